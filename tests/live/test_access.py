@@ -16,6 +16,7 @@ from tests.live.support import connected, name_server, run, send_header, until
 from tests.live.test_access_decisions import guarded
 
 from rocketspark.access.request_contexts import CHECKED, FORGOTTEN
+from rocketspark.access.write_gate import READS
 from rocketspark.broker.handlers.admin.access import ON_SLAVE
 from rocketspark.broker.handlers.pops import lite_topics
 from rocketspark.broker.handlers.send_message import SendHandler
@@ -25,7 +26,6 @@ from rocketspark.client.connection.acl_signing import Signer
 from rocketspark.errors import ServerError
 from rocketspark.namesrv.server import NameServer
 from rocketspark.namesrv.settings import Settings
-from rocketspark.namesrv.write_gate import READS
 from rocketspark.protocol import request_signing
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import to_ext

@@ -215,6 +215,9 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     # The interface of replication; empty: that of bindAddress (RocketMQ takes all of them).
     ha_listen_host: str = setting("haBindAddress", "")
     ha_master_address: str = setting("haMasterAddress", "")
+    # Ours alone. Without it no slave can copy; RocketMQ's brokers know no greeting, so their hosts are believed.
+    ha_listen: bool = setting("haListenEnable", True)
+    ha_trusted: str = setting("haTrustedAddresses", "")
     ha_heartbeat_interval_ms: Interval = setting("haSendHeartbeatInterval", 5000, unit="ms", live=AT_USE)
     ha_housekeeping_interval_ms: Interval = setting("haHousekeepingInterval", 20_000, unit="ms", live=AT_USE)
     ha_batch_bytes: Positive = setting("haTransferBatchSize", 32 << 10, unit="bytes", live=AT_USE)

@@ -36,6 +36,7 @@ class ControllerServer:
         self._notices = RoleNotices(Connections(language="JAVA", hooks=settings.signer, tls=settings.tls.client()))
         self._elections = Elections(settings, self._journal, self._live, self._notices)
         routes = Routes()
+        routes.gate = settings.gate
         handlers = ControllerHandlers(settings, self._journal, self._live, self._elections, lambda: self.address)
         handlers.routes(routes)
         self._server = Server(routes, on_close=self._peer_closed, tls=settings.tls)

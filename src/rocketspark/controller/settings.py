@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from rocketspark.access import write_gate
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.properties import parse_properties
@@ -83,7 +84,10 @@ class ControllerSettings:
         self.tls = from_values({key: value for key, value in values.items() if is_key(key)})
         # Signs what brokers are told; not among the keys that are shown.
         self.signer = inner_signer(values.get(INNER_KEY, ""))
-        self.unknown = sorted(values.keys() - _DEFAULTS.keys() - _KNOWN_UNSET - KEYS - {INNER_KEY})
+        # Who may ask; None for everybody.
+        self.gate = write_gate.gate_of(values, self.signer.credentials if self.signer else None, frozenset())
+        known = _DEFAULTS.keys() | _KNOWN_UNSET | KEYS | {INNER_KEY} | write_gate.KEYS
+        self.unknown = sorted(values.keys() - known)
         self._table = _DEFAULTS | {key: value for key, value in values.items() if key in _DEFAULTS}
         if folder:
             self._table["controllerStorePath"] = os.fspath(folder)
@@ -96,6 +100,10 @@ class ControllerSettings:
         if listen is None and self._table["bindAddress"]:
             self.host = self._table["bindAddress"]
         self._take(self._table)
+
+    def let_ask(self, secrets: dict[str, str]) -> None:
+        """Let only those ask who sign with one of these secrets, by name."""
+        self.gate = write_gate.WriteGate(secrets, reads=frozenset())
 
     def _take(self, values: dict[str, str]) -> None:
         """Read what is used at each event. Raises ConfigError, with nothing changed, for a wrong value."""
@@ -157,7 +165,7 @@ class ControllerSettings:
             if unknown := values.keys() - self._table.keys():
                 log.warning("settings that RocketMQ does not know are passed over: %s", ", ".join(sorted(unknown)))
             changed = {k: v for k, v in values.items() if k in self._table and v != self._table[k]}
-            if fixed := (KEYS | {INNER_KEY}) & values.keys():
+            if fixed := (KEYS | {INNER_KEY} | write_gate.KEYS) & values.keys():
                 raise ConfigError(f"{min(fixed)} cannot change while the controller runs")
             for key, value in changed.items():
                 if key in _FIXED:

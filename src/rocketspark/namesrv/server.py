@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from rocketspark.access.write_gate import WriteGate
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.namesrv.admin_handlers import AdminHandlers
 from rocketspark.namesrv.handlers import NameServerHandlers, now_ms
@@ -12,7 +13,6 @@ from rocketspark.namesrv.kv_config import KvConfig
 from rocketspark.namesrv.min_id_notices import MinIdNotices
 from rocketspark.namesrv.registry import Registry
 from rocketspark.namesrv.settings import DEFAULT_PORT, SCAN_S, Settings
-from rocketspark.namesrv.write_gate import WriteGate
 from rocketspark.transport.bounds.descriptors import connections_max
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes

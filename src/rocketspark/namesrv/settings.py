@@ -12,10 +12,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from rocketspark.access import write_gate
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, shown, whole_number
-from rocketspark.namesrv import write_gate
 from rocketspark.namesrv.known_settings import CONTROLLER_KEYS, DEFAULTS, KNOWN_UNSET
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files import config_files

@@ -211,7 +211,8 @@ class _ServerThread:
             addresses = []
             controller = ""
             if self._replica_count > 1:
-                controller = await start_controller(servers, self._folder / "controller", common)
+                writers = self._door.namesrv_writers() if self._door else None
+                controller = await start_controller(servers, self._folder / "controller", common, writers)
             for number in range(self._broker_count):
                 settings = self._broker_settings(number, nameserver.address)
                 if controller:
@@ -255,5 +256,5 @@ class _ServerThread:
         }
         settings = BrokerSettings(**{**own, **self._settings})
         if self._door is not None:
-            self._door.apply(settings)
+            self._door.apply(settings, alone=self._replica_count <= 1)
         return settings

@@ -28,13 +28,20 @@ QUICK = {
 }
 
 
-async def start_controller(servers: AsyncExitStack, folder: Path, brokers: BrokerSettings) -> str:
-    """Start a controller that ends with the other servers; returns its address. Of `brokers`: TLS and signatures."""
+async def start_controller(
+    servers: AsyncExitStack, folder: Path, brokers: BrokerSettings, askers: dict[str, str] | None = None
+) -> str:
+    """Start a controller that ends with the other servers; returns its address. Of `brokers`: TLS and signatures.
+
+    `askers`: who may ask it, and their secrets; None for everybody.
+    """
     from rocketspark.controller.server import ControllerServer
     from rocketspark.controller.settings import ControllerSettings
 
     settings = ControllerSettings({"scanInactiveMasterInterval": "500"}, listen="127.0.0.1:0", folder=folder)
     settings.tls, settings.signer = brokers.tls, signer_of(brokers)
+    if askers:
+        settings.let_ask(askers)
     return (await start_in(servers, ControllerServer(settings, share=0.25))).address
 
 

@@ -47,6 +47,7 @@ OURS_ALONE = {
     "maxAutoCreateGroups",
     "maxAutoCreatePerMinute",
     "maxConsumerOffsets",
+    "haListenEnable",
     "auditLogFileSize",
     "auditLogFileCount",
     "rocketmq.acl.plain.file",

@@ -23,6 +23,7 @@ from rocketspark.access.tables import FILE_NAME as ACCESS_FILE
 from rocketspark.broker.access.settings import CLASSES
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, StoreUnwritable
+from rocketspark.transport.request_signer import RequestSigner
 from rocketspark.transport.tls import self_signed
 from rocketspark.transport.tls.settings import TlsSettings, from_values
 
@@ -62,10 +63,22 @@ class SecureFolder:
         """Return those settings."""
         return from_values(self.tls_values())
 
-    def apply(self, settings: BrokerSettings) -> None:
-        """Have a broker take TLS and signed requests alone, and sign its own; what is set already stays."""
-        if not settings.tls.cert_path:
-            settings.tls = from_values({**settings.tls.given, **self.tls_values()})
+    def tls_over(self, settings: TlsSettings) -> TlsSettings:
+        """Return a server's settings of TLS with these in their place, unless they name a certificate."""
+        return settings if settings.cert_path else from_values({**settings.given, **self.tls_values()})
+
+    def signer(self) -> RequestSigner:
+        """Return what signs what servers ask each other."""
+        return RequestSigner(INNER, self.inner_secret)
+
+    def apply(self, settings: BrokerSettings, *, alone: bool = False) -> None:
+        """Have a broker take TLS and signed requests alone, and sign its own; what is set already stays.
+
+        `alone`: it has no replicas, and listens for none unless its settings speak of them.
+        """
+        if alone and not (settings.ha_listen_port or settings.controller_mode or settings.slave_acting_master):
+            settings.ha_listen = settings.broker_role != "ASYNC_MASTER"
+        settings.tls = self.tls_over(settings.tls)
         settings.authentication = settings.authorization = True
         access = settings.access
         inner = json.dumps({"accessKey": INNER, "secretKey": self.inner_secret})

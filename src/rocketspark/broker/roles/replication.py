@@ -18,6 +18,7 @@ from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.broker.replication.durability import Durability
+from rocketspark.broker.replication.link.doors import connect_of, hall_of
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.ha_listener import HaListener
 from rocketspark.broker.replication.link.master_link import MasterLink, SwitchMasterLink
@@ -95,9 +96,13 @@ class Replication(RoleDriver):
         self.arrivals = Arrivals(store, tables, long_polling)
         self.members = MemberGroup(settings, self._connections)
         self.troubles = Troubles()
-        self.listener = HaListener(self._master_link, self.troubles, waits)
+        self.listener = HaListener(self._master_link, self.troubles, waits, hall=hall_of(settings))
         self.client = HaClient(
-            self._slave_link, self.troubles, on_appended=self.arrivals.appended, check=self._check_master
+            self._slave_link,
+            self.troubles,
+            on_appended=self.arrivals.appended,
+            check=self._check_master,
+            connect=connect_of(settings),
         )
         self.standing = Standing(store, role, self.listener, self.client, waits, self._in_sync_ids)
         self._search = MasterSearch(
@@ -395,6 +400,8 @@ class Replication(RoleDriver):
 
     async def _listen(self) -> None:
         s = self._settings
+        if not s.ha_listen:
+            return
         port = s.ha_listen_port or int(self._address.rpartition(":")[2]) + 1
         host = s.ha_listen_host or s.listen_host or "0.0.0.0"
         try:
@@ -409,6 +416,8 @@ class Replication(RoleDriver):
 
     @property
     def _own_ha_address(self) -> str:
+        if not self._settings.ha_listen:
+            return ""
         host = self._settings.ha_advertised_host or self._address.rpartition(":")[0]
         return f"{host}:{self.listener.port}"
 

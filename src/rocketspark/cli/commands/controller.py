@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rocketspark.cli.serving import server_tls
-from rocketspark.cli.serving.server_options import Level, LogLevel, warn
+from rocketspark.cli.serving.server_options import Level, LogLevel, Secure, warn
 from rocketspark.errors import ConfigError
 
 
@@ -35,6 +35,7 @@ def controller(
     tls_key: server_tls.Key = None,
     tls_test: server_tls.Test = False,
     tls_config: server_tls.Properties = None,
+    secure: Secure = None,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Run a controller: it elects the masters of brokers in controller mode.
@@ -47,6 +48,8 @@ def controller(
     Example: `rocketspark controller --listen 127.0.0.1:9877 --store ./controller`
 
     Example: `rocketspark controller -c controller.conf`
+
+    Example: `rocketspark controller --secure ./store/secure --store ./controller`
     """
     from rocketspark.cli.serving.serve import serve, start_in
     from rocketspark.controller.server import ControllerServer
@@ -59,6 +62,12 @@ def controller(
     except ConfigError as e:
         raise ConfigError(f"{config}: {e}" if config else str(e)) from None
     settings.tls = tls.over(settings.tls, warn)
+    if secure is not None:
+        from rocketspark.broker.access import secure_folder
+
+        door = secure_folder.load(secure)
+        settings.tls, settings.signer = door.tls_over(settings.tls), door.signer()
+        settings.let_ask(door.namesrv_writers())
     warn([f"{config}: unknown key {key!r} is ignored" for key in settings.unknown])
 
     async def start(servers: AsyncExitStack) -> str:

@@ -112,9 +112,9 @@ def server(
     settings.tls = tls.over(settings.tls, warn)
     options = [*_options(config, log_level), *tls.arguments()]
     grpc = None if no_grpc else _grpc_port(settings, grpc_port)
-    door = _secured(settings) if secure else None
+    door = _secured(settings, alone=replicas <= 1) if secure else None
     if door:
-        options += ["--secure", str(door.folder)]
+        options += ["--secure", str(door.folder), *(["--alone"] if replicas <= 1 else [])]
 
     async def start(servers: AsyncExitStack) -> str:
         kv_path = Path(settings.store_root) / "namesrv" / "kvConfig.json"
@@ -137,6 +137,8 @@ def server(
                 folder=Path(settings.store_root) / "controller",
             )
             inside.tls, inside.signer = settings.tls, signer
+            if door:
+                inside.let_ask(door.namesrv_writers())
             controller = await _controller(servers, inside, share=SHARE_BESIDE_A_BROKER)
             addresses = await _replicated(servers, settings, brokers, replicas, controller, options)
             between = f" controller={controller}"
@@ -172,13 +174,13 @@ async def _proxy(servers: AsyncExitStack, settings: BrokerSettings, port: int, l
     return await process.start_in(servers)
 
 
-def _secured(settings: BrokerSettings) -> SecureFolder:
+def _secured(settings: BrokerSettings, *, alone: bool) -> SecureFolder:
     """Have the broker take TLS and signed requests alone; returns where its secrets are."""
     from rocketspark.broker.access import secure_folder
 
     names = (settings.listen_host, settings.advertised_host)
     door = secure_folder.prepare(Path(settings.store_root) / "secure", filter(None, names))
-    door.apply(settings)
+    door.apply(settings, alone=alone)
     return door
 
 
@@ -247,6 +249,7 @@ def namesrv(
     tls_key: server_tls.Key = None,
     tls_test: server_tls.Test = False,
     tls_config: server_tls.Properties = None,
+    secure: Secure = None,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Run a NameServer.
@@ -257,6 +260,8 @@ def namesrv(
     Example: `rocketspark namesrv -p 9876`
 
     Example: `rocketspark namesrv -c namesrv.conf`
+
+    Example: `rocketspark namesrv --secure ./store/secure`
     """
     from rocketspark.cli.serving.serve import serve, start_in
     from rocketspark.namesrv.server import NameServer
@@ -265,9 +270,22 @@ def namesrv(
     settings = _namesrv_settings(config, host=host, port=port, kv_config=kv_config)
     settings.tls = tls.over(settings.tls, warn)
     inside = _controller_inside(settings) if settings.with_controller else None
+    writers: dict[str, str] = {}
+    if secure is not None:
+        from rocketspark.broker.access import secure_folder
+
+        door = secure_folder.load(secure)
+        settings.tls, settings.signer = door.tls_over(settings.tls), door.signer()
+        writers = door.namesrv_writers()
+        if inside is not None:
+            inside.tls, inside.signer = settings.tls, settings.signer
+            inside.let_ask(writers)
 
     async def start(servers: AsyncExitStack) -> str:
-        nameserver = await start_in(servers, NameServer(settings=settings))
+        nameserver = NameServer(settings=settings)
+        if writers:
+            nameserver.let_write(writers)
+        await start_in(servers, nameserver)
         ready = f"ready namesrv={nameserver.address}"
         return f"{ready} controller={await _controller(servers, inside, share=0.25)}" if inside else ready
 
@@ -307,6 +325,7 @@ def broker(
     tls_test: server_tls.Test = False,
     tls_config: server_tls.Properties = None,
     secure: Secure = None,
+    alone: Annotated[bool, typer.Option("--alone", hidden=True, help="With --secure: listen for no replicas.")] = False,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Run a broker.
@@ -332,7 +351,7 @@ def broker(
     if secure:
         from rocketspark.broker.access import secure_folder
 
-        secure_folder.load(secure).apply(settings)
+        secure_folder.load(secure).apply(settings, alone=alone)
 
     async def start(servers: AsyncExitStack) -> str:
         server = await start_in(servers, BrokerServer(settings))

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import cast
 
+from rocketspark.broker.replication.link.doors import Connect
 from rocketspark.broker.replication.link.slave_link import SlaveLink, State
 from rocketspark.broker.replication.link.troubles import Troubles, reason_of
 from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreError
@@ -118,6 +119,7 @@ class HaClient:
         make_link: the machine of a new connection, given the time.
         on_appended: called after bytes were appended, once a turn of the loop.
         check: called with an address before each connection; raises ReplicationError for another's master.
+        connect: connects a protocol to a host and port; raises OSError, or ReplicationError for a stranger.
         retry_s, trouble_pause_s: pauses between tries.
     """
 
@@ -128,6 +130,7 @@ class HaClient:
         *,
         on_appended: Callable[[], None],
         check: Callable[[str], Awaitable[None]] = anybody,
+        connect: Connect = connect_protocol,
         retry_s: float = RETRY_S,
         trouble_pause_s: float = TROUBLE_PAUSE_S,
     ) -> None:
@@ -135,6 +138,7 @@ class HaClient:
         self._troubles = troubles
         self._on_appended = on_appended
         self._check = check
+        self._connect = connect
         self._retry_s = retry_s
         self._trouble_pause_s = trouble_pause_s
         self.address: str | None = None
@@ -222,7 +226,10 @@ class HaClient:
         connection = self._connection = _Connection(self, link)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await connect_protocol(lambda: connection, host, port)
+                await self._connect(lambda: connection, host, port)
+        except ReplicationError as e:
+            self._connection = None
+            return e
         except (OSError, TimeoutError) as e:
             self._connection = None
             log.info("the master's replication at %s cannot be reached, tried again: %s", address, e)

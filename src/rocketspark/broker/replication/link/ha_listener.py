@@ -10,6 +10,7 @@ import errno
 from collections.abc import Callable
 from typing import Any, cast
 
+from rocketspark.broker.replication.link.doors import Hall, MasterDoor
 from rocketspark.broker.replication.link.master_link import MasterLink
 from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.replica_waits import ReplicaWaits
@@ -175,6 +176,7 @@ class HaListener:
         make_link: the machine of a new connection, given the time.
         waits: told of every report.
         on_report: called after it for each report with the connection; on_lost: when one ended.
+        hall: where those stand that have to say who they are; None where everybody may come.
     """
 
     def __init__(
@@ -187,7 +189,11 @@ class HaListener:
         on_lost: Callable[[HaConnection], None] | None = None,
         connections_max: int = CONNECTIONS_MAX,
         descriptors: Descriptors = OF_PROCESS,
+        hall: Hall | None = None,
     ) -> None:
+        self._hall = hall
+        if hall is not None:
+            hall.takes = lambda: self.accepting
         self._make_link = make_link
         self.troubles = troubles
         self._waits = waits
@@ -211,8 +217,10 @@ class HaListener:
     async def start(self, host: str, port: int) -> None:
         """Listen on `host` and `port` (0 takes a free one). Raises ConfigError if the address cannot be had."""
         self._loop = asyncio.get_running_loop()
+        if self._hall is not None:
+            self._hall.start(host)
         try:
-            self._server = await self._loop.create_server(self._connection, host, port, backlog=16)
+            self._server = await self._loop.create_server(self._knocked, host, port, backlog=16)
         except OSError as e:
             if e.errno == errno.EADDRINUSE or "in use" in str(e):
                 raise ConfigError(
@@ -222,6 +230,9 @@ class HaListener:
                 f"cannot listen on {host}:{port} for replication: {e.strerror or e}; check haBindAddress, haListenPort"
             ) from None
         self.port = int(self._server.sockets[0].getsockname()[1])
+
+    def _knocked(self) -> asyncio.Protocol:
+        return self._connection() if self._hall is None else MasterDoor(self._hall, self._connection)
 
     def _connection(self) -> HaConnection:
         assert self._loop is not None
@@ -303,6 +314,8 @@ class HaListener:
         if self._server is not None:
             self._server.close()
             self._server = None
+        if self._hall is not None:
+            self._hall.close()
         self.end_connections()
 
 

@@ -1,7 +1,9 @@
-"""Who may change what a NameServer knows. RocketMQ's lets everybody; so does ours, unless `signedWritesEnable=true`.
+"""Who may change what a NameServer knows, and ask a controller. RocketMQ's let everybody; so do ours, unless
+`signedWritesEnable=true`.
 
 Then every request but those that only read needs the signature of a name in `writeCredentials`, or of the credentials
-with which servers sign their own requests. Rule: a request that is not known to read only counts as one that writes.
+with which servers sign their own requests. Rule: a request that is not known to read only counts as one that writes; a
+controller has none such, as what it tells is what one needs to speak for a broker.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from rocketspark.access.decisions import Check, Decided, Decision, nobody_told
+from rocketspark.access.users import subject_of
 from rocketspark.errors import ConfigError
 from rocketspark.model import typed_json
 from rocketspark.model.limited_log import LimitedLog
@@ -19,7 +23,7 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.request_signing import ACCESS_KEY, is_signed_with, is_too_old
 from rocketspark.transport.gate import ReceivedRequest, Refusal
 
-log = LimitedLog("rocketspark.namesrv")
+log = LimitedLog("rocketspark.access")
 
 SWITCH, CREDENTIALS, AGE = "signedWritesEnable", "writeCredentials", "signatureAgeMinutesMax"
 KEYS = frozenset((SWITCH, CREDENTIALS, AGE))
@@ -50,18 +54,22 @@ class _Credentials(msgspec.Struct, rename="camel"):
 class WriteGate:
     """Lets those write who sign.
 
-    `secrets`: of each name; `age_max_ms`: of a signature that tells its time, 0 for any.
+    `secrets`: of each name; `reads`: what everybody may ask; `age_max_ms`: of a signature that tells its time, 0 for
+    any; `decided`: hears of each refusal, and of each other request that needed a signature.
     """
 
     def __init__(
         self,
         secrets: dict[str, str],
         *,
+        reads: frozenset[int] = READS,
         age_max_ms: int = 0,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._secrets = {name: secret.encode() for name, secret in secrets.items()}
+        self._reads = reads
         self._age_max_ms = age_max_ms
+        self.decided: Decided = nobody_told
         self._now_ms = now_ms
 
     def __repr__(self) -> str:
@@ -69,9 +77,23 @@ class WriteGate:
 
     def refuses(self, request: ReceivedRequest) -> Refusal | None:
         """Return the answer to a request that writes without the right signature."""
-        if request.code in READS:
+        if request.code in self._reads:
             return None
         remark = self._remark(request)
+        name = request.ext.get(ACCESS_KEY)
+        self.decided(
+            Decision(
+                check=Check.AUTHENTICATION,
+                subject="" if name is None else subject_of(name),
+                source=request.peer.address,
+                code=request.code,
+                resource="",
+                actions=(),
+                allowed=remark is None,
+                rule="signature",
+                remark=remark or "",
+            )
+        )
         if remark is None:
             return None
         log.warning("request %d of %s refused: %s", request.code, request.peer.address, shown(remark))
@@ -91,8 +113,8 @@ class WriteGate:
         return None
 
 
-def gate_of(values: dict[str, str], inner: tuple[str, str] | None) -> WriteGate | None:
-    """Return the gate of a namesrv.conf; None where everybody may write. Raises ConfigError.
+def gate_of(values: dict[str, str], inner: tuple[str, str] | None, reads: frozenset[int] = READS) -> WriteGate | None:
+    """Return the gate of a namesrv.conf or controller.conf; None where everybody may write. Raises ConfigError.
 
     `inner`: access key and secret with which servers sign.
     """
@@ -107,7 +129,7 @@ def gate_of(values: dict[str, str], inner: tuple[str, str] | None) -> WriteGate 
         return None
     if not secrets:
         raise ConfigError(f"{SWITCH}=true needs {CREDENTIALS} or innerClientAuthenticationCredentials: who may write?")
-    return WriteGate(secrets, age_max_ms=minutes * 60_000)
+    return WriteGate(secrets, reads=reads, age_max_ms=minutes * 60_000)
 
 
 def _secrets(text: str) -> dict[str, str]:

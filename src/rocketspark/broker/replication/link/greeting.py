@@ -1,0 +1,119 @@
+"""How our brokers greet each other over the port of replication, before RocketMQ's protocol. Without a socket.
+
+    slave -> master   hello      16 random bytes
+    master -> slave   challenge  16 random bytes
+    slave -> master   proof      a code made with the brokers' secret of both and of who says it; the access key
+    master -> slave   welcome    its own code; or refused, with why
+
+Each begins with RSHA, its kind and its size. Rule: the slave proves first; neither takes what it said for the other's
+word, and no greeting is good twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+from collections.abc import Iterator
+
+from rocketspark.errors import ReplicationError
+
+MAGIC = b"RSHA"
+HELLO, CHALLENGE, PROOF, WELCOME, REFUSED = range(1, 6)
+RANDOM_BYTES, CODE_BYTES, PAYLOAD_BYTES_MAX = 16, 32, 1024
+_HEAD = struct.Struct(">4sBH")
+
+# Access key and secret with which all brokers of a cluster sign.
+Credentials = tuple[str, str]
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    """Return one frame."""
+    return _HEAD.pack(MAGIC, kind, len(payload)) + payload
+
+
+def code(credentials: Credentials, who: bytes, theirs: bytes, mine: bytes) -> bytes:
+    """Return what only who knows the secret can say in this greeting."""
+    name, secret = credentials
+    told = who + theirs + mine + name.encode("utf-8", "replace")
+    return hmac.digest(secret.encode("utf-8", "replace"), told, hashlib.sha256)
+
+
+class _Greeting:
+    """`is_done`: the other side is one of ours; `rest`: what came behind its last frame."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._mine = secrets.token_bytes(RANDOM_BYTES)
+        self._theirs = b""
+        self.rest = b""
+        self.is_done = False
+
+    def _frames(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        self.rest += data
+        while not self.is_done and len(self.rest) >= _HEAD.size:
+            magic, kind, size = _HEAD.unpack_from(self.rest)
+            if magic != MAGIC or size > PAYLOAD_BYTES_MAX:
+                raise _stranger("what came is no greeting of a broker of ours")
+            if len(self.rest) < _HEAD.size + size:
+                return
+            payload, self.rest = self.rest[_HEAD.size : _HEAD.size + size], self.rest[_HEAD.size + size :]
+            yield kind, payload
+
+    def _proves(self, who: bytes, said: bytes) -> bool:
+        return hmac.compare_digest(said, code(self._credentials, who, self._mine, self._theirs))
+
+
+class MasterGreeting(_Greeting):
+    """The master's side."""
+
+    def received(self, data: bytes) -> bytes:
+        """Return what to answer. Raises ReplicationError for a stranger."""
+        answer = b""
+        for kind, payload in self._frames(data):
+            if kind == HELLO and not self._theirs and len(payload) == RANDOM_BYTES:
+                self._theirs = payload
+                answer += frame(CHALLENGE, self._mine)
+            elif kind == PROOF and self._theirs:
+                if payload[CODE_BYTES:] != self._credentials[0].encode() or not self._proves(
+                    b"slave", payload[:CODE_BYTES]
+                ):
+                    raise _stranger("it does not know innerClientAuthenticationCredentials")
+                self.is_done = True
+                answer += frame(WELCOME, code(self._credentials, b"master", self._theirs, self._mine))
+            else:
+                raise _stranger("what came is no greeting of a broker of ours")
+        return answer
+
+
+class SlaveGreeting(_Greeting):
+    """The slave's side."""
+
+    def hello(self) -> bytes:
+        """Return what to say first."""
+        return frame(HELLO, self._mine)
+
+    def received(self, data: bytes) -> bytes:
+        """Return what to answer. Raises ReplicationError for a master that is a stranger, or refuses."""
+        answer = b""
+        for kind, payload in self._frames(data):
+            if kind == CHALLENGE and not self._theirs and len(payload) == RANDOM_BYTES:
+                self._theirs = payload
+                proof = code(self._credentials, b"slave", self._theirs, self._mine)
+                answer += frame(PROOF, proof + self._credentials[0].encode())
+            elif kind == WELCOME and self._theirs and self._proves(b"master", payload):
+                self.is_done = True
+            elif kind == REFUSED:
+                raise _stranger(f"the master refuses: {payload.decode('utf-8', 'replace')}")
+            else:
+                raise _stranger("the master does not know innerClientAuthenticationCredentials")
+        return answer
+
+
+def _stranger(why: str) -> ReplicationError:
+    return ReplicationError(
+        f"{why}; give all brokers of the cluster the same innerClientAuthenticationCredentials, and name the hosts of"
+        " RocketMQ's own brokers in haTrustedAddresses",
+        reason="stranger",
+    )

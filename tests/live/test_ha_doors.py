@@ -1,0 +1,155 @@
+"""The port of replication where access control is on: brokers of the cluster come in, and strangers bar nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.ha_support import log_of, put
+from tests.live.support import run, until
+from tests.live.test_replication import Pair, pair
+
+from rocketspark.broker.access import secure_folder
+from rocketspark.broker.access.settings import CLASSES, AccessSettings
+from rocketspark.broker.replication.link.doors import WAITING_MAX
+from rocketspark.protocol import ha
+from rocketspark.store.store import Store
+from rocketspark.transport.tls.settings import from_values
+
+
+def access(secret: str = "secret-of-inner") -> AccessSettings:
+    return AccessSettings(
+        authentication_metadata_provider=CLASSES["authenticationMetadataProvider"][0],
+        inner_client_authentication_credentials=json.dumps({"accessKey": "inner", "secretKey": secret}),
+    )
+
+
+@asynccontextmanager
+async def locked(folder: Path, **changes: Any) -> AsyncIterator[Pair]:
+    options = {"authentication": True, "access": access(), "namesrv_addresses": ""}
+    found = Pair(folder, **options | changes)
+    await found.namesrv.start()
+    try:
+        await found.start(0)
+        yield found
+    finally:
+        for broker_id in list(found.brokers):
+            await found.stop(broker_id)
+        await found.namesrv.close()
+
+
+def fill(store: Store) -> None:
+    for n in range(20):
+        put(store, b"%d" % n * 100)
+
+
+def link_of(p: Pair) -> dict[str, Any]:
+    listener = p.master.replication.listener
+    return {"ha_master_address": f"127.0.0.1:{listener.port}"}
+
+
+async def said(port: int, words: bytes, limit_s: float = 0.3) -> bytes:
+    """What the port answers to these words, until it ends the connection or for a moment."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    came = b""
+    try:
+        writer.write(words)
+        async with asyncio.timeout(limit_s):
+            while piece := await reader.read(1 << 16):
+                came += piece
+    except (TimeoutError, OSError):
+        pass
+    finally:
+        writer.close()
+    return came
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_slave_that_knows_the_secret_copies_and_a_stranger_gets_nothing(tmp_path: Path, tls: bool) -> None:
+    more: dict[str, Any] = {}
+    if tls:
+        more["tls"] = from_values(secure_folder.prepare(tmp_path / "secure").tls_values())
+
+    async def main() -> None:
+        async with locked(tmp_path, **more) as p:
+            fill(p.master.store)
+            port = p.master.replication.listener.port
+            for words in (bytes(8), struct.pack(">ihhq", 1, 0, 0, 1), b"GET / HTTP/1.1\r\n\r\n"):
+                assert await said(port, words) == b""
+            assert p.master.replication.listener.connections == []
+            slave = await p.start(1, **link_of(p))
+            await until(lambda: slave.store.written_position == p.master.store.written_position)
+            assert log_of(slave.store) == log_of(p.master.store)
+            (connection,) = p.master.replication.listener.connections
+            assert connection._transport is not None
+            assert bool(connection._transport.get_extra_info("ssl_object")) is tls
+
+    run(main())
+
+
+def test_a_slave_with_another_secret_stays_outside_and_says_why(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with locked(tmp_path) as p:
+            fill(p.master.store)
+            slave = await p.start(1, **link_of(p), access=access("another"))
+            counted = slave.replication.troubles
+            await until(lambda: counted.counts.get("stranger"))
+            assert slave.store.written_position == 0
+
+    run(main())
+
+
+def test_strangers_that_wait_make_room_and_keep_no_replica_out(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with locked(tmp_path) as p:
+            fill(p.master.store)
+            port = p.master.replication.listener.port
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * WAITING_MAX)]
+            slave = await p.start(1, **link_of(p))
+            await until(lambda: slave.store.written_position == p.master.store.written_position)
+            for _, writer in held:
+                writer.close()
+
+    run(main())
+
+
+def test_rocketmqs_brokers_are_known_by_their_hosts(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with locked(tmp_path, ha_trusted="127.0.0.0/8") as p:
+            fill(p.master.store)
+            port = p.master.replication.listener.port
+            (first, *_) = ha.ClassicFrames().feed(await said(port, bytes(8)))
+            assert first.position == 0
+            assert len(first.body) == p.master.store.written_position
+            # A slave of ours that trusts that host asks plainly too.
+            slave = await p.start(1, **link_of(p))
+            await until(lambda: slave.store.written_position == p.master.store.written_position)
+
+    run(main())
+
+
+def test_without_access_control_nobody_is_asked(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as p:
+            fill(p.master.store)
+            assert len(await said(p.master.replication.listener.port, bytes(8))) > 0
+            await p.equal()
+
+    run(main())
+
+
+def test_a_broker_that_is_told_not_to_listen_has_no_port_and_names_none(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with locked(tmp_path, ha_listen=False) as p:
+            assert p.master.replication.listener.port == 0
+            info = p.master.replication.own_ha_info()
+            assert info is not None
+            assert info.ha_address == ""
+
+    run(main())
