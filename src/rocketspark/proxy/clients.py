@@ -9,11 +9,14 @@ them minutes later. Until then what its calls say stands for them.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.proxy.calls.bounds import TOPICS_MAX
 from rocketspark.proxy.calls.call import Call
 from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.wire import messages
@@ -28,8 +31,10 @@ GRACE_S = 1.0
 # The request time-out of the official clients, for those that have not told theirs.
 REQUEST_S = 3
 CLIENTS_MAX = 20_000
-# Of one client.
-TOPICS_MAX = 1000
+# What is kept of all clients' settings: texts, and what a topic costs beside its name.
+KEPT_BYTES_MAX = 64 << 20
+TOPIC_BYTES = 200
+HOSTNAME_MAX = 256
 
 
 class Stream(Protocol):
@@ -43,9 +48,9 @@ class Stream(Protocol):
 
 
 class ProxyClient:
-    """One client. `identity`: its id with its user; `settings`: as merged and told to it, or what its calls say until
-    it `has_told` them; `topics`: those it publishes; `group`: that it consumes in; `connections`: where its calls came
-    from; `began_ms`, `told_ms`: when it told its settings first and last.
+    """One client. `identity`: its id with its user; `settings`: what is used of those it told, or what its calls say
+    until it `has_told` them, of some `kept_bytes`; `topics`: those it publishes; `group`: that it consumes in;
+    `connections`: where its calls came from; `began_ms`, `told_ms`: when it told its settings first and last.
     """
 
     def __init__(self, call: Call) -> None:
@@ -53,6 +58,7 @@ class ProxyClient:
         self.language, self.version, self.address = call.language, call.version, call.remote_address
         self.settings: Any = messages.Settings()
         self.has_told = False
+        self.kept_bytes = 0
         self.topics: set[str] = set()
         self.group = ""
         self.streams: list[Stream] = []
@@ -88,6 +94,7 @@ class Clients:
 
     def __init__(self, idle_s: float, grace_s: float = GRACE_S, count_max: int = CLIENTS_MAX) -> None:
         self._idle_s, self._grace_s, self._count_max = idle_s, grace_s, count_max
+        self._kept_bytes, self._kept_bytes_max = 0, KEPT_BYTES_MAX
         self._clients: dict[str, ProxyClient] = {}
         self.may_be_sent: Callable[[ProxyClient, str, str], Awaitable[bool]] = anybody
         self._at: dict[str, set[ProxyClient]] = {}
@@ -122,22 +129,49 @@ class Clients:
     def put(self, call: Call, settings: Any) -> ProxyClient:
         """Keep what a client told of itself. Raises Refused if there are too many clients."""
         client = self._of(call)
+        topics = {sys.intern(topic.name) for topic in settings.publishing.topics}
+        self._keep(client, _used(settings), topics)
         client.has_told = True
-        client.settings = settings
         if settings.HasField("publishing"):
-            client.topics = {topic.name for topic in settings.publishing.topics}
+            client.topics = topics
         if settings.HasField("subscription"):
             client.group = settings.subscription.group.name
         self._tell(client)
         return client
 
+    def _keep(self, client: ProxyClient, settings: Any, topics: Collection[str] = ()) -> None:
+        """Keep a client's settings. Raises Refused if those of all are too large then."""
+        count = len(topics) + len(settings.subscription.subscriptions)
+        size = settings.ByteSize() + sum(map(len, topics)) + TOPIC_BYTES * count
+        try:
+            self._take(size - client.kept_bytes)
+        except Refused:
+            self.end(client)
+            raise
+        client.kept_bytes, client.settings = size, settings
+
+    def _take(self, size: int) -> None:
+        if self._kept_bytes + size > self._kept_bytes_max:
+            raise Refused(Code.TOO_MANY_REQUESTS, "flow limit: as much is kept of clients as the proxy takes")
+        self._kept_bytes += size
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Count what is on its way to a client as kept of it. Raises Refused if that is too much."""
+        self._take(size)
+        try:
+            yield
+        finally:
+            self._kept_bytes -= size
+
     def beats(self, call: Call, group: str, kind: int) -> ProxyClient:
         """Note that a consumer lives, and what it says of itself before its settings. Raises Refused as `put`."""
         client = self._of(call)
         if not client.has_told and client.group != group:
+            made = messages.Settings(client_type=kind, request_timeout={"seconds": REQUEST_S})
+            made.subscription.group.name = group
+            self._keep(client, made)
             client.group = group
-            client.settings = messages.Settings(client_type=kind, request_timeout={"seconds": REQUEST_S})
-            client.settings.subscription.group.name = group
             self._tell(client)
         return client
 
@@ -152,12 +186,14 @@ class Clients:
         client = self.beats(call, request.group.name, kind)
         topic, read = request.message_queue.topic.name, client.settings.subscription.subscriptions
         entry = next((one for one in read if one.topic.name == topic), None)
-        if entry is None and len(read) < TOPICS_MAX:
-            entry = read.add(topic={"name": topic})
-        elif entry is None or entry.expression == request.filter_expression:
-            return client
-        entry.expression.CopyFrom(request.filter_expression)
-        self._tell(client)
+        if (entry is None and len(read) < TOPICS_MAX) or (
+            entry is not None and entry.expression != request.filter_expression
+        ):
+            if entry is None:
+                entry = read.add(topic={"name": topic})
+            entry.expression.CopyFrom(request.filter_expression)
+            self._keep(client, client.settings)
+            self._tell(client)
         return client
 
     def _of(self, call: Call) -> ProxyClient:
@@ -218,6 +254,7 @@ class Clients:
         if self._clients.get(client.identity) is not client:
             return
         del self._clients[client.identity]
+        self._kept_bytes -= client.kept_bytes
         self._forget_connections(client)
         for act in self._gone:
             task = asyncio.ensure_future(act(client))
@@ -236,3 +273,15 @@ class Clients:
             if now_s - client.heard_s > self._idle_s:
                 log.info("client %s is silent: dropped", client.client_id)
                 self.end(client)
+
+
+def _used(settings: Any) -> Any:
+    """Return what is used later of a client's settings: it may put texts of any length into the others."""
+    made = messages.Settings(client_type=settings.client_type)
+    made.request_timeout.CopyFrom(settings.request_timeout)
+    made.user_agent.hostname = settings.user_agent.hostname[:HOSTNAME_MAX]
+    if settings.HasField("subscription"):
+        made.subscription.CopyFrom(settings.subscription)
+        # Those of another version may have fields that are not known here.
+        made.DiscardUnknownFields()
+    return made

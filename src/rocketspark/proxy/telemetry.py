@@ -10,9 +10,9 @@ from typing import Any
 
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.calls.call import Call
+from rocketspark.proxy.calls.call import WRITE_S, Call
 from rocketspark.proxy.calls.statuses import Refused, status
-from rocketspark.proxy.clients import TOPICS_MAX, Clients, ProxyClient
+from rocketspark.proxy.clients import Clients, ProxyClient
 from rocketspark.proxy.names import checked_group, checked_topic
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
@@ -20,8 +20,8 @@ from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code
 
 # The waits of the retry policy CUSTOMIZED, in seconds, as Apache's (the delay levels from the third on).
 RETRY_WAITS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-# What a client may tell of itself.
-SETTINGS_BYTES_MAX = 256 << 10
+# Commands that wait for a client that does not read; each may hold a message.
+WAITING_MAX = 4
 
 
 class TelemetryStream:
@@ -30,20 +30,25 @@ class TelemetryStream:
     def __init__(self, context: Any) -> None:
         self._context = context
         self._lock = asyncio.Lock()
+        self._waiting = 0
         self._asked: dict[tuple[str, str], asyncio.Future[Any]] = {}
         self.is_open = True
 
     async def send(self, command: Any) -> bool:
-        """Send a TelemetryCommand; False if the stream has ended."""
-        async with self._lock:
-            if not self.is_open:
-                return False
-            try:
-                await self._context.write(command)
-            except Exception:
-                # gRPC has several errors for a stream that is gone.
-                self.is_open = False
-            return self.is_open
+        """Send a TelemetryCommand; False if the stream has ended, or its client does not read."""
+        if self._waiting >= WAITING_MAX:
+            return False
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(WRITE_S), self._lock:
+                if self.is_open:
+                    await self._context.write(command)
+        except Exception:
+            # gRPC has several errors for a stream that is gone.
+            self.is_open = False
+        finally:
+            self._waiting -= 1
+        return self.is_open
 
     async def ask(self, command: Any, kind: str, nonce: str, timeout_s: float) -> Any:
         """Send a command and return the client's TelemetryCommand of a kind with that nonce. Raises TimeoutError."""
@@ -88,15 +93,20 @@ class Telemetry:
             async for command in requests:
                 kind = command.WhichOneof("command")
                 if kind == "settings":
-                    client = self._clients.put(call, await self.merged(command.settings))
+                    merged = await self.merged(command.settings)
+                    client = self._clients.put(call, merged)
                     if stream not in client.streams:
                         client.streams.append(stream)
-                    await stream.send(messages.TelemetryCommand(status=status(Code.OK), settings=client.settings))
+                    with self._clients.holding(merged.ByteSize()):
+                        if not await stream.send(messages.TelemetryCommand(status=status(Code.OK), settings=merged)):
+                            raise Refused(Code.BAD_REQUEST, "the client does not read its settings")
+                    del merged
                 elif client is None:
                     raise Refused(Code.BAD_REQUEST, "the first command of a telemetry stream must be settings")
                 else:
                     self._clients.heard(client)
                     stream.answered(command)
+                del command
             cut = False
         finally:
             stream.end()
@@ -174,11 +184,7 @@ class Telemetry:
 
 
 def _check(told: Any) -> None:
-    """Raise Refused for settings that are too large, or name what is no topic or group."""
-    if (size := told.ByteSize()) > SETTINGS_BYTES_MAX:
-        raise Refused(Code.BAD_REQUEST, f"settings have {size} bytes, at most {SETTINGS_BYTES_MAX} are allowed")
-    if (count := len(told.publishing.topics) + len(told.subscription.subscriptions)) > TOPICS_MAX:
-        raise Refused(Code.BAD_REQUEST, f"settings name {count} topics, at most {TOPICS_MAX} are allowed")
+    """Raise Refused for settings that name what is no topic or group."""
     for topic in told.publishing.topics:
         checked_topic(topic.name)
     if told.HasField("subscription"):

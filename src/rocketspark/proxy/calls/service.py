@@ -15,6 +15,7 @@ import grpc
 from google.protobuf import message_factory
 
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.proxy.calls.bounds import check_size
 from rocketspark.proxy.calls.call import CANCELLED, AddressOf, Call, address_of
 from rocketspark.proxy.calls.call_times import CallTimes
 from rocketspark.proxy.calls.statuses import Refused, status, status_of
@@ -53,6 +54,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         coders = {"request_deserializer": takes.FromString, "response_serializer": gives.SerializeToString}
         path = f"/{messages.SERVICE}/{rpc}"
         if method.client_streaming:
+            # In a box that is emptied: gRPC keeps what it gave until the next one comes.
+            coders["request_deserializer"] = lambda data: [takes.FromString(data)]
             self._handlers[path] = grpc.stream_stream_rpc_method_handler(self._both(rpc, function), **coders)
         elif method.server_streaming:
             serve = self._streaming(rpc, function, gives)
@@ -83,6 +86,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             self.at_work += 1
             try:
                 call = self._begin(rpc, context)
+                check_size(rpc, request)
                 if self.guards:
                     await self._guard(call, request)
                 return await function(call, request)
@@ -98,6 +102,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             self.at_work += 1
             try:
                 call = self._begin(rpc, context)
+                check_size(rpc, request)
                 if self.guards:
                     await self._guard(call, request)
                 await function(call, request)
@@ -140,10 +145,13 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         return serve
 
     async def _guarded(self, call: Call, requests: Any) -> Any:
-        async for request in requests:
+        async for box in requests:
+            request = box.pop()
+            check_size(call.rpc, request)
             if self.guards:
                 await self._guard(call, request)
             yield request
+            del request
 
 
 def is_of_grpc(error: BaseException) -> bool:

@@ -6,16 +6,17 @@ have outcomes of their own (AckMessageActivity and its neighbours, 5.5.0).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from rocketspark.client.connection import pop_api
 from rocketspark.errors import FrameError
 from rocketspark.proxy.brokers import Brokers
+from rocketspark.proxy.calls.bounds import TURN
 from rocketspark.proxy.calls.call import Call
 from rocketspark.proxy.calls.statuses import Refused, code_of_remoting, status, status_of
 from rocketspark.proxy.consuming.handle_calls import (
-    AT_ONCE_MAX,
     HandleCalls,
     Held,
     changed,
@@ -52,8 +53,11 @@ class Outcomes:
             return messages.AckMessageResponse(status=status(Code.INTERNAL_SERVER_ERROR, "ack message result is empty"))
         ack = self._ack_together if self._settings.batch_ack else self._ack_each
         outcomes: list[Any] = []
-        for at in range(0, len(entries), AT_ONCE_MAX):
-            outcomes += await ack(call.identity, group, topic, entries[at : at + AT_ONCE_MAX])
+        for at in range(0, len(entries), TURN):
+            if at:
+                # Entries that are refused at once wait for nothing.
+                await asyncio.sleep(0)
+            outcomes += await ack(call.identity, group, topic, entries[at : at + TURN])
         results = [
             messages.AckMessageResultEntry(
                 message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=outcome

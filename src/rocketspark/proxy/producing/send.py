@@ -20,6 +20,7 @@ from rocketspark.protocol.headers import SendHeader, SendReply
 from rocketspark.protocol.message import batch, sysflags
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.proxy.brokers import Brokers
+from rocketspark.proxy.calls.bounds import TURN
 from rocketspark.proxy.calls.call import Call
 from rocketspark.proxy.calls.statuses import Refused, status
 from rocketspark.proxy.messages import DELAY, MIXED, TRANSACTIONAL
@@ -41,8 +42,6 @@ AVOIDED_S = 5.0
 # Frames kept: those of other queues are made when needed.
 TARGETS_MAX = 100_000
 _SEND, _BATCH = int(RequestCode.SEND_MESSAGE_V2), int(RequestCode.SEND_BATCH_MESSAGE)
-# In one batch: a broker's reply names each of them, in a header of 1 MiB at most.
-BATCH_MAX = 16_384
 # Types of messages for them are not checked.
 _UNTYPED = ("%RETRY%", "%DLQ%")
 # Stored, but not as safely as asked for.
@@ -92,16 +91,15 @@ class Sends:
     async def _send_batch(self, call: Call, listed: Sequence[Any]) -> Any:
         if not listed:
             raise Refused(Code.MESSAGE_CORRUPTED, "messages: there is none")
-        if len(listed) > BATCH_MAX:
-            text = f"messages: there are {len(listed)}, at most {BATCH_MAX} go together"
-            raise Refused(Code.MESSAGE_CORRUPTED, text)
         first = listed[0].topic
         topic = checked_topic(first.name)
         now_ms = int(time.time() * 1000)
         forms = []
-        for message in listed:
+        for at, message in enumerate(listed):
             if message.topic != first:
                 raise Refused(Code.MESSAGE_CORRUPTED, "messages: their topics are not the same")
+            if at % TURN == TURN - 1:
+                await asyncio.sleep(0)
             forms.append(stored_form(message, topic, call.remote_address, now_ms, self._limits))
         if self._check_types:
             for kind in {form.type: None for form in forms}:

@@ -1,0 +1,167 @@
+"""What one client can make the proxy do and keep: entries of requests, settings, commands that it does not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from google.protobuf import message_factory
+from tests.unit.proxy.conftest import RawClient, RunningProxy
+
+from rocketspark.proxy import telemetry
+from rocketspark.proxy.calls.bounds import ENTRIES_MAX, REQUEST_BYTES_MAX, TURN, check_size
+from rocketspark.proxy.calls.service import Service
+from rocketspark.proxy.calls.statuses import Refused
+from rocketspark.proxy.clients import Clients
+from rocketspark.proxy.consuming.outcomes import Outcomes
+from rocketspark.proxy.consuming.renewals import Renewals, RenewSettings
+from rocketspark.proxy.settings import ProxySettings
+from rocketspark.proxy.telemetry import WAITING_MAX, TelemetryStream
+from rocketspark.proxy.wire import messages
+from rocketspark.proxy.wire.codes import Code
+
+T, G = {"name": "T"}, {"name": "G"}
+
+
+def lists_of(rpc: str) -> Iterator[str]:
+    """Name the repeated fields of a call's request."""
+    for field in messages.service().methods_by_name[rpc].input_type.fields:
+        if field.is_repeated:
+            yield field.name
+
+
+def test_every_list_of_a_request_is_bounded_before_anybody_is_asked_for_it(proxy: RunningProxy) -> None:
+    rpcs = [path.rpartition("/")[2] for path in proxy.server.service._handlers]
+    listed = [(rpc, name) for rpc in rpcs for name in lists_of(rpc)]
+    assert {rpc for rpc, _ in listed} == {"SendMessage", "AckMessage", "SyncLiteSubscription"}
+    for rpc, name in listed:
+        request = message_factory.GetMessageClass(messages.service().methods_by_name[rpc].input_type)()
+        for _ in range(ENTRIES_MAX):
+            getattr(request, name).append("x") if name == "lite_topic_set" else getattr(request, name).add()
+        check_size(rpc, request)
+        getattr(request, name).MergeFrom(getattr(request, name)[:1])
+        with pytest.raises(Refused, match="at most 16384"):
+            check_size(rpc, request)
+    # What lies deeper has bytes at least.
+    deep = messages.QueryRouteRequest(topic={"name": "x" * REQUEST_BYTES_MAX})
+    with pytest.raises(Refused, match="bytes"):
+        check_size("QueryRoute", deep)
+
+
+def test_a_call_that_is_too_large_is_told_so(client: RawClient) -> None:
+    request = messages.AckMessageRequest(topic=T, group=G, entries=[{"receipt_handle": "x"}] * (ENTRIES_MAX + 1))
+    assert client.call("AckMessage", request).status.code == Code.BAD_REQUEST
+
+
+def test_handles_that_are_refused_at_once_let_others_have_their_turn() -> None:
+    async def main() -> None:
+        unused: Any = None
+        renewals = Renewals(unused, unused, lambda: 0, RenewSettings())
+        calls: Any = SimpleNamespace(ack=None)
+        outcomes = Outcomes(ProxySettings(namesrv="n"), unused, calls, renewals)
+        request = messages.AckMessageRequest(topic=T, group=G, entries=[{"receipt_handle": "x"}] * (4 * TURN))
+        call: Any = SimpleNamespace(identity="/c")
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.ensure_future(other())
+        answer = await outcomes.ack_message(call, request)
+        task.cancel()
+        assert answer.status.code == Code.INVALID_RECEIPT_HANDLE
+        assert turns >= 3
+
+    asyncio.run(main())
+
+
+def call_of(number: int) -> Any:
+    who = {"identity": f"/{number}", "client_id": str(number), "user": "", "remote_address": "1.2.3.4:5"}
+    return SimpleNamespace(language="X", version="5", **who)
+
+
+def test_of_settings_what_is_used_is_kept_and_all_together_are_bounded() -> None:
+    async def main() -> None:
+        clients = Clients(1, 1)
+        told = messages.Settings(client_type=1, user_agent={"hostname": "h" * 200_000}, access_point={"scheme": 1})
+        told.publishing.topics.add(name="T")
+        kept = clients.put(call_of(0), told)
+        assert (kept.settings.ByteSize() < 300, kept.topics) == (True, {"T"})
+        clients._kept_bytes_max = 10 * kept.kept_bytes
+        for number in range(1, 10):
+            clients.put(call_of(number), told)
+        with pytest.raises(Refused) as caught:
+            clients.put(call_of(10), told)
+        assert caught.value.code == Code.TOO_MANY_REQUESTS
+        clients.put(call_of(9), told)
+        with pytest.raises(Refused), clients.holding(1):
+            raise AssertionError("it is too much")
+        clients.end(kept)
+        clients.put(call_of(10), told)
+        for client in clients.all():
+            clients.end(client)
+        assert clients._kept_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_a_filter_that_a_call_names_counts_as_kept() -> None:
+    async def main() -> None:
+        clients = Clients(1, 1)
+        request = messages.ReceiveMessageRequest(group=G, message_queue={"topic": T})
+        request.filter_expression.expression = "x" * 1000
+        client = clients.receives(call_of(0), request)
+        assert client.kept_bytes > 1000
+        clients._kept_bytes_max = 2000
+        request.filter_expression.expression = "x" * 3000
+        with pytest.raises(Refused):
+            clients.receives(call_of(0), request)
+        assert (clients.all(), clients._kept_bytes) == ([], 0)
+
+    asyncio.run(main())
+
+
+def test_nothing_holds_a_command_of_a_stream_while_the_next_one_is_awaited() -> None:
+    """grpc.aio keeps what it gave: it is given a box."""
+
+    async def main() -> None:
+        box = [messages.TelemetryCommand()]
+
+        async def received() -> AsyncIterator[list[Any]]:
+            yield box
+
+        call: Any = SimpleNamespace(rpc="Telemetry")
+        async for _ in Service()._guarded(call, received()):
+            assert box == []
+
+    asyncio.run(main())
+    service = Service()
+    service.serve("Telemetry", lambda call, requests: None)
+    (handler,) = service._handlers.values()
+    assert handler.request_deserializer(b"") == [messages.TelemetryCommand()]
+
+
+def test_a_client_that_does_not_read_its_commands_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "WRITE_S", 0.2)
+
+    async def main() -> None:
+        never = asyncio.Event()
+
+        async def write(command: Any) -> None:
+            await never.wait()
+
+        stream = TelemetryStream(SimpleNamespace(write=write))
+        sends = [asyncio.ensure_future(stream.send(messages.TelemetryCommand())) for _ in range(WAITING_MAX)]
+        await asyncio.sleep(0)
+        assert await stream.send(messages.TelemetryCommand()) is False, "at once"
+        assert stream.is_open
+        assert await asyncio.gather(*sends) == [False] * WAITING_MAX
+        assert not stream.is_open
+
+    asyncio.run(main())
