@@ -419,6 +419,13 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         """Return the deleted topics, each with the log's end at its deletion: older records of it are in no queue."""
         return {topic.decode("utf-8", "replace"): at for topic, at in self._deletions.positions.items()}
 
+    def made_at(self, topic: str) -> int | None:
+        """Return what tells a topic from those of its name before: where the log ended when the last was deleted.
+
+        None while there was none, or nothing of the log of then is left.
+        """
+        return self._deletions.positions.get(topic.encode())
+
     def delete_topic(self, topic: str) -> None:
         """Remove the topic's consume queues; its records stay in the log until that is deleted.
 

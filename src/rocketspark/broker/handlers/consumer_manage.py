@@ -84,10 +84,9 @@ class ConsumerManageHandler:
 
     def max_offset(self, peer: Peer, request: Request[MaxOffsetHeader], body: bytes) -> bytes:
         """GET_MAX_OFFSET (30): the next offset to be written."""
-        return reply(
-            request.opaque,
-            header=OffsetReply(offset=self._store.queue_range(request.ext.topic, request.ext.queue_id)[1]),
-        )
+        h = request.ext
+        end = self._store.queue_range(h.topic, h.queue_id)[1]
+        return reply(request.opaque, header=OffsetReply(offset=end, made_at=self._store.made_at(h.topic)))
 
     def min_offset(self, peer: Peer, request: Request[QueueHeader], body: bytes) -> bytes:
         """GET_MIN_OFFSET (31): the oldest offset still there."""

@@ -219,9 +219,14 @@ async def pull(broker: Peer, header: PullHeader, *, timeout_ms: float = 30_000) 
 
 async def max_offset(broker: Peer, queue: MessageQueue, *, timeout_ms: float = TIMEOUT_MS) -> int:
     """Return the offset that the queue's next message will get."""
+    return (await queue_end(broker, queue, timeout_ms=timeout_ms)).offset
+
+
+async def queue_end(broker: Peer, queue: MessageQueue, *, timeout_ms: float = TIMEOUT_MS) -> headers.OffsetReply:
+    """Return `max_offset` with the number of the topic's making."""
     header = headers.MaxOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name)
     reply = await broker.request(RequestCode.GET_MAX_OFFSET, header, timeout_ms=timeout_ms)
-    return reply.raise_for_code(f"max offset of {queue}").header(headers.OffsetReply).offset
+    return reply.raise_for_code(f"max offset of {queue}").header(headers.OffsetReply)
 
 
 async def min_offset(broker: Peer, queue: MessageQueue, *, timeout_ms: float = TIMEOUT_MS) -> int:

@@ -42,10 +42,11 @@ class SearchOffsetHeader(
     broker_name: str | None = None
 
 
-class OffsetReply(Header, kw_only=True, gc=False):
-    """A queue offset."""
+class OffsetReply(Header, kw_only=True, gc=False, rename={"made_at": "madeAt"}):
+    """A queue offset. `made_at`: of our brokers' ends of queues alone, `Store.made_at` of the topic."""
 
     offset: Long
+    made_at: Long | None = None
 
 
 class TimeReply(Header, kw_only=True, gc=False, rename={"time_ms": "timestamp"}):

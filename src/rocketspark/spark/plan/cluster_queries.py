@@ -30,6 +30,7 @@ from rocketspark.protocol.message import record, sysflags
 from rocketspark.spark.client_access import Access
 from rocketspark.spark.option_kinds.topic_selection import matching
 from rocketspark.spark.options import READER_GROUP
+from rocketspark.spark.plan.offset_ranges import Made
 from rocketspark.spark.plan.offsets_by_time import first_at_or_after
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
@@ -60,13 +61,14 @@ class OffsetBounds(NamedTuple):
     """Offsets a queue holds: the oldest there, and the next to be written.
 
     `of_master`: not of a slave, which may be behind; `replicated`: the broker has, or had, replicas, so its queues may
-    have lost their ends by an election.
+    have lost their ends by an election; `made_at`: a number of the topic's making, which rises when it is made anew.
     """
 
     oldest: int
     next: int
     of_master: bool = True
     replicated: bool = False
+    made_at: int = 0
 
 
 class ClusterQueries:
@@ -184,6 +186,15 @@ class ClusterQueries:
             short = [queue for queue in short if found[queue].next < seen[queue] and found[queue].of_master]
         return {q: now._replace(replicated=q.broker_name in self._replicated) for q, now in found.items()}
 
+    def made_anew(self, bounds: Mapping[MessageQueue, OffsetBounds], made: Made) -> list[MessageQueue]:
+        """Return the queues whose topic was made since `made` was noted.
+
+        Of brokers without replicas alone: a slave's number may be another, and is the broker's after an election.
+        """
+        known = {queue: made.get((queue.topic, queue.broker_name), 0) for queue in bounds}
+        later = [queue for queue, now in bounds.items() if now.of_master and now.made_at > known[queue]]
+        return [queue for queue in later if not self._run(self._has_replicas(queue))]
+
     async def _has_replicas(self, queue: MessageQueue) -> bool:
         """Tell whether a queue's broker has, or had, replicas. One that is alone now tells it by its epochs."""
         if queue.broker_name not in self._replicated:
@@ -223,14 +234,14 @@ class ClusterQueries:
     async def _bounds(self, queue: MessageQueue) -> OffsetBounds:
         broker, queue = await self._broker_of(queue)
         oldest = await client_api.min_offset(broker, queue, timeout_ms=TIMEOUT_MS)
-        newest = await client_api.max_offset(broker, queue, timeout_ms=TIMEOUT_MS)
+        newest = await client_api.queue_end(broker, queue, timeout_ms=TIMEOUT_MS)
         of_master = broker.address == self._routes.master(queue.broker_name)
         if not of_master and queue.broker_name not in self._from_slave:
             self._from_slave.add(queue.broker_name)
             log.warning(
                 "broker %r has no master now: what its slave at %s has is read", queue.broker_name, broker.address
             )
-        return OffsetBounds(oldest, newest, of_master)
+        return OffsetBounds(oldest, newest.offset, of_master, made_at=newest.made_at or 0)
 
     async def _broker_of(self, queue: MessageQueue) -> tuple[Peer, MessageQueue]:
         """Return the connection to a queue's broker, its master if that is up, and the queue by its full name."""

@@ -16,7 +16,11 @@ from rocketspark.spark.option_kinds.offset_options import EARLIEST, EARLIEST_NUM
 
 Offsets = dict[MessageQueue, int]
 
+# In each topic and broker that had one of its name before, the number of the topic's making.
+Made = dict[tuple[str, str], int]
+
 START_KEY = "@start"
+MADE_KEY = "@made"
 
 
 class OffsetRange(NamedTuple):
@@ -40,7 +44,7 @@ def from_json(table: Mapping[str, Any]) -> Offsets:
     found: Offsets = {}
     try:
         for topic, brokers in table.items():
-            if topic == START_KEY:
+            if topic in (START_KEY, MADE_KEY):
                 continue
             if topic.startswith("@"):
                 raise ValueError(topic)  # No topic has such a name: a later version's mark.
@@ -55,6 +59,19 @@ def from_json(table: Mapping[str, Any]) -> Offsets:
             " checkpointLocation of its own"
         ) from None
     return found
+
+
+def made_of(table: Mapping[str, Any]) -> Made:
+    """Return the numbers that a stream's offset holds."""
+    return {(topic, name): at for topic, brokers in table.get(MADE_KEY, {}).items() for name, at in brokers.items()}
+
+
+def made_json(made: Made) -> dict[str, Any]:
+    """Return the entry of a stream's offset for numbers of making; none if there are none."""
+    table: dict[str, dict[str, int]] = {}
+    for (topic, broker), at in sorted(made.items()):
+        table.setdefault(topic, {})[broker] = at
+    return {MADE_KEY: table} if table else {}
 
 
 def place(where: str | OffsetTable, oldest: Offsets, newest: Offsets, *, option: str, default: str) -> Offsets:

@@ -19,7 +19,7 @@ from rocketspark.spark.option_kinds.topic_selection import assigned_of, check_al
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
-from rocketspark.spark.plan.offset_ranges import OffsetRange, Offsets, from_json, place, split
+from rocketspark.spark.plan.offset_ranges import Made, OffsetRange, Offsets, from_json, place, split
 from rocketspark.spark.python_workers import settle
 from rocketspark.spark.read.data_loss import ReadFindings
 from rocketspark.spark.read.pull_records import PulledPiece, fetch, lost
@@ -173,15 +173,19 @@ def plan(
     rows: ReadFilter | None = None,
     narrow: Narrow = list,
     *,
-    if_there: bool = False,
+    made: Made | None = None,
 ) -> list[QueuePartition]:
     """Plan partitions for the offsets from `first` up to `end`; see `ranges`.
 
     `rows`: which messages are wanted, by default those of the options; `narrow` leaves out what holds none of them;
-    `if_there`: what a broker holds that does not answer now is planned as it is, and tasks wait for it.
+    `made`: of a stream, what it knew of the topics' making: of one made since nothing is read, as a later micro-batch
+    begins at its first message; and what a broker holds that does not answer now is planned as it is, and tasks wait
+    for it.
     """
     seen = {queue: max(first.get(queue, 0), end[queue]) for queue in end}
-    bounds = cluster.bounds(changed(first, end), if_there=if_there, seen=seen)
+    bounds = cluster.bounds(changed(first, end), if_there=made is not None, seen=seen)
+    if made is not None:
+        end = end | _not_read(bounds, first, end, cluster.made_anew(bounds, made), options)
     wanted = narrow(ranges(bounds, first, end, options))
     parts = split(wanted, options.partitions_min, options.rows_per_partition_max)
     asked = (ReadFilter.of(options) if rows is None else rows).asked()
@@ -190,6 +194,28 @@ def plan(
         addresses = cluster.addresses(part.queue.broker_name, part.queue.topic)
         filters = asked.is_all or (part.queue in bounds and cluster.filters_each_message(part.queue))
         found.append(QueuePartition(part, addresses, filters))
+    return found
+
+
+def _not_read(
+    bounds: dict[MessageQueue, OffsetBounds],
+    first: Offsets,
+    end: Offsets,
+    anew: list[MessageQueue],
+    options: ReadOptions,
+) -> Offsets:
+    """Return where the queues begin that hold nothing of what was planned, having been made anew. Raises as `ranges`.
+
+    One of a broker without replicas that ends before what was seen of it has been made anew, too.
+    """
+    found = {}
+    for queue, now in bounds.items():
+        start = first.get(queue, now.oldest)
+        is_short = now.of_master and not now.replicated and start <= end[queue] and now.next < end[queue]
+        if is_short or queue in anew:
+            held = f"{now.oldest} to {now.next - 1}" if now.next > now.oldest else "nothing"
+            lost(OffsetRange(queue, start, end[queue]), f"the queue holds {held} now: it was made anew", options)
+            found[queue] = start
     return found
 
 
@@ -211,7 +237,7 @@ def ranges(
         if queue not in bounds:
             found.append(OffsetRange(queue, first.get(queue, end[queue]), end[queue]))
             continue
-        oldest, newest, of_master, replicated = bounds[queue]
+        oldest, newest, of_master, replicated, _ = bounds[queue]
         if not of_master:
             newest = max(newest, end[queue])  # A slave is behind; what the master had it will have.
         start = first.get(queue, oldest)

@@ -19,10 +19,23 @@ from rocketspark.model import MessageQueue
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
-from rocketspark.spark.plan.offset_ranges import START_KEY, Offsets, admit, admit_bytes, from_json, lag, to_json
+from rocketspark.spark.plan.offset_ranges import (
+    START_KEY,
+    Made,
+    OffsetRange,
+    Offsets,
+    admit,
+    admit_bytes,
+    from_json,
+    lag,
+    made_json,
+    made_of,
+    to_json,
+)
 from rocketspark.spark.read.group_offsets import GroupOffsets
 from rocketspark.spark.read.partition_discovery import PartitionDiscovery, QueueGone
 from rocketspark.spark.read.partitions import open_cluster, plan, queues_of, read_partition, starts
+from rocketspark.spark.read.pull_records import lost
 from rocketspark.spark.spark_features import (
     ADMISSION_CONTROL,
     ReadAllAvailable,
@@ -101,7 +114,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             cluster = self._open()
             bounds = cluster.bounds(queues_of(cluster, self._options))
             self._newest = {queue: found.next for queue, found in bounds.items()}
-            self._initial = dict(to_json(starts(cluster, bounds, self._options)))
+            self._initial = dict(to_json(starts(cluster, bounds, self._options))) | made_json(_made(bounds))
             return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -130,11 +143,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bounds = self._look(begin)
             ends: Offsets = {}
             added: Offsets = {}
+            made = made_of(start)
+            anew = self._open().made_anew({queue: found for queue, found in bounds.items() if queue in begin}, made)
+            for queue in anew:
+                gone = OffsetRange(queue, begin[queue], begin[queue])
+                lost(gone, "the topic was deleted and made anew", self._options)
             for queue, found in bounds.items():
                 if self._last is not None and queue not in self._last:
                     continue  # It came after the query's end was fixed.
                 end = found.next if self._last is None else min(found.next, self._last[queue])
-                if queue not in begin:
+                if queue not in begin or queue in anew:
                     added[queue] = min(found.oldest, end)
                 elif found.next >= begin[queue] or not found.of_master:
                     # Not made anew: a slave is behind, or `latest` was taken after the query's end was fixed.
@@ -147,10 +165,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._is_too_little(begin, ends, limit):
                 return start
             ends = self._limited(begin, ends, limit)
-            if ends == from_json(start):
+            if ends == from_json(start) and not anew:
                 return start
             self._triggered_s = self._clock_s()
-            table: dict[str, Any] = dict(to_json(ends))
+            known = made | {key: max(at, made.get(key, 0)) for key, at in _made(bounds).items()}
+            table: dict[str, Any] = dict(to_json(ends)) | made_json(known)
             # Spark's log tells where a micro-batch ends; where queues begin that are in no earlier one stands here.
             if start == self._initial:
                 table[START_KEY] = to_json(begin)
@@ -220,7 +239,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for queue, why in self._watching().gone(wanted).items():
                 self._drop(wanted[queue], queue, why)
                 del last[queue]
-            return list(plan(self._open(), first, last, self._options, if_there=True))
+            return list(plan(self._open(), first, last, self._options, made=made_of(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition; runs on an executor."""
@@ -243,6 +262,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = self._partition_discovery = self._group_offsets = None
+
+
+def _made(bounds: dict[MessageQueue, OffsetBounds]) -> Made:
+    """Return the numbers of making that brokers told."""
+    return {(queue.topic, queue.broker_name): found.made_at for queue, found in bounds.items() if found.made_at}
 
 
 class RefusedReader(DataSourceStreamReader):
