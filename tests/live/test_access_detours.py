@@ -86,6 +86,8 @@ def by_place(position: int, body: str = "") -> list[tuple[int, dict[str, str]]]:
         (36, {"group": "g", "offset": str(position), "delayLevel": "-1", "originTopic": "mine"}),
         (37, end | {"commitOrRollback": "12"}),
         (37, end | {"commitOrRollback": "12", "topic": "mine"}),
+        (323, {"topic": "mine", "msgId": offset_message_id(HOST, position)}),
+        (323, {"msgId": offset_message_id(HOST, position)}),
         (309, {"consumerGroup": "g", "clientId": "c", "topic": "mine", "msgId": offset_message_id(HOST, position)}),
     ]
 

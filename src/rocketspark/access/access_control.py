@@ -18,7 +18,13 @@ from rocketspark.transport.gate import ReceivedRequest, Refusal, Sender
 
 # Requests that name a stored message by its place in the log.
 NAMES_A_PLACE = frozenset(
-    (Code.CONSUMER_SEND_MSG_BACK, Code.CONSUME_MESSAGE_DIRECTLY, Code.VIEW_MESSAGE_BY_ID, Code.END_TRANSACTION)
+    (
+        Code.CONSUMER_SEND_MSG_BACK,
+        Code.CONSUME_MESSAGE_DIRECTLY,
+        Code.VIEW_MESSAGE_BY_ID,
+        Code.END_TRANSACTION,
+        Code.RESUME_CHECK_HALF_MESSAGE,
+    )
 )
 UNREADABLE = "parse authorization context error."
 

@@ -167,6 +167,11 @@ def _end_transaction(ext: Ext, body: bytes) -> Iterator[Context]:
         yield Context(TOPIC, topic, (PUB,))
 
 
+def _end_of_half(ext: Ext, body: bytes) -> Iterator[Context]:
+    for context in _end_transaction(ext, body):
+        yield topic_context(context.name, PUB)
+
+
 def _unregister(ext: Ext, body: bytes) -> Iterator[Context]:
     group = ext.get("consumerGroup")
     if group is not None and group.strip():
@@ -247,6 +252,14 @@ def _acknowledged(ext: Ext, body: bytes) -> Iterator[Context]:
     if topic.startswith((f"{prefix}_", f"{prefix}+")):
         topic = topic[len(prefix) + 1 :]
     yield topic_context(topic, SUB)
+
+
+def _clone(ext: Ext, body: bytes) -> Iterator[Context]:
+    """Return the contexts of offsets that go from one group to another: of all topics where none is named."""
+    yield _group(ext.get("destGroup", _UNSAID), UPDATE)
+    yield _group(ext.get("srcGroup", _UNSAID), GET)
+    topic = ext.get("topic")
+    yield Context(TOPIC, ALL_NAMES, (UPDATE,)) if not topic else topic_context(topic, UPDATE)
 
 
 _POP = _fields((SUB,), "Group consumerGroup", "Topic topic")
@@ -365,7 +378,17 @@ FORGOTTEN: dict[int, Contexts] = {
     Code.DROP_QUARANTINED: _CHANGE_CLUSTER,
 }
 
-_COMPLETE = CHECKED | FORGOTTEN | {Code.ACK_MESSAGE: _acknowledged, Code.CHANGE_MESSAGE_INVISIBLETIME: _acknowledged}
+# Where RocketMQ asks for less than the same needs by another request.
+_MORE: dict[int, Contexts] = {
+    Code.ACK_MESSAGE: _acknowledged,
+    Code.CHANGE_MESSAGE_INVISIBLETIME: _acknowledged,
+    Code.QUERY_MESSAGE: _fields((SUB, GET), "Topic topic"),
+    Code.RECALL_MESSAGE: _send("topic"),
+    Code.END_HALF_RANGES: _send("topic"),
+    Code.CLONE_GROUP_OFFSET: _clone,
+    Code.END_TRANSACTION: _end_of_half,
+}
+_COMPLETE = CHECKED | FORGOTTEN | _MORE
 
 # The fields from which alone the contexts of the most frequent requests are made, whatever else these hold.
 NAMED_BY: dict[int, tuple[str, ...]] = {

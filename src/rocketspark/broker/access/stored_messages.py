@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rocketspark.access.request_contexts import Context, Ext, NotReadable, of_others, topic_context
-from rocketspark.access.resources import GET, PUB, SUB
+from rocketspark.access.resources import GET, PUB, SUB, UPDATE
 from rocketspark.broker import topic_names
 from rocketspark.errors import RecordError, UsageError
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode as Code
-from rocketspark.protocol.headers import ConsumeDirectlyHeader, EndTransactionHeader, SendBackHeader, ViewMessageHeader
+from rocketspark.protocol.headers import (
+    ConsumeDirectlyHeader,
+    EndTransactionHeader,
+    SendBackHeader,
+    ViewMessageHeader,
+)
+from rocketspark.protocol.headers.admin import ResumeCheckHeader
 from rocketspark.protocol.message import properties, record
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.store.store import Store
@@ -24,7 +30,11 @@ _ACTIONS: dict[int, str] = {
     Code.CONSUME_MESSAGE_DIRECTLY: SUB,
     Code.VIEW_MESSAGE_BY_ID: GET,
     Code.END_TRANSACTION: PUB,
+    Code.RESUME_CHECK_HALF_MESSAGE: UPDATE,
 }
+# They are about half messages, whose topic stands among their properties.
+_OF_HALVES = (Code.END_TRANSACTION, Code.RESUME_CHECK_HALF_MESSAGE)
+_HALF_TOPICS = (topic_names.HALF_TOPIC, topic_names.CHECK_MAX_TOPIC)
 
 
 class StoredMessages:
@@ -49,7 +59,7 @@ class StoredMessages:
         topic = stored.topic.decode("utf-8", "replace")
         if not self._is_queued(topic, stored):
             raise NotReadable("no record of a queue")
-        if code == Code.END_TRANSACTION and topic == topic_names.HALF_TOPIC:
+        if code in _OF_HALVES and topic in _HALF_TOPICS:
             real = properties.find(stored.properties, properties.REAL_TOPIC.encode())
             topic = (real or b"").decode("utf-8", "replace")
         needed = topic_context(topic, _ACTIONS[code])
@@ -74,6 +84,8 @@ def _position(code: int, ext: Ext) -> int | None:
     if code == Code.VIEW_MESSAGE_BY_ID:
         return headers.from_ext(ViewMessageHeader, fields).physical_offset
     try:
+        if code == Code.RESUME_CHECK_HALF_MESSAGE:
+            return parse_offset_message_id(headers.from_ext(ResumeCheckHeader, fields).message_id)[2]
         return parse_offset_message_id(headers.from_ext(ConsumeDirectlyHeader, fields).message_id or "")[2]
     except UsageError:
         return None

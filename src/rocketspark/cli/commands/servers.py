@@ -151,7 +151,8 @@ def server(
         if grpc is not None:
             last = f" grpc={await _proxy(servers, settings, grpc, log_level)}"
         if door:
-            print(how_to_enter(door, nameserver.address), file=sys.stderr, flush=True)
+            text = how_to_enter(door, nameserver.address, on_terminal=sys.stderr.isatty())
+            print(text, file=sys.stderr, flush=True)
         return f"ready namesrv={nameserver.address}{between} broker={','.join(addresses)}{last}"
 
     serve(start, log_level=log_level.value)

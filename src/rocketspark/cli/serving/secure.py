@@ -9,8 +9,11 @@ if TYPE_CHECKING:
     from rocketspark.broker.access.secure_folder import SecureFolder
 
 
-def how_to_enter(door: SecureFolder, namesrv: str) -> str:
-    """Return the lines for an operator: at the first start all of them, with the password, later the short ones."""
+def how_to_enter(door: SecureFolder, namesrv: str, *, on_terminal: bool) -> str:
+    """Return the lines for an operator: at the first start all of them, later the short ones.
+
+    `on_terminal`: they are seen, and not kept in a log, so that the first start may show the password.
+    """
     from rocketspark.broker.access.secure_folder import ADMIN, ADMIN_SECRET, INNER, INNER_SECRET
 
     reset = (
@@ -22,10 +25,12 @@ def how_to_enter(door: SecureFolder, namesrv: str) -> str:
         known = f"export ROCKETMQ_ACCESS_KEY={ADMIN} ROCKETMQ_SECRET_KEY_FILE={_quoted(door, ADMIN_SECRET)}"
         lines = [base, known if door.admin_password else "", f"# a new password for {ADMIN}:", f"# {reset}"]
         return _framed("secured: TLS and signed requests alone, as before", lines)
+    shown = f", password {door.admin_password}" if on_terminal else ""
     lines = [
         f"# a certificate was made, {door.ca},",
-        f"# and a user who may do everything: {ADMIN}, password {door.admin_password}",
-        f"# (shown this once, and kept in {door.folder / ADMIN_SECRET}: remove that file once you have it elsewhere)",
+        f"# and a user who may do everything: {ADMIN}{shown}",
+        f"# ({'shown this once, and' if shown else 'his password is'} kept in {door.folder / ADMIN_SECRET}:"
+        " remove that file once you have it elsewhere)",
         base,
         f"export ROCKETMQ_ACCESS_KEY={ADMIN} ROCKETMQ_SECRET_KEY_FILE={_quoted(door, ADMIN_SECRET)}",
         "",

@@ -121,3 +121,15 @@ def test_what_cannot_be_used_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "a" / INNER_SECRET).write_text("\n")
     with pytest.raises(ConfigError, match="is empty"):
         load(tmp_path / "a")
+
+
+def test_the_first_password_is_shown_on_a_terminal_and_in_no_log(tmp_path: Path) -> None:
+    from rocketspark.cli.serving.secure import how_to_enter
+
+    door = secure_folder.prepare(tmp_path / "secure")
+    assert door.is_new
+    told, logged = (how_to_enter(door, "127.0.0.1:9876", on_terminal=seen) for seen in (True, False))
+    assert door.admin_password in told
+    assert door.admin_password not in logged
+    assert door.inner_secret not in told + logged
+    assert logged.count(str(door.folder / "admin.secret")) == 2
