@@ -32,6 +32,7 @@ from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes, RpcHooks
 from rocketspark.transport.request_frames import Reply
+from rocketspark.transport.shared_task import outcome_of
 from rocketspark.transport.tls.client_tls import ClientTls
 
 T = TypeVar("T")
@@ -63,7 +64,7 @@ class _Cache(Generic[T]):
             return fresh[1]
         found = self._found.get(name)
         try:
-            return await asyncio.shield(self.begin(name))
+            return await outcome_of(self.begin(name))
         except TransportError:
             if found is None:
                 raise
@@ -194,7 +195,7 @@ class Brokers:
         """Return the type of a topic, asked for anew unless it was just now; the known one if no broker tells."""
         if self._topic_types.age_s(topic) > DOUBT_S:
             try:
-                return await asyncio.shield(self._topic_types.begin(topic))
+                return await outcome_of(self._topic_types.begin(topic))
             except TransportError:
                 pass
         return await self._topic_types.get(topic)
@@ -295,7 +296,7 @@ class Brokers:
         """Ask a NameServer for the master as it is now; for names that nobody has it is not asked again and again."""
         info = self._infos.known("")
         if info is None or broker_name in info.broker_addr_table:
-            info = await asyncio.shield(self._infos.begin(""))
+            info = await outcome_of(self._infos.begin(""))
         broker = info.broker_addr_table.get(broker_name)
         address = broker.broker_addrs.get(0) if broker is not None else None
         if not address:

@@ -14,6 +14,7 @@ from rocketspark.model.text import shown, whole_number
 from rocketspark.transport.dialing import connect_protocol
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes, RpcHooks
+from rocketspark.transport.shared_task import outcome_of
 from rocketspark.transport.tls.client_tls import ClientTls
 from rocketspark.transport.tls.dial import secured
 
@@ -118,7 +119,7 @@ class Connections:
         if task is None:
             task = asyncio.ensure_future(self._dial(address))
             self._dialing[address] = task
-        return await asyncio.shield(task)
+        return await outcome_of(task)
 
     async def _dial(self, address: str) -> Peer:
         try:

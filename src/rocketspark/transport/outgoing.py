@@ -1,4 +1,7 @@
-"""The writing half of a connection. Rule: a peer that does not read costs bounded memory, then its connection."""
+"""The writing half of a connection. Rule: a peer that does not read costs bounded memory, then its connection.
+
+A server reads no more requests meanwhile. A client reads on: the other side may wait until its replies are read.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rocketspark.transport.request_frames import buffers
 
 log = LimitedLog("rocketspark.transport")
 
-# A peer that does not read its replies is not read from; after this long it is closed.
+# A peer that does not read for so long is closed.
 STALLED_WRITE_S = 60.0
 WRITE_BYTES_HIGH = 4 << 20
 # Small replies are bounded by what one read brings; only larger ones are counted.
@@ -141,7 +144,8 @@ class Outgoing(PendingRequests):
 
     def pause_writing(self) -> None:
         if self._transport:
-            self._transport.pause_reading()
+            if self.bounds is not None:
+                self._transport.pause_reading()
             self._stalled = self.loop.call_later(STALLED_WRITE_S, self._drop_stalled)
         self._writable = self._writable or asyncio.Event()
         self._writable.clear()
@@ -154,7 +158,8 @@ class Outgoing(PendingRequests):
             self.bounds.paused(self)
 
     def _drop_stalled(self) -> None:
-        log.warning("%s does not read its replies for %.0f s: connection closed", self.address, STALLED_WRITE_S)
+        what = "what is sent to it" if self.bounds is None else "its replies"
+        log.warning("%s does not read %s for %.0f s: connection closed", self.address, what, STALLED_WRITE_S)
         self.abort()
 
     def resume_writing(self) -> None:

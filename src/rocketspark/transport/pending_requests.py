@@ -14,7 +14,8 @@ from rocketspark.protocol.headers import Header
 from rocketspark.transport.processor_table import ReplyWaiter, RpcHooks
 from rocketspark.transport.request_frames import Reply, request
 
-# Requests with time-outs from here on are looked at together, this often; shorter ones have timers of their own.
+# Requests with time-outs from here on are looked at together, so long after the next is due; shorter ones have timers
+# of their own.
 SWEPT_MS_MIN = 1000
 SWEEP_S = 0.05
 
@@ -33,6 +34,7 @@ class PendingRequests(asyncio.Protocol):
         # By opaque: the waiter, its deadline (loop time), and for the error: the code and its time-out.
         self._pending: dict[int, tuple[ReplyWaiter, float, int, float]] = {}
         self._sweeper: asyncio.TimerHandle | None = None
+        self._next_due_s = math.inf
         self.hooks: RpcHooks | None = None
 
     @property
@@ -91,8 +93,8 @@ class PendingRequests(asyncio.Protocol):
             self._pending[opaque] = (waiting, deadline_s, code, timeout_ms)
             if timeout_ms < SWEPT_MS_MIN:
                 self.loop.call_at(deadline_s, self._expire, opaque)
-            elif self._sweeper is None:
-                self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+            elif deadline_s < self._next_due_s:
+                self._sweep_after(deadline_s)
         self.send(data)
 
     def next_opaque(self) -> int:
@@ -119,16 +121,25 @@ class PendingRequests(asyncio.Protocol):
                 raise NotSent(f"{self.address} does not read: the request was not sent", address=self.address) from None
         return await self.ask(code, header, body, timeout_ms=max(timeout_ms, 1))
 
+    def _sweep_after(self, deadline_s: float) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._next_due_s = deadline_s
+        self._sweeper = self.loop.call_at(deadline_s + SWEEP_S, self._sweep)
+
     def _sweep(self) -> None:
         """Expire the requests with longer time-outs by one timer: a timer for each would cost a tenth of a send."""
-        now_s = self.loop.time()
-        for opaque, (future, deadline_s, _, _) in list(self._pending.items()):
+        now_s, due_s = self.loop.time(), math.inf
+        self._sweeper, self._next_due_s = None, math.inf
+        for opaque, (future, deadline_s, _, timeout_ms) in list(self._pending.items()):
             if future.done():
                 del self._pending[opaque]
             elif deadline_s <= now_s:
                 self._expire(opaque)
-        timed = any(waiting[3] >= SWEPT_MS_MIN for waiting in self._pending.values())
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep) if timed else None
+            elif timeout_ms >= SWEPT_MS_MIN and deadline_s < due_s:
+                due_s = deadline_s
+        if due_s < self._next_due_s:
+            self._sweep_after(due_s)
 
     def _expire(self, opaque: int) -> None:
         waiting = self._pending.pop(opaque, None)

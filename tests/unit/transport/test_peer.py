@@ -18,7 +18,7 @@ from tests.live.support import run, until
 from rocketspark.errors import ConnectionLost, FrameError, NoReply, NotSent, ServerError, StoreFull
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.frames import Frame
-from rocketspark.transport import outgoing
+from rocketspark.transport import outgoing, pending_requests
 from rocketspark.transport.bounds.connection_bounds import Bounds
 from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
@@ -287,6 +287,36 @@ def test_no_reply_in_time() -> None:
             made.release.set()
             assert (await peer.request(ECHO, None, b"on")).body == b"on"
             assert not peer._pending
+
+    run(main())
+
+
+def test_time_outs_that_are_looked_at_together_end_each_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending_requests, "SWEPT_MS_MIN", 10)
+
+    async def main() -> None:
+        async with pair() as (made, peer):
+            long, short, middle = (asyncio.ensure_future(peer.request(SLOW, timeout_ms=ms)) for ms in (9e5, 30, 60))
+            for each in (short, middle):
+                with pytest.raises(NoReply):
+                    await each
+                assert not long.done()
+            made.release.set()
+            assert (await long).code == 0
+            with pytest.raises(NoReply):
+                await peer.request(NEVER, timeout_ms=30)
+
+    run(main())
+
+
+def test_a_client_reads_replies_while_the_server_waits_for_it_to() -> None:
+    async def main() -> None:
+        async with pair() as (_, peer):
+            body = bytes(60_000)
+            # Both directions are full: neither side gets rid of what it writes unless the client reads.
+            replies = await asyncio.gather(*(peer.ask(ECHO, None, body) for _ in range(600)))
+            assert all(r.body == body for r in replies)
+            assert peer.is_writable
 
     run(main())
 

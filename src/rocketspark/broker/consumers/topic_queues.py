@@ -22,6 +22,7 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers.namesrv import RouteHeader
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.transport.shared_task import outcome_of
 
 log = LimitedLog("rocketspark.broker")
 
@@ -62,7 +63,7 @@ class TopicQueues:
                 # What is known serves until the new one is there.
                 self._fetch(topic)
         elif age_s >= UNKNOWN_KEPT_S:
-            await asyncio.shield(self._fetch(topic))
+            await outcome_of(self._fetch(topic))
         return self._known.get(topic)
 
     def _own(self, topic: str) -> list[MessageQueue] | None:

@@ -30,6 +30,7 @@ from rocketspark.protocol.json import bodies
 from rocketspark.transport.connections import Connections, parse_address
 from rocketspark.transport.dialing import own_ip
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.shared_task import outcome_of
 from rocketspark.transport.tls.client_tls import client_tls
 
 log = logging.getLogger("rocketspark.client")
@@ -314,7 +315,7 @@ class Instance:
             task = asyncio.ensure_future(self._greet(address))
             self._greeting[address] = task
             task.add_done_callback(lambda done: self._ended(address, done))
-        return await asyncio.shield(task)
+        return await outcome_of(task)
 
     def _ended(self, address: str, task: asyncio.Task[Peer]) -> None:
         self._greeting.pop(address, None)

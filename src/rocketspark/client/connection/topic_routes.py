@@ -31,6 +31,7 @@ from rocketspark.model.route import NO_LEADER
 from rocketspark.transport.connections import Connections, parse_addresses
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import RpcHooks
+from rocketspark.transport.shared_task import outcome_of
 from rocketspark.transport.tls.client_tls import ClientTls
 
 T = TypeVar("T")
@@ -140,7 +141,7 @@ class RouteCache:
 
     async def refresh(self, topic: str) -> TopicRoute:
         """Return the topic's route as it is now. Raises RouteNotFound, NotSent; then the known one stays."""
-        return await asyncio.shield(self.begin_refresh(topic))
+        return await outcome_of(self.begin_refresh(topic))
 
     def begin_refresh(self, topic: str) -> asyncio.Task[TopicRoute]:
         """Have the topic's route fetched, unless it is being fetched already; nobody need wait for it."""

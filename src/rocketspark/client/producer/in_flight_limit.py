@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict
 
 from rocketspark.errors import ConfigError, TooManyInFlight
 
@@ -22,7 +22,8 @@ class InFlightLimit:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        # By turn, the bytes it needs: whoever gives up leaves at once, however many wait.
+        self._waiting: OrderedDict[asyncio.Future[None], int] = OrderedDict()
         self.count = 0
 
     def try_enter(self, size: int) -> bool:
@@ -42,7 +43,7 @@ class InFlightLimit:
         if self.try_enter(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((turn, size))
+        self._waiting[turn] = size
         try:
             async with asyncio.timeout(end_s - time.monotonic()):
                 await turn
@@ -50,7 +51,7 @@ class InFlightLimit:
             if turn.done() and not turn.cancelled():
                 self.leave(size)
             else:
-                self._waiting.remove((turn, size))
+                self._waiting.pop(turn, None)
                 self._admit()
             if isinstance(e, TimeoutError):
                 text = f"nothing was sent: {self.count} requests of {self._bytes} bytes are in flight"
@@ -66,11 +67,11 @@ class InFlightLimit:
 
     def _admit(self) -> None:
         while self._waiting:
-            turn, size = self._waiting[0]
+            turn, size = next(iter(self._waiting.items()))
             if not turn.done():
                 if not self._fits(size):
                     return
                 self.count += 1
                 self._bytes += size
                 turn.set_result(None)
-            self._waiting.popleft()
+            del self._waiting[turn]

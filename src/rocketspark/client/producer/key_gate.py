@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Hashable
 
 
@@ -12,7 +12,7 @@ class KeyGate:
 
     def __init__(self) -> None:
         # By key: the turns of those who wait behind the one that passes.
-        self._turns: dict[Hashable, deque[asyncio.Future[None]]] = {}
+        self._turns: dict[Hashable, OrderedDict[asyncio.Future[None], None]] = {}
 
     def take_place(self, key: Hashable) -> asyncio.Future[None] | None:
         """Take the place behind all who came before. Returns the turn to wait for, None if it has come.
@@ -21,10 +21,10 @@ class KeyGate:
         """
         turns = self._turns.get(key)
         if turns is None:
-            self._turns[key] = deque()
+            self._turns[key] = OrderedDict()
             return None
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        turns.append(turn)
+        turns[turn] = None
         return turn
 
     async def enter(self, key: Hashable) -> None:
@@ -42,12 +42,12 @@ class KeyGate:
         turns = self._turns.get(key)
         if turn is not None and (turn.cancelled() or not turn.done()):
             turn.cancel()
-            if turns is not None and turn in turns:
-                turns.remove(turn)
+            if turns is not None:
+                turns.pop(turn, None)
             return
         assert turns is not None
         while turns:
-            following = turns.popleft()
+            following, _ = turns.popitem(last=False)
             if not following.done():
                 following.set_result(None)
                 return

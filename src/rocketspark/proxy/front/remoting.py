@@ -30,6 +30,7 @@ from rocketspark.transport.gate import ReceivedRequest, Refusal
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes, RpcHooks
 from rocketspark.transport.request_frames import Reply, reply
+from rocketspark.transport.shared_task import outcome_of
 from rocketspark.transport.tls.client_tls import ClientTls
 
 log = LimitedLog("rocketspark.proxy")
@@ -214,7 +215,7 @@ class RemotingRelay:
         task = mine.get(address)
         if task is None or (task.done() and (task.cancelled() or task.exception() or not task.result().is_open)):
             task = mine[address] = asyncio.ensure_future(self._dial(peer, address, str(received.language)))
-        return await asyncio.shield(task)
+        return await outcome_of(task)
 
     async def _dial(self, peer: Peer, address: str, language: str) -> Peer:
         language = language if language.isalnum() and len(language) < 32 else "OTHER"

@@ -88,6 +88,22 @@ async def test_a_large_one_that_gives_up_lets_others_pass() -> None:
     assert room.count == 2
 
 
+@in_loop
+async def test_all_who_give_up_at_once_are_told_so() -> None:
+    room = InFlightLimit(1, 100)
+    assert room.try_enter(1)
+    end_s = soon()
+    told = await asyncio.gather(*(room.enter(1, end_s) for _ in range(20)), return_exceptions=True)
+    assert [type(error) for error in told] == [TooManyInFlight] * 20
+    waiting = [asyncio.ensure_future(room.enter(1, time.monotonic() + 60)) for _ in range(20)]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    assert [type(e) for e in await asyncio.gather(*waiting, return_exceptions=True)] == [asyncio.CancelledError] * 20
+    room.leave(1)
+    assert (room.count, room.try_enter(100)) == (0, True)
+
+
 def test_bounds_that_cannot_be() -> None:
     with pytest.raises(ConfigError):
         InFlightLimit(0, 1)

@@ -1,0 +1,27 @@
+"""One task whose outcome many wait for. Rule: who stops waiting costs the others nothing, and ends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def outcome_of(task: asyncio.Future[T]) -> T:
+    """Return a task's result once it is there, or raise its error; the task goes on if its waiter is cancelled.
+
+    As asyncio.shield, which looks through all others that wait whenever one of them gives up.
+    """
+    if not task.done():
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake(done: asyncio.Future[T]) -> None:
+            if not done.cancelled():
+                done.exception()  # Looked at, in case that nobody waits for it any more.
+            if not waiter.done():
+                waiter.set_result(None)
+
+        task.add_done_callback(wake)
+        await waiter
+    return task.result()

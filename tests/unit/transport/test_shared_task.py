@@ -1,0 +1,58 @@
+"""One task that many wait for: its outcome, waiters that give up, and what that costs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.unit.client.fake import in_loop
+
+from rocketspark.transport.shared_task import outcome_of
+
+
+class Counting(asyncio.Future[str]):
+    """Counts how often its callbacks are looked through."""
+
+    looked = 0
+
+    def remove_done_callback(self, act: Any, /) -> int:
+        type(self).looked += 1
+        return super().remove_done_callback(act)
+
+
+@in_loop
+async def test_all_get_the_outcome_and_who_gives_up_looks_through_no_others() -> None:
+    shared = Counting()
+    waiting = [asyncio.ensure_future(outcome_of(shared)) for _ in range(100)]
+    await asyncio.sleep(0)
+    for task in waiting[:50]:
+        task.cancel()
+    await asyncio.wait(waiting[:50])
+    assert not shared.done()
+    assert Counting.looked == 0
+    shared.set_result("here")
+    assert await asyncio.gather(*waiting[50:]) == ["here"] * 50
+    assert await outcome_of(shared) == "here"
+
+
+@in_loop
+async def test_its_error_is_raised_and_nobody_need_hear_it() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    shared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiting = [asyncio.ensure_future(outcome_of(shared)) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    shared.set_exception(ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        await waiting[1]
+    left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    alone = asyncio.ensure_future(outcome_of(left))
+    await asyncio.sleep(0)
+    alone.cancel()
+    await asyncio.sleep(0)
+    left.set_exception(ValueError("unheard"))
+    await asyncio.sleep(0)
+    del left
+    assert told == []
