@@ -122,14 +122,16 @@ class HandleCalls:
 
     # -- in the background ---------------------------------------------------------------------------------------
 
-    def give_back(self, messages: Iterable[Held], *, had: bool) -> None:
-        """Let messages that nobody has be visible soon. `had`: somebody had them, which counts as an attempt."""
+    def give_back(self, messages: Iterable[Held], *, had: bool, at_once: bool = False) -> None:
+        """Let messages that nobody has be visible soon. `had`: somebody had them, which counts as an attempt.
+
+        `at_once`: their client went before they came; who fails to take them must not ask for them again and again.
+        """
         listed = list(messages)
         if listed:
-            self._task(self._give_back(listed, had))
+            self._task(self._give_back(listed, had, self._freed_ms if had or at_once else self._given_back_ms))
 
-    async def _give_back(self, messages: list[Held], had: bool) -> None:
-        after_ms = self._freed_ms if had else self._given_back_ms
+    async def _give_back(self, messages: list[Held], had: bool, after_ms: int) -> None:
         for at in range(0, len(messages), AT_ONCE_MAX):
             begun = []
             for held in messages[at : at + AT_ONCE_MAX]:

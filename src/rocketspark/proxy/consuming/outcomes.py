@@ -7,7 +7,7 @@ have outcomes of their own (AckMessageActivity and its neighbours, 5.5.0).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from rocketspark.client.connection import pop_api
@@ -25,7 +25,7 @@ from rocketspark.proxy.consuming.handle_calls import (
     read_handle,
 )
 from rocketspark.proxy.consuming.limits import duration_ms
-from rocketspark.proxy.consuming.renewals import Renewals
+from rocketspark.proxy.consuming.renewals import Renewal, Renewals
 from rocketspark.proxy.names import checked_group, checked_topic
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
@@ -37,10 +37,17 @@ NOT_ACKED = "ack failed: status is abnormal"
 
 
 class Outcomes:
-    """Serves the three calls."""
+    """Serves the three calls. `is_there`: tells whether the client of an identity is."""
 
-    def __init__(self, settings: ProxySettings, brokers: Brokers, calls: HandleCalls, renewals: Renewals) -> None:
-        self._settings, self._brokers = settings, brokers
+    def __init__(
+        self,
+        settings: ProxySettings,
+        brokers: Brokers,
+        calls: HandleCalls,
+        renewals: Renewals,
+        is_there: Callable[[str], bool],
+    ) -> None:
+        self._settings, self._brokers, self._is_there = settings, brokers, is_there
         self._calls, self._renewals = calls, renewals
 
     # -- acknowledgements ----------------------------------------------------------------------------------------
@@ -52,64 +59,77 @@ class Outcomes:
         if not entries:
             return messages.AckMessageResponse(status=status(Code.INTERNAL_SERVER_ERROR, "ack message result is empty"))
         ack = self._ack_together if self._settings.batch_ack else self._ack_each
-        outcomes: list[Any] = []
+        answer = messages.AckMessageResponse()
+        codes = set()
         for at in range(0, len(entries), TURN):
             if at:
                 # Entries that are refused at once wait for nothing.
                 await asyncio.sleep(0)
-            outcomes += await ack(call.identity, group, topic, entries[at : at + TURN])
-        results = [
-            messages.AckMessageResultEntry(
-                message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=outcome
-            )
-            for entry, outcome in zip(entries, outcomes, strict=True)
-        ]
-        codes = {outcome.code for outcome in outcomes}
-        code = Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS
-        return messages.AckMessageResponse(status=status(code), entries=results)
+            part = entries[at : at + TURN]
+            for entry, outcome in zip(part, await ack(call.identity, group, topic, part), strict=True):
+                codes.add(outcome.code)
+                answer.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=outcome)
+        answer.status.CopyFrom(status(Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS))
+        return answer
 
-    async def _held(self, client: str, group: str, topic: str, text: str) -> Held:
-        """Return the message that a handle names, with the handle that holds now. Raises Refused 40013."""
-        return await self._renewals.take(client, Held(group, topic, read_handle(text)))
+    async def _held(self, client: str, group: str, topic: str, text: str) -> tuple[Held, Renewal | None]:
+        """Return the message that a handle names, with the handle that holds now, and its renewal, which ends.
+
+        Raises Refused 40013.
+        """
+        given = Held(group, topic, read_handle(text))
+        renewal = await self._renewals.take_renewal(client, given)
+        return (given if renewal is None else renewal.held), renewal
+
+    def _not_told(self, client: str, renewal: Renewal | None, error: Exception) -> None:
+        """Go on renewing a message whose broker could not be told of it: its client may tell again."""
+        refused = isinstance(error, Refused) and error.code == Code.INVALID_RECEIPT_HANDLE
+        if renewal is not None and not refused and self._is_there(client):
+            self._renewals.restore(client, renewal)
 
     async def _ack_each(self, client: str, group: str, topic: str, entries: Sequence[Any]) -> list[Any]:
         """Return the status of each entry; each is a request of its own, all of them under way at once."""
-        begun: list[Awaitable[Reply] | Any] = []
+        begun: list[tuple[Awaitable[Reply] | Exception, Renewal | None]] = []
         for entry in entries:
+            renewal = None
             try:
-                begun.append(self._calls.ack(await self._held(client, group, topic, entry.receipt_handle)))
+                held, renewal = await self._held(client, group, topic, entry.receipt_handle)
+                begun.append((self._calls.ack(held), renewal))
             except Exception as e:
-                begun.append(e)
+                begun.append((e, renewal))
         outcomes = []
-        for one in begun:
+        for one, renewal in begun:
             try:
                 if isinstance(one, Exception):
                     raise one
                 outcomes.append(_ack_status(await one))
             except Exception as e:
+                self._not_told(client, renewal, e)
                 outcomes.append(status_of(e))
         return outcomes
 
     async def _ack_together(self, client: str, group: str, topic: str, entries: Sequence[Any]) -> list[Any]:
         """Return the status of each entry; those of one broker are one request."""
         outcomes: list[Any] = [None] * len(entries)
-        brokers: dict[str, list[tuple[int, Held]]] = {}
+        brokers: dict[str, list[tuple[int, Held, Renewal | None]]] = {}
         at_ms = now_ms()
         for at, entry in enumerate(entries):
             try:
-                held = await self._held(client, group, topic, entry.receipt_handle)
+                held, renewal = await self._held(client, group, topic, entry.receipt_handle)
                 check_valid(held.handle, at_ms)
-                brokers.setdefault(held.handle.broker_name, []).append((at, held))
+                brokers.setdefault(held.handle.broker_name, []).append((at, held, renewal))
             except Exception as e:
                 outcomes[at] = status_of(e)
         for broker_name, listed in brokers.items():
             try:
                 peer = await self._brokers.peer(broker_name)
-                await pop_api.ack_all(peer, group, broker_name, [(topic, held.handle) for _, held in listed])
+                await pop_api.ack_all(peer, group, broker_name, [(topic, held.handle) for _, held, _ in listed])
                 found = OK
             except Exception as e:
+                for _, _, renewal in listed:
+                    self._not_told(client, renewal, e)
                 found = status_of(e)
-            for at, _ in listed:
+            for at, _, _ in listed:
                 outcomes[at] = found
         return outcomes
 
@@ -124,8 +144,12 @@ class Outcomes:
         if invisible_ms > most_ms > 0:
             text = f"the invisibleTime is too large: {invisible_ms} ms, at most {most_ms} are allowed"
             raise Refused(Code.ILLEGAL_INVISIBLE_TIME, text)
-        held = await self._held(call.identity, group, topic, request.receipt_handle)
-        reply = await self._calls.change(held, invisible_ms, suspend=request.suspend)
+        held, renewal = await self._held(call.identity, group, topic, request.receipt_handle)
+        try:
+            reply = await self._calls.change(held, invisible_ms, suspend=request.suspend)
+        except Exception as e:
+            self._not_told(call.identity, renewal, e)
+            raise
         if reply.code:
             text = "changeInvisibleDuration failed: status is abnormal"
             return messages.ChangeInvisibleDurationResponse(status=status(Code.INTERNAL_SERVER_ERROR, text))
@@ -138,8 +162,12 @@ class Outcomes:
     async def forward(self, call: Call, request: Any) -> Any:
         """Serve ForwardMessageToDeadLetterQueue. Raises Refused, RocketSparkError."""
         topic, group = checked_topic(request.topic.name), checked_group(request.group.name)
-        held = await self._held(call.identity, group, topic, request.receipt_handle)
-        reply = await self._calls.forward(held, request.message_id)
+        held, renewal = await self._held(call.identity, group, topic, request.receipt_handle)
+        try:
+            reply = await self._calls.forward(held, request.message_id)
+        except Exception as e:
+            self._not_told(call.identity, renewal, e)
+            raise
         return messages.ForwardMessageToDeadLetterQueueResponse(
             status=status(code_of_remoting(reply.code), reply.remark or "" if reply.code else "")
         )

@@ -240,10 +240,11 @@ class Receives:
         except RocketSparkError as e:
             log.warning("an answer to a pop cannot be read: %s", e)
             return
-        self._give_back(wanted, found)
+        self._give_back(wanted, found, at_once=True)
 
-    def _give_back(self, wanted: Wanted, found: Sequence[Popped]) -> None:
-        self._calls.give_back([Held(wanted.group, wanted.topic, one.handle) for one in found], had=False)
+    def _give_back(self, wanted: Wanted, found: Sequence[Popped], *, at_once: bool = False) -> None:
+        held = [Held(wanted.group, wanted.topic, one.handle) for one in found]
+        self._calls.give_back(held, had=False, at_once=at_once)
 
     # -- the messages --------------------------------------------------------------------------------------------
 

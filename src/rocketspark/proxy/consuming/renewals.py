@@ -114,15 +114,26 @@ class Renewals:
 
     async def take(self, client: str, held: Held) -> Held:
         """Return a message with the handle that it has now, and renew it no more; as it is if it was not renewed."""
+        found = await self.take_renewal(client, held)
+        return held if found is None else found.held
+
+    async def take_renewal(self, client: str, held: Held) -> Renewal | None:
+        """Renew a message no more, and return how it was; None if it was not renewed."""
         own = self._clients.get(client)
         found = own.get(_key(held)) if own else None
         # An older delivery's handle says nothing of this one.
         if own is None or found is None or held.handle not in (found.given, found.held.handle):
-            return held
+            return None
         self._drop(client, own, found)
         if found.changing is not None:
             await _settled(found.changing)
-        return found.held
+        return found
+
+    def restore(self, client: str, renewal: Renewal) -> None:
+        """Go on with a renewal that was taken: its client is there, and could not tell the broker what became of it."""
+        own = self._clients.setdefault(client, {})
+        if own.setdefault(_key(renewal.held), renewal) is renewal:
+            self.count += 1
 
     def forget(self, client: str, held: Held) -> None:
         """Renew a message no more, which its client did not get."""
@@ -234,8 +245,8 @@ class Renewals:
             handle = await self._change(renewal.held, wait_ms)
         except (RocketSparkError, TimeoutError) as e:
             renewal.failures += 1
-            refused = isinstance(e, Refused) and e.code in (Code.INVALID_RECEIPT_HANDLE, Code.BAD_REQUEST)
-            return not last and not refused
+            # A broker that has no master for a moment is one that did not answer.
+            return not last and not (isinstance(e, Refused) and e.code == Code.INVALID_RECEIPT_HANDLE)
         if handle is None:
             return False
         renewal.renew(handle)

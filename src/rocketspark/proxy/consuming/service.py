@@ -36,7 +36,9 @@ class Consuming:
         how = RenewSettings(settings.renew_ahead_ms, settings.renew_ms_max, settings.renew_failures_max)
         self.renewals = Renewals(self._change, self._retry_wait_ms, now_ms, how)
         self._task: asyncio.Task[None] | None = None
-        outcomes = Outcomes(settings, brokers, self.calls, self.renewals)
+        outcomes = Outcomes(
+            settings, brokers, self.calls, self.renewals, lambda identity: clients.get(identity) is not None
+        )
         receives = Receives(settings, brokers, clients, self.calls, self.renewals)
         service.serve("ReceiveMessage", receives.receive_message)
         service.serve("AckMessage", outcomes.ack_message)

@@ -61,7 +61,7 @@ def test_handles_that_are_refused_at_once_let_others_have_their_turn() -> None:
         unused: Any = None
         renewals = Renewals(unused, unused, lambda: 0, RenewSettings())
         calls: Any = SimpleNamespace(ack=None)
-        outcomes = Outcomes(ProxySettings(namesrv="n"), unused, calls, renewals)
+        outcomes = Outcomes(ProxySettings(namesrv="n"), unused, calls, renewals, lambda identity: True)
         request = messages.AckMessageRequest(topic=T, group=G, entries=[{"receipt_handle": "x"}] * (4 * TURN))
         call: Any = SimpleNamespace(identity="/c")
         turns = 0

@@ -238,6 +238,37 @@ def test_a_vanished_push_consumers_messages_are_free_within_two_seconds(world: W
     in_time(once, tmp_path)
 
 
+@pytest.mark.parametrize("in_order", [False, True])
+def test_messages_of_a_killed_consumer_that_waited_for_more_come_as_soon_to_another(
+    world: World, tmp_path: Path, in_order: bool
+) -> None:
+    """Its own receive, which the broker holds on, gets them first, for nobody; that is no attempt."""
+    make_group(world.cluster.brokers[0], world.group, consume_message_orderly=in_order, retry_max_times=1)
+
+    def once(_: Path) -> None:
+        topic = f"T{uuid.uuid4().hex[:12]}"
+        make_topic(world.cluster.brokers[0], topic, queues=1)
+        sent = [Message(topic=topic, body=b"%d" % n, sharding_key="k") for n in range(2 if in_order else 1)]
+        push, other = (Consumer(world.proxy.address, world.group, topic, PUSH) for _ in range(2))
+        world.send(sent[0])
+        assert bodies(push.receive(auto_renew=True)) == [b"0"]
+        held = push.receiving(auto_renew=True, polling_ms=15_000)
+        wait_until(lambda: world.proxy.server.service.at_work > 0)
+        world.send(*sent[1:])
+        begun = time.monotonic()
+        push.vanish()
+        held.cancel()
+        time.sleep(0.2)
+        got = other.receive_all(len(sent), polling_ms=10_000)
+        took_s = time.monotonic() - begun
+        assert [(m.body, m.system_properties.delivery_attempt) for m in got] == [(b"0", 2), (b"1", 1)][: len(sent)]
+        other.ack(*got)
+        other.vanish()
+        assert took_s < 2
+
+    in_time(once, tmp_path)
+
+
 def test_a_client_that_ends_frees_its_messages_at_once(world: World) -> None:
     world.send(b"1")
     push, other = world.consumer(PUSH), world.consumer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,9 +17,12 @@ from rocketspark.protocol.pop_answers import with_new_time
 from rocketspark.protocol.receipt_handle import ReceiptHandle
 from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.consuming.handle_calls import Held
+from rocketspark.proxy.consuming.outcomes import Outcomes
 from rocketspark.proxy.consuming.renewals import AT_ONCE_MAX, STEPS_MS, Renewals, RenewSettings
 from rocketspark.proxy.consuming.retry_waits import retry_wait_ms
+from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire.codes import Code
+from rocketspark.transport.request_frames import Reply
 
 MINUTE_MS = 60_000
 
@@ -86,12 +90,14 @@ def test_three_failures_in_a_row_are_too_many_and_a_refusal_is_the_end() -> None
     async def run() -> None:
         broker = Broker()
         table = broker.table()
-        table.add("c", held(1), 0)
-        broker.now_ms, broker.failure = 55_000, NotSent("gone")
-        for count in (1, 1, 1, 0):
-            await table.renew_due()
-            assert table.count == count
-        assert len(broker.asked) == 3
+        broker.now_ms = 55_000
+        # The second: its broker has no master for a moment.
+        for number, broker.failure in enumerate((NotSent("gone"), Refused(Code.BAD_REQUEST, "no master"))):
+            table.add("c", held(1), 0)
+            for count in (1, 1, 1, 0):
+                await table.renew_due()
+                assert table.count == count
+            assert len(broker.asked) == 3 * (number + 1)
         for failure, refuses in ((Refused(Code.INVALID_RECEIPT_HANDLE, "expired"), False), (None, True)):
             broker.failure, broker.refuses = failure, refuses
             table.add("c", held(1), 0)
@@ -147,6 +153,51 @@ def test_an_acknowledgement_waits_for_a_change_that_is_under_way() -> None:
         now = await taking
         await renewing
         assert (now.handle.pop_time_ms, now.handle.invisible_time_ms) == (55_000, STEPS_MS[0])
+
+    asyncio.run(run())
+
+
+def test_a_message_whose_broker_could_not_be_told_is_renewed_on_and_its_first_handle_holds() -> None:
+    async def run() -> None:
+        broker = Broker()
+        table = broker.table()
+        failure: Exception | None = NotSent("away")
+        acked: list[ReceiptHandle] = []
+
+        async def ack(one: Held) -> Reply:
+            if failure is not None:
+                raise failure
+            acked.append(one.handle)
+            return Reply(0, None, b"", b"", "")
+
+        there = {"c"}
+        unused: Any = None
+        calls: Any = SimpleNamespace(ack=ack)
+        outcomes = Outcomes(ProxySettings(namesrv="n"), unused, calls, table, there.__contains__)
+        entries = [SimpleNamespace(receipt_handle=held(1).handle.encode())]
+
+        async def told() -> int:
+            (status,) = await outcomes._ack_each("c", "G", "T", entries)
+            return int(status.code)
+
+        table.add("c", held(1), 0)
+        broker.now_ms = 55_000
+        await table.renew_due()
+        assert (await told(), table.count) == (Code.PROXY_TIMEOUT, 1)
+        broker.now_ms += 55_000
+        await table.renew_due()
+        failure = None
+        assert (await told(), table.count) == (Code.OK, 0)
+        assert [handle.next_visible_ms for handle in acked] == [110_000 + STEPS_MS[1]]
+        # Of a client that is gone, and of a handle that says nothing any more, nothing goes on.
+        for error, gone in ((NotSent("away"), True), (Refused(Code.INVALID_RECEIPT_HANDLE, "expired"), False)):
+            failure = error
+            table.add("c", held(1), 0)
+            if gone:
+                there.clear()
+            await told()
+            assert table.count == 0
+            there.add("c")
 
     asyncio.run(run())
 
