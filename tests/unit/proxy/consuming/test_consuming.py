@@ -322,6 +322,24 @@ def test_odd_receives(world: World, request_: dict[str, Any], code: Code) -> Non
     assert [answer.WhichOneof("content") for answer in answers] == ["status", "delivery_timestamp"]
 
 
+def test_texts_that_apaches_tests_look_for(world: World) -> None:
+    """All of them in rocketmq-e2e; its other tests and the clients themselves look at codes alone."""
+    world.send(b"1")
+    consumer = world.consumer()
+    (got,) = consumer.receive()
+    handle = got.system_properties.receipt_handle
+    small, large = "the invisibleTime is too small", "the invisibleTime is too large"
+    got.system_properties.receipt_handle = handle.replace(handle.split(" ")[1], "1600000000000", 1)
+    found = [
+        (consumer.answers(invisible_ms=99)[0].status, small),
+        (consumer.answers(invisible_ms=43_200_001)[0].status, large),
+        (consumer.change(handle, -1).status, small),
+        (consumer.change(handle, 43_200_001).status, large),
+        (consumer.ack(got).status, "INVALID_RECEIPT_HANDLE"),
+    ]
+    assert [status.message.startswith(text) for status, text in found] == [True] * 5
+
+
 def test_a_handle_of_another_group_or_topic_harms_nothing(world: World) -> None:
     world.send(b"1")
     consumer = world.consumer()
