@@ -80,14 +80,14 @@ class Servers:
 
 
 @contextmanager
-def our_proxy(namesrv: str, **settings: Any) -> Iterator[ProxyServer]:
+def our_proxy(namesrv: str, *, port: int = 0, **settings: Any) -> Iterator[ProxyServer]:
     """Our proxy in a thread of this process, before any cluster."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="proxy", daemon=True)
     thread.start()
 
     async def make() -> ProxyServer:
-        made = ProxyServer(ProxySettings(namesrv=namesrv, port=0, **settings))
+        made = ProxyServer(ProxySettings(namesrv=namesrv, port=port, **settings))
         await made.start()
         return made
 
