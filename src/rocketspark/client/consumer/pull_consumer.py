@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -123,6 +124,7 @@ class AsyncPullConsumer(ConsumerLife):
             on_taken=self._bare_queues(on_assigned),
             on_leaving=self._bare_queues(on_revoked),
             continued=self._handed_out.follow,
+            refused=lambda error: self._arrived.set(),
         )
         # By the names of RocketMQ's properties: what its tools show.
         self._settings: dict[str, object] = {
@@ -281,7 +283,8 @@ class AsyncPullConsumer(ConsumerLife):
     async def poll(self, timeout_ms: float = 1000, *, count_max: int = 1000) -> list[ReceivedMessage]:
         """Return up to `count_max` messages; wait up to `timeout_ms` for the first, and return none after that.
 
-        Calling it means that what earlier calls returned is done with: with `auto_commit` it may be committed.
+        Calling it means that what earlier calls returned is done with: with `auto_commit` it may be committed. Raises
+        what a broker refuses so that no retry mends it (a filter, a right); then other queues go on.
         """
         runs = await self._next(timeout_ms, count_max)
         found = runs[0][1] if len(runs) == 1 else [message for _, messages in runs for message in messages]
@@ -321,6 +324,8 @@ class AsyncPullConsumer(ConsumerLife):
         found = self._take(count_max)
         end_s = time.monotonic() + min(timeout_ms / 1000, WAIT_MAX_S)
         while not found and self._state == "started":
+            if (refusal := self._rebalance.refusal()) is not None:
+                raise copy(refusal)
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 break

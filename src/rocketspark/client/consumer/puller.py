@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rocketspark.client.callbacks import passes_on
+from rocketspark.client.callbacks import passes_on, trouble_log
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
 from rocketspark.client.consumer.process_queue import ProcessQueue
+from rocketspark.client.consumer.refusals import is_refusal
 from rocketspark.client.observe.consume_stats import TopicCounts
 from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import FilterIllegal, RecordError, RocketSparkError, RouteNotFound, ServerError, TransportError
@@ -76,6 +77,7 @@ class Puller:
     read is void): the puller ends then, and a new one is to be made. If it is only sent on, what was read counts still.
     `counts`: what it adds to; `began_ms`, `pulled_ms`, `consumed_ms`: when it began, last asked, last was done with
     messages, in ms since 1970.
+    `refused(error)` gets what no retry mends; it is tried again.
     `set_aside(puller, messages)` gets those whose body cannot be had; without it they are delivered with the others.
     For its owner: `leaving`, its queue is being given up; `barred`, what was taken back from there on while it is.
     """
@@ -93,7 +95,11 @@ class Puller:
         moved: Callable[[Puller, int, bool], None],
         counts: TopicCounts | None = None,
         set_aside: Callable[[Puller, list[ReceivedMessage]], None] | None = None,
+        refused: Callable[[RocketSparkError], None] | None = None,
     ) -> None:
+        # What its broker refuses until it answers again.
+        self.refusal: RocketSparkError | None = None
+        self._refused = refused
         self.queue = queue
         self.group = group
         self.subscription = subscription
@@ -149,7 +155,7 @@ class Puller:
                         asking = asyncio.ensure_future(self._pull(process_queue.next_offset))
                     asked_s = time.monotonic()
                     pulled = await asking
-                    asking = None
+                    asking = self.refusal = None
                     self._broker_id = pulled.header.suggested_broker_id
                     if pulled.code != ResponseCode.SUCCESS:
                         stays = process_queue.next_offset == pulled.header.next_offset
@@ -270,6 +276,10 @@ class Puller:
 
     async def _rest(self, error: BaseException) -> None:
         pause_s = TROUBLE_PAUSE_S
+        if isinstance(error, RocketSparkError) and is_refusal(error):
+            self.refusal = error
+            if self._refused is not None:
+                self._refused(error)
         # A slave that was suggested may be down, or know less than its master does.
         self._broker_id = 0
         if isinstance(error, ServerError) and error.code in GROUP_UNKNOWN:
@@ -294,7 +304,7 @@ class Puller:
             self._broken_replies += 1
             pause_s = REFUSED_PAUSE_S
         elif isinstance(error, RocketSparkError):
-            log.info("%s: pull failed: %s", self.queue, error)
+            trouble_log.warning("%s: pull failed: %s", self.queue, error)
             if isinstance(error, TransportError):
                 await self._look_again()
         else:
@@ -305,14 +315,14 @@ class Puller:
         try:
             await self._instance.heartbeat(address)
         except RocketSparkError as e:
-            log.info("heartbeat to %s failed: %s", address, e)
+            trouble_log.warning("heartbeat to %s failed: %s", address, e)
 
     async def _look_again(self) -> None:
         # The broker may have come back at another address.
         try:
             await self._instance.routes.refresh(self.queue.topic)
         except RocketSparkError as e:
-            log.info("no new route of topic %s: %s", self.queue.topic, e)
+            trouble_log.warning("no new route of topic %s: %s", self.queue.topic, e)
 
 
 def _make_logical(messages: list[ReceivedMessage], queue: MessageQueue, delta: int | None) -> None:

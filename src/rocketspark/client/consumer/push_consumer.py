@@ -28,6 +28,7 @@ from rocketspark.client.consumer.pop.popper import PopBatch, PopSettings, check_
 from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.consumer.rebalance import END_S, Rebalance
+from rocketspark.client.consumer.refusals import ErrorCalls, OnError
 from rocketspark.client.hooks import hooked, is_coroutine_function
 from rocketspark.client.options import ClientOptions
 from rocketspark.errors import ConfigError, StateError, UsageError
@@ -69,6 +70,8 @@ class AsyncPushConsumer(ConsumerLife):
             (`mqadmin setConsumeMode`, `rocketspark group set-mode`). Popped messages are acknowledged one by one:
             a listener has to end within `pop_settings.invisible_ms`, or its messages come again. Not for `ordered` or
             `broadcast`. `pop_settings`: see PopSettings.
+        on_error: is given what brokers refuse so that no retry mends it (a filter, a right), the same error at most
+            every 30 s; a plain function, called in a thread, or a coroutine function.
         options: see ClientOptions.
 
     Use it as a context manager, or `start` and `close` it; `subscribe` and `listen` come first.
@@ -101,6 +104,7 @@ class AsyncPushConsumer(ConsumerLife):
         offset_folder: str | None = None,
         pop: bool = False,
         pop_settings: PopSettings | None = None,
+        on_error: OnError | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
         if threads < 1 or batch_max < 1:
@@ -138,6 +142,7 @@ class AsyncPushConsumer(ConsumerLife):
             runs=lambda: self._state == "started",
             again=self._again,
         )
+        refused = ErrorCalls(on_error).tell if on_error is not None else None
         self._locks = QueueLocks(self._instance, self.group) if ordered and not broadcast else None
         self._rebalance = Rebalance(
             self._instance,
@@ -164,6 +169,7 @@ class AsyncPushConsumer(ConsumerLife):
             locks=self._locks,
             settled=self._settled if ordered else None,
             set_aside=self._set_aside,
+            refused=refused,
         )
         self._popping: PopReading | None = None
         if pop:
@@ -179,6 +185,7 @@ class AsyncPushConsumer(ConsumerLife):
                 rates=self._rebalance.rates,
                 deliver=self._deliver_popped,
                 give_up=self._returned.bury_popped,
+                refused=refused,
             )
         self._trace_as(self.group, "CONSUME")
         # By the names of RocketMQ's properties: what its tools show.

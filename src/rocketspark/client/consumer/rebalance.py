@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from rocketspark.client import validators
-from rocketspark.client.callbacks import end_all, every, passes_on
+from rocketspark.client.callbacks import end_all, every, passes_on, trouble_log
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.consumer.allocate_queues import Strategy, average
@@ -21,6 +21,7 @@ from rocketspark.client.consumer.offset_commits import ConsumeFrom, OffsetCommit
 from rocketspark.client.consumer.offset_stores import BrokerOffsets, OffsetStore
 from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
+from rocketspark.client.consumer.refusals import is_refusal
 from rocketspark.client.hooks import OnQueues, call_with_queues
 from rocketspark.client.observe.consume_stats import SAMPLE_S, ConsumeStats
 from rocketspark.errors import RocketSparkError, RouteNotFound, StateError
@@ -61,7 +62,7 @@ class Rebalance:
     is read only while it is locked, and given up only once `settled` returns. `on_taken` and `on_leaving` are told of
     changes that rebalancing makes: afterwards, and before the offsets are committed. `continued` is told of a puller
     that ended for a new filter, or as its broker lost its end, and of the one that goes on. `assignment`: a broker says
-    what this member reads.
+    what this member reads. `refused` gets what no retry mends.
     """
 
     def __init__(
@@ -87,7 +88,11 @@ class Rebalance:
         on_leaving: OnQueues | None = None,
         continued: Callable[[Puller, Puller], None] | None = None,
         assignment: Assignment | None = None,
+        refused: Callable[[RocketSparkError], None] | None = None,
     ) -> None:
+        self._refused = refused
+        # What the last rebalance was refused.
+        self._refusal: RocketSparkError | None = None
         self.instance = instance
         self.group = group
         self.pullers: dict[MessageQueue, Puller] = {}
@@ -262,7 +267,7 @@ class Rebalance:
         """Take and give up queues so that they are this member's share. Returns False if a topic has to be looked at
         again.
         """
-        whole = True
+        whole, self._refusal = True, None
         shares: dict[str, list[MessageQueue]] = {}
         newcomers = False
         for topic in list(self.subscriptions):
@@ -297,7 +302,8 @@ class Rebalance:
                 # A retry topic of pops is made by the first message that comes again.
                 whole = whole and self.assignment is not None and topic.startswith(validators.RETRY_PREFIX)
             except RocketSparkError as e:
-                log.info("rebalance of topic %s in group %s: %s", topic, self.group, e)
+                trouble_log.warning("rebalance of topic %s in group %s: %s", topic, self.group, e)
+                self._note_refusal(e)
                 whole = False
         locked = self.locks.wanted if self.locks is not None else set()
         for topic in {q.topic for q in (*self.pullers, *locked)} - set(self.subscriptions):
@@ -309,6 +315,17 @@ class Rebalance:
         for topic, share in shares.items():
             whole = await self.own(topic, share) and whole
         return whole
+
+    def _note_refusal(self, error: RocketSparkError) -> None:
+        if is_refusal(error):
+            self._refusal = error
+            if self._refused is not None:
+                self._refused(error)
+
+    def refusal(self) -> RocketSparkError | None:
+        """Return what brokers refuse now so that no retry mends it, None if all is well."""
+        refused = (puller.refusal for puller in self.pullers.values())
+        return next((error for error in refused if error is not None), self._refusal)
 
     async def _members(self, route: TopicRoute) -> list[str] | None:
         """Return the group's members, sorted; None while the broker asked does not list this client."""
@@ -323,7 +340,8 @@ class Rebalance:
                     await self.instance.heartbeat(address)
                     members = await client_api.consumer_list(peer, self.group)
             except RocketSparkError as e:
-                log.info("members of group %s: %s", self.group, e)
+                trouble_log.warning("members of group %s: %s", self.group, e)
+                self._note_refusal(e)
                 continue
             if self.instance.client_id in members:
                 return sorted(members)
@@ -345,7 +363,8 @@ class Rebalance:
                 if await self.take(queue):
                     taken.append(queue)
             except RocketSparkError as e:
-                log.info("group %s cannot begin %s yet: %s", self.group, queue, e)
+                trouble_log.warning("group %s cannot begin %s yet: %s", self.group, queue, e)
+                self._note_refusal(e)
                 whole = False
         self._share_bounds(topic)
         if taken and self._on_taken is not None and self.joined:
@@ -437,6 +456,7 @@ class Rebalance:
             moved=self._moved,
             counts=counts,
             set_aside=self._set_aside,
+            refused=self._refused,
         )
         self.pullers[queue] = puller
         puller.process_queue.paused = before.process_queue.paused if before is not None else self._paused

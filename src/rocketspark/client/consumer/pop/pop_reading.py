@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from rocketspark.client.callbacks import end_all
+from rocketspark.client.callbacks import end_all, trouble_log
 from rocketspark.client.connection import pop_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.consumer.listening.listeners import Unit
@@ -54,7 +54,9 @@ class PopReading:
         rates: ConsumeStats,
         deliver: Callable[[PopBatch, list[ReceivedMessage]], None],
         give_up: Callable[[ReceivedMessage], Awaitable[None]],
+        refused: Callable[[RocketSparkError], None] | None = None,
     ) -> None:
+        self._refused = refused
         self._instance = instance
         self._group = group
         self._how = how
@@ -135,6 +137,7 @@ class PopReading:
             deliver=self._popped,
             counts=self._rates.of(topic),
             batches=self._batches,
+            refused=self._refused,
         )
         popper.paused = self._paused
         return popper
@@ -189,7 +192,7 @@ class PopReading:
                 await self._calls.ack(messages)
                 return
             except RocketSparkError as e:
-                log.info("group %s: %d messages are not acknowledged: %s", self._group, len(messages), e)
+                trouble_log.warning("group %s: %d messages are not acknowledged: %s", self._group, len(messages), e)
                 if not e.retriable:
                     return
             await asyncio.sleep(AGAIN_S)

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from rocketspark.client.callbacks import passes_on
+from rocketspark.client.callbacks import passes_on, trouble_log
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX, INVISIBLE_MS_MAX, PopCalls, Wanted
+from rocketspark.client.consumer.refusals import is_refusal
 from rocketspark.client.observe.consume_stats import TopicCounts
 from rocketspark.errors import ConfigError, RocketSparkError, ServerError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription
@@ -130,7 +131,9 @@ class Popper:
         deliver: Callable[[PopBatch, list[ReceivedMessage]], None],
         counts: TopicCounts,
         batches: set[PopBatch],
+        refused: Callable[[RocketSparkError], None] | None = None,
     ) -> None:
+        self._refused = refused
         self.queue = queue
         self.counts = counts
         self.batches = batches
@@ -199,6 +202,8 @@ class Popper:
 
     async def _rest(self, error: BaseException) -> None:
         pause_s = TROUBLE_PAUSE_S
+        if self._refused is not None and isinstance(error, RocketSparkError) and is_refusal(error):
+            self._refused(error)
         if isinstance(error, ServerError) and error.code == ResponseCode.POLLING_FULL:
             pause_s = REFUSED_PAUSE_S
         elif isinstance(error, ServerError) and error.retriable:
@@ -208,7 +213,7 @@ class Popper:
             log.warning("%s: pop refused: %s", self.queue, error)
             pause_s = REFUSED_PAUSE_S
         elif isinstance(error, RocketSparkError):
-            log.info("%s: pop failed: %s", self.queue, error)
+            trouble_log.warning("%s: pop failed: %s", self.queue, error)
         else:
             log.error("%s: pop failed", self.queue, exc_info=error)
         if isinstance(error, RocketSparkError):

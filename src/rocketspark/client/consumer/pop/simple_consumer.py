@@ -11,18 +11,19 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import Unpack
 
 from rocketspark.client import validators
-from rocketspark.client.callbacks import end_all
+from rocketspark.client.callbacks import end_all, trouble_log
 from rocketspark.client.consumer.lifecycle import ConsumerLife
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX, INVISIBLE_MS_MAX, PopCalls, Wanted, every_broker
+from rocketspark.client.consumer.refusals import is_refusal
 from rocketspark.client.options import ClientOptions
 from rocketspark.errors import (
     ConfigError,
     RocketSparkError,
     RouteNotFound,
-    ServerError,
     StateError,
     TransportError,
     UsageError,
@@ -31,7 +32,6 @@ from rocketspark.filters import sql92
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, namespace, subscribe
 from rocketspark.model.route import PERM_READ
 from rocketspark.model.subscription import SQL92, TAG
-from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json import bodies
 
 log = logging.getLogger("rocketspark.client")
@@ -338,7 +338,7 @@ class AsyncSimpleConsumer(ConsumerLife):
             error = TransportError(f"a receive from {queue.broker_name} failed: {error}")
         self._failures[queue] = error
         self._again_s[queue] = asyncio.get_running_loop().time() + TROUBLE_S
-        log.info("group %s: receive from %s: %s", self.group, queue, error)
+        trouble_log.warning("group %s: receive from %s: %s", self.group, queue, error)
         task = asyncio.create_task(self._pops.look_again(queue.topic, error))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
@@ -346,8 +346,8 @@ class AsyncSimpleConsumer(ConsumerLife):
     def _raise_refusal(self) -> None:
         """Raise what a broker refuses for good."""
         for error in self._failures.values():
-            if not error.retriable or (isinstance(error, ServerError) and error.code == ResponseCode.NO_PERMISSION):
-                raise error
+            if not error.retriable or is_refusal(error):
+                raise copy(error)
 
     def _nothing(self, queues: Sequence[MessageQueue]) -> list[ReceivedMessage]:
         """Return no messages, or raise why none could be had from anywhere."""

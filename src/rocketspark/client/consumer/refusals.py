@@ -1,0 +1,67 @@
+"""What brokers refuse a consumer so that no retry mends it: a filter, a right, a group that may not.
+
+Rule: it is tried again all the same, as an operator may mend it; but the application is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from rocketspark.client.callbacks import on_loop, passes_on
+from rocketspark.client.hooks import is_coroutine_function
+from rocketspark.errors import FilterIllegal, RocketSparkError, ServerError
+from rocketspark.protocol.codes import ResponseCode
+
+log = logging.getLogger("rocketspark.client")
+
+# Gets an error; a plain function, called in a thread, or a coroutine function.
+OnError = Callable[[RocketSparkError], object]
+# The same error is told again after so long.
+AGAIN_S = 30.0
+TOLD_MAX = 1000
+_CODES = frozenset((ResponseCode.NO_PERMISSION, ResponseCode.SUBSCRIPTION_PARSE_FAILED))
+# Told with a code that brokers have for everything.
+_NO_SUCH_FILTERS = "The broker does not support consumer to filter message"
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Tell whether no retry mends it."""
+    if isinstance(error, ServerError):
+        return error.code in _CODES or error.remark.startswith(_NO_SUCH_FILTERS)
+    return isinstance(error, FilterIllegal)
+
+
+class ErrorCalls:
+    """Calls an application's function with refusals, each error once in a while."""
+
+    def __init__(self, function: OnError) -> None:
+        self._function = function
+        self._told_s: dict[str, float] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def tell(self, error: RocketSparkError) -> None:
+        """Have the function called."""
+        now_s = time.monotonic()
+        # Not by the queue, which the whole text names.
+        text = getattr(error, "remark", "") or str(error)
+        if now_s - self._told_s.get(text, -AGAIN_S) < AGAIN_S:
+            return
+        if len(self._told_s) >= TOLD_MAX:
+            self._told_s.clear()
+        self._told_s[text] = now_s
+        task = asyncio.ensure_future(self._call(error))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _call(self, error: RocketSparkError) -> None:
+        function = self._function
+        try:
+            returned = function(error) if is_coroutine_function(function) else await asyncio.to_thread(function, error)
+            await on_loop(returned)
+        except BaseException as e:
+            if passes_on(e):
+                raise
+            log.exception("on_error failed; the consumer goes on")
