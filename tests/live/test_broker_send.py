@@ -22,12 +22,13 @@ from tests.live.support import (
     settings,
 )
 
+from rocketspark.client.connection import admin_api
 from rocketspark.errors import StoreFull, StoreUnwritable
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import SendReply
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.protocol.message import batch, message_ids, properties, record
+from rocketspark.protocol.message import batch, message_ids, properties, record, sysflags
 from rocketspark.protocol.message.batch import BatchItem
 from rocketspark.transport.peer import Peer
 
@@ -65,6 +66,20 @@ def test_a_send_is_stored_as_it_was_sent_and_answered_in_full(tmp_path: Path) ->
             # A unique id is made where the producer sent none, and told.
             assert len(pairs(two)["UNIQ_KEY"]) == 32
             assert (two.body, two.flag) == (b"next", 0)
+
+    run(main())
+
+
+def test_messages_of_topics_with_many_tags_have_the_flag(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            for kind in ("SINGLE_TAG", "MULTI_TAG", "SINGLE_TAG"):
+                await admin_api.create_topic(peer, TOPIC, read_queue_count=1, write_queue_count=1, filter_type=kind)
+                # The first ones are looked at one by one, those like them are not.
+                for _ in range(4):
+                    await sent(peer, b"x", TOPIC, 0)
+            flags = [r.sys_flag & sysflags.MULTI_TAGS for r in await pulled(peer, TOPIC, 0)]
+            assert flags == [0] * 4 + [sysflags.MULTI_TAGS] * 4 + [0] * 4
 
     run(main())
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.live.support import TOPIC, broker, connected, create, pull, records, run, send, until
 from tests.patience import LIMIT_S
 
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import record
@@ -169,8 +172,37 @@ def test_a_half_message_nobody_ends_is_given_up_after_its_checks(tmp_path: Path)
             await until(lambda: server.store.queue_range("TRANS_CHECK_MAX_TIME_TOPIC", 0)[1] == 1)
             assert asked.questions.qsize() == 2
             assert await visible(peer) == []
+            # It is a topic like others: told to NameServers, pulled, kept over a restart.
+            config = await admin_api.topic_config(peer, "TRANS_CHECK_MAX_TIME_TOPIC")
+            assert config is not None
+            assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (1, 1, 6)
+            (given_up,) = records(await pull(peer, "TRANS_CHECK_MAX_TIME_TOPIC", 0, 0))
+            assert given_up.body == b"tx 1"
 
     run(main())
+
+
+def test_why_a_state_is_unknown_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer)
+            message = await half(peer, 1)
+            header = headers.EndTransactionHeader(
+                topic=TOPIC,
+                producer_group=GROUP,
+                half_offset=message.offset,
+                physical_offset=message.position,
+                outcome=UNKNOWN,
+                message_id="U1",
+            )
+            client_api.end_transaction(peer, header, "execute raised OSError: the bank\nis away")
+            assert (await end(peer, message, COMMIT))[0] == 0
+
+    caplog.set_level(logging.INFO, "rocketspark.broker")
+    run(main())
+    (line,) = [r.getMessage() for r in caplog.records if "is unknown to" in r.getMessage()]
+    assert line.startswith("the state of transaction U1 of group PG is unknown to 127.0.0.1:")
+    assert line.endswith(r", which will be asked: execute raised OSError: the bank\nis away")
 
 
 def test_immunity_keeps_a_half_message_from_being_checked(tmp_path: Path) -> None:

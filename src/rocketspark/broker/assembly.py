@@ -115,6 +115,7 @@ def make_messages(
         quarantine,
         CheckLimits.of(s),
         s.broker_name,
+        tables.topics.ensure,
     )
     pops = InFlightMessages(s, put_message, tables.offsets, lambda: store.flushed_position)
     return Messages(put_message, delays, timers, timer_rules, transactions, quarantine, pops)

@@ -16,8 +16,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from typing import Any
 
 from rocketspark.errors import UsageError
+from rocketspark.model.limited_log import LimitedLog
 
 log = logging.getLogger("rocketspark.client")
+# For what goes wrong again and again while a server is away.
+trouble_log = LimitedLog("rocketspark.client")
 
 # Interval at which a thread that waits for the loop checks that the loop still runs.
 LOOK_S = 1.0

@@ -32,7 +32,8 @@ OnQueues = Callable[[list[MessageQueue]], object]
 
 
 class Sending(msgspec.Struct, kw_only=True):
-    """One attempt of a send. `properties`: as they go out; `notes`: for hooks, from before to after.
+    """One attempt of a send. `properties`: as they go out, a hook may change them; `body`: as it goes out, which hooks
+    see; `address`: of the broker, connected or not; `notes`: for hooks, from before to after.
 
     `keys`: of the message, or of all messages of a batch; `region`, `trace_on`: what the broker's reply says.
     """
@@ -45,6 +46,7 @@ class Sending(msgspec.Struct, kw_only=True):
     properties: dict[str, str]
     body_bytes: int
     born_time_ms: int
+    body: bytes = b""
     oneway: bool = False
     result: SendResult | None = None
     error: BaseException | None = None
@@ -87,10 +89,10 @@ class Hooks:
         """Raise to refuse a send; the exception reaches the caller, and nothing is tried again."""
 
     def before_send(self, sending: Sending) -> None:
-        """Before each attempt; properties may be added."""
+        """Before each attempt, and its connection; properties may be added and changed."""
 
     def after_send(self, sending: Sending) -> None:
-        """After each attempt, also a failed one."""
+        """After each attempt, also one that failed or could not connect."""
 
     def after_end(self, ending: Ending) -> None:
         """After a broker was told how a transaction ended."""

@@ -83,6 +83,8 @@ class ProducerOptions(ClientOptions, total=False):
     """Arguments of every producer, besides ClientOptions; defaults are DefaultMQProducer's, 5.x, whose name is given.
 
     send_timeout_ms: the budget of one send, over all its attempts: 3 s [sendMsgTimeout].
+    attempt_timeout_ms: the time of each attempt but the last, so that a broker that hangs costs a delay and not the
+        send: None, what is left of the budget [sendMsgMaxTimeoutPerRequest].
     retries: attempts after the first: 2 [retryTimesWhenSendFailed].
     future_retries: the same for `send_future`: 2 [retryTimesWhenSendAsyncFailed].
     retry_codes: response codes after which a send is tried again [retryResponseCodes].
@@ -111,6 +113,7 @@ class ProducerOptions(ClientOptions, total=False):
     """
 
     send_timeout_ms: float
+    attempt_timeout_ms: float | None
     retries: int
     future_retries: int
     retry_codes: Collection[int]
@@ -140,6 +143,7 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """ProducerOptions with their defaults."""
 
     send_timeout_ms: float = 3000
+    attempt_timeout_ms: float | None = None
     retries: int = 2
     future_retries: int = 2
     retry_codes: Collection[int] = RETRY_CODES
@@ -181,4 +185,6 @@ def producer_settings(options: ProducerOptions) -> tuple[ProducerSettings, Clien
         raise ConfigError(f"compression {settings.compression!r} is not one of {', '.join(KINDS)}")
     if min(settings.retries, settings.future_retries) < 0 or settings.send_timeout_ms <= 0:
         raise ConfigError("retries and future_retries must be 0 or more, send_timeout_ms more than 0")
+    if settings.attempt_timeout_ms is not None and not settings.attempt_timeout_ms > 0:
+        raise ConfigError(f"attempt_timeout_ms {settings.attempt_timeout_ms!r} must be more than 0, or None")
     return settings, options

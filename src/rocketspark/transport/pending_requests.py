@@ -154,13 +154,14 @@ class PendingRequests(asyncio.Protocol):
             )
         )
 
-    def oneway(self, code: int, header: Header | dict[str, str] | None = None, body: bytes = b"") -> None:
+    def oneway(
+        self, code: int, header: Header | dict[str, str] | None = None, body: bytes = b"", *, remark: str | None = None
+    ) -> None:
         """Send a request that wants no reply. Raises NotSent if the connection ended."""
         if not self.is_open:
             raise NotSent(f"no connection to {self.address}: the request was not sent", address=self.address)
         self.last_write_s = self.loop.time()
         if self.hooks is not None:
             header = self._hooked(code, header, body)
-        self.send(
-            request(code, header, body, opaque=self.next_opaque(), flag=frames.ONEWAY_FLAG, language=self._language)
-        )
+        opaque, flag = self.next_opaque(), frames.ONEWAY_FLAG
+        self.send(request(code, header, body, opaque=opaque, flag=flag, language=self._language, remark=remark))

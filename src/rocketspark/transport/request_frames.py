@@ -74,17 +74,21 @@ def request(
     opaque: int,
     flag: int = 0,
     language: str = "PYTHON",
+    remark: str | None = None,
 ) -> bytes:
     """Return the frame of a request. Raises FrameError if its header, or all of it, is more than anybody takes."""
     ext = headers.to_ext(header) if isinstance(header, Header) else header
-    head = b'{"code":%d,"extFields":%b,"flag":%d,"language":"%b","opaque":%d,%b"version":%d}' % (
-        code,
-        msgspec.json.encode(ext or {}),
-        flag,
-        language.encode(),
-        opaque,
-        b'"serializeTypeCurrentRPC":"JSON",',
-        frames.VERSION,
+    head = (
+        b'{"code":%d,"extFields":%b,"flag":%d,"language":"%b","opaque":%d,%b"serializeTypeCurrentRPC":"JSON","version":%d}'
+        % (
+            code,
+            msgspec.json.encode(ext or {}),
+            flag,
+            language.encode(),
+            opaque,
+            b'"remark":%b,' % msgspec.json.encode(remark) if remark is not None else b"",
+            frames.VERSION,
+        )
     )
     if len(head) > frames.HEADER_BYTES_MAX:
         # The other side would end the connection, and with it what others wait for.

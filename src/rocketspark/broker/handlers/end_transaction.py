@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.replication.durability import Durability
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import EndTransactionHeader, Request
@@ -11,6 +12,8 @@ from rocketspark.protocol.message import sysflags
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
+
+log = LimitedLog("rocketspark.broker")
 
 
 class TransactionHandler:
@@ -26,7 +29,13 @@ class TransactionHandler:
 
     def end(self, peer: Peer, request: Request[EndTransactionHeader], body: bytes) -> bytes | None:
         """END_TRANSACTION (37), usually one-way; a repeated one is answered and changes nothing."""
-        if request.ext.outcome & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_COMMIT:
+        outcome = request.ext.outcome & sysflags.TRANSACTION_MASK
+        if not outcome:
+            text = "the state of transaction %s of group %s is unknown to %s, which will be asked: %s"
+            log.info(
+                text, request.ext.message_id, request.ext.producer_group, peer.address, request.remark or "no reason"
+            )
+        if outcome == sysflags.TRANSACTION_COMMIT:
             # The half message stays open, and is asked for again, while too few could hold the commit.
             self._durability.check()
         end = self._transactions.end(request.ext)

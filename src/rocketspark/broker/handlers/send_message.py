@@ -138,11 +138,12 @@ class SendHandler:
                 batch = self._put_message.accept_batch(h, queue_id, body, pairs, peer.packed_host)
                 ids = self._ids(batch.positions)
                 return self._answer_batch(peer, request, queue_id, batch.queue_offset, ids, batch.end, pairs)
+            sys_flag = self._rules.sys_flag(h)
             if topic[0] == "%" and topic.startswith(topic_names.RETRY_PREFIX):
                 topic, queue_id = self._retry_target(peer, h, topic, queue_id, pairs)
             if h.sys_flag & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_PREPARED:
                 position, queue_offset, end = self._transactions.prepare(
-                    topic, queue_id, body, stored, pairs, h.flag, h.sys_flag, h.born_time_ms, peer.packed_host
+                    topic, queue_id, body, stored, pairs, h.flag, sys_flag, h.born_time_ms, peer.packed_host
                 )
             else:
                 position, queue_offset, end = self._accept(
@@ -152,7 +153,7 @@ class SendHandler:
                     stored,
                     pairs,
                     h.flag,
-                    h.sys_flag,
+                    sys_flag,
                     h.born_time_ms,
                     peer.packed_host,
                     h.reconsume_times,

@@ -24,6 +24,8 @@ from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.message import batch, properties, sysflags
 from rocketspark.store.store import Store
 
+# A topic's filter type: its messages have the flag of many tags.
+MULTI_TAG = "MULTI_TAG"
 # Sends with one of these are checked further: of a transaction, or of several messages in one record.
 _CHECKED_FLAGS = sysflags.TRANSACTION_MASK | sysflags.INNER_BATCH
 # Flags and properties that do not matter to the broker when it stores a message.
@@ -130,6 +132,14 @@ class SendRules:
             )
         return queue_id
 
+    def sys_flag(self, h: SendHeader) -> int:
+        """Return the flags that a message alone is stored with: those of its topic are added (rule:
+        SendMessageProcessor, 5.x).
+        """
+        config = self._topic_table.get(h.topic)
+        has_many = config is not None and config.topic_filter_type == MULTI_TAG
+        return h.sys_flag | sysflags.MULTI_TAGS if has_many else h.sys_flag
+
     def topic_for(self, h: SendHeader, by: str = "") -> TopicConfig:
         """Return the topic of a send, made if need be, `by` the sender's address.
 
@@ -204,6 +214,7 @@ class SendRules:
         if (
             config is None
             or not self.writable
+            or config.topic_filter_type == MULTI_TAG
             or h.topic in self.static_topics
             or h.topic in topic_names.NOT_SENDABLE
             or h.topic.startswith("%")
@@ -224,6 +235,7 @@ class SendRules:
         queue_count, readable = config.write_queue_nums, config.read_queue_nums
         return (
             plain.settings is self._settings
+            and config.topic_filter_type != MULTI_TAG
             and plain.generation == self._consume_queues.generation
             and plain.queue_count == (queue_count if queue_count > readable else readable)
         )

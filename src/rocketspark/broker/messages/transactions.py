@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -83,6 +84,7 @@ class Transactions:
         quarantine: Quarantine,
         limits: CheckLimits,
         broker_name: str,
+        make_topic: Callable[[str], object] = lambda topic: None,
     ) -> None:
         self._store = store
         self._half_messages = HalfMessages(store, offsets)
@@ -95,6 +97,7 @@ class Transactions:
         self._quarantine = quarantine
         quarantine.retries(KIND, self._retry)
         self._broker_name = broker_name
+        self._make_topic = make_topic
         self._timer: asyncio.TimerHandle | None = None
         self.set_limits(limits)
         self._refreshed_ms = now_ms()
@@ -572,6 +575,8 @@ class Transactions:
         if given_up:
             why = f"{half.checks} checks" if asked_enough else "the time that messages are kept"
             log.warning("half message %s had no end after %s: given up", key.unique_id, why)
+            # Made with the first one, so that readers and queries find it (rule: createTopicOfTranCheckMaxTime, 5.x).
+            self._make_topic(topic_names.CHECK_MAX_TOPIC)
             self._put_message.accept_again(stored, topic_names.CHECK_MAX_TOPIC, 0, stored.properties)
             del self._open[key]
             self._op_messages.add(half.queue_offset)

@@ -187,9 +187,11 @@ async def send_back(
     reply.raise_for_code(f"send back of message {message.message_id}")
 
 
-def end_transaction(broker: Peer, header: headers.EndTransactionHeader) -> None:
-    """Tell how a transaction ended; there is no reply. Raises NotSent on a closed connection."""
-    broker.oneway(RequestCode.END_TRANSACTION, header)
+def end_transaction(broker: Peer, header: headers.EndTransactionHeader, remark: str | None = None) -> None:
+    """Tell how a transaction ended, and why its state is unknown; there is no reply. Raises NotSent on a closed
+    connection.
+    """
+    broker.oneway(RequestCode.END_TRANSACTION, header, remark=remark)
 
 
 async def recall(

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from rocketspark.client.callbacks import passes_on
+from rocketspark.client.callbacks import passes_on, trouble_log
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.acl_signing import Signer
 from rocketspark.client.connection.broker_requests import BrokerRequests
@@ -407,7 +407,7 @@ class Instance:
             addresses, await asyncio.gather(*map(self.heartbeat, addresses), return_exceptions=True), strict=True
         ):
             if isinstance(result, RocketSparkError):
-                log.info("broker %s not reached for a heartbeat: %s", address, result)
+                trouble_log.warning("broker %s not reached for a heartbeat: %s", address, result)
             elif isinstance(result, BaseException):
                 raise result
 

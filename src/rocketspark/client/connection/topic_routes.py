@@ -59,6 +59,20 @@ def namesrv_addresses(namesrv: str | None) -> list[str]:
     )
 
 
+def _told(route: TopicRoute) -> str:
+    """Return a route for the log: each broker's queues, permission and addresses."""
+    addresses = {b.broker_name: ",".join(a for _, a in sorted(b.addresses.items())) for b in route.brokers}
+    queues = sorted(route.queues, key=lambda q: q.broker_name)
+    return (
+        "; ".join(
+            f"{q.broker_name} at {addresses.get(q.broker_name, 'none')} with {q.read_queue_count} read and"
+            f" {q.write_queue_count} write queues, perm {q.perm}"
+            for q in queues
+        )
+        or "no broker"
+    )
+
+
 class RouteCache:
     """Routes of the topics in use.
 
@@ -90,6 +104,8 @@ class RouteCache:
         self._brokers: dict[str, BrokerData] = {}
         self._pull_settings: dict[str, asyncio.Task[TopicRoute]] = {}
         self._fetched_s: dict[str, float] = {}
+        # At the last refresh no NameServer answered.
+        self._is_lost = False
         self.changed: Callable[[BrokerData | None, BrokerData], None] = lambda before, after: None
 
     def set_addresses(self, addresses: list[str]) -> None:
@@ -159,6 +175,12 @@ class RouteCache:
 
     async def _fetch(self, topic: str) -> TopicRoute:
         route = await self.ask(lambda peer: client_api.fetch_route(peer, topic, timeout_ms=self._timeout_ms))
+        if self._is_lost:
+            self._is_lost = False
+            log.warning("a NameServer answers again")
+        before = self._routes.get(topic)
+        if before is not None and before != route and _told(before) != _told(route):
+            log.info("the route of topic %s changed from %s to %s", topic, _told(before), _told(route))
         self._learn(route)
         self._fetched_s[topic] = time.monotonic()
         self._routes[topic] = route
@@ -301,7 +323,10 @@ class RouteCache:
                 await self.refresh(topic)
             except RouteNotFound:
                 continue
-            except NotSent:
+            except NotSent as e:
+                if not self._is_lost:
+                    self._is_lost = True
+                    log.warning("routes stay as they are known: %s", e)
                 return
             except RocketSparkError as e:
                 # Only this topic fails: its known route stays in use.

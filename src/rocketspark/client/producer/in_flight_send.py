@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rocketspark.client import validators
+from rocketspark.client.callbacks import trouble_log
 from rocketspark.client.producer.in_flight_limit import InFlightLimit
 from rocketspark.client.producer.key_gate import KeyGate
 from rocketspark.client.producer.prepared_message import PreparedMessage
@@ -25,6 +26,9 @@ from rocketspark.client.results import SendResult, SendStatus
 from rocketspark.errors import MessageIllegal, RocketSparkError, RouteNotFound, SendFailed, StateError
 from rocketspark.model import Message, MessageQueue, namespace
 from rocketspark.transport.request_frames import Reply
+
+# With less time left a send does not look once more for a broker.
+LAST_LOOK_S = 0.05
 
 # Finds the queue of one message among its topic's.
 Choose = Callable[[Sequence[MessageQueue]], MessageQueue]
@@ -109,6 +113,13 @@ class InFlightSend(msgspec.Struct, eq=False):
         if self.key is None and in_order and self.attempts > 1:
             self.key, self._in_line = queue, True
 
+    def attempt_end_s(self) -> float:
+        """Return the monotonic time at which an attempt that begins now is given up."""
+        limit_s = self.path.attempts.attempt_s
+        if limit_s is None or len(self._brokers) + 1 >= self.attempts:
+            return self.end_s
+        return min(self.end_s, time.monotonic() + limit_s)
+
     def follow(self, queue: MessageQueue) -> None:
         """Go to a queue, behind all that went there before: one at a time."""
         self.queue = self.key = queue
@@ -139,7 +150,8 @@ class InFlightSend(msgspec.Struct, eq=False):
             self._holds_key = True
         if self._turn is None and (path.oneway_limit if self.oneway else path.limit).try_enter(len(out.body)):
             self._has_room = True
-            queue = path.attempts.post(out, self.sharding_key, self.queue, self.end_s, None if self.oneway else self)
+            end_s = self.end_s if path.attempts.attempt_s is None else self.attempt_end_s()
+            queue = path.attempts.post(out, self.sharding_key, self.queue, end_s, None if self.oneway else self)
             if queue is not None:
                 self.state = AFTER_WRITE[self.state]
                 self._went_to = queue
@@ -266,8 +278,13 @@ class InFlightSend(msgspec.Struct, eq=False):
             try:
                 queue = self.queue or await attempts.first_queue(topic, self.sharding_key, self.end_s)
                 return await attempts.with_broker(queue, self._is_fixed, self.end_s)
-            except RouteNotFound:
-                if look + 1 >= self.attempts or not attempts.is_without_master(topic):
+            except RouteNotFound as e:
+                # A broker that was there may be back within the send's time.
+                left_s = self.end_s - time.monotonic()
+                gone = type(e) is RouteNotFound and attempts.was_known(topic) and left_s > LAST_LOOK_S
+                if not (gone and self.attempts > 1) and (
+                    look + 1 >= self.attempts or not attempts.is_without_master(topic)
+                ):
                     raise
             await attempts.pause(look, self.end_s)
         raise AssertionError
@@ -326,6 +343,7 @@ class InFlightSend(msgspec.Struct, eq=False):
         self._cause = cause
         assert self._went_to is not None
         self._brokers += (self._went_to.broker_name,)
+        self._tell_failure(cause, self._went_to)
         if self._in_line and not self._holds_key:
             assert self.queue is not None
             if self.path.newest.get(self.queue) is not self or self.queue in self.path.gate:
@@ -333,6 +351,13 @@ class InFlightSend(msgspec.Struct, eq=False):
             else:
                 self.path.gate.take_place(self.queue)
                 self._holds_key = True
+
+    def _tell_failure(self, cause: RocketSparkError, queue: MessageQueue) -> None:
+        if self.path.attempts.is_logged:
+            return  # There is a line of this attempt already.
+        text = "attempt %d to send to topic %s, at %s, failed %.0f ms after the send began: %s"
+        cost_ms = (time.monotonic() - self.began_s) * 1000
+        trouble_log.warning(text, len(self._brokers), self.out.topic, queue.broker_name, cost_ms, cause)
 
     def finish(self, result: SendResult | None, error: BaseException | None) -> None:
         """End the send: give back what it holds, and tell its caller. Every way ends here; a second end is none."""

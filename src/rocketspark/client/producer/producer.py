@@ -90,6 +90,7 @@ class AsyncProducer(Queries):
             settings.default_topic,
             settings.default_queue_count,
             settings.vip_channel,
+            settings.attempt_timeout_ms,
         )
         self._send_attempts = SendAttempts(self._instance, self.group, self._rules, self._hooks, faults)
         self._trace_as(self.group, "PRODUCE")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
-from rocketspark.client.hooks import HookSet, Sending, guarded
+from rocketspark.client.hooks import HookSet, LogSends, Sending, guarded
 from rocketspark.client.producer.latency_faults import LatencyFaults
 from rocketspark.client.producer.prepared_message import PreparedMessage, queue_of_key
 from rocketspark.client.producer.send_states import AFTER_REPLY, AFTER_WRITE, State
@@ -43,17 +43,20 @@ RETRY_CODES = frozenset(code for code, row in RESPONSES.items() if row.retriable
 
 
 class Attempted(Protocol):
-    """The part of a send that an attempt sees; `end_s`: the loop's time at which its budget is used up."""
+    """The part of a send that an attempt sees."""
 
     out: PreparedMessage
-    end_s: float
     state: State
+
+    def attempt_end_s(self) -> float:
+        """Return the monotonic time at which an attempt that begins now is given up."""
 
 
 class SendSettings(NamedTuple):
     """The rules by which a send is tried again (rule: DefaultMQProducer, 5.x).
 
     `retry_codes`: response codes after which it is; `retry_not_stored`: also after a status other than SEND_OK.
+    `attempt_timeout_ms`: of one attempt, where others may follow; None: what is left of all time.
     """
 
     timeout_ms: float = 3000
@@ -62,6 +65,7 @@ class SendSettings(NamedTuple):
     default_topic: str = "TBW102"
     default_queue_count: int = DEFAULT_QUEUE_COUNT
     vip_channel: bool = False
+    attempt_timeout_ms: float | None = None
 
 
 # Queue, request code, and whether a send is one-way.
@@ -101,6 +105,7 @@ class SendAttempts:
         self._targets: dict[TargetKey, Target] = {}
         self._turns: dict[str, int] = {}
         self.timeout_s = rules.timeout_ms / 1000
+        self.attempt_s = None if rules.attempt_timeout_ms is None else rules.attempt_timeout_ms / 1000
         self.retry_not_stored = rules.retry_not_stored
         # True if `post` may write: latency faults are off, and no stored message is sent again.
         self._plain = faults is None and not rules.retry_not_stored
@@ -156,42 +161,51 @@ class SendAttempts:
 
     async def attempt(self, send: Attempted, queue: MessageQueue) -> SendResult:
         """Send it once, to a queue, and wait for the reply. Raises what this attempt failed with."""
-        began_s = time.monotonic()
+        began_s, end_s = time.monotonic(), send.attempt_end_s()
         try:
             if self._hooks.sends or self._instance.rpc_hooks is not None:
-                result = await self._attempt_hooked(send, queue)
+                result = await self._attempt_hooked(send, queue, end_s)
             else:
-                peer = self.open_peer(queue) or await self.connect(queue, send.end_s)
-                if not peer.is_writable:
-                    await self.within(send.end_s, peer.writable(), f"{peer.address} does not read")
+                peer = await self._writable_peer(queue, end_s)
                 waiting: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-                self._write(send.out, self._target((queue, send.out.code, False)), peer, send.end_s, waiting)
+                self._write(send.out, self._target((queue, send.out.code, False)), peer, end_s, waiting)
                 send.state = AFTER_WRITE[send.state]
                 reply = await waiting
                 send.state = AFTER_REPLY[send.state]
                 result = result_of(send.out, queue, reply)
         except RocketSparkError as e:
-            if self._faults is not None:
-                now_s = time.monotonic()
-                unreachable = isinstance(e, TransportError)
-                self._faults.failed(
-                    self._routes.leader(queue), (now_s - began_s) * 1000, now_s, unreachable=unreachable
-                )
+            self._note_fault(queue, began_s, e)
             raise
-        if self._faults is not None:
-            now_s = time.monotonic()
-            self._faults.sent(self._routes.leader(queue), (now_s - began_s) * 1000, now_s)
+        self._note_fault(queue, began_s, None)
         return result
 
-    async def _attempt_hooked(self, send: Attempted, queue: MessageQueue) -> SendResult:
-        out, end_s = send.out, send.end_s
+    def _note_fault(self, queue: MessageQueue, began_s: float, error: RocketSparkError | None) -> None:
+        """Note for later sends what an attempt, also a one-way one, came to."""
+        if self._faults is None:
+            return
+        now_s, name = time.monotonic(), self._routes.leader(queue)
+        cost_ms = (now_s - began_s) * 1000
+        if error is None:
+            self._faults.sent(name, cost_ms, now_s)
+        else:
+            self._faults.failed(name, cost_ms, now_s, unreachable=isinstance(error, TransportError))
+
+    async def _writable_peer(self, queue: MessageQueue, end_s: float) -> Peer:
         peer = self.open_peer(queue) or await self.connect(queue, end_s)
-        sending = self._begin(out, queue, peer)
+        if not peer.is_writable:
+            await self.within(end_s, peer.writable(), f"{peer.address} does not read")
+        return peer
+
+    async def _attempt_hooked(self, send: Attempted, queue: MessageQueue, end_s: float) -> SendResult:
+        out = send.out
+        sending, given = self._begin(out, queue)
         began_s = time.monotonic()
         try:
-            header = self._header(out, sending)
+            peer = await self._writable_peer(queue, end_s)
+            header = self._header(out, sending, given)
             send.state = AFTER_WRITE[send.state]
-            reply = await peer.request(out.code, header, out.body, timeout_ms=max((end_s - began_s) * 1000, 1))
+            left_ms = max((end_s - time.monotonic()) * 1000, 1)
+            reply = await peer.request(out.code, header, out.body, timeout_ms=left_ms)
             send.state = AFTER_REPLY[send.state]
             told = stored(reply)
             sending.result = result_of(out, queue, reply, told)
@@ -232,14 +246,19 @@ class SendAttempts:
         if isinstance(cause, TransportError):
             self._routes.begin_refresh(topic)
 
-    def _begin(self, out: PreparedMessage, queue: MessageQueue, peer: Peer, *, oneway: bool = False) -> Sending:
+    def _begin(
+        self, out: PreparedMessage, queue: MessageQueue, *, oneway: bool = False
+    ) -> tuple[Sending, dict[str, str]]:
+        """Run the hooks before an attempt and its connection; returns also the properties before them."""
+        given = properties.decode(out.properties)
         sending = Sending(
             group=self._group,
             topic=out.topic,
             queue=queue,
-            address=peer.address,
+            address=self._address(queue) or "",
             message_id=out.message_id,
-            properties=properties.decode(out.properties),
+            properties=dict(given),
+            body=out.body,
             body_bytes=len(out.body),
             born_time_ms=int(time.time() * 1000),
             oneway=oneway,
@@ -247,23 +266,22 @@ class SendAttempts:
         sending.keys = sending.properties.get(properties.KEYS, "")
         if out.code == RequestCode.SEND_BATCH_MESSAGE:
             sending.keys = _keys_of_batch(out.body)
-        sending.notes["pairs"] = len(sending.properties)
         for hooks in self._hooks.sends:
             hooks.check_forbidden(sending)
         for hooks in self._hooks.sends:
             guarded(hooks.before_send, sending)
-        return sending
+        return sending, given
 
     def _end(self, sending: Sending, began_s: float) -> None:
         sending.cost_ms = (time.monotonic() - began_s) * 1000
         for hooks in self._hooks.sends:
             guarded(hooks.after_send, sending)
 
-    def _header(self, out: PreparedMessage, sending: Sending) -> SendHeader:
+    def _header(self, out: PreparedMessage, sending: Sending, given: dict[str, str]) -> SendHeader:
         queue = sending.queue
         text = out.properties
-        if len(sending.properties) != sending.notes.pop("pairs"):
-            # A hook added some, such as the context of a trace.
+        if sending.properties != given:
+            # A hook added some, such as the context of a trace, or changed them.
             text = properties.encode(sending.properties)
         return SendHeader(
             producer_group=self._group,
@@ -282,16 +300,25 @@ class SendAttempts:
 
     async def send_oneway(self, send: Attempted, queue: MessageQueue) -> None:
         """Send it once, without waiting for a reply. Raises what is known before it leaves."""
-        out, end_s = send.out, send.end_s
-        peer = self.open_peer(queue) or await self.connect(queue, end_s)
-        if not peer.is_writable:
-            await self.within(end_s, peer.writable(), f"{peer.address} does not read")
-        if self._hooks.sends or self._instance.rpc_hooks is not None:
-            sending = self._begin(out, queue, peer, oneway=True)
-            peer.oneway(out.code, self._header(out, sending), out.body)
-            self._end(sending, time.monotonic())
-        else:
-            self._write(out, self._target((queue, out.code, True)), peer, end_s, None)
+        out, began_s, end_s = send.out, time.monotonic(), send.attempt_end_s()
+        try:
+            if self._hooks.sends or self._instance.rpc_hooks is not None:
+                sending, given = self._begin(out, queue, oneway=True)
+                try:
+                    peer = await self._writable_peer(queue, end_s)
+                    peer.oneway(out.code, self._header(out, sending, given), out.body)
+                except BaseException as e:
+                    sending.error = e
+                    raise
+                finally:
+                    self._end(sending, began_s)
+            else:
+                peer = await self._writable_peer(queue, end_s)
+                self._write(out, self._target((queue, out.code, True)), peer, end_s, None)
+        except RocketSparkError as e:
+            self._note_fault(queue, began_s, e)
+            raise
+        self._note_fault(queue, began_s, None)
         send.state = AFTER_WRITE[send.state]
 
     # -- queues --------------------------------------------------------------------------------------------------
@@ -387,6 +414,15 @@ class SendAttempts:
         """Wait before the same broker is tried again."""
         left_s = end_s - time.monotonic()
         await asyncio.sleep(max(0.0, min(PAUSE_S[min(attempt, len(PAUSE_S) - 1)], left_s / 2)))
+
+    @property
+    def is_logged(self) -> bool:
+        """Tell whether each attempt is logged."""
+        return any(isinstance(each, LogSends) for each in self._hooks.sends)
+
+    def was_known(self, topic: str) -> bool:
+        """Tell whether a broker took messages of a topic before: it may come back."""
+        return self._routes.age_s(topic) != math.inf
 
     def is_without_master(self, topic: str) -> bool:
         """Tell whether no broker takes messages of a topic because none of them has a master."""

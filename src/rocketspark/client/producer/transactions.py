@@ -27,12 +27,15 @@ from rocketspark.client.results import SendResult, SendStatus
 from rocketspark.client.sync import ProducerFacade
 from rocketspark.errors import ConfigError, MessageIllegal, RocketSparkError, StateError
 from rocketspark.model import Message, MessageFields, ReceivedMessage, is_logical
+from rocketspark.model.text import shown
 from rocketspark.protocol.headers import CheckTransactionHeader, EndTransactionHeader
 from rocketspark.protocol.message import properties, sysflags
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.transport.peer import Peer
 
 log = logging.getLogger("rocketspark.client")
+# A header holds little, and an error may tell much.
+REMARK_CHARACTERS_MAX = 1000
 
 T = TypeVar("T")
 
@@ -206,7 +209,7 @@ class AsyncTransactionProducer(AsyncProducer):
                 peer = await self._instance.broker(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
             else:
                 peer = await self._send_attempts.peer_to_end(self._in_namespace(sent.queue))
-            client_api.end_transaction(peer, header)
+            client_api.end_transaction(peer, header, _remark("execute", error) if error else None)
             self._tell_end(peer, header, half.topic, half.message.tag, _words(half.message.keys), state)
         except RocketSparkError as e:
             log.warning("transaction %s: %s is not told, the broker will ask: %s", half.transaction.id, state, e)
@@ -223,16 +226,17 @@ class AsyncTransactionProducer(AsyncProducer):
             return TransactionState.UNKNOWN, e
 
     async def _check(self, peer: Peer, question: CheckTransactionHeader, message: ReceivedMessage) -> None:
+        full_topic, remark = message.topic, None
         try:
-            state = _state(await self._call(self._listener.check, message))
+            state = _state(await self._call(self._listener.check, self._bare(message)))
         except BaseException as e:
             # Nobody else's business: a broker asked.
             if passes_on(e):
                 raise
             log.exception("the check of transaction %s failed; the broker will ask again", message.message_id)
-            state = TransactionState.UNKNOWN
+            state, remark = TransactionState.UNKNOWN, _remark("check", e)
         header = EndTransactionHeader(
-            topic=message.topic,
+            topic=full_topic,
             producer_group=self.group,
             half_offset=question.half_offset,
             physical_offset=question.physical_offset,
@@ -243,8 +247,8 @@ class AsyncTransactionProducer(AsyncProducer):
             broker_name=question.broker_name,
         )
         try:
-            client_api.end_transaction(peer, header)
-            self._tell_end(peer, header, message.topic, message.tag, " ".join(message.keys), state)
+            client_api.end_transaction(peer, header, remark)
+            self._tell_end(peer, header, full_topic, message.tag, " ".join(message.keys), state)
         except RocketSparkError as e:
             log.warning("the check of transaction %s was not answered: %s", message.message_id, e)
 
@@ -296,6 +300,11 @@ def _words(keys: str | Sequence[str]) -> str:
 
 def _state(returned: Any) -> TransactionState:
     return returned if isinstance(returned, TransactionState) else TransactionState.UNKNOWN
+
+
+def _remark(call: str, error: BaseException) -> str:
+    """Return why a state is unknown, as the broker is told it."""
+    return f"{call} raised {type(error).__name__}: {shown(str(error), characters_max=REMARK_CHARACTERS_MAX)}"
 
 
 def report(half: Half, error: BaseException) -> None:

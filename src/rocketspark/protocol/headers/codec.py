@@ -43,6 +43,7 @@ class Request(msgspec.Struct, Generic[H], rename={"ext": "extFields"}, gc=False)
     flag: int = 0
     language: str | int = "OTHER"
     version: int = 0
+    remark: str | None = None
 
 
 class ReplyHead(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
@@ -107,7 +108,9 @@ def from_ext(kind: type[H], ext: dict[str, str] | None) -> H:
 
 def from_frame(kind: type[H], frame: Frame) -> Request[H]:
     """Return a typed request from a frame that was read the general way (a binary header)."""
-    return Request(frame.code, from_ext(kind, frame.ext), frame.opaque, frame.flag, frame.language, frame.version)
+    return Request(
+        frame.code, from_ext(kind, frame.ext), frame.opaque, frame.flag, frame.language, frame.version, frame.remark
+    )
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Annotated, Any, Optional, TypedDict
 
 import msgspec
@@ -58,8 +58,7 @@ def quoted(kind: t.DataType) -> str:
         return f"array<{quoted(kind.elementType)}>"
     if isinstance(kind, t.MapType):
         return f"map<{quoted(kind.keyType)},{quoted(kind.valueType)}>"
-    # The setting spark.sql.timestampType gives the word timestamp another meaning.
-    return "timestamp_ltz" if isinstance(kind, t.TimestampType) else kind.simpleString()
+    return kind.simpleString()
 
 
 _TOKEN = re.compile(
@@ -304,8 +303,7 @@ def rounded(value: Any, kind: t.DataType) -> Any:
         return [(name, rounded(one, kind.valueType)) for name, one in value.items()]
     if isinstance(kind, t.DecimalType):
         try:
-            # Not by the process's own context, which has 28 digits.
-            return value.quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP, Context(prec=kind.precision))
+            return value.quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP)
         except ArithmeticError:
             raise ValueError(f"{shown(str(value))} does not fit {kind.simpleString()}") from None
     return value

@@ -98,7 +98,7 @@ class Machine(RuleBasedStateMachine):
             transaction_id=out.message_id,
         )
 
-    def told(self, peer: Any, header: Any) -> None:
+    def told(self, peer: Any, header: Any, remark: str | None = None) -> None:
         allowed = self.said.get(header.message_id, set()) | {0}
         if header.message_id in self.unsafe:
             allowed = allowed | {ROLLBACK}
