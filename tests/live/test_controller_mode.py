@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.support import connected, create, pull, pulled, run, send_header, settings, until
+from tests.live.support import connected, create, create_group, pull, pulled, run, send_header, settings, until
 from tests.live.test_replication import producer
 
 from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.broker.replication.role import Role
+from rocketspark.broker.replication.tables.master_api import MasterApi
 from rocketspark.broker.roles.member_group import MemberGroup
 from rocketspark.broker.server import BrokerServer
 from rocketspark.client import SendStatus
@@ -24,7 +25,14 @@ from rocketspark.errors import SendFailed
 from rocketspark.model import Message, MessageQueue
 from rocketspark.namesrv.server import NameServer
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import MaxOffsetHeader, OffsetReply, PullReply, RouteHeader
+from rocketspark.protocol.headers import (
+    MaxOffsetHeader,
+    OffsetReply,
+    PullReply,
+    RouteHeader,
+    UpdateConsumerOffsetHeader,
+)
+from rocketspark.store import Store
 
 QUICK = {
     "heartbeat_interval_ms": 100,
@@ -97,6 +105,12 @@ async def group(folder: Path, **changes: Any) -> AsyncIterator[Group]:
             await found.stop(number)
         await found.controller.close()
         await found.namesrv.close()
+
+
+def shown(store: Store) -> int:
+    """How many messages of T readers are shown."""
+    ranges = [store.queue_range("T", queue_id) for queue_id in range(8)]
+    return sum(high - low for low, high in ranges)
 
 
 def test_the_first_is_master_and_the_next_joins_the_set(tmp_path: Path) -> None:
@@ -332,8 +346,8 @@ def test_after_an_unclean_election_the_old_master_gives_up_what_it_had_alone(tmp
             await until(lambda: first.store.written_position == second.store.written_position)
             for broker in (first, second):
                 assert [r.body for r in broker.store.iterate(0) if r.topic == b"T"] == [b"both", b"after"]
-                ranges = [broker.store.queue_range("T", queue_id) for queue_id in range(8)]
-                assert sum(high - low for low, high in ranges) == 2
+                # A slave shows what its master told to be confirmed, with the next frame.
+                await until(lambda store=broker.store: shown(store) == 2)
             assert first.replication.epochs.starts == second.replication.epochs.starts
 
     run(main())
@@ -386,5 +400,71 @@ def test_what_the_old_master_answers_for_before_it_hears_of_the_election_is_kept
                     await until(lambda: first.store.written_position == second.store.written_position)
             finally:
                 await controller.close()
+
+    run(main())
+
+
+def test_a_slave_joins_the_set_only_once_it_has_its_master_s_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it is elected without a single offset, and the old master takes that table."""
+
+    async def main() -> None:
+        async with group(tmp_path) as g:
+            first = await g.start(1)
+            await until(lambda: first.role.kind is Role.MASTER)
+            async with producer(g.namesrv.address) as out:
+                await out.send(Message(topic="T", body=b"1"))
+            commit = UpdateConsumerOffsetHeader(group="G", topic="T", queue_id=0, commit_offset=7)
+            async with connected(first.address) as peer:
+                await create_group(peer, "G")
+                (await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).raise_for_code("commit")
+            told, offsets = asyncio.Event(), MasterApi.offsets
+
+            async def late(api: MasterApi, state: str = "") -> Any:
+                await told.wait()
+                return await offsets(api, state)
+
+            monkeypatch.setattr(MasterApi, "offsets", late)
+            second = await g.start(2)
+            slaves = first.replication.listener.connections
+            await until(lambda: any(c.link.acked == first.store.written_position for c in slaves))
+            held = first.replication.controlled.in_sync
+            assert held is not None
+            assert held.set.all_members == {1}
+            told.set()
+            await g.in_sync(2)
+            assert second._offsets.get("G", "T", 0) == 7
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["elected by hand", "the master ends"])
+def test_who_is_elected_takes_the_tables_of_a_master_that_lives(tmp_path: Path, how: str) -> None:
+    """What the last look before did not see."""
+
+    async def main() -> None:
+        async with group(tmp_path) as g:
+            first = await g.start(1)
+            await until(lambda: first.role.kind is Role.MASTER)
+            second = await g.start(2)
+            await g.in_sync(2)
+            synchronize = second.replication.synchronize
+            assert synchronize is not None
+            await synchronize.passed()
+            async with connected(first.address) as peer:
+                await create(peer, "New", 3)
+            if how == "the master ends":
+                await g.stop(1)
+            else:
+                client = ControllerClient([g.controller.address])
+                await client.elect("DefaultCluster", "broker-a", 2, designate=True)
+                await client.close()
+            await until(lambda: second.role.kind is Role.MASTER)
+            assert second._topics.table["New"].write_queue_nums == 3
+            if how == "the master ends":
+                await g.start(1)
+            await g.in_sync(2)
+            assert g.brokers[1]._topics.table["New"].write_queue_nums == 3
 
     run(main())

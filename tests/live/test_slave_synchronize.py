@@ -13,6 +13,7 @@ from tests.live.support import broker, connected, create, create_group, run, sen
 from tests.live.table_copies import TableCopies, look, offsets_of, slave
 from tests.ports import free_ports
 
+from rocketspark.broker.replication.role import Role
 from rocketspark.broker.replication.tables.master_api import MasterApi
 from rocketspark.broker.replication.tables.slave_synchronize import StoreSide
 from rocketspark.protocol import headers
@@ -222,5 +223,26 @@ def test_a_broker_never_follows_itself(tmp_path: Path) -> None:
         async with slave(tmp_path, None, own_address="127.0.0.1:1") as (_, follow):
             follow.set_master("127.0.0.1:1")
             assert follow.master is None
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", [Role.MASTER, Role.FENCED, Role.SLAVE])
+def test_what_counts_messages_waits_for_the_log_of_a_master_that_steps_down_too(tmp_path: Path, kind: Role) -> None:
+    """Who is elected takes the tables of the one before, which delivered what the log here may not have."""
+
+    async def main() -> None:
+        async with broker(tmp_path / "m") as server, connected(server.address) as peer:
+            await create_group(peer, "G")
+            await sent(peer, b"1", "T")
+            commit = headers.UpdateConsumerOffsetHeader(group="G", topic="T", queue_id=0, commit_offset=1)
+            (await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).raise_for_code("commit")
+            server.role.kind = kind
+            here = [server.store.end_position - 1]
+            async with slave(tmp_path / "s", server.address, StoreSide(log_end=lambda: here[0])) as (copies, follow):
+                assert (copies.tables.offsets.get("G", "T", 0), follow.is_taken) == (None, False)
+                here[0] += 1
+                await until(lambda: follow.is_taken)
+                assert copies.tables.offsets.get("G", "T", 0) == 1
 
     run(main())

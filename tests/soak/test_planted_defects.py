@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "rocketspark"
 ROLES = "tests/unit/broker/roles"
+CONTROLLER_MODE = "tests/live/test_controller_mode.py"
 MODEL = f"{ROLES}/test_in_sync_model.py"
 
 
@@ -65,6 +66,27 @@ TABLE = [
         "self.confirmed = min(store.confirmed_position, self._began_at)",
         "self.confirmed = max(store.confirmed_position, self.confirmed)",
         MODEL,
+    ),
+    Planted(
+        "a slave without its master's offsets is in sync",
+        "broker/roles/replication.py",
+        "learner=self.synchronize is None or not self.synchronize.is_taken,",
+        "learner=False,",
+        f"{CONTROLLER_MODE}::test_a_slave_joins_the_set_only_once_it_has_its_master_s_tables",
+    ),
+    Planted(
+        "who is elected does not take the tables once more",
+        "broker/roles/replication.py",
+        "await asyncio.gather(self.client.drained(LAST_PIECES_S), *looks)",
+        "await self.client.drained(LAST_PIECES_S)",
+        f"{CONTROLLER_MODE}::test_who_is_elected_takes_the_tables_of_a_master_that_lives",
+    ),
+    Planted(
+        "offsets of a master that steps down are taken before the log they count",
+        "broker/replication/tables/master_api.py",
+        "end = status.master_commit_log_max_offset or (copies.max_offset if copies is not None else 0)",
+        "end = status.master_commit_log_max_offset",
+        "tests/live/test_slave_synchronize.py",
     ),
 ]
 

@@ -12,10 +12,13 @@ import pytest
 from tests.java.apache import ApacheCluster, await_queues
 from tests.spark.conftest import read_rows
 
-from rocketspark.client import Producer
+from rocketspark.client import AsyncProducer, Producer
 from rocketspark.client.connection import admin_api, client_api
+from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue
+from rocketspark.protocol.message import sysflags
+from rocketspark.protocol.message.message_ids import unique_ids
 from rocketspark.spark.plan.cluster_queries import ClusterQueries as Asked
 from rocketspark.testing import Cluster
 from rocketspark.transport.connections import dial
@@ -146,3 +149,35 @@ def test_a_time_as_one_writes_it(cluster: Cluster, make_topic: Callable[..., str
     target = {"namesrv": cluster.namesrv, "topic": topic}
     assert len(read_rows(**target, startingTimestamp="2001-01-01T00:00:00Z")) == 10
     assert len(read_rows(**target, endingTimestamp="2001-01-01T00:00:00Z")) == 0
+
+
+@pytest.mark.parametrize("attributes", ["", "+queue.type=BatchCQ"], ids=["plain", "queues of batches"])
+def test_a_body_that_does_not_inflate_has_a_time(
+    cluster: Cluster, make_topic: Callable[..., str], attributes: str
+) -> None:
+    """Any producer can send one: no read by time, nor the age of a lag, is stopped by what no column wants."""
+    topic = make_topic(queues=1, brokers=1, attributes=attributes)
+    queue = MessageQueue(topic, "broker-a", 0)
+    with Producer(cluster.namesrv, "times") as producer:
+        producer.send(topic, b"good")
+
+    async def send_bad() -> None:
+        async with AsyncProducer(cluster.namesrv, "bad") as producer:
+            message_id = unique_ids.next()
+            bad = PreparedMessage(
+                topic, b"no zlib", f"UNIQ_KEY\x01{message_id}\x02", sysflags.COMPRESSED, 0, message_id
+            )
+            await producer.send_packed(bad, None, queue, None)
+
+    asyncio.run(send_bad())
+    given = {"namesrv": cluster.namesrv, "topic": topic}
+    good, bad = [to_ms(row["storeTime"]) for row in read_rows("storeTime", **given)]
+    for ending in (bad + 3_600_000, bad):
+        found = read_rows("queueOffset", endingTimestamp=str(ending), **given)
+        assert len(found) == sum(at < ending for at in (good, bad))
+    assert len(read_rows("queueOffset", startingTimestamp=str(bad), **given)) == sum(at >= bad for at in (good, bad))
+    asked = Asked(cluster.namesrv)
+    try:
+        assert asked.stored_ms({queue: 1}) == {queue: bad}
+    finally:
+        asked.close()

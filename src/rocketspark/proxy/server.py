@@ -120,6 +120,8 @@ class ProxyServer:
         options = [
             ("grpc.max_receive_message_length", s.inbound_bytes_max),
             ("grpc.max_send_message_length", -1),
+            # Clients pack bodies themselves; a packed message would become the largest one that is taken.
+            ("grpc.compression_enabled_algorithms_bitset", 1),
             ("grpc.so_reuseport", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", 5000),
             ("grpc.http2.max_ping_strikes", 2),

@@ -1,7 +1,8 @@
 """A copy of a store's files while its broker runs, and back. Rule: the copy is what a kill at its end would have left.
 
 The order makes it so: first the checkpoint, which says least, then tables, timers, queues and index, which may say
-more, and last the log, which has all that they say. A start of the copy then recovers as after a kill.
+more, and last the log, which has all that they say, its newest file first, so that none lacks what a later one goes on
+from. A start of the copy then recovers as after a kill.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rocketspark.errors import ConfigError, StoreUnwritable
+from rocketspark.protocol.message.record_layout import BLANK_BYTES_MIN
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import failure
 
@@ -34,6 +36,7 @@ _NEXT = ("timerwheel", "timerlog", "consumequeue", "consumequeue_ext", "batchcon
 _LOG = "commitlog"
 _IDENTITY = ("brokerIdentity", "brokerIdentity-temp")
 _PIECE_BYTES = 8 << 20
+_END_BYTES = 64 << 10
 
 Tell = Callable[[int, int], None]
 
@@ -63,11 +66,14 @@ def backup(
         raise ConfigError(f"{target} holds other files: choose an empty folder, or that of an older backup")
     if target.resolve().is_relative_to(root.resolve()) or root.resolve().is_relative_to(target.resolve()):
         raise ConfigError(f"{target} and {root} lie within each other: choose a folder outside the store")
+    if before is not None and not before["sealed"]:
+        for path in (target / _LOG).glob("*"):
+            os.utime(path, (0, 0))  # By an older program: their times do not say that they are whole.
     _describe(target, "under way")
     copy = _Copy(tell)
     for name in (*_FIRST, *_NEXT):
         copy.whole(root / name, target / name)
-    copy.whole(log, target / _LOG, keep_same=True)
+    copy.log(log, target / _LOG)
     # Recovery then looks at everything.
     _write(target / "abort", "backup")
     _describe(target, "whole")
@@ -111,12 +117,13 @@ def _described(folder: Path) -> dict[str, Any] | None:
         raise ConfigError(f"{folder / DESCRIPTION} cannot be read ({e}): is this a backup?") from None
     if version != VERSION:
         raise ConfigError(f"the backup in {folder} is of version {version}, this program reads {VERSION}: update it")
-    return {"version": version, "state": state}
+    return {"version": version, "state": state, "sealed": found.get("sealed") is True}
 
 
 def _describe(folder: Path, state: str) -> None:
     made_ms = time.time_ns() // 1_000_000
-    _write(folder / DESCRIPTION, json.dumps({"version": VERSION, "state": state, "madeMs": made_ms}))
+    about = {"version": VERSION, "state": state, "madeMs": made_ms, "sealed": True}
+    _write(folder / DESCRIPTION, json.dumps(about))
 
 
 def _write(path: Path, text: str) -> None:
@@ -128,14 +135,11 @@ class _Copy:
         self.files = self.copied_bytes = self.same_files = 0
         self._tell = tell
 
-    def whole(self, source: Path, target: Path, *, keep_same: bool = False) -> None:
-        """Copy a file or folder; what is in the target and no more in the source goes. One that is not there: nothing.
-
-        `keep_same`: a file of the same size and time is not copied again, but for the newest one.
-        """
+    def whole(self, source: Path, target: Path) -> None:
+        """Copy a file or folder; what is in the target alone goes. One that is not there: nothing."""
         try:
             if source.is_dir():
-                self._folder(source, target, keep_same=keep_same)
+                self._folder(source, target)
             elif source.is_file():
                 self._file(source, target)
             elif target.is_dir():
@@ -145,21 +149,41 @@ class _Copy:
         except OSError as e:
             raise failure(e, "copy", str(source)) from e
 
-    def _folder(self, source: Path, target: Path, *, keep_same: bool) -> None:
+    def log(self, source: Path, target: Path) -> None:
+        """Copy the log's folder, but for files that are there already: a copy has its file's time if that was sealed.
+
+        Sealed is a file with a record in the next one: nothing is written to it any more. Times alone say little, as
+        writes through a map need not change them.
+        """
+        try:
+            names = self._clear(source, target)
+            for name, following in reversed([*zip(names, [*names[1:], ""], strict=True)]):
+                sealed = following != "" and _has_record(source / following)
+                if sealed and _same(source / name, target / name):
+                    self.same_files += 1
+                else:
+                    self._file(source / name, target / name, keep_time=sealed)
+        except OSError as e:
+            raise failure(e, "copy", str(source)) from e
+
+    def _folder(self, source: Path, target: Path) -> None:
+        for name in self._clear(source, target):
+            if (source / name).is_dir():
+                self._folder(source / name, target / name)
+            else:
+                self._file(source / name, target / name)
+
+    @staticmethod
+    def _clear(source: Path, target: Path) -> list[str]:
+        """Remove what is in the target alone; returns the names in the source, ascending."""
         target.mkdir(parents=True, exist_ok=True)
         names = sorted(name for name in os.listdir(source) if not name.endswith(".tmp"))
         for name in set(os.listdir(target)) - set(names):
             gone = target / name
             shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
-        for name in names:
-            if (source / name).is_dir():
-                self._folder(source / name, target / name, keep_same=keep_same)
-            elif keep_same and name != names[-1] and _same(source / name, target / name):
-                self.same_files += 1
-            else:
-                self._file(source / name, target / name)
+        return names
 
-    def _file(self, source: Path, target: Path) -> None:
+    def _file(self, source: Path, target: Path, *, keep_time: bool = True) -> None:
         try:
             with source.open("rb") as read:
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -169,8 +193,9 @@ class _Copy:
                         self._piece(read.fileno(), written.fileno(), at, count)
                     written.truncate(status.st_size)
                     os.fsync(written.fileno())
-                # The time of the content, as it was when the copy began.
-                os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+                # The time of the content, as it was when the copy began; else one that its file will never have.
+                time_ns = status.st_mtime_ns - (0 if keep_time else 1_000_000_000)
+                os.utime(target, ns=(status.st_atime_ns, time_ns))
         except FileNotFoundError:
             # Expired or deleted meanwhile.
             target.unlink(missing_ok=True)
@@ -191,12 +216,31 @@ class _Copy:
             self._tell(self.files, self.copied_bytes)
 
 
+def _has_record(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return any(file.read(BLANK_BYTES_MIN))
+    except FileNotFoundError:
+        return False  # Removed meanwhile.
+
+
 def _same(source: Path, target: Path) -> bool:
+    """Tell whether two files have one size, time and end: a log that was cut and went on has another."""
     try:
         a, b = source.stat(), target.stat()
+        if (a.st_size, a.st_mtime_ns) != (b.st_size, b.st_mtime_ns):
+            return False
+        with source.open("rb") as one, target.open("rb") as other:
+            for end in range(a.st_size, 0, -_END_BYTES):
+                at = max(end - _END_BYTES, 0)
+                mine = os.pread(one.fileno(), end - at, at)
+                if mine != os.pread(other.fileno(), end - at, at):
+                    return False
+                if any(mine):
+                    break
     except FileNotFoundError:
         return False
-    return (a.st_size, a.st_mtime_ns) == (b.st_size, b.st_mtime_ns)
+    return True
 
 
 def _extents(fd: int, size: int) -> Iterator[tuple[int, int]]:

@@ -5,13 +5,14 @@ RocketMQ has no such file and passes it over: there a rebuild of the queues brin
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles
 
+_log = logging.getLogger("rocketspark.store")
 VERSION = 1
 
 
@@ -36,10 +37,12 @@ class DeletedTopics:
         """
         config_files.check_version(self._path, VERSION, beside="topics")
         try:
-            table = json.loads(config_files.read(self._path) or "{}")
+            table = config_files.unsealed(config_files.read(self._path) or "{}")
             found = {topic.encode(): int(at) for topic, at in topics_of(table).items()}
         except (ValueError, TypeError, AttributeError):
-            found = {}  # Not worth refusing to start: at worst a rebuild brings a deleted topic back.
+            # Not worth refusing to start: at worst a rebuild brings a deleted topic back.
+            _log.warning("%s is damaged: messages of deleted topics may come back once queues are lost", self._path)
+            found = {}
         self.positions = {topic: at for topic, at in found.items() if at <= log_end}
         if self.positions != found:
             self._write()
@@ -65,5 +68,4 @@ class DeletedTopics:
 
     def _write(self) -> None:
         table = {name.decode("utf-8", "replace"): at for name, at in sorted(self.positions.items())}
-        text = json.dumps({"version": VERSION, "topics": table}, ensure_ascii=False)
-        config_files.write(self._path, text, self._files)
+        config_files.write(self._path, config_files.sealed({"version": VERSION, "topics": table}), self._files)

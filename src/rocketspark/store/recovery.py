@@ -30,7 +30,7 @@ TIME_MARGIN_MS = 3000
 class Recovered(NamedTuple):
     """The result of a recovery.
 
-    `end`: of the log; `replayed`: number of records; `cut`: the log is shorter than the checkpoint says;
+    `end`: of the log; `replayed`: number of records; `cut`: the log is shorter than the checkpoint says, `promised`;
     `skipped`: (begin, end) in the log of what is damaged and was passed over; `unnamed`: records of topics that no
     directory can be named after, which are in no queue; `remade`: queues are made anew, as some were lost; `missing`:
     (begin, end) in the log of files that are not there although others before them are.
@@ -44,6 +44,7 @@ class Recovered(NamedTuple):
     unnamed: int = 0
     remade: bool = False
     missing: tuple[tuple[int, int], ...] = ()
+    promised: int = 0
 
     @property
     def skipped_bytes(self) -> int:
@@ -57,6 +58,11 @@ class Recovered(NamedTuple):
             lines.append(
                 f"files of the log are missing: {places}; those before {self.missing[-1][1]} are left where they are"
                 " and not read, their messages count as removed; put the missing ones back and start again to have all"
+            )
+        if self.cut:
+            lines.append(
+                f"the log ends at {self.end}, although it was on the disk up to {self.promised}: messages stored after"
+                " that are lost; check the disk, and if there is a copy of the log's files start with that"
             )
         if self.skipped:
             begin, end = self.skipped[0]
@@ -109,7 +115,7 @@ def recover(
         if found.end < at.queues_position:
             # Queues may point beyond the log's end: every one has to be looked at.
             found = _replay(log, queues, index, min(safe, found.end), covered, deleted, thorough=True)
-            found = found._replace(cut=True)
+            found = found._replace(cut=True, promised=at.queues_position)
     except _QueueHole:
         # Files of queues are missing or damaged beyond what the checkpoint promises: make all anew from the log.
         found = _replay(log, queues, index, oldest, covered, deleted, thorough=True)._replace(remade=True)
@@ -128,7 +134,7 @@ def _replay_start(log: CommitLog, queues: ConsumeQueueStore, index: IndexService
         if index is not None and index.has_files():
             times.append(at.index_time_ms)
         safe = _position_at_time(log, min(times) - TIME_MARGIN_MS)
-    if index is not None and index.has_files():
+    if index is not None and (index.has_files() or index.lost):
         safe = min(safe, index.end_position())
     return min(max(safe, oldest), end)
 

@@ -119,6 +119,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             self.log.mapped_files.scan()
             self.consume_queues.scan()
             if self.index_service is not None:
+                self.index_service.certain = "maxIndexNum" in inventory.sizes
                 self.index_service.scan()
             crashed = self.crashed = os.path.exists(abort)
             found = checkpoint.read(f"{s.root}/checkpoint")
@@ -127,6 +128,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
                 self.log, self.consume_queues, self.index_service, found, self._deletions.positions, crashed=crashed
             )
             self._forget_deletions_beyond(self.recovered.end)
+            if crashed:
+                self._sync_left()
             self._mark_open(abort)
         except OSError as e:
             raise failure(e, "open the store in", s.root) from e
@@ -149,6 +152,14 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             self._spare.keep()  # Else once what starts with the store has had its room.
         maps.disk_is_full = False
 
+    def _sync_left(self) -> None:
+        """Put on the disk what a killed process left in memory, and what recovery mended: from here on it counts so.
+
+        Also tables and timer messages, whose checkpoint may already count what no flush has reached.
+        """
+        for folder in {self.settings.root, self.log.mapped_files.directory}:
+            self._files.sync_all(folder)
+
     def _forget_deletions_beyond(self, end: int) -> None:
         """Note that the log is shorter now: what comes to stand there is not what was deleted."""
         try:
@@ -159,6 +170,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
     def _mark_open(self, path: str) -> None:
         try:
             self._files.write_file(path, str(os.getpid()).encode())
+            self._files.sync_directory(self.settings.root)
         except OSError as e:
             # Only its existence counts.
             if not (isinstance(failure(e, "write", path), StoreFull) and os.path.exists(path)):
@@ -171,6 +183,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             "mappedFileSizeConsumeQueue": self.consume_queues.directory,
             "mapperFileSizeBatchConsumeQueue": f"{self.settings.root}/batchconsumequeue",
             "mappedFileSizeConsumeQueueExt": f"{self.settings.root}/consumequeue_ext",
+            "maxHashSlotNum": f"{self.settings.root}/index",
+            "maxIndexNum": f"{self.settings.root}/index",
         }
         for option, size in self.consume_queues.sizes().items():
             was = inventory.sizes.get(option, size)

@@ -255,6 +255,74 @@ def test_names_may_be_words_of_sql(database: str) -> None:
         execute(database, 'DROP TABLE "order"')
 
 
+def test_names_have_the_capitals_that_the_database_has(database: str) -> None:
+    """ORMs make them; those who type them may leave them out."""
+    execute(database, 'CREATE TABLE "Sales" ("Id" INTEGER PRIMARY KEY, "Order" INTEGER, "Note" VARCHAR(9))')
+    try:
+        execute(database, 'INSERT INTO "Sales" VALUES (?, ?, ?)', (1, 9, "a"), (2, 8, "b"))
+        for number, (key, order) in enumerate((("Id", "Order"), ("id", "ORDER"))):
+            claims = RowClaims(database, "Sales", key, f"p{number}", order)
+            claims.create()
+            assert claims.columns() == ["Id", "Order", "Note"]
+            assert (claims.key, claims.order, claims.waiting(), claims.claim(10)) == ("Id", "Order", 2, 1)
+            # As an executor has it, by the names that were found.
+            again = RowClaims(database, claims.table, claims.key, f"p{number}", claims.order)
+            assert [row.columns for row in again.rows(0, 1, ["Note"])] == [{"Note": "b"}, {"Note": "a"}]
+            claims.close()
+            again.close()
+    finally:
+        execute(database, 'DROP TABLE "Sales"')
+
+
+BEYOND = {
+    "date": ["infinity", "-infinity", "0044-03-15 BC", "294276-12-31"],
+    "timestamp": ["infinity", "0044-03-15 00:00:00 BC"],
+    "timestamptz": ["infinity", "-infinity", "294276-12-31 00:00:00+00"],
+    "time": ["24:00:00"],
+    "interval": ["178000000 years"],
+    "numeric": ["NaN", "Infinity", "1e300"],
+    "jsonb": ["[" * 3000 + "]" * 3000, "1" + "0" * 5000],
+    "date[]": ["{infinity,2026-01-01}"],
+    "daterange": ["[2026-01-01,infinity)"],
+}
+
+
+def test_no_value_of_a_table_stops_its_rows(server: str) -> None:
+    """Each type of PostgreSQL at its limits: what Python has no value for is the database's own text."""
+    columns = ", ".join(f"c{n} {kind}" for n, kind in enumerate(BEYOND))
+    execute(server, f"CREATE TABLE beyond (id serial PRIMARY KEY, {columns})")
+    try:
+        for n, (kind, values) in enumerate(BEYOND.items()):
+            execute(server, f"INSERT INTO beyond (c{n}) VALUES (CAST(? AS {kind}))", *((value,) for value in values))
+        claims = RowClaims(server, "beyond", "id", "beyond")
+        claims.create()
+        assert claims.claim(100) == 1
+        found = [message_of(row.columns, {})["body"] for row in claims.rows(0, 1)]
+        assert len(found) == sum(map(len, BEYOND.values()))
+        told = [json.loads(body, parse_int=str) for body in found]
+        assert [told[0]["c0"], told[2]["c0"]] == ["infinity", "0044-03-15 BC"]
+        assert [row["c3"] for row in told if row["c3"]] == ["24:00:00"]
+        assert [row["c7"] for row in told if row["c7"]] == [["infinity", "2026-01-01"]]
+        claims.close()
+    finally:
+        for table in ("beyond", "rocketspark_claims", "rocketspark_refused"):
+            execute(server, f"DROP TABLE IF EXISTS {table}")
+
+
+def test_text_of_sqlite_that_is_no_utf8_is_bytes(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    execute(url, TABLE)
+    execute(url, "INSERT INTO orders (id, payload) VALUES (1, CAST(x'ff61' AS TEXT)), (2, 'é')")
+    claims = RowClaims(url, "orders", "id", "p")
+    claims.create()
+    assert claims.claim(10) == 1
+    assert [message_of(row.columns, {"body": "payload"})["body"] for row in claims.rows(0, 1)] == [
+        b"\xffa",
+        "é".encode(),
+    ]
+    claims.close()
+
+
 def test_rows_that_are_no_messages_are_set_aside(database: str) -> None:
     columns = {"body": "payload", "tag": "kind", "properties": "extra"}
     rows = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def test_the_copy_of_a_store_in_use(make_store: Any, send: Any, tmp_path: Path) 
     sent = [300]
 
     def go_on() -> None:
-        while not stop.is_set():
+        while not stop.is_set() and sent[0] < 2000:
             fill(store, send, sent[0], 1)
             sent[0] += 1
             if sent[0] % 50 == 0:
@@ -65,6 +66,66 @@ def test_the_copy_of_a_store_in_use(make_store: Any, send: Any, tmp_path: Path) 
     finally:
         stop.set()
         thread.join()
+
+
+@pytest.mark.parametrize("by", ["this program", "an older program"])
+def test_what_was_written_to_a_file_whose_time_stayed_is_in_the_next_backup(
+    by: str, make_store: Any, send: Any, tmp_path: Path
+) -> None:
+    """Writes through a map need not change it, and the file that is written to need not be the last."""
+    store = make_store()
+    fill(store, send, 0, 60)
+    store.populate_ahead()
+    log, kept = Path(store.settings.root) / "commitlog", tmp_path / "b/commitlog"
+    assert len(list(log.iterdir())) == 2
+    assert store.written_position < 16384
+    for count in (60, 61, 62):
+        backup(store.settings.root, tmp_path / "b")
+        if by == "an older program":
+            description = json.loads((tmp_path / "b/backup.json").read_text())
+            (tmp_path / "b/backup.json").write_text(json.dumps(description | {"sealed": None}))
+            for path in log.iterdir():
+                os.utime(kept / path.name, ns=(0, path.stat().st_mtime_ns))
+        restore(tmp_path / "b", tmp_path / f"r{count}")
+        opened = make_store(tmp_path / f"r{count}")
+        assert len(assert_agrees(opened)) == count
+        opened.close()
+        times = {path: path.stat().st_mtime_ns for path in log.iterdir()}
+        fill(store, send, count, 1)
+        for path, time_ns in times.items():
+            os.utime(path, ns=(0, time_ns))
+    # A whole file is not copied again, unless the log was cut and went on in another way.
+    fill(store, send, 63, 60)
+    assert [backup(store.settings.root, tmp_path / "b").same_files for _ in range(2)] == [0, 1]
+    first = min(log.iterdir())
+    content, time_ns = bytearray(first.read_bytes()), first.stat().st_mtime_ns
+    content[len(content.rstrip(b"\0")) - 20] ^= 1
+    first.write_bytes(content)
+    os.utime(first, ns=(0, time_ns))
+    assert backup(store.settings.root, tmp_path / "b").same_files == 0
+
+
+def test_a_log_that_rolls_while_it_is_copied_has_no_hole(make_store: Any, send: Any, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 0, 60)
+    store.populate_ahead()
+    steps: list[int] = []
+
+    def go_on(files: int, copied_bytes: int) -> None:
+        if len(steps) == 20:
+            return
+        steps.append(files)
+        fill(store, send, 60 + len(steps) * 10, 10)
+
+    send(store, "t0", 0, b"first")
+    fill(store, send, 60, 10)
+    backup(store.settings.root, tmp_path / "b", tell=go_on)
+    restore(tmp_path / "b", tmp_path / "r")
+    opened = make_store(tmp_path / "r")
+    assert opened.recovered.remarks() == []
+    positions = [r.position for r in opened.iterate(0)]
+    assert positions == [r.position for r in store.iterate(0)][: len(positions)]
+    assert len(positions) > 71
 
 
 def test_files_that_were_removed_go_from_an_older_backup(make_store: Any, send: Any, tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -362,7 +364,18 @@ def test_the_checkpoint_file(make_store: Any, send: Any) -> None:
     assert len(content) == 4096
     time_ms = NOW_MS + 19
     assert struct.unpack_from(">6q", content) == (time_ms, time_ms, time_ms, 0, 0, places[-1][2])
-    assert not any(content[48:])
+    # Ours: the position, a CRC over all, one over both.
+    own = struct.pack(">qI", places[-1][2], zlib.crc32(content[:48] + struct.pack(">q", places[-1][2])))
+    assert content[48:] == (bytes(16) + own + struct.pack(">I", zlib.crc32(own))).ljust(4048, b"\0")
+    path = Path(store.settings.root) / "checkpoint"
+    told = checkpoints.read(str(path))
+    for bit in range(80 * 8):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        assert checkpoints.read(str(path)) == (checkpoints.Checkpoint() if bit >= 64 * 8 else told), bit
+    path.write_bytes(random.Random(1).randbytes(4096))
+    assert checkpoints.read(str(path)) == checkpoints.Checkpoint()
 
 
 def test_abort_is_there_while_open(make_store: Any) -> None:

@@ -59,6 +59,8 @@ HAND_OVER_S = 5.0
 HAND_OVER_LOOK_S = 0.02
 # How long one that was elected goes on copying from a master that has not left yet.
 LAST_PIECES_S = 0.5
+# How long it waits for the tables of one that may be gone.
+LAST_TABLES_S = 1.0
 
 
 class Replication(RoleDriver):
@@ -120,6 +122,7 @@ class Replication(RoleDriver):
         self.synchronize: SlaveSynchronize | None = None
         self._acting = self._acting_mode()
         ha_info.told = self._told
+        ha_info.epoch = lambda: role.epoch
         ha_info.reset_flush_offset = self._reset_flush_offset
         registration.on_master = self._registered
         self._is_joined = False
@@ -194,7 +197,14 @@ class Replication(RoleDriver):
             epochs=self.epochs,
             replica_id=self.controlled.own_id,
             confirm=self.controlled.confirmed,
+            learner=self.synchronize is None or not self.synchronize.is_taken,
         )
+
+    def _tables_taken(self) -> None:
+        """Who may be elected has its master's tables: from now on this slave is no learner."""
+        link = self.client.link
+        if isinstance(link, SwitchSlaveLink) and link.learner and not self._settings.async_learner:
+            self.client.again()
 
     # -- start and end --------------------------------------------------------------------------------------------
 
@@ -219,7 +229,9 @@ class Replication(RoleDriver):
             self.arrivals.store_side(),
             own_address=address,
             connections=inner_connections(s),
+            epoch=lambda: self.role.epoch,
         )
+        self.synchronize.taken = self._tables_taken
         self.arrivals.synchronize = self.synchronize
         self.synchronize.start()
         self.client.start()
@@ -305,7 +317,10 @@ class Replication(RoleDriver):
         end_s = asyncio.get_running_loop().time() + HAND_OVER_S / 2
         while (behind := self._behind()) >= set(others) and asyncio.get_running_loop().time() < end_s:
             await asyncio.sleep(HAND_OVER_LOOK_S)
-        await self.manager.hand_over(sorted(others, key=lambda member: member in behind))
+        if await self.manager.hand_over(sorted(others, key=lambda member: member in behind)):
+            # It takes this broker's tables once more, and only then answers as master.
+            while self.synchronize is not None and not self.synchronize.in_office:
+                await asyncio.sleep(HAND_OVER_LOOK_S)
 
     def _behind(self) -> set[int | None]:
         """Return the slaves, by their controller ids if they have one, that are connected and lack some of the log."""
@@ -321,12 +336,13 @@ class Replication(RoleDriver):
             self.synchronize.set_master(None)
 
     async def finish_copying(self) -> None:
-        """Take what the master before still sends, until it ends the link or for a short time.
+        """Take what the master before still sends, its tables too, until it ends the link or for a short time.
 
         It may answer for it: RocketMQ 5.5.0 does as soon as the link to the last slave of its in-sync set is gone, so
         the link stays open for a while.
         """
-        await self.client.drained(LAST_PIECES_S)
+        looks = [self.synchronize.last_look(LAST_TABLES_S)] if self.synchronize is not None else []
+        await asyncio.gather(self.client.drained(LAST_PIECES_S), *looks)
         self.client.leave()
         self.stop_copying()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from rocketspark.protocol.json.bodies import DataVersion, encode
 from rocketspark.store.files import config_files
 
 T = TypeVar("T")
+_log = logging.getLogger("rocketspark.broker")
 
 
 def now_ms() -> int:
@@ -64,7 +66,7 @@ class JsonFile(Generic[T]):
     def load(self) -> T | None:
         """The table, from the file or else its .bak; None if neither exists. Raises ConfigError if both are broken."""
         error: ProtocolError | None = None
-        for read in (config_files.read, config_files.read_backup):
+        for read in (config_files.read_whole, config_files.read_backup):
             text = read(str(self._path))
             if not text or not text.strip():
                 continue
@@ -74,6 +76,12 @@ class JsonFile(Generic[T]):
                 error = e
                 continue
             self._keep_before = error is None
+            if read is config_files.read_backup:
+                _log.warning(
+                    "%s %s: the version before it is used, see whether its last change is to be made again",
+                    self._path,
+                    f"cannot be read ({error})" if error is not None else "is missing or empty",
+                )
             return table
         if error is not None:
             raise ConfigError(f"{self._path} and its .bak cannot be read: {error}; mend or remove them") from error

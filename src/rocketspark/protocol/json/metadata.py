@@ -98,13 +98,14 @@ class ResetOffset(Body):
 class BrokerState(Body):
     """Reply to GET_BROKER_STATE: what only brokers of ours keep.
 
-    `deleted_topics`: each with the log's end at its deletion.
+    `deleted_topics`: each with the log's end at its deletion; `epoch`: in which the broker is, 0 without a controller.
     """
 
     layout: int = 0
     quarantine: list[Quarantined] = []
     resets: list[ResetOffset] = []
     deleted_topics: dict[str, int] = {}
+    epoch: int | None = None
 
 
 def decode(body: bytes, kind: type[T]) -> T:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -18,8 +18,11 @@ from rocketspark.proxy.wire import messages
 HEALTH = "grpc.health.v1.Health"
 REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 SERVING, SERVICE_UNKNOWN = 1, 3
-# Health may be watched by so many at a time.
-WATCHING_MAX = 1000
+# Health may be watched by so many at a time, and what is served be asked for; the latter for so long.
+WATCHING_MAX, REFLECTING_MAX = 1000, 100
+REFLECTING_S = 60.0
+# A question holds a name; its sender reads it in the answer.
+QUESTION_BYTES_MAX = 4096
 _NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]
 _BYTES, _INT, _TEXT, _MESSAGE = 12, 5, 9, 11
 # Of each message: its fields by name, with number, type, and for repeated ones a mark.
@@ -44,6 +47,8 @@ _FIELDS: dict[str, dict[str, tuple[int, int | str, bool]]] = {
         "error_response": (7, "Error", False),
     },
 }
+# Their first questions, for a name that nothing has.
+_NOTHING = {"Check": b"\x0a\x01 ", "Ask": b"\x1a\x01 "}
 _QUESTIONS = ("file_by_filename", "file_containing_symbol", "list_services")
 
 
@@ -71,16 +76,22 @@ def _class(name: str) -> Any:
     return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"tools.{name}"))
 
 
+def _question(name: str) -> Callable[[bytes], Any]:
+    """Return the reader of a question; one that is too long asks for nothing that there is."""
+    made = _class(name)
+    return lambda data: made.FromString(data if len(data) <= QUESTION_BYTES_MAX else _NOTHING[name])
+
+
 class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Serves both."""
 
     def __init__(self) -> None:
         check = {
-            "request_deserializer": _class("Check").FromString,
+            "request_deserializer": _question("Check"),
             "response_serializer": _class("Health").SerializeToString,
         }
         ask = {
-            "request_deserializer": _class("Ask").FromString,
+            "request_deserializer": _question("Ask"),
             "response_serializer": _class("Tell").SerializeToString,
         }
         self._handlers = {
@@ -90,7 +101,7 @@ class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
         for name in REFLECTIONS:
             handler = grpc.stream_stream_rpc_method_handler(self._reflect, **ask)
             self._handlers[f"/{name}/ServerReflectionInfo"] = handler
-        self._watching = 0
+        self._watching = self._reflecting = 0
         self._services = (messages.SERVICE, HEALTH, *REFLECTIONS)
 
     def service(self, handler_call_details: Any) -> Any:
@@ -114,6 +125,19 @@ class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._watching -= 1
 
     async def _reflect(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        if self._reflecting >= REFLECTING_MAX:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "as many ask as may")
+        self._reflecting += 1
+        try:
+            async with asyncio.timeout(REFLECTING_S):
+                async for answer in self._answers(requests):
+                    yield answer
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "asked for long enough: begin another call")
+        finally:
+            self._reflecting -= 1
+
+    async def _answers(self, requests: Any) -> AsyncIterator[Any]:
         async for ask in requests:
             answer = _class("Tell")(valid_host=ask.host, original_request=ask)
             kind = ask.WhichOneof("question")

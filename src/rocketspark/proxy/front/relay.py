@@ -1,5 +1,5 @@
 """One HTTP/2 connection on its way to the gRPC server behind the front. Rule: neither side is read faster than the
-other takes it, and the end of one is the end of the other.
+other takes it, the end of one is the end of the other, and messages that are not whole count as frames that are not.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import cast
 
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.proxy.front.unfinished import UnfinishedMessages
 from rocketspark.transport.peer import HALF_CLOSED_S, Peer
 from rocketspark.transport.tls.first_bytes import Http2
 
@@ -44,6 +45,8 @@ class Relay(Http2):
         self.address = peer.address
         self._clients, self._peer, self._below = clients, peer, below
         self._early = data
+        self._messages = UnfinishedMessages()
+        self._look_at(data)
         self._inner: Inner | None = None
         self._forgotten = False
         self._timer: asyncio.TimerHandle | None = None
@@ -76,12 +79,33 @@ class Relay(Http2):
 
     def data_received(self, data: bytes) -> None:
         inner = self._inner
+        self._look_at(data)
         if inner is None:
             self._early += data
             return
         inner.write(data)
         if inner.is_paused:
             self._below.pause_reading()
+
+    def _look_at(self, data: bytes) -> None:
+        messages = self._messages
+        messages.feed(data)
+        if (oldest := messages.oldest) is not None and self._peer.bounds is not None:
+            self._peer.bounds.unfinished(self, oldest, messages.held)
+
+    @property
+    def unfinished_frame(self) -> int | None:
+        """The number of the message that has begun to arrive; None if there is none."""
+        return self._messages.oldest
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that wait for the client."""
+        return self._below.get_write_buffer_size()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._below.abort()
 
     def eof_received(self) -> bool:
         """Answer what was asked for: the gRPC server ends the connection."""
@@ -103,6 +127,8 @@ class Relay(Http2):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clients.open.discard(self)
+        if self._peer.bounds is not None:
+            self._peer.bounds.closed(self)
         if self._clients.when_left is not None:
             self._clients.when_left(self.address)
         self._dial.cancel()

@@ -53,6 +53,8 @@ def resolve(options: DecodeOptions) -> DecodeOptions:
     if options.format == AVRO:
         schema = avro_schema.parse(options.schema)
         kind = avro_schema.spark_type(schema, options.recursion_max)
+        # What tasks make of it is made here first.
+        AvroDecoder(schema)
         check_depth(kind)
         return dataclasses.replace(options, schema=json.dumps(schema), value_type=kind.json())
     if options.format == PROTOBUF:

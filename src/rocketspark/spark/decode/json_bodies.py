@@ -7,7 +7,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Annotated, Any, Optional, TypedDict
 
 import msgspec
@@ -58,7 +58,8 @@ def quoted(kind: t.DataType) -> str:
         return f"array<{quoted(kind.elementType)}>"
     if isinstance(kind, t.MapType):
         return f"map<{quoted(kind.keyType)},{quoted(kind.valueType)}>"
-    return kind.simpleString()
+    # The setting spark.sql.timestampType gives the word timestamp another meaning.
+    return "timestamp_ltz" if isinstance(kind, t.TimestampType) else kind.simpleString()
 
 
 _TOKEN = re.compile(
@@ -303,7 +304,8 @@ def rounded(value: Any, kind: t.DataType) -> Any:
         return [(name, rounded(one, kind.valueType)) for name, one in value.items()]
     if isinstance(kind, t.DecimalType):
         try:
-            return value.quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP)
+            # Not by the process's own context, which has 28 digits.
+            return value.quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP, Context(prec=kind.precision))
         except ArithmeticError:
             raise ValueError(f"{shown(str(value))} does not fit {kind.simpleString()}") from None
     return value

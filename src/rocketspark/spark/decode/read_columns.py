@@ -44,7 +44,7 @@ def decoded_schema(columns: Sequence[str], options: DecodeOptions, sample: Itera
         options = dataclasses.replace(options, schema=json_bodies.ddl_of(ddl))
     kind = options.schema if options.format == JSON else json_bodies.quoted(value_type(options))
     own = read_schema([name for name in columns if name not in (options.into, options.error_column)])
-    kinds = {field.name: field.dataType.simpleString() for field in own.fields}
+    kinds = {field.name: json_bodies.quoted(field.dataType) for field in own.fields}
     added = {options.into: kind, options.error_column: "string"}
     if columns and not {options.into, options.error_column}.isdisjoint(columns):
         kinds = {name: added.get(name) or kinds[name] for name in columns}

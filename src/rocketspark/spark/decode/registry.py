@@ -326,8 +326,11 @@ def _is_error(body: bytes) -> bool:
 
 def _parse(status: int, body: bytes, *, name: str, url: str) -> RegisteredSchema:
     # An id of more than 31 bits, or of a body that only looks framed, is none that it could have.
-    if status == 404 or (status in (400, 410, 422) and _is_error(body)):
+    if status in (400, 404, 410, 422) and _is_error(body):
         raise SchemaUnknown(f"schema registry {url} has no {name}: check it, and that this is the right registry")
+    if status == 404:
+        # Of what stands before a registry that is started anew, or of a wrong path: not a word on the schema.
+        raise _Busy("it answers 404, and not as a schema registry does")
     if status in (401, 403):
         raise RegistryRefused(
             f"schema registry {url} refuses ({status}): check schemaRegistryUser and schemaRegistryPassword, or"

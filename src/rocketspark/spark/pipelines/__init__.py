@@ -6,7 +6,7 @@ moment and started again.
 
 To add one:
 
-1. `spark/pipelines/NAME/pipeline.py` holds `run(spark, …, progress=SILENT)`, which returns a NamedTuple of results. It
+1. `spark/pipelines/NAME/pipeline.py` holds `run(spark, …, progress=None)`, which returns a NamedTuple of results. It
    takes an explicit SparkSession (classic or Connect) and changes none of its settings; times are UTC whatever the
    session's zone. What is decided (plans, file names, what counts as missing) stands in pure functions with unit tests.
 2. State that a second start needs is written so that a kill at any moment leaves the old or the new state, never half

@@ -16,12 +16,12 @@ from rocketspark.spark.lakehouse.table import TablePlace
 from rocketspark.spark.option_kinds.time_options import check_range
 from rocketspark.spark.pipelines.archive import pipeline as archive
 from rocketspark.spark.pipelines.connection import Connection, connection
-from rocketspark.spark.pipelines.progress import SILENT, Progress
+from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.pipelines.restore import origin_properties
 
 COLUMNS = (
     "topic string, broker string, queueId int, queueOffset bigint, messageId string, tag string, keys array<string>,"
-    " body binary, properties map<string,string>, flag int, storeTime timestamp"
+    " body binary, properties map<string,string>, flag int, storeTime timestamp_ltz"
 )
 BY = ("id", "content")
 SAMPLES = 10
@@ -74,7 +74,7 @@ class Side(NamedTuple):
     def read(self, spark: SparkSession) -> DataFrame:
         """Read its messages with COLUMNS."""
         if self.folder is None:
-            options = connection(self.where).spark_options() | {"topic": self.topic or ""}
+            options = connection(self.where).read_options() | {"topic": self.topic or ""}
             return spark.read.format("rocketmq").options(**options).schema(COLUMNS).load()
         rows = archive.read(spark, self.folder)
         if self.topic is not None:
@@ -91,7 +91,7 @@ def run(
     since_ms: int | None = None,
     until_ms: int | None = None,
     samples: int = SAMPLES,
-    progress: Progress = SILENT,
+    progress: Progress | None = None,
 ) -> CompareReport:
     """Compare the messages of two places.
 
@@ -103,6 +103,7 @@ def run(
 
     Raises UsageError, RouteNotFound, ConfigError for a folder that is no archive, and what a read raises.
     """
+    progress = progress or Progress("audit")
     if by not in BY:
         raise UsageError(f"by {by!r}: {' or '.join(BY)} is needed")
     check_range(since_ms, until_ms)

@@ -54,6 +54,10 @@ class Connection(NamedTuple):
         } | _tls_options(self.tls)
         return {name: value for name, value in named.items() if value} | dict(self.options)
 
+    def read_options(self) -> dict[str, str]:
+        """Return the options for reads that are about messages: one bad body stops none, it stays as it is stored."""
+        return over({"badBodies": "stored"}, self.spark_options())
+
 
 def connection(where: Connection | str, *, decodes: bool = False) -> Connection:
     """Return the connection, or one to the NameServers that a text names; keys among its options are its own.

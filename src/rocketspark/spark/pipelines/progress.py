@@ -195,9 +195,6 @@ def has_ended(query: StreamingQuery) -> bool:
     return bool(query.awaitTermination(POLL_S))  # type: ignore[arg-type]
 
 
-SILENT = Progress("")
-
-
 def stderr_progress(name: str) -> Progress:
     """Return a Progress on stderr."""
     return Progress(name, sys.stderr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketspark.errors import RocketSparkError
+from rocketspark.errors import NotSent, RocketSparkError
 from rocketspark.model import BrokerData, MessageQueue
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -13,6 +13,11 @@ from rocketspark.transport.connections import parse_addresses
 
 # A NameServer answers in a millisecond; one that hangs is passed over.
 TIMEOUT_MS = 3000.0
+
+
+def broker_away(queue: MessageQueue) -> NotSent:
+    """Return the error of a queue whose broker no NameServer knows: it may come back."""
+    return NotSent(f"broker {queue.broker_name!r} has no topic {queue.topic!r} now: start it, or leave it out")
 
 
 def addresses_now(queue: MessageQueue, known: tuple[str, ...], options: ReadOptions) -> tuple[str, ...]:

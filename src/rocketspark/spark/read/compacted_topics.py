@@ -20,6 +20,8 @@ def is_compacted(topic: str, addresses: tuple[str, ...], options: ReadOptions) -
     """Tell whether a topic is compacted, by the first of the brokers that answers. Raises NotSent, ConnectionLost if
     none does.
     """
+    if not addresses:
+        return False
     for address in addresses[:-1]:
         try:
             return _is_compacted_at(topic, address, options)

@@ -34,7 +34,7 @@ class ReadFindings(DecodeFindings):
     def missing(self, first: int, end: int) -> None:
         """Treat missing offsets as data loss, unless the topic is one that RocketMQ compacts."""
         if self._may_have_gaps is None:
-            self._may_have_gaps = bool(self._addresses) and is_compacted(
+            self._may_have_gaps = self._options.store is None and is_compacted(
                 self._queue.topic, addresses_now(self._queue, self._addresses, self._options), self._options
             )
         if not self._may_have_gaps:

@@ -21,6 +21,7 @@ from rocketspark.spark.plain_errors import plain_errors
 from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
 from rocketspark.spark.plan.offset_ranges import Made, OffsetRange, Offsets, from_json, place, split
 from rocketspark.spark.python_workers import settle
+from rocketspark.spark.read.broker_addresses import broker_away
 from rocketspark.spark.read.data_loss import ReadFindings
 from rocketspark.spark.read.pull_records import PulledPiece, fetch, lost
 from rocketspark.spark.read.read_filter import EVERY_MESSAGE, ReadFilter
@@ -191,7 +192,9 @@ def plan(
     asked = (ReadFilter.of(options) if rows is None else rows).asked()
     found = []
     for part in parts:
-        addresses = cluster.addresses(part.queue.broker_name, part.queue.topic)
+        addresses = cluster.addresses(part.queue.broker_name)
+        if not addresses and made is None:
+            raise broker_away(part.queue)
         filters = asked.is_all or (part.queue in bounds and cluster.filters_each_message(part.queue))
         found.append(QueuePartition(part, addresses, filters))
     return found

@@ -25,7 +25,7 @@ from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record_layout import AT
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plan.offset_ranges import OffsetRange
-from rocketspark.spark.read.broker_addresses import addresses_now, may_tell_of_loss
+from rocketspark.spark.read.broker_addresses import addresses_now, broker_away, may_tell_of_loss
 from rocketspark.spark.read.compacted_topics import is_compacted
 from rocketspark.spark.read.pipelined_connection import PipelinedConnection, PipelinedReply, joined
 from rocketspark.spark.read.read_filter import EVERY_MESSAGE, ReadFilter
@@ -135,10 +135,13 @@ def fetch(
     Raises TransportError, ServerError, and DataLost if messages are gone and `fail_on_data_loss` is set.
     """
     at = source.first
+    address = ""
     retries = Retries(RETRIES)
     asked = ReadFilter.of(options).asked() if asked is None else asked
     while at < source.end:
         try:
+            if not addresses and not (addresses := addresses_now(source.queue, (), options)):
+                raise broker_away(source.queue)
             address = addresses[retries.failed % len(addresses)]
             for piece in _Puller(source._replace(first=at), address, options, asked):
                 at = piece.end
@@ -150,7 +153,7 @@ def fetch(
         except (TransportError, ServerError) as e:
             time.sleep(retries.pause_s(e))
             addresses = addresses_now(source.queue, addresses, options)
-            if (now := addresses[retries.failed % len(addresses)]) != address:
+            if address and (now := addresses[retries.failed % len(addresses)]) != address:
                 log.warning("broker %r: reading goes on at %s (%s)", source.queue.broker_name, now, e)
 
 

@@ -340,13 +340,15 @@ class ConsumeQueueStore:
                 pass
 
     def sizes(self) -> dict[str, int]:
-        """Sizes of files in bytes, by the setting's name."""
+        """Sizes of files, by the setting's name: in bytes, those of the index in slots and entries."""
         settings = self._settings
         return {
             "mappedFileSizeCommitLog": settings.log_file_bytes,
             "mappedFileSizeConsumeQueue": settings.queue_file_units * UNIT_BYTES,
             "mapperFileSizeBatchConsumeQueue": settings.batch_queue_file_units * BATCH_UNIT_BYTES,
             "mappedFileSizeConsumeQueueExt": settings.queue_ext_file_bytes,
+            "maxHashSlotNum": settings.index_slots,
+            "maxIndexNum": settings.index_entries,
         }
 
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:

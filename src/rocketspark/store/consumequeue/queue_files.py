@@ -5,7 +5,6 @@ RocketMQ has no such file and passes it over. Without it (a store of RocketMQ's,
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple, TypeVar
 
 from rocketspark.model.text import whole_number
@@ -29,7 +28,7 @@ NOTHING_NOTED = NotedEnd(0, 0, 0)
 class QueueFileInventory:
     """The file config/storeFiles.json.
 
-    `sizes`: of files in bytes, by the setting's name; `queues`, `firsts`: where the last and the first file of each
+    `sizes`: of files, by the setting's name; `queues`, `firsts`: where the last and the first file of each
     queue begins; `ends`: where each queue ended when it was noted last; `log_begin`: the physical
     offset at which the log began then. Once files of the log were removed, nothing is known of the first files.
     """
@@ -44,13 +43,13 @@ class QueueFileInventory:
         self.log_begin = 0
 
     def read(self) -> None:
-        """Read the file; one that cannot be parsed counts as missing.
+        """Read the file; one that is damaged counts as missing.
 
         Raises StoreUnwritable, ConfigError for a file that a newer program wrote.
         """
         config_files.check_version(self._path, VERSION)
         try:
-            table = json.loads(config_files.read(self._path) or "{}")
+            table = config_files.unsealed(config_files.read(self._path) or "{}")
             self.sizes = {name: _number(size) for name, size in table.get("sizes", {}).items()}
             self.queues, self.firsts = _starts(table.get("queues", {})), _starts(table.get("firsts", {}))
             self.log_begin = _number(table.get("logBegin", 0))
@@ -79,7 +78,7 @@ class QueueFileInventory:
             "ends": _table(ends),
             "logBegin": log_begin,
         }
-        config_files.write(self._path, json.dumps(table, ensure_ascii=False, separators=(",", ":")), self._files)
+        config_files.write(self._path, config_files.sealed(table), self._files)
         self.sizes, self.queues, self.firsts, self.log_begin = dict(sizes), dict(queues), dict(firsts), log_begin
         self.ends = dict(ends)
 

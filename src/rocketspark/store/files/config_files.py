@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rocketspark.errors import ConfigError, ServerError, StoreError
 from rocketspark.model.properties import parse_properties, replace_values
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files.system_calls import OsFiles, failure
+
+_SEAL = re.compile(r'\{"crc":([0-9]{1,10}),')
 
 
 def read(path: str) -> str | None:
@@ -31,6 +36,22 @@ def read(path: str) -> str | None:
 def read_backup(path: str) -> str | None:
     """Return the text of the version before, for a caller that cannot make sense of the newest."""
     return _text(f"{path}.bak") or None
+
+
+def sealed(table: dict[str, object]) -> str:
+    """Return a table as JSON that begins with a checksum of the rest; other readers pass it over."""
+    text = json.dumps(table, ensure_ascii=False, separators=(",", ":"))
+    return f'{{"crc":{zlib.crc32(text.encode())},{text[1:]}'
+
+
+def unsealed(text: str) -> Any:
+    """Return the table of a sealed text; one that an older program wrote has no seal. Raises ValueError if damaged."""
+    seal = _SEAL.match(text)
+    if seal is not None:
+        text = "{" + text[seal.end() :]
+        if zlib.crc32(text.encode()) != int(seal[1]):
+            raise ValueError("the checksum is another")
+    return json.loads(text)
 
 
 def check_version(path: str, known: int, *, beside: str = "") -> None:

@@ -216,6 +216,23 @@ class OsFiles:
         finally:
             os.close(fd)
 
+    def sync_all(self, folder: str) -> None:
+        """Put every file below a folder on the disk, and all names. Raises StoreFull, StoreUnwritable."""
+        for path, _, names in os.walk(folder, followlinks=True):
+            for name in names:
+                file = f"{path}/{name}"
+                try:
+                    if os.path.isfile(file):
+                        self.sync_file(file)
+                except (FileNotFoundError, PermissionError):
+                    pass  # What cannot be read is not counted on.
+                except OSError as e:
+                    raise failure(e, "flush", file) from e
+            try:
+                self.sync_directory(path)
+            except OSError as e:
+                raise failure(e, "flush", path) from e
+
     def sync_directory(self, path: str) -> None:
         """Put the names in a directory on the disk."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

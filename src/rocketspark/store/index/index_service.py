@@ -5,6 +5,7 @@ Rule: keys are collected per append and written many at a time; a query sees the
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import threading
@@ -32,6 +33,7 @@ RESERVE_STEP_BYTES = 1 << 20
 # Of entries ahead: fewer are not worth a call.
 POPULATE_BYTES_MIN, POPULATE_BYTES_MAX = 256 << 10, 8 << 20
 _SLOT = struct.Struct(">i")
+_log = logging.getLogger("rocketspark.store")
 _ENTRIES = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _INT_MAX = 0x7FFFFFFF
 
@@ -189,6 +191,19 @@ class IndexFile:
             self._remake_slots()
         self.write_header()
 
+    def mend_end(self) -> None:
+        """Take away what the header counts and nobody wrote, or not whole: entries at the end that are all zero."""
+        rows = self._entry_view[1 : self.count]
+        if not len(rows) or rows[-1].tobytes().strip(b"\0"):
+            return
+        written = np.flatnonzero((rows["position"] != 0) | (rows["hash"] != 0))
+        # The last may be torn.
+        self.count = int(written[-1]) + 1 if len(written) else 1
+        self.end_position = int(rows["position"][self.count - 2]) if self.count > 1 else 0
+        self.flushed_count = -1
+        self._remake_slots()
+        self.write_header()
+
     def _remake_slots(self) -> None:
         numbers = np.arange(1, self.count, dtype=np.int32)
         rows = self._entry_view[1 : self.count]
@@ -221,6 +236,10 @@ class IndexService:
         # Hashes, positions and times; `ready_count` of them in all.
         self._ready: list[tuple[Any, Any, Any]] = []
         self.ready_count = 0
+        # True once files are known to be of this size: then a shorter one was cut.
+        self.certain = False
+        # True if there were files and all were damaged.
+        self.lost = False
         self._paths: list[str] = []
         self._open: dict[str, IndexFile] = {}
         self._lock = threading.RLock()
@@ -230,23 +249,48 @@ class IndexService:
         return HEADER_BYTES + 4 * self.slots + ENTRY_BYTES * self.entry_count
 
     def scan(self) -> None:
-        """Read the directory. Raises ConfigError if the files are of other sizes than configured."""
+        """Read the directory; damaged files, and those after them, go: recovery reads their keys from the log again.
+
+        Raises ConfigError if the files are of other sizes than configured.
+        """
         try:
             names = sorted(n for n in os.listdir(self.directory) if n.isascii() and n.isdigit())
         except FileNotFoundError:
             names = []
-        for name in names:
-            path = f"{self.directory}/{name}"
+        paths = [f"{self.directory}/{name}" for name in names]
+        for path in paths:
             found = os.path.getsize(path)
-            if found != self.file_bytes:
-                if found == 0:
-                    os.unlink(path)
-                    continue
+            if found > self.file_bytes or (0 < found < self.file_bytes and not self.certain):
                 raise ConfigError(
                     f"index file {path} has {found} bytes, not {self.file_bytes}: set maxHashSlotNum and maxIndexNum"
                     " as they were, or move the directory away"
                 )
-            self._paths.append(path)
+        damaged = next((n for n, path in enumerate(paths) if self._is_damaged(path, path == paths[-1])), len(paths))
+        self._paths = paths[:damaged]
+        self.lost = damaged == 0 and len(paths) > 0
+        if damaged < len(paths):
+            _log.warning("%s is damaged: the keys from it on are read from the log again", paths[damaged])
+        for path in paths[damaged:]:
+            os.unlink(path)
+        while self._paths:
+            last = self._file(self._paths[-1])
+            last.mend_end()
+            if last.count > 1 or len(self._paths) == 1:
+                break
+            self._remove(self._paths[-1])
+
+    def _is_damaged(self, path: str, is_last: bool) -> bool:
+        """Tell whether a file is short or, with others after it, does not end with the entry that its header names."""
+        if os.path.getsize(path) < self.file_bytes:
+            return True
+        if is_last:
+            return False  # Recovery looks at its end.
+        with open(path, "rb") as file:
+            _, _, _, end_position, _, count = HEADER.unpack(file.read(HEADER_BYTES))
+            if not 1 < count <= self.entry_count:
+                return True
+            file.seek(HEADER_BYTES + 4 * self.slots + (count - 1) * ENTRY_BYTES)
+            return bool(ENTRY.unpack(file.read(ENTRY_BYTES))[1] != end_position)
 
     def end_position(self) -> int:
         """Return the physical offset of the newest entry; 0 without files."""

@@ -195,6 +195,8 @@ class QueueFiles(NamedTuple):
 
     def _file_units(self, row: QueueUnitFiles) -> Iterator[QueueUnits]:
         index = row.unit_of(self.first)
+        if not self.batch and index >= self.files_end:
+            return  # The files that held them are gone.
         while True:
             count = _CHUNK_UNITS if self.batch else min(_CHUNK_UNITS, self.files_end - index)
             units = row.units(index, count)

@@ -62,7 +62,12 @@ def decode_checkpoint(body: bytes) -> TimerCheckpoint:
 
 
 def read_checkpoint(path: str) -> TimerCheckpoint:
-    """Return the checkpoint; all zero if there is none.
+    """Return the checkpoint; all zero if there is none, or what is there cannot be one."""
+    return _read_checkpoint(path) or TimerCheckpoint()
+
+
+def _read_checkpoint(path: str) -> TimerCheckpoint | None:
+    """Return the checkpoint; None if the file is damaged.
 
     The copy behind it counts where a single bit tells them apart: RocketMQ, which leaves it as it is, changes more.
     """
@@ -74,13 +79,16 @@ def read_checkpoint(path: str) -> TimerCheckpoint:
     except OSError as e:
         raise failure(e, "read", path) from e
     if len(content) < _CHECKPOINT.size:
-        return TimerCheckpoint()
-    told, copy = content[: _CHECKPOINT.size], content[_COPY_AT : _COPY_AT + _CHECKPOINT.size]
-    if content[_COPY_AT + _CHECKPOINT.size :] == zlib.crc32(copy).to_bytes(4, "big"):
-        different = int.from_bytes(told, "big") ^ int.from_bytes(copy, "big")
-        if different.bit_count() == 1:
-            told = copy
-    return TimerCheckpoint(*_CHECKPOINT.unpack(told))
+        return None if content.strip(b"\0") else TimerCheckpoint()
+    told, own = content[: _CHECKPOINT.size], content[_COPY_AT:]
+    copy = own[: _CHECKPOINT.size]
+    different = (int.from_bytes(told, "big") ^ int.from_bytes(copy, "big")).bit_count()
+    if own[_CHECKPOINT.size :] == zlib.crc32(copy).to_bytes(4, "big"):
+        told = copy if different == 1 else told
+    elif own.strip(b"\0") and different > 1:
+        return None
+    found = TimerCheckpoint(*_CHECKPOINT.unpack(told))
+    return found if min(found) >= -1 else None
 
 
 def _checkpoint_bytes(checkpoint: TimerCheckpoint) -> bytes:
@@ -130,15 +138,22 @@ class TimerFiles:
         Raises ConfigError for files of other sizes than the settings say, StoreError if they cannot be read.
         """
         self._take_remade()
-        self.checkpoint = read_checkpoint(self._checkpoint_path)
+        found = _read_checkpoint(self._checkpoint_path)
+        if found is None:
+            self.news.append(f"{self._checkpoint_path} is damaged: what is due is found again from queue and log")
+        self.checkpoint = found or TimerCheckpoint()
         try:
             known = self.log.open(self.checkpoint.physical_offset)
         except OSError as e:
             raise failure(e, "open", f"{self._root}/timerlog") from e
         self.used = self.wheel.open()
+        if self.wheel.was_short:
+            self.news.append("the timer wheel is short, what it lacks is made again from the log: check the disk")
         if self.log.end < self.checkpoint.physical_offset or (not self.log.end and self.checkpoint.queue_offset):
             # Units are lost: whatever is pending is found again in the queue.
             self.checkpoint = self.checkpoint._replace(read_time_ms=0, physical_offset=0, queue_offset=0)
+        elif self.checkpoint.physical_offset > known:
+            self.checkpoint = self.checkpoint._replace(physical_offset=known)  # Where a unit begins.
         if not self.log.end:
             if self.used:
                 for time_ms in self.wheel.slots(0)[0]:

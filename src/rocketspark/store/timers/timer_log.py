@@ -206,6 +206,8 @@ class TimerLog:
                 self._mapped_files.get(start).view, position - start, UNIT_BYTES, previous, unit.magic | NORMAL
             )
             previous = position
+        if positions:
+            self._flushed = min(self._flushed, positions[0])
 
     def flush(self) -> None:
         """Put what was written on the disk. May run beside appends."""

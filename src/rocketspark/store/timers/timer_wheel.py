@@ -56,14 +56,21 @@ class TimerWheel:
         # Pages that may hold a slot: no other is read, as on a full tmpfs even that takes a block.
         self._present = bytearray(len(self._reserved))
         self._dirty = False
+        self.was_short = False
 
     def open(self) -> bool:
-        """Map the file if there is one. Raises ConfigError if its size is another."""
+        """Map the file if there is one; one cut short is filled up with zeros. Raises ConfigError if it is longer."""
         try:
             size = os.path.getsize(self._path)
         except FileNotFoundError:
             return False
-        if size != SLOT_COUNT * _SLOT.size:
+        self.was_short = size < SLOT_COUNT * _SLOT.size
+        if self.was_short:
+            try:
+                self._files.cut(self._path, size - size % _SLOT.size, SLOT_COUNT * _SLOT.size)
+            except OSError as e:
+                raise failure(e, "extend", self._path) from e
+        elif size != SLOT_COUNT * _SLOT.size:
             raise ConfigError(
                 f"{self._path} has {size} bytes, a timer wheel has {SLOT_COUNT * _SLOT.size}: move it away,"
                 " the pending timer messages are then found again in their queue"

@@ -29,13 +29,17 @@ def test_the_version_before_is_beside_the_newest(tmp_path: Path) -> None:
     assert made(path).load() == {"a": 2}
 
 
-def test_a_broken_file_never_takes_the_place_of_the_version_before(tmp_path: Path) -> None:
+def test_a_broken_file_never_takes_the_place_of_the_version_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "topics.json"
     file = made(path)
     for value in (1, 2):
         file.save({"a": value})
     path.write_text('{"a')
     file = made(path)
+    assert made(path).load() == {"a": 1}
+    assert "the version before it is used" in caplog.text
     assert file.load() == {"a": 1}
     replace = config_files._replace
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+
 import grpc
 import pytest
 from tests.unit.proxy.conftest import RawClient, RunningProxy
 
+from rocketspark.proxy.front import health
 from rocketspark.proxy.wire import messages
 
 
@@ -39,3 +43,54 @@ def test_reflection(proxy: RunningProxy, client: RawClient, version: str) -> Non
     assert b"google/protobuf/duration.proto" in files
     for refused in (missing, nothing):
         assert b"nothing of that name" in refused
+
+
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+
+
+def long(field: int, size: int) -> bytes:
+    return bytes([field << 3 | 2, size & 127 | 128, size >> 7 & 127 | 128, size >> 14]) + b"h" * size
+
+
+def test_a_long_question_is_not_read(client: RawClient) -> None:
+    (answer,) = client.channel.stream_stream(REFLECTION)(iter([long(1, 1 << 20) + text(7, "*")]), timeout=5)
+    assert b"nothing of that name" in answer
+    assert len(answer) < 100
+    (answer,) = client.channel.stream_stream(REFLECTION)(iter([long(1, 4000) + text(7, "*")]), timeout=5)
+    assert messages.SERVICE.encode() in answer
+    with pytest.raises(grpc.RpcError) as caught:
+        client.channel.unary_unary("/grpc.health.v1.Health/Check")(long(2, 1 << 20), timeout=5)
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_so_many_ask_at_a_time_and_for_so_long(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "REFLECTING_MAX", 2)
+    monkeypatch.setattr(health, "REFLECTING_S", 0.5)
+    end = threading.Event()
+
+    def questions() -> Iterator[bytes]:
+        yield text(7, "*")
+        end.wait(60)
+
+    ask = client.channel.stream_stream(REFLECTION)
+    try:
+        asking = [ask(questions(), timeout=30) for _ in range(2)]
+        assert all(next(call) for call in asking)
+        with pytest.raises(grpc.RpcError) as refused:
+            list(ask(questions(), timeout=30))
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        for call in asking:
+            with pytest.raises(grpc.RpcError) as ended:
+                next(call)
+            assert "long enough" in ended.value.details()
+        assert next(ask(questions(), timeout=30))
+    finally:
+        end.set()
+
+
+def test_no_message_is_unpacked_before_its_sender_is_known(client: RawClient) -> None:
+    """128 KiB of a packed message would be 128 MiB."""
+    send = client.channel.unary_unary(f"/{messages.SERVICE}/SendMessage")
+    with pytest.raises(grpc.RpcError) as caught:
+        send(b"\x0a\x00" * 1000, timeout=5, compression=grpc.Compression.Gzip)
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED

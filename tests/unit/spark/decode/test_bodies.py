@@ -9,7 +9,7 @@ import dataclasses
 import datetime
 import json
 import sys
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +210,8 @@ def test_a_recursive_schema() -> None:
         ("nope", "is no Avro schema"),
         ('{"type": "record"}', "is no Avro schema"),
         (json.dumps(record(x="other.Type")), "is no Avro schema"),
+        (json.dumps(record(x=["null", ["null", "int"]])), "is no Avro schema: a union stands directly in a union"),
+        (json.dumps(record(x=["null", {"type": ["null", "int"]}])), "is no Avro schema"),
         (json.dumps({"type": "array", "items": "null"}), "items without bytes"),
         (json.dumps(logical("bytes", "decimal", precision=50, scale=2)), "Spark's have 38 at most"),
         (json.dumps({"type": "int", "logicalType": ["x"]}), "a logicalType is no text"),
@@ -293,6 +295,33 @@ NOTHING = {"id": None, "text": None, "price": None, "at": None, "more": None}
 def test_json_bodies(body: bytes, wanted: dict[str, Any] | None) -> None:
     values, reasons = JSON.decode([body])
     assert values.to_pylist() == [None if wanted is None else NOTHING | wanted]
+    assert (reasons[0] is None) == (wanted is not None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "wanted"),
+    [
+        ((38, 18), "12345678901.5", "12345678901.5"),
+        ((38, 18), "-99999999999999999999.999999999999999999", "-99999999999999999999.999999999999999999"),
+        ((38, 18), "99999999999999999999.9999999999999999995", None),
+        ((38, 0), "9" * 38, "9" * 38),
+        ((38, 0), "1" + "0" * 38, None),
+        ((38, 0), "1e37", "1" + "0" * 37),
+        ((38, 38), "0." + "9" * 38, "0." + "9" * 38),
+        ((38, 38), "1e-38", "1e-38"),
+        ((38, 38), "1", None),
+        ((10, 2), "99999999.994", "99999999.99"),
+        ((10, 2), "99999999.995", None),
+        ((1, 1), "0.95", None),
+        ((1, 1), "1e-400", "0"),
+    ],
+)
+def test_decimals_at_their_limits(kind: tuple[int, int], text: str, wanted: str | None) -> None:
+    """Whatever context the process has: its 28 digits are fewer than Spark's 38."""
+    decoder = json_decoder(t.StructType([t.StructField("x", t.DecimalType(*kind))]))
+    with localcontext(prec=5):
+        values, reasons = decoder.decode([b'{"x": %b}' % text.encode()])
+    assert [value and value["x"] for value in values.to_pylist()] == [wanted and Decimal(wanted)]
     assert (reasons[0] is None) == (wanted is not None)
 
 

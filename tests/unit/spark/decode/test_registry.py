@@ -165,14 +165,27 @@ def test_a_schema_that_is_of_no_use_is_read_once(monkeypatch: pytest.MonkeyPatch
     assert reasons[0].startswith(f"schema id {number}: ")
 
 
-@pytest.mark.parametrize("status", [400, 410, 422])
+@pytest.mark.parametrize("body", [b"<html>default backend - 404</html>", b"", b"[]", b'{"message": "no such page"}'])
+def test_a_404_that_is_no_registry_s_says_nothing_of_a_schema(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ingress answers so while its registry is started anew; a wrong path does for ever."""
+    with registry_server() as server:
+        number, clock, real = server.add("orders", V1), Clock(), server.answer
+        monkeypatch.setattr(server, "answer", lambda *asked: (404, body) if clock.now_s < 110 else real(*asked))
+        assert client(server, clock).by_id(number).text == V1
+        assert 110 <= clock.now_s < 120
+        monkeypatch.setattr(server, "answer", lambda *_: (404, body))
+        with pytest.raises(RegistryAway, match=r"it answers 404, and not as a schema registry does.*check the address"):
+            client(server, clock).by_id(number)
+
+
+@pytest.mark.parametrize("status", [400, 404, 410, 422])
 def test_an_id_that_it_calls_wrong_costs_its_row(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with registry_server() as server:
         monkeypatch.setattr(server, "answer", lambda *_: (status, {"error_code": 42202, "message": "no id"}))
         with pytest.raises(SchemaUnknown, match="has no schema id 4294967295"):
             client(server, Clock()).by_id(2**32 - 1)
         monkeypatch.setattr(server, "answer", lambda *_: (status, b"<html>"))
-        with pytest.raises(RegistryRefused, match=f"answers {status}"):
+        with pytest.raises(RegistryAway if status == 404 else RegistryRefused, match=f"answers {status}"):
             client(server, Clock()).by_id(1)
 
 

@@ -206,6 +206,26 @@ def test_files_removed_between_planning_and_reading_are_reported(make_store: Any
     frozen.close()
 
 
+def test_a_part_of_a_queue_whose_files_were_removed_after_planning_is_told(
+    make_store: Any, send: Send, tmp_path: Path
+) -> None:
+    fill(make_store(), send, 600)
+    frozen = ReadOnlyStore(str(tmp_path / "s"))
+    files = LogScan(frozen.log_directories)
+    ((topic, queue_id), queue), *_ = sorted(frozen.load(lambda topic: True).items())
+    folder = tmp_path / "s" / "consumequeue" / topic / str(queue_id)
+    first, *rest = sorted(folder.iterdir())
+    kept = int(rest[0].name) // 20
+    first.unlink()
+    gone: list[tuple[int, int, str]] = []
+    part = queue.part(0, kept // 2)
+    assert list(RecordReader(part, files, lambda *told: gone.append(told), check_crc=True).pieces()) == []
+    assert [told[:2] for told in gone] == [(0, kept // 2)]
+    assert part.mean_size() > 0
+    files.close()
+    frozen.close()
+
+
 def test_a_queue_that_lags_or_is_lost_is_made_up_from_the_log(make_store: Any, send: Send, tmp_path: Path) -> None:
     store = make_store()
     fill(store, send, 100)

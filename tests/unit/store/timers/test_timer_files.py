@@ -188,12 +188,18 @@ def test_a_kill_between_log_and_wheel_loses_no_unit(tmp_path: Path, torn_bytes: 
     assert (tmp_path / "timerlog" / f"{0:020d}").read_bytes()[6 * 52 :] == bytes(LOG_BYTES - 6 * 52)
 
 
-def test_a_lost_wheel_is_made_again_from_the_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [None, 0, 4096, "one slot", "half a slot", "all but a byte"])
+def test_a_wheel_that_is_lost_or_short_is_made_again_from_the_log(tmp_path: Path, left: int | str | None) -> None:
     files = opened(tmp_path)
     for n in range(5):
         files.add(NOW, NOW + 1000 * (n % 2 + 1), n, 100, 1)
     files.flush(TimerCheckpoint(NOW, files.log.end, 5, 5))
-    (tmp_path / "timerwheel").unlink()
+    wheel = tmp_path / "timerwheel"
+    if left is None:
+        wheel.unlink()
+    else:
+        end = (NOW // 1000 + 2) % SLOT_COUNT * 32
+        os.truncate(wheel, {"one slot": end, "half a slot": end + 12, "all but a byte": 38707199}.get(str(left), left))
     again = opened(tmp_path)
     assert [u.physical_offset for u in again.chain(NOW + 1000)] == [4, 2, 0]
     assert again.wheel.get(NOW + 2000) == TimerWheelSlot(52, 156, 2)
@@ -270,8 +276,8 @@ def test_files_of_other_sizes_are_named(tmp_path: Path) -> None:
     unpacked("store", tmp_path)
     with pytest.raises(ConfigError, match="set mappedFileSizeTimerLog=104000"):
         opened(tmp_path / "store", log_file_bytes=4096)
-    (tmp_path / "timerwheel").write_bytes(bytes(32))
-    with pytest.raises(ConfigError, match="timerwheel has 32 bytes"):
+    (tmp_path / "timerwheel").write_bytes(bytes(38707232))
+    with pytest.raises(ConfigError, match="timerwheel has 38707232 bytes"):
         opened(tmp_path)
 
 

@@ -77,6 +77,7 @@ class BrokerTablesHandler:
             quarantine=self._quarantine.entries(),
             resets=resets,
             deleted_topics=self._deleted_topics(),
+            epoch=self._ha_info.epoch(),
         )
         return reply(request.opaque, body=sorted_json(answer))
 

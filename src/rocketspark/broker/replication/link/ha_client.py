@@ -257,6 +257,12 @@ class HaClient:
             return 0.0
         return self._trouble_pause_s if reason else self._retry_s
 
+    def again(self) -> None:
+        """Make the connection anew: the master is to know something else of this slave."""
+        self._changed.set()
+        if self._connection is not None:
+            self._connection.end(None)
+
     def retry(self) -> None:
         """Try again now, as after news of the master."""
         self._changed.set()

@@ -116,7 +116,8 @@ class SlaveLink:
 class SwitchSlaveLink(SlaveLink):
     """One connection in the switching protocol: this log is cut first where the master's epochs say that it differs.
 
-    `epochs`: this log's. `confirm` is told up to where the in-sync members hold what this log holds.
+    `epochs`: this log's. `confirm` is told up to where the in-sync members hold what this log holds. `learner`: it is
+    not to become a member of the in-sync set.
     """
 
     state = State.HANDSHAKE
@@ -130,8 +131,10 @@ class SwitchSlaveLink(SlaveLink):
         epochs: EpochList,
         replica_id: int,
         confirm: Callable[[int], None],
+        learner: bool = False,
     ) -> None:
         super().__init__(log, settings, now_s)
+        self.learner = learner or settings.async_learner
         self._reader = ha.SwitchFrames()
         self._epochs = epochs
         self._replica_id = replica_id
@@ -143,7 +146,7 @@ class SwitchSlaveLink(SlaveLink):
         self.last_write_s = now_s
         settings = self._settings
         return ha.encode_slave_handshake(
-            ha.SlaveHandshake(self._replica_id, settings.sync_from_last_file, settings.async_learner)
+            ha.SlaveHandshake(self._replica_id, settings.sync_from_last_file, self.learner)
         )
 
     def _take(self, piece: ha.Frame | ha.MasterHandshake, now_s: float) -> bytes:

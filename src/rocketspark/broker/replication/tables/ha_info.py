@@ -29,12 +29,14 @@ class HaInfo(NamedTuple):
 class HaInfoExchange:
     """What a broker tells and is told. `own`: its addresses while it is the master, else None.
 
-    `told`: called with a master's addresses; `reset_flush_offset`: called with the number an operator sets on a slave.
+    `told`: called with a master's addresses; `reset_flush_offset`: called with the number an operator sets on a slave;
+    `epoch`: of the master that this broker is or follows, 0 without a controller.
     """
 
     own: Callable[[], HaInfo | None]
     told: Callable[[HaInfo], None] = lambda info: None
     reset_flush_offset: Callable[[int], None] = lambda offset: None
+    epoch: Callable[[], int] = lambda: 0
 
 
 def header_of(info: HaInfo | None) -> HaInfoHeader:

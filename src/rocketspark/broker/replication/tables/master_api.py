@@ -171,9 +171,11 @@ class MasterApi:
         return acls_from(_listed((await self._ask(RequestCode.AUTH_LIST_ACL)).body, list[AclInfo]))
 
     async def log_end(self) -> int:
-        """Return the end of the broker's log."""
+        """Return the end of the broker's log; of one that is master no more it is told as a slave's."""
         reply = await self._ask(RequestCode.GET_BROKER_HA_STATUS)
-        end = java_json.decode(reply.body, _HaStatus).master_commit_log_max_offset
+        status = java_json.decode(reply.body, _HaStatus)
+        copies = status.ha_client_runtime_info
+        end = status.master_commit_log_max_offset or (copies.max_offset if copies is not None else 0)
         if end < 0:
             raise ProtocolError(f"{self.address} tells {end} as the end of its log")
         return end
@@ -196,8 +198,13 @@ async def _decode(body: bytes, kind: type[T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, metadata.decode, body, kind)
 
 
+class _ClientStatus(Body):
+    max_offset: int = 0
+
+
 class _HaStatus(Body):
     master_commit_log_max_offset: int = -1
+    ha_client_runtime_info: _ClientStatus | None = None
 
 
 @asynccontextmanager

@@ -35,6 +35,8 @@ RETRY_S = 1.0
 # How long one look waits for the log to arrive; what is not taken then is taken later.
 ARRIVE_S = 1.0
 ARRIVE_STEP_S = 0.02
+# How soon a master that was elected and is not in office yet is asked again.
+OFFICE_S = 0.1
 
 
 @dataclass(slots=True)
@@ -60,12 +62,15 @@ class _Progress:
     delays: PeerDelayOffsets | None = None
     timers: TimerCheckpoint | None = None
     log_end: int = 0
+    is_whole: bool = False
 
 
 class SlaveSynchronize:
     """Follows one master, which may change or be unknown. `own_address`: this broker's, which is no master of its own.
 
-    `passes`: looks that ended so far; `failing`: what failed in the last one, with its error.
+    `passes`: looks that ended so far; `failing`: what failed in the last one, with its error. `is_taken`: the log here
+    reached where this master's ended when its tables were asked for, and they are taken; `taken` is called then.
+    `in_office`: the master answers as such. `epoch`: this broker's, 0 without a controller.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class SlaveSynchronize:
         own_address: str = "",
         interval_s: float = INTERVAL_S,
         connections: Connections | None = None,
+        epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         self._tables = tables
         self._messages = messages
@@ -84,6 +90,9 @@ class SlaveSynchronize:
         self._own_address = own_address
         self._interval_s = interval_s
         self._connections = connections or Connections(language="JAVA")
+        self._epoch = epoch
+        self.taken: Callable[[], None] = lambda: None
+        self.is_taken = self.in_office = False
         self._master: str | None = None
         self._peer: Peer | None = None
         self._wake = asyncio.Event()
@@ -116,6 +125,7 @@ class SlaveSynchronize:
         if self._master is not None:
             self._connections.forget(self._master)
         self._master = address
+        self.is_taken = self.in_office = False
         self.failing.clear()
         self._forget()
         self._wake.set()
@@ -150,9 +160,32 @@ class SlaveSynchronize:
             if self._master is not None:
                 await self.synchronize()
                 wait_s = min(RETRY_S, self._interval_s) if self.failing else self._interval_s
+                if not self.in_office and not self.failing:
+                    wait_s = min(OFFICE_S, wait_s)
+            await self._rest(wait_s)
+
+    async def _rest(self, wait_s: float | None) -> None:
+        """Wait, at most so long, until the next look is asked for or the log is here that something waits for."""
+        arriving = self._waiting
+        try:
+            async with asyncio.timeout(wait_s):
+                while not self._wake.is_set():
+                    if arriving is None or self._store_side.log_end is None:
+                        await self._wake.wait()
+                    elif self._store_side.log_end() >= arriving.log_end:
+                        return
+                    else:
+                        await asyncio.sleep(ARRIVE_STEP_S)
+        except TimeoutError:
+            pass
+
+    async def last_look(self, limit_s: float) -> None:
+        """Take once more what the master has that this broker is to follow no longer; a short time, if it is gone."""
+        if self._master is not None:
+            self.look()
             try:
-                async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
+                async with asyncio.timeout(limit_s):
+                    await self.passed()
             except TimeoutError:
                 pass
 
@@ -199,7 +232,7 @@ class SlaveSynchronize:
                 self.failing[name] = str(e)
             else:
                 self._worked(address, name)
-            if self._master != address:
+            if self._master != address or (name == "state" and not self.in_office):
                 return
         if not self._told and not self.failing:
             self._told = True
@@ -300,8 +333,12 @@ class SlaveSynchronize:
         found: BrokerState | None = await api.state() if self._is_ours else None
         if not self._is_master(api):
             return
+        # One that was elected takes once more what its master before had, and only then is to be followed.
+        self.in_office = found is None or found.epoch is None or found.epoch >= self._epoch()
         if found is None:
             self._is_ours = False
+            return
+        if not self.in_office:
             return
         self._store_side.deleted_topics(found.deleted_topics)
         self._messages.quarantine.take(found.quarantine)
@@ -331,6 +368,7 @@ class SlaveSynchronize:
         except ServerError:
             # A broker that tells nothing of its log.
             progress.log_end = 0
+        progress.is_whole = not self.failing.keys() & {"topics", "groups", "offsets"}
         waiting, self._waiting = self._waiting, None
         # A log that ends before where it ended is another one.
         if waiting is not None and waiting.log_end <= progress.log_end:
@@ -358,6 +396,9 @@ class SlaveSynchronize:
             self._messages.delays.take(progress.delays.offset_table, progress.delays.data_version)
         if progress.timers is not None:
             self._messages.timers.take_checkpoint(progress.timers)
+        if progress.is_whole and not self.is_taken:
+            self.is_taken = True
+            self.taken()
 
 
 async def reverse_synchronize(connections: Connections, address: str, tables: Tables, messages: Messages) -> None:

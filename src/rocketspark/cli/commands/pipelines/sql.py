@@ -44,7 +44,7 @@ def sql(
     writes = () if dry_run else (place, *(sink.path for sink in plan.sinks if sink.path))
     with shared.start("sql", reads=reads, writes=writes) as (spark, progress):
         if dry_run:
-            shared.finish(pipeline.dry_run(spark, plan, where), progress)
+            shared.finish(pipeline.dry_run(spark, plan, where, checkpoint=place), progress)
             return
         result = pipeline.run(
             spark,

@@ -225,8 +225,16 @@ def _primitive(kind: str, schema: Mapping[str, Any]) -> t.DataType:
     return _PLAIN[kind]
 
 
+def _is_union(schema: Schema) -> bool:
+    while isinstance(schema, dict):
+        schema = schema.get("type")
+    return isinstance(schema, list)
+
+
 def _check_items(schema: Schema) -> None:
-    """Refuse arrays and maps of items that take no byte: nine bytes could say that there are 2**62 of them."""
+    """Refuse unions of unions, as Avro does, and arrays and maps of items that take no byte: nine bytes could say that
+    there are 2**62 of them.
+    """
     names = Names(schema)
 
     def is_empty(one: Schema, space: str, above: tuple[str, ...]) -> bool:
@@ -254,6 +262,8 @@ def _check_items(schema: Schema) -> None:
             raise ValueError("it is nested too deeply")
         if isinstance(one, list):
             for branch in one:
+                if _is_union(branch):
+                    raise ValueError("a union stands directly in a union")
                 walk(branch, space, depth + 1)
         elif isinstance(one, dict):
             if not isinstance(one.get("logicalType", ""), str):

@@ -45,7 +45,7 @@ class ArchiveResult(NamedTuple):
 def options_given(where: Connection, topics: Sequence[str]) -> dict[str, str]:
     """Return the options of the topics' read, as a stream has them."""
     # A body that does not inflate is kept as it is stored.
-    options = {"startingOffsets": "earliest", "badBodies": "stored", **where.spark_options()}
+    options = {"startingOffsets": "earliest", **where.read_options()}
     return options | ({"topic": ",".join(topics)} if topics else {})
 
 

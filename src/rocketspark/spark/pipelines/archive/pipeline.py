@@ -236,6 +236,7 @@ def merge_hours(
 def read(spark: SparkSession, folder: str | Path | TablePlace) -> DataFrame:
     """Return the rows of an archive, wherever it was moved: the columns of a topic's read and `hour`."""
     from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType, StructField, StructType
 
     folder = archive_at(folder)
     if isinstance(folder, TablePlace):
@@ -243,12 +244,14 @@ def read(spark: SparkSession, folder: str | Path | TablePlace) -> DataFrame:
     root = folder.absolute()
     files = _existing(root, read_manifest(root).files)
     names = [field.name for field in READ_SCHEMA.fields]
-    columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in READ_SCHEMA.fields)
+    schema = StructType([*READ_SCHEMA.fields, StructField("hour", StringType())])
     if not files:
-        return spark.createDataFrame([], f"{columns}, hour string")
+        return spark.createDataFrame([], schema)
     base = str(files[0].parents[2])
-    found = spark.read.schema(f"{columns}, hour string").option("basePath", base).parquet(*map(str, files))
-    return found.select(*(F.col(name) for name in names), "hour")
+    found = spark.read.schema(schema).option("basePath", base).parquet(*map(str, files))
+    # A folder of this name is null to Spark, and every message has a topic.
+    topic = F.coalesce("topic", F.lit("__HIVE_DEFAULT_PARTITION__")).alias("topic")
+    return found.select(*(topic if name == "topic" else F.col(name) for name in names), "hour")
 
 
 def _existing(root: Path, files: Iterable[ArchiveFile]) -> list[Path]:

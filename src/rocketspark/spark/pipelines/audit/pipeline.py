@@ -31,10 +31,10 @@ from rocketspark.spark.pipelines.audit.figures import (
     missing_offsets,
 )
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
-from rocketspark.spark.pipelines.progress import SILENT, Progress
+from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.plan.offset_ranges import to_json
 
-COLUMNS = "topic string, broker string, queueId int, queueOffset bigint, messageId string, storeTime timestamp"
+COLUMNS = "topic string, broker string, queueId int, queueOffset bigint, messageId string, storeTime timestamp_ltz"
 PLACES_MAX = 10
 
 
@@ -67,7 +67,7 @@ def run(
     ignore: Collection[str] = (),
     max_lag: int = 0,
     samples: int = PLACES_MAX,
-    progress: Progress = SILENT,
+    progress: Progress | None = None,
 ) -> AuditReport:
     """Count the messages of topics stored in [since_ms, until_ms), and how far consumer groups consumed them.
 
@@ -81,6 +81,7 @@ def run(
 
     Raises RouteNotFound for a topic that is not there, UsageError, and what a read raises.
     """
+    progress = progress or Progress("audit")
     if not topics:
         raise UsageError("no topic is named: what is to be audited?")
     check_range(since_ms, until_ms)
@@ -191,7 +192,7 @@ class _Audit:
 
     def _read(self, columns: str, topics: Sequence[str]) -> DataFrame:
         """Read messages of the range up to the ends that were asked for; holes are no error here, but a finding."""
-        options = self._where.spark_options() | {"topic": ",".join(topics), "failOnDataLoss": "false"}
+        options = self._where.read_options() | {"topic": ",".join(topics), "failOnDataLoss": "false"}
         if self._since_ms is not None:
             options["startingTimestamp"] = str(self._since_ms)
         if self._until_ms is not None:

@@ -21,7 +21,7 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.dedupe import event_time
 from rocketspark.spark.pipelines.default_names import check_delivery, check_name, default_name
-from rocketspark.spark.pipelines.progress import SILENT, Progress
+from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.pipelines.session import one_line_errors
 from rocketspark.spark.pipelines.streaming import end_of_topics, run_query
 from rocketspark.spark.write.refused_rows import refused_rows
@@ -67,7 +67,7 @@ def run(
     rows_max: int | None = None,
     interval_s: float | None = None,
     delivery: str = "exactly-once",
-    progress: Progress = SILENT,
+    progress: Progress | None = None,
 ) -> DedupeResult:
     """Pass on each message of a topic whose key was not seen within some time.
 
@@ -84,11 +84,13 @@ def run(
 
     Raises ConfigError, and RocketSparkError for what fails in Spark.
     """
+    progress = progress or Progress("dedupe")
     check(source, target, by, within, name, delivery)
     delay = duration(within)
-    options = connection(where).spark_options()
+    where = connection(where)
+    options = where.spark_options()
     # A body that does not inflate goes on as it is stored.
-    reading = {"badBodies": "stored"} | options | {"topic": source, "startingOffsets": start_at}
+    reading = where.read_options() | {"topic": source, "startingOffsets": start_at}
     if rows_max is not None:
         reading["maxMessagesPerTrigger"] = str(rows_max)
     writing = options | {"topic": target, "delivery": delivery}

@@ -16,16 +16,18 @@ from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.message import properties
 from rocketspark.spark.option_kinds.time_options import check_range
+from rocketspark.spark.options import over
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.dlq.dead_letters import DEAD_FROM_TOPIC, Choice, age_name, quoted, shown
-from rocketspark.spark.pipelines.progress import SILENT, Progress
+from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.pipelines.trace import records
 from rocketspark.spark.pipelines.trace.figures import CONTEXTS
 from rocketspark.spark.plan.offset_ranges import to_json
 
 COLUMNS = (
     "topic string, broker string, queueId int, queueOffset bigint, messageId string, tag string, keys array<string>,"
-    " body binary, properties map<string,string>, bornTime timestamp, storeTime timestamp, reconsumeTimes int, flag int"
+    " body binary, properties map<string,string>, bornTime timestamp_ltz, storeTime timestamp_ltz, reconsumeTimes int,"
+    " flag int"
 )
 SAMPLES = 10
 EVERYTHING = Choice()
@@ -70,7 +72,7 @@ def run(
     error_property: str = "",
     samples: int = SAMPLES,
     now_ms: int | None = None,
-    progress: Progress = SILENT,
+    progress: Progress | None = None,
 ) -> DlqReport:
     """Count dead letters by group, topic they came from, tag, error and age.
 
@@ -82,6 +84,7 @@ def run(
 
     Raises ConfigError for a group without dead letters or an empty time range, and what a read raises.
     """
+    progress = progress or Progress("dlq")
     check_range(choice.since_ms, choice.until_ms)
     where = connection(where)
     source = find(where, choice.groups, progress)
@@ -168,10 +171,11 @@ def _own(pairs: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in sorted(pairs.items()) if name not in properties.SYSTEM_NAMES}
 
 
-def find(where: Connection, groups: Sequence[str], progress: Progress = SILENT) -> DeadLetterSource:
+def find(where: Connection, groups: Sequence[str], progress: Progress | None = None) -> DeadLetterSource:
     """Find the dead letter topics of groups, by default of all. Raises ConfigError for a group that has none
     to read.
     """
+    progress = progress or Progress("dlq")
     space = where.namespace
     with operations_of(where) as operations:
         there = operations.list_topics()
@@ -204,8 +208,8 @@ def letters(spark: SparkSession, where: Connection | str, source: DeadLetterSour
     (topic/broker/queueId/queueOffset), bornMs and deadMs.
     """
     where = connection(where)
-    options = where.spark_options() | {"topic": ",".join(source.topics), "failOnDataLoss": "false"}
-    options["endingOffsets"] = json.dumps(to_json(source.ends))
+    options = {"topic": ",".join(source.topics), "failOnDataLoss": "false", "badBodies": "stored"}
+    options = over(where.spark_options(), options | {"endingOffsets": json.dumps(to_json(source.ends))})
     rows = spark.read.format("rocketmq").options(**options).schema(COLUMNS).load()
     pairs = F.col("properties")
     # As dead_letters.origin_of has it.
@@ -246,7 +250,7 @@ def choose(rows: DataFrame, choice: Choice) -> DataFrame:
 
 def _failures(spark: SparkSession, where: Connection, topic: str) -> DataFrame:
     """Return how the last listener of a group failed with a message, by message traces: messageId, group, context."""
-    options = where.spark_options() | {"topic": topic, "failOnDataLoss": "false"}
+    options = where.read_options() | {"topic": topic, "failOnDataLoss": "false"}
     bodies = spark.read.format("rocketmq").options(**options).schema("body binary").load()
     read = bodies.mapInArrow(records.decode_batches, records.DDL)
     taken = (

@@ -23,7 +23,7 @@ from rocketspark.spark.option_kinds.time_options import check_range
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.dlq.dead_letters import Choice, DeadLetter, outgoing, resend_id
 from rocketspark.spark.pipelines.dlq.pipeline import choose, find, letters
-from rocketspark.spark.pipelines.progress import SILENT, Progress, step_report
+from rocketspark.spark.pipelines.progress import Progress, step_report
 
 PRODUCER_GROUP = "rocketspark_dlq"
 SEND_TIMEOUT_MS = 10_000.0
@@ -81,7 +81,7 @@ def run(
     to_group: bool = False,
     rate: float | None = None,
     dry_run: bool = False,
-    progress: Progress = SILENT,
+    progress: Progress | None = None,
 ) -> ResendReport:
     """Send the chosen dead letters again, each once, whatever runs before this one did.
 
@@ -94,6 +94,7 @@ def run(
 
     Raises UsageError, ConfigError for a group without dead letters, RouteNotFound for a target that is not there.
     """
+    progress = progress or Progress("dlq")
     if to is not None and to_group:
         raise UsageError("give a topic to send to, or to_group, not both")
     if not choice.groups:
@@ -225,7 +226,7 @@ class _Resend:
         wanted = chosen.select("resendId", "target", "group", "originTopic")
         if not targets:
             return wanted.where("false").select("resendId", "target"), {}
-        options = self._where.spark_options() | {"topic": ",".join(targets), "failOnDataLoss": "false"}
+        options = self._where.read_options() | {"topic": ",".join(targets), "failOnDataLoss": "false"}
         # Nothing was sent again before the first of them died.
         options["startingTimestamp"] = str(max(0, oldest_ms - CLOCKS_MS))
         there = self._spark.read.format("rocketmq").options(**options).schema("topic string, messageId string").load()

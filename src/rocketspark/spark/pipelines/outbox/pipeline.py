@@ -10,6 +10,7 @@ import decimal
 import json
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from rocketspark.model.text import shown
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.default_names import check_delivery, check_name, default_name
 from rocketspark.spark.pipelines.outbox.row_claims import REFUSED, ClaimedRow, RowClaims
-from rocketspark.spark.pipelines.progress import SILENT, Progress
+from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.pipelines.session import one_line_errors
 from rocketspark.spark.pipelines.streaming import run_query
 from rocketspark.spark.plain_errors import plain_errors
@@ -46,6 +47,7 @@ _ARROW = pa.schema(
     + [("properties", pa.map_(pa.string(), pa.string()))]
 )
 BATCH_ROWS = 10_000
+_NAME = re.compile(r"\w+")
 
 
 class OutboxResult(NamedTuple):
@@ -92,7 +94,7 @@ def run(
     interval_s: float | None = None,
     delivery: str = "exactly-once",
     delete: bool = False,
-    progress: Progress = SILENT,
+    progress: Progress | None = None,
 ) -> OutboxResult:
     """Send the rows of a table that were not sent yet.
 
@@ -108,6 +110,7 @@ def run(
 
     Raises ConfigError, DatabaseFailed, and RocketSparkError for what fails in Spark.
     """
+    progress = progress or Progress("outbox")
     check(topic, columns or Columns(), name, delivery)
     name = name or default_name(f"outbox-{table}")
     claims = RowClaims(database, table, key, name, order)
@@ -115,7 +118,7 @@ def run(
         claims.create()
         mapping = _check(columns or Columns(), claims.columns())
         spark.dataSource.register(TableSource)
-        options = {"database": database, "table": table, "key": key, "order": order, "name": name}
+        options = {"database": database, "table": claims.table, "key": claims.key, "order": claims.order, "name": name}
         options |= {"batchRows": str(batch_rows), "columns": json.dumps(mapping), "delete": str(delete).lower()}
         options |= {"topic": topic} if topic else {}
         target = connection(where).spark_options() | ({"topic": topic} if topic else {}) | {"delivery": delivery}
@@ -248,7 +251,10 @@ class TableReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, Batches):
             return
         with self._claims() as claims:
-            rows = claims.rows(partition.after, partition.to)
+            columns = json.loads(self._options["columns"])
+            # Without a column for the body, the whole row goes there; a name that is odd in SQL needs it whole too.
+            named = "body" in columns and all(_NAME.fullmatch(name) for name in columns.values())
+            rows = claims.rows(partition.after, partition.to, sorted(set(columns.values())) if named else ())
             for first in range(0, len(rows), 1000):
                 yield self._batch(rows[first : first + 1000], claims)
 

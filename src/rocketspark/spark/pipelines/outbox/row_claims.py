@@ -8,13 +8,14 @@ no two keys share; a second one names the rows that were set aside, as no messag
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown
 from rocketspark.recipes.database import Database, check_table
 from rocketspark.recipes.databases import database_of
+from rocketspark.spark.pipelines.outbox.row_values import reading
 
 CLAIMS = "rocketspark_claims"
 REFUSED = "rocketspark_refused"
@@ -80,15 +81,15 @@ class RowClaims:
         self._database: Database = database_of(url, wait_ms=30_000, must_exist=True)
         for part in table.split("."):
             check_table(part)
-        self.table = table
-        self.key = _check_column(key)
-        self.order = _check_column(order or key)
-        # As they stand in SQL.
-        self._table = ".".join(_quoted(part) for part in table.split("."))
-        self._key, self._order = _quoted(self.key), _quoted(self.order)
+        self._name(table, _check_column(key), _check_column(order or key))
         if not pipeline or len(pipeline) > 200:
             raise ConfigError(f"the pipeline's name {pipeline!r} has {len(pipeline)} characters: 1 to 200 are needed")
         self.pipeline = pipeline
+
+    def _name(self, table: str, key: str, order: str) -> None:
+        self.table, self.key, self.order = table, key, order
+        # As they stand in SQL.
+        self._table, self._key, self._order = _quoted_table(table), _quoted(key), _quoted(order)
         self._texts: dict[str, str] = {}
 
     def _id(self, row: str) -> str:
@@ -116,17 +117,31 @@ class RowClaims:
         )
 
     def columns(self) -> list[str]:
-        """Return the names of the table's columns. Raises ConfigError if there is no such table or key."""
+        """Return the names of the table's columns; from now on table, key and order are named as the database has them.
+
+        Raises ConfigError if there is no such table or key.
+        """
+        names = self._columns_of(self.table)
+        if names is None and (names := self._columns_of(self.table.lower())) is not None:
+            self._name(self.table.lower(), self.key, self.order)
+        if names is None:
+            raise ConfigError(f"there is no table {self.table!r} in {self._database.name}")
+        as_there = {name.lower(): name for name in names} | {name: name for name in names}
+        for wanted in (self.key, self.order):
+            if wanted not in as_there and wanted.lower() not in as_there:
+                raise ConfigError(f"table {self.table} has no column {wanted!r}; it has: {', '.join(names)}")
+        key, order = (as_there.get(name) or as_there[name.lower()] for name in (self.key, self.order))
+        self._name(self.table, key, order)
+        return names
+
+    def _columns_of(self, table: str) -> list[str] | None:
+        """Return the names of a table's columns, None if there is no such table."""
         try:
             with self._database.work() as connection:
-                cursor = self._run(connection, f"SELECT * FROM {self._table} WHERE 1 = 0")
-                names = [str(column[0]) for column in cursor.description]
+                cursor = self._run(connection, f"SELECT * FROM {_quoted_table(table)} WHERE 1 = 0")
+                return [str(column[0]) for column in cursor.description]
         except ConfigError:
-            raise ConfigError(f"there is no table {self.table!r} in {self._database.name}") from None
-        for wanted in (self.key, self.order):
-            if wanted.lower() not in (name.lower() for name in names):
-                raise ConfigError(f"table {self.table} has no column {wanted!r}; it has: {', '.join(names)}")
-        return names
+            return None
 
     def newest(self) -> int:
         """Return the number of the last batch that was claimed; 0 before the first."""
@@ -174,21 +189,24 @@ class RowClaims:
             text = f"SELECT COUNT(*) FROM {self._table} t WHERE t.{self._key} IS NULL"
             return int(self._run(connection, text).fetchone()[0])
 
-    def rows(self, after: int, to: int) -> list[ClaimedRow]:
-        """Return the rows of batches after `after` up to `to`, in their order.
+    def rows(self, after: int, to: int, columns: Collection[str] = ()) -> list[ClaimedRow]:
+        """Return the rows of batches after `after` up to `to`, in their order, with these columns or all.
 
-        Raises ConfigError if rows are gone that were claimed: what was to be sent must not change.
+        What Python has no value for, such as PostgreSQL's `infinity`, is the database's text. Raises ConfigError if
+        rows are gone that were claimed: what was to be sent must not change.
         """
         where = "c.pipeline = ? AND c.batch > ? AND c.batch <= ?"
+        chosen = ", ".join(f"t.{_quoted(name)}" for name in columns) or "t.*"
         joined = (
-            f"SELECT c.id AS {_KEY_NAME}, t.* FROM {self._table} t JOIN {CLAIMS} c ON c.id = {self._id('t')}"
+            f"SELECT c.id AS {_KEY_NAME}, {chosen} FROM {self._table} t JOIN {CLAIMS} c ON c.id = {self._id('t')}"
             f" WHERE {where} ORDER BY c.batch, t.{self._order}"
         )
         values = (self.pipeline, after, to)
         with self._database.work() as connection:
             text = f"SELECT COUNT(*) FROM {CLAIMS} c WHERE {where} AND c.id <> ?"
             wanted = int(self._run(connection, text, (*values, _LAST)).fetchone()[0])
-            cursor = self._run(connection, joined, values)
+            cursor = reading(connection, self._database.kind)
+            cursor.execute(self._database.sql(joined), values)
             names = [str(column[0]) for column in cursor.description][1:]
             found = [ClaimedRow(row[0], dict(zip(names, row[1:], strict=True))) for row in cursor.fetchall()]
         if len(found) != wanted:
@@ -247,5 +265,10 @@ def _check_column(name: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Return a name for SQL, where it may be one of SQL's words. PostgreSQL folds what is not quoted to lower case."""
-    return f'"{name}"' if name == name.lower() else name
+    """Return a name for SQL as it is: it may be one of SQL's words, and PostgreSQL folds capitals without quotes."""
+    return f'"{name}"'
+
+
+def _quoted_table(name: str) -> str:
+    """Return a table's name for SQL, with its schema if it has one."""
+    return ".".join(map(_quoted, name.split(".")))

@@ -126,7 +126,7 @@ class TopicSource:
 def topic_reader(where: Connection, topic: str, schema: StructType, **options: str) -> StreamReader:
     """Return a reader of one topic, as a stream has it."""
     # A body that does not inflate goes on as it is stored.
-    given = {"startingOffsets": "earliest", "badBodies": "stored", **where.spark_options(), "topic": topic, **options}
+    given = {"startingOffsets": "earliest", **where.read_options(), "topic": topic, **options}
     return StreamReader(schema, parse_read(given, streaming=True))
 
 

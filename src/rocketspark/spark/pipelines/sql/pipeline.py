@@ -1,5 +1,5 @@
 """`pipeline sql`: runs a file of sources, SQL steps and sinks. Rule: a streaming sink has a checkpoint of its own, so
-that it goes on where it was; a batch sink that runs twice does as its mode says.
+that it goes on where it was; a batch sink deletes what is there only if its mode says so.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketspark.errors import ConfigError, RocketSparkError
-from rocketspark.spark.columns import READ_ONLY, WRITE_TYPES
+from rocketspark.spark.columns import WRITE_TYPES
 from rocketspark.spark.metrics.progress_reports import parse_report
 from rocketspark.spark.options import over
 from rocketspark.spark.pipelines.connection import Connection, connection
-from rocketspark.spark.pipelines.progress import SILENT, Progress, has_ended
+from rocketspark.spark.pipelines.progress import Progress, has_ended
 from rocketspark.spark.pipelines.session import one_line_errors
+from rocketspark.spark.pipelines.sql.sink_places import OVERWRITE, SinkPlace, check_places, entries
 from rocketspark.spark.pipelines.sql.sql_file import ROCKETMQ, SqlPlan, SqlSink, SqlSource, options_of
 from rocketspark.spark.pipelines.streaming import WantedEnd, end_of_topics, start_query
 
@@ -69,7 +70,7 @@ def run(
     *,
     checkpoint: Path | str = "checkpoints",
     interval_s: float | None = None,
-    progress: Progress = SILENT,
+    progress: Progress | None = None,
 ) -> SqlResult:
     """Run a plan: streams take what is there now and end; batches are read and written once.
 
@@ -80,9 +81,11 @@ def run(
 
     Raises ConfigError, and RocketSparkError for what fails in Spark.
     """
+    progress = progress or Progress("sql")
     with one_line_errors(), ExitStack() as made:
         where = connection(where, decodes=True)
         frames = _frames(spark, plan, where, made)
+        _check_sinks(spark, plan, frames, f"{checkpoint}")
         streaming = [(sink, frame) for sink, frame in frames if frame.isStreaming]
         results = [
             _write_batch(sink, frame, where, progress)
@@ -122,20 +125,61 @@ def run(
     return SqlResult(plan.name, results, round(progress.seconds, 3))
 
 
-def dry_run(spark: SparkSession, plan: SqlPlan, where: Connection | str) -> DryRun:
+def dry_run(
+    spark: SparkSession, plan: SqlPlan, where: Connection | str, *, checkpoint: Path | str = "checkpoints"
+) -> DryRun:
     """Read and check all, write nothing. Raises as `run`."""
     with one_line_errors(), ExitStack() as made:
         where = connection(where, decodes=True)
         frames = _frames(spark, plan, where, made)
+        _check_sinks(spark, plan, frames, f"{checkpoint}")
         views = []
         for name in plan.views:
             frame = spark.table(name)
             views.append(ViewPlan(name, frame.isStreaming, frame.schema.simpleString()[7:-1]))
         sinks = [
             {"sink": sink.name, "to": _target(sink), "kind": "stream" if frame.isStreaming else "batch"}
+            | {"mode": _mode(sink), "deletes": _deleted(spark, sink)}
             for sink, frame in frames
         ]
     return DryRun(plan.name, views, sinks)
+
+
+def _check_sinks(spark: SparkSession, plan: SqlPlan, frames: list[tuple[SqlSink, DataFrame]], checkpoint: str) -> None:
+    """Raise ConfigError for a sink that cannot be written, or would delete or hide what is there unasked."""
+    places = []
+    for sink, frame in frames:
+        if frame.isStreaming and sink.mode == OVERWRITE:
+            raise ConfigError(f"sink {sink.name}: mode overwrite is for batches; append, update or complete is needed")
+        if not frame.isStreaming and sink.mode not in (None, "append", OVERWRITE):
+            raise ConfigError(f"sink {sink.name}: mode {sink.mode} is for streams; append or overwrite is needed")
+        if sink.format != ROCKETMQ:
+            place = _place(checkpoint, sink)
+            places.append(SinkPlace(sink.name, sink.format, _path(sink), sink.mode, frame.isStreaming, place))
+    kept = [path for source in plan.sources if source.format != ROCKETMQ and (path := _path(source))]
+    check_places(spark, places, (checkpoint, *kept))
+
+
+def _path(part: SqlSource | SqlSink) -> str:
+    return next((value for name, value in options_of(part).items() if name.lower() == "path"), "")
+
+
+def _place(checkpoint: str, sink: SqlSink) -> str:
+    """Return where a streaming sink keeps its place."""
+    return f"{checkpoint.rstrip('/')}/{sink.name}"
+
+
+def _mode(sink: SqlSink) -> str:
+    """Return a sink's mode: unless it says so, nothing that is there is deleted."""
+    return sink.mode or "append"
+
+
+def _deleted(spark: SparkSession, sink: SqlSink) -> str:
+    """Tell what a sink will delete before it writes."""
+    if sink.mode != OVERWRITE:
+        return ""
+    path = _path(sink)
+    return f"all in {path} ({len(entries(spark, path))} files and folders)" if path else "what is there"
 
 
 def _frames(spark: SparkSession, plan: SqlPlan, where: Connection, made: ExitStack) -> list[tuple[SqlSink, DataFrame]]:
@@ -206,7 +250,7 @@ def sink_frame(sink: SqlSink, frame: DataFrame) -> DataFrame:
     if sink.format != ROCKETMQ or "body" in frame.columns:
         return frame
     kept = [name for name in frame.columns if name in WRITE_TYPES]
-    told = [name for name in frame.columns if name not in WRITE_TYPES and name not in READ_ONLY]
+    told = [name for name in frame.columns if name not in WRITE_TYPES]
     if not told:
         raise ConfigError(f"sink {sink.name}: no column is left for the body: name one `body`, or select more")
     body = F.to_json(F.struct(*(F.col(f"`{name}`") for name in told))).alias("body")
@@ -239,12 +283,9 @@ def _write_batch(sink: SqlSink, frame: DataFrame, where: Connection, progress: P
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    mode = sink.mode or ("append" if sink.format == ROCKETMQ else "overwrite")
-    if mode not in ("append", "overwrite"):
-        raise ConfigError(f"sink {sink.name}: mode {mode} is for streams; append or overwrite is needed")
     observation = Observation(f"rows of {sink.name}")
     writer = frame.observe(observation, F.count(F.lit(1)).alias("rows")).write.format(sink.format)
-    writer = writer.options(**options_with(sink, where)).mode(mode)
+    writer = writer.options(**options_with(sink, where)).mode(_mode(sink))
     if sink.partition_by:
         writer = writer.partitionBy(*sink.partition_by)
     progress.say(f"{sink.name}: writing to {_target(sink)}")
@@ -257,14 +298,10 @@ def _write_batch(sink: SqlSink, frame: DataFrame, where: Connection, progress: P
 def _start(
     sink: SqlSink, frame: DataFrame, where: Connection, checkpoint: str, interval_s: float | None
 ) -> StreamingQuery:
-    mode = sink.mode or "append"
-    if mode == "overwrite":
-        raise ConfigError(f"sink {sink.name}: mode overwrite is for batches; append, update or complete is needed")
-    writer = frame.writeStream.format(sink.format).options(**options_with(sink, where)).outputMode(mode)
+    writer = frame.writeStream.format(sink.format).options(**options_with(sink, where)).outputMode(_mode(sink))
     if sink.partition_by:
         writer = writer.partitionBy(*sink.partition_by)
-    place = f"{checkpoint.rstrip('/')}/{sink.name}"
-    start = partial(start_query, writer, name=sink.name, checkpoint=place, interval_s=interval_s)
+    start = partial(start_query, writer, name=sink.name, checkpoint=_place(checkpoint, sink), interval_s=interval_s)
     started: StreamingQuery = _named("sink", sink.name, start)
     return started
 

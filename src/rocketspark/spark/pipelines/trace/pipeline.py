@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from rocketspark.protocol import trace as records
 from rocketspark.spark.option_kinds.time_options import check_range
 from rocketspark.spark.pipelines.connection import Connection, connection
-from rocketspark.spark.pipelines.progress import SILENT, Progress
+from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.pipelines.trace import records as rows
 from rocketspark.spark.pipelines.trace.figures import (
     CONTEXTS,
@@ -42,7 +42,7 @@ def run(
     until_ms: int | None = None,
     slack_ms: int = SLACK_MS,
     slowest: int = 20,
-    progress: Progress = SILENT,
+    progress: Progress | None = None,
 ) -> TraceReport:
     """Evaluate the traces of sends, deliveries and transactions whose time is in [since_ms, until_ms).
 
@@ -56,8 +56,9 @@ def run(
 
     Raises RouteNotFound, DataLost and what else a read raises; ConfigError for an empty range.
     """
+    progress = progress or Progress("trace")
     check_range(since_ms, until_ms)
-    options = connection(where).spark_options() | {"topic": topic}
+    options = connection(where).read_options() | {"topic": topic}
     if since_ms is not None:
         options["startingTimestamp"] = str(max(since_ms - slack_ms, 0))
     if until_ms is not None:

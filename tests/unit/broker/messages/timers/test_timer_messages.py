@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import subprocess
 from collections import Counter
@@ -347,6 +348,31 @@ def test_a_restart_keeps_what_waits_and_delivers_what_became_due(rig: Callable[.
     broker.send(key="new", TIMER_DELAY_SEC=2)
     assert broker.settle() == 2
     assert broker.keys()[4:] == ["K5"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        bytes(4096),
+        random.Random(1).randbytes(4096),
+        random.Random(2).randbytes(56),
+        random.Random(3).randbytes(20),
+        struct.pack(">7q", NOW + 365 * DAY_MS, 1 << 40, 1 << 40, 1 << 40, 0, NOW, 1),
+        struct.pack(">7q", NOW + 365 * DAY_MS, 0, 0, 0, 0, 0, 0).ljust(4096, b"\0"),
+        struct.pack(">7q", 0, 52 * 5, 7, 0, 0, 0, 0).ljust(4096, b"\0"),
+        struct.pack(">7q", 0, 1, 0, 0, 0, 0, 0).ljust(4096, b"\0"),
+    ],
+    ids=["empty", "zeros", "random", "random, short", "random, cut", "huge", "a later time", "a later offset", "odd"],
+)
+def test_whatever_stands_in_timercheck_each_is_delivered_once(rig: Callable[..., Rig], content: bytes) -> None:
+    broker = rig()
+    for n in range(5):
+        broker.send(key=f"K{n}", TIMER_DELAY_SEC=n * 10 + 5)
+    broker.at(NOW + 10_000).stop()
+    (broker.root / "config/timercheck").write_bytes(content)
+    broker = rig().at(NOW + 60_000)
+    assert broker.keys() == [f"K{n}" for n in range(5)]
 
 
 def test_a_recall_that_was_stored_before_a_kill_is_obeyed(rig: Callable[..., Rig], clock: Clock) -> None:
