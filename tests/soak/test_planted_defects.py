@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "rocketspark"
 ROLES = "tests/unit/broker/roles"
 CONTROLLER_MODE = "tests/live/test_controller_mode.py"
+LINKS = "tests/unit/broker/replication/test_links.py"
 MODEL = f"{ROLES}/test_in_sync_model.py"
 
 
@@ -87,6 +88,13 @@ TABLE = [
         "end = status.master_commit_log_max_offset or (copies.max_offset if copies is not None else 0)",
         "end = status.master_commit_log_max_offset",
         "tests/live/test_slave_synchronize.py",
+    ),
+    Planted(
+        "a slave takes a connection that the system of a frozen master made for its master's log",
+        "broker/replication/link/slave_link.py",
+        "state = State.HANDSHAKE",
+        "state = State.TRANSFER",
+        LINKS,
     ),
 ]
 

@@ -74,6 +74,9 @@ class MasterLink:
     def _reported(self, position: int, now_s: float) -> None:
         if self.position < 0:
             self._begin(position)
+            if self.refused is None:
+                # The slave waits for a word: if there is no log to send a sign of life is due.
+                self.last_write_s -= self._settings.ha_heartbeat_interval_ms / 1000
         if self.refused is not None:
             return
         if position > self.position:

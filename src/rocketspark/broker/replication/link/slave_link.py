@@ -17,7 +17,7 @@ from rocketspark.store.files.epoch_file import EpochList
 
 
 class State(Enum):
-    """Of a slave's link: not connected, waiting for the master's epochs (switching protocol), taking the log."""
+    """Of a slave's link: not connected, waiting for the master's first word, taking the log."""
 
     READY = 0
     HANDSHAKE = 1
@@ -31,7 +31,8 @@ class SlaveLink:
     log refuses them.
     """
 
-    state = State.TRANSFER
+    # A master that hangs takes connections too: its system does.
+    state = State.HANDSHAKE
 
     def __init__(self, log: ReplicatedLog, settings: BrokerSettings, now_s: float) -> None:
         self._log = log
@@ -64,6 +65,7 @@ class SlaveLink:
 
     def _take(self, piece: ha.Frame | ha.MasterHandshake, now_s: float) -> bytes:
         assert isinstance(piece, ha.Frame)
+        self.state = State.TRANSFER
         self._append(piece.position, piece.body)
         return b""
 
@@ -119,8 +121,6 @@ class SwitchSlaveLink(SlaveLink):
     `epochs`: this log's. `confirm` is told up to where the in-sync members hold what this log holds. `learner`: it is
     not to become a member of the in-sync set.
     """
-
-    state = State.HANDSHAKE
 
     def __init__(
         self,
