@@ -100,7 +100,7 @@ def test_what_was_refused_and_left_out_is_counted(tmp_path: Path, monkeypatch: p
             connected(server.address) as peer,
         ):
             await create(peer, queues=1)
-            server._long_polling.owner_weight_max = 0
+            server._long_polling.weights.owner_max = 0
             found = await scrape(server)
             assert found.rows("rocketspark_refused_total") == found.rows("rocketspark_log_lines_left_out_total") == 0
             assert (await pull(peer, sys_flag=6, suspend_ms=60_000)).code == 2

@@ -392,8 +392,8 @@ class BrokerServer:
             self._flush_service.waiting_max = s.waiting_sends_max
             self._server.connections_max = self._fast_failure.connections_max()
             self._server.bounds.bounds = self._fast_failure.bounds()
-            self._long_polling.weight_max = s.held_pulls_max
-            self._long_polling.owner_weight_max = s.held_pulls_of_connection_max
+            weights = self._long_polling.weights
+            weights.all_max, weights.owner_max = s.held_pulls_max, s.held_pulls_of_connection_max
 
         def messages() -> None:
             self.store.limit_bodies(s.message_bytes_max)

@@ -12,13 +12,15 @@ from collections.abc import Callable
 import msgspec
 
 from rocketspark.broker.consumers.client_ids import ClientIds
-from rocketspark.errors import ServerError
+from rocketspark.errors import NotSent, ServerError
 from rocketspark.model import Subscription
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Header
 from rocketspark.protocol.json.bodies import ConsumerData, Heartbeat
 from rocketspark.transport.gate import Sender
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.request_frames import Reply
 
 log = LimitedLog("rocketspark.broker")
 
@@ -61,6 +63,9 @@ class ConsumerGroup(msgspec.Struct):
         return [c.client_id for c in self.clients.values()]
 
 
+# What clients are asked lies in memory until they answer: so much for one, or a single larger one, and for all.
+ASKED_OF_CLIENT_BYTES_MAX, ASKED_BYTES_MAX = 8 << 20, 128 << 20
+
 # Gets the code, whose heartbeat made somebody a member, and the topic and the group that it is about.
 MayBeSent = Callable[[int, Sender | None, str, str], bool]
 
@@ -81,6 +86,9 @@ class ConnectedClients:
         self._expiry_ms = expiry_ms
         self.may_be_sent: MayBeSent = anybody
         self._ids = ClientIds(expiry_ms)
+        # Bytes of what clients were asked and have not answered.
+        self._asked: dict[Peer, int] = {}
+        self._asked_bytes = 0
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Peer, ConnectedClient]] = {}
         # The groups of each connection, so that its end costs time by its own groups, not by all.
@@ -115,9 +123,29 @@ class ConnectedClients:
         code = RequestCode.CHECK_TRANSACTION_STATE
         for step in range(len(members)):
             client = members[(turn + step) % len(members)]
-            if client.peer.is_open and self.may_be_sent(code, client.sender, topic, group):
+            # One that does not read is not written to: the message waits for the next round.
+            is_there = client.peer.is_open and client.peer.is_writable
+            if is_there and self.may_be_sent(code, client.sender, topic, group):
                 return client
         return None
+
+    async def ask(self, client: ConnectedClient, code: int, header: Header, body: bytes, *, timeout_ms: float) -> Reply:
+        """Ask a client something, and wait for its answer. Raises TransportError, at once if it does not keep up."""
+        peer, size = client.peer, len(body)
+        asked = self._asked.get(peer, 0)
+        if not peer.is_writable or (asked and asked + size > ASKED_OF_CLIENT_BYTES_MAX):
+            raise NotSent(f"{peer.address} does not read what it is sent", address=peer.address)
+        if self._asked_bytes + size > ASKED_BYTES_MAX:
+            raise NotSent(f"{peer.address}: clients have not answered too much already", address=peer.address)
+        self._asked[peer] = asked + size
+        self._asked_bytes += size
+        try:
+            return await peer.request(code, header, body, timeout_ms=timeout_ms)
+        finally:
+            self._asked_bytes -= size
+            self._asked[peer] -= size
+            if not self._asked[peer]:
+                del self._asked[peer]
 
     def producer_named(self, client_id: str) -> ConnectedClient | None:
         """Return the producer that replies to a client id are for: that of the user who came with it first."""

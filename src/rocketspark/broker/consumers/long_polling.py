@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Hashable
+from typing import Any
 
 from rocketspark.model.limited_log import LimitedLog
 
@@ -18,14 +19,49 @@ log = LimitedLog("rocketspark.broker")
 QueueKey = tuple[str, int]
 # The key of a request that waits for its time only.
 NO_QUEUE: QueueKey = ("", -1)
-# Some KB of memory go with a weight of 1; a consumer holds one request for each of its queues.
+# Some 2 KB of memory go with a weight of 1; a consumer holds one request for each of its queues.
 WEIGHT_MAX = 200_000
 OWNER_WEIGHT_MAX = 10_000
+# So many tags of a filter, or characters of an expression, take as much as a request without any.
+CODES_OF_WEIGHT = 32
+CHARACTERS_OF_WEIGHT = 64
 # Waiters looked at in one turn of the loop: some ms, but for those with costly filters.
 LOOKED_AT_MAX = 500
 TURN_S = 0.02
 
 clock = time.perf_counter
+
+
+def request_weight(codes: Collection[int] | None, *texts: str | None) -> int:
+    """Return what holding a request costs, by the codes of its tags and the texts that are kept."""
+    return 1 + len(codes or ()) // CODES_OF_WEIGHT + sum(len(text or "") for text in texts) // CHARACTERS_OF_WEIGHT
+
+
+def dropped(final: bool) -> Any:
+    """Stand in for the retry of a request that is dropped: it holds the request, and all that it wants, in a circle."""
+    return None
+
+
+class HeldWeights:
+    """What the held requests of a broker weigh, of all kinds together: `all_max`, `owner_max` for one connection."""
+
+    def __init__(self) -> None:
+        self.all_max, self.owner_max = WEIGHT_MAX, OWNER_WEIGHT_MAX
+        self.total = 0
+        self.of_owners: dict[Hashable, int] = {}
+
+    def has_room(self, owner: Hashable, weight: int) -> bool:
+        """Tell whether an owner may hold so much more."""
+        return self.of_owners.get(owner, 0) + weight <= self.owner_max and self.total + weight <= self.all_max
+
+    def add(self, owner: Hashable, weight: int) -> None:
+        """Count what is held, or with a negative weight is held no more."""
+        self.total += weight
+        left = self.of_owners.get(owner, 0) + weight
+        if left:
+            self.of_owners[owner] = left
+        else:
+            self.of_owners.pop(owner, None)
 
 
 class HeldRequest:
@@ -44,19 +80,16 @@ class HeldRequest:
 class LongPolling:
     """The held requests of one broker, by queue and by owner.
 
-    `awaited`: the queues that they wait for, only to be read; `refused`: how many found no room; `weight_max`: of all,
-    `owner_weight_max`: of one owner.
+    `awaited`: the queues that they wait for, only to be read; `refused`: how many found no room; `weights`: what they
+    weigh, together with requests of other kinds.
     """
 
     def __init__(self) -> None:
         self.refused = 0
-        self.weight_max = WEIGHT_MAX
-        self.owner_weight_max = OWNER_WEIGHT_MAX
+        self.weights = HeldWeights()
         self._waiting: dict[QueueKey, dict[HeldRequest, None]] = {}
         self.awaited: Collection[QueueKey] = self._waiting
         self._owned: dict[Hashable, dict[HeldRequest, None]] = {}
-        self._weights: dict[Hashable, int] = {}
-        self._weight = 0
         self._marked: set[QueueKey] = set()
         # Requests to retry, in this turn or a later one.
         self._due: dict[HeldRequest, None] = {}
@@ -74,8 +107,7 @@ class LongPolling:
 
     def has_room(self, owner: Hashable, weight: int = 1) -> bool:
         """Tell whether an owner may hold one more pull."""
-        held = self._weights.get(owner, 0)
-        return held + weight <= self.owner_weight_max and self._weight + weight <= self.weight_max
+        return self.weights.has_room(owner, weight)
 
     def wait(
         self,
@@ -91,8 +123,7 @@ class LongPolling:
         waiter.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, waiter)
         self._waiting.setdefault(key, {})[waiter] = None
         self._owned.setdefault(owner, {})[waiter] = None
-        self._weights[owner] = self._weights.get(owner, 0) + weight
-        self._weight += weight
+        self.weights.add(owner, weight)
         return waiter
 
     def drop(self, waiter: HeldRequest) -> None:
@@ -108,10 +139,10 @@ class LongPolling:
             del self._waiting[waiter.key]
         owned = self._owned[waiter.owner]
         del owned[waiter]
-        self._weight -= waiter.weight
-        self._weights[waiter.owner] -= waiter.weight
+        self.weights.add(waiter.owner, -waiter.weight)
         if not owned:
-            del self._owned[waiter.owner], self._weights[waiter.owner]
+            del self._owned[waiter.owner]
+        waiter.retry = dropped
 
     def drop_owner(self, owner: Hashable) -> None:
         """Forget all that is held for an owner, e.g. because its connection ended."""
@@ -192,8 +223,11 @@ class LongPolling:
             return True
 
     def _expire(self, waiter: HeldRequest) -> None:
+        retry = waiter.retry
         self.drop(waiter)
+        waiter.retry = retry
         self._answered(waiter, final=True)
+        waiter.retry = dropped
 
     def answer_all(self) -> None:
         """Answer every held request now."""

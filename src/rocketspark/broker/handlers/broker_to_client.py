@@ -44,7 +44,7 @@ class BrokerToClientHandler:
             remark = f"consumer <{client.client_id}> may not be sent this: no Sub for its user on {topic or group}"
             raise ServerError(ResponseCode.NO_PERMISSION, remark)
         try:
-            return await client.peer.request(code, header, body, timeout_ms=TIMEOUT_MS)
+            return await self._clients.ask(client, code, header, body, timeout_ms=TIMEOUT_MS)
         except TransportError as e:
             raise ServerError(
                 ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{client.client_id}> did not answer: {e}"

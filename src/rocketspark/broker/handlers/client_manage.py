@@ -89,7 +89,8 @@ class ClientHandler:
             return
         code = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
         for peer, client in list(group.clients.items()):
-            if not self._clients.may_be_sent(code, client.sender, "", group.name):
+            # One that does not read hears of it by its next rebalance.
+            if not peer.is_writable or not self._clients.may_be_sent(code, client.sender, "", group.name):
                 continue
             try:
                 peer.oneway(code, ConsumerListHeader(group=group.name))

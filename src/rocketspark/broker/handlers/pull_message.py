@@ -11,7 +11,7 @@ import msgspec
 
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.filter_compiler import TEXT_KEPT_MAX, ToCompile
-from rocketspark.broker.consumers.long_polling import NO_QUEUE, HeldRequest, LongPolling
+from rocketspark.broker.consumers.long_polling import NO_QUEUE, HeldRequest, LongPolling, request_weight
 from rocketspark.broker.consumers.pull_filter import PullFilter
 from rocketspark.broker.consumers.pull_subscriptions import PullSubscriptions
 from rocketspark.broker.operations.long_scans import LongScans
@@ -61,8 +61,6 @@ BULK_BYTES_MAX = 2 << 20
 PART_BYTES_MIN = 16 << 10
 HOLD_MS_MAX = 60_000
 # The limit of a held pull's other memory, so that all of them stay within some hundred MB.
-CODES_OF_WEIGHT = 32
-FILTER_TEXT_OF_WEIGHT = 64
 _NOTHING_YET = (GetStatus.AT_END, GetStatus.EMPTY, GetStatus.NO_QUEUE)
 
 
@@ -186,11 +184,7 @@ class PullHandler:
 
     def _weight(self, peer: Peer, h: PullHeader, codes: frozenset[int] | None, accepts: PullFilter | None) -> int:
         """Return what holding a pull costs. Raises ServerError 2 if too many are held."""
-        weight = 1
-        if codes is not None:
-            weight += len(codes) // CODES_OF_WEIGHT
-        elif accepts is not None:
-            weight += len(h.subscription or "") // FILTER_TEXT_OF_WEIGHT
+        weight = request_weight(codes, h.subscription if accepts is not None else None)
         if not self._long_polling.has_room(peer, weight):
             self._long_polling.refused += 1
             raise ServerError(

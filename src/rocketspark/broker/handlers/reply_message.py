@@ -107,8 +107,8 @@ class ReplyHandler:
             store_time_ms=now,
         )
         try:
-            answer = await client.peer.request(
-                RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, header, body, timeout_ms=PUSH_TIMEOUT_MS
+            answer = await self._clients.ask(
+                client, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, header, body, timeout_ms=PUSH_TIMEOUT_MS
             )
         except TransportError as e:
             return f"push reply message to {client_id} fail: {e}"

@@ -60,6 +60,8 @@ _OF_THE_HALF = frozenset(
 CHECKS_AT_ONCE = 200
 # Those that are not due are looked at only: a twentieth of that.
 _LOOKS_PER_CHECK = 20
+# A check stores the message anew and sends it: large ones are few in a turn, some 16 MiB.
+_BYTES_PER_LOOK = 4096
 # Those that nobody can be asked about are stored anew so often at most, and only once the log is this far ahead of
 # them: a start looks through the log from the oldest open one on.
 REFRESH_INTERVAL_MS = 600_000
@@ -481,7 +483,7 @@ class Transactions:
                 if not every and half.position >= oldest and (half.aside or not self._is_due(half, now)):
                     continue
                 left -= _LOOKS_PER_CHECK
-                self._check(key, half, refresh=refresh)
+                left -= self._check(key, half, refresh=refresh) // _BYTES_PER_LOOK
             except MessageStays as e:
                 # In their order, so that the progress tells which have left.
                 due.appendleft(key)
@@ -551,7 +553,8 @@ class Transactions:
             return
         self._open[key] = half_message(stored.queue_offset, stored.position, stored.store_time_ms, pairs)
 
-    def _check(self, key: TransactionKey, half: HalfMessage, *, refresh: bool = False) -> None:
+    def _check(self, key: TransactionKey, half: HalfMessage, *, refresh: bool = False) -> int:
+        """Check a half message; returns how many bytes were stored anew."""
         producer = self._producer(half.group, key.topic)
         asked_enough = half.checks >= self._limits.checks_max
         too_old = now_ms() - half.since_ms >= self._limits.reserved_ms
@@ -560,18 +563,18 @@ class Transactions:
         gone = half.position < self._store.min_position
         leaves = self._put_message.door is not None
         if producer is None and not given_up and not far_behind and not gone and not leaves:
-            return
+            return 0
         if gone:
             log.warning("half message %s at %d is gone from the log; dropped", key.unique_id, half.position)
             del self._open[key]
             self._quarantine.discard(quarantine_name(half.position))
-            return
+            return 0
         stored = self._half_messages.record(topic_names.HALF_TOPIC, half.queue_offset, half.position)
         if leaves:
             # Another broker has it then, and checks it.
             self._put_message.accept_again(stored, topic_names.HALF_TOPIC, 0, stored.properties)
             del self._open[key]
-            return
+            return len(stored.body)
         if given_up:
             why = f"{half.checks} checks" if asked_enough else "the time that messages are kept"
             log.warning("half message %s had no end after %s: given up", key.unique_id, why)
@@ -580,7 +583,7 @@ class Transactions:
             self._put_message.accept_again(stored, topic_names.CHECK_MAX_TOPIC, 0, stored.properties)
             del self._open[key]
             self._op_messages.add(half.queue_offset)
-            return
+            return len(stored.body)
         kept = stored.properties
         if producer is not None:
             kept = properties.with_value(kept, CHECK_TIMES.encode(), b"%d" % (half.checks + 1))
@@ -598,6 +601,7 @@ class Transactions:
         if producer is not None:
             half.checks += 1
             self._ask(producer.peer, key.unique_id, asked)
+        return len(stored.body)
 
     def resume(self, position: int) -> None:
         """Check the message at a physical offset again, from the first time on, e.g. one that was given up.

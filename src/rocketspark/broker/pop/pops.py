@@ -42,7 +42,6 @@ class Pops:
             self._retry_topics,
             of_queue_max=lambda: s.pop_waiting_of_queue_max,
             all_max=lambda: s.pop_waiting_max,
-            of_owner_max=lambda: s.held_pulls_of_connection_max,
             notifies=notifies,
         )
 

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable, Iterable
 
-from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.consumers.long_polling import LongPolling, dropped
 from rocketspark.model.limited_log import LimitedLog
 
 log = LimitedLog("rocketspark.broker")
@@ -37,9 +37,12 @@ class WaitingPop:
     With `final` it is to be answered in any case.
     """
 
-    __slots__ = ("line", "owner", "pair", "retry", "timer")
+    __slots__ = ("line", "owner", "pair", "retry", "timer", "weight")
 
-    def __init__(self, pair: Pair, line: Line, owner: Hashable, retry: Callable[[bool], int | None]) -> None:
+    def __init__(
+        self, pair: Pair, line: Line, owner: Hashable, retry: Callable[[bool], int | None], weight: int
+    ) -> None:
+        self.weight = weight
         self.pair = pair
         self.line = line
         self.owner = owner
@@ -51,8 +54,8 @@ class WaitingPops:
     """The held requests of one kind. `notifies`: they are told of messages and take none; the one that came last is
     woken first, and each leaves one message less for the others.
 
-    `retry_topics`: the topics that hold the retries of a topic and a group; `of_queue_max`, `all_max`, `of_owner_max`:
-    the limits of one queue and group, of all, of one connection.
+    `retry_topics`: the topics that hold the retries of a topic and a group; `of_queue_max`, `all_max`: the limits
+    of one queue and group, and of all; what they weigh is bounded together with held pulls.
     """
 
     def __init__(
@@ -62,12 +65,11 @@ class WaitingPops:
         *,
         of_queue_max: Callable[[], int],
         all_max: Callable[[], int],
-        of_owner_max: Callable[[], int],
         notifies: bool = False,
     ) -> None:
         self._arrivals = arrivals
         self._retry_topics = retry_topics
-        self._of_queue_max, self._all_max, self._of_owner_max = of_queue_max, all_max, of_owner_max
+        self._of_queue_max, self._all_max = of_queue_max, all_max
         self._notifies = notifies
         self._lines: dict[Pair, dict[Line, dict[WaitingPop, None]]] = {}
         self._counts: dict[tuple[Pair, int], int] = {}
@@ -88,13 +90,13 @@ class WaitingPops:
         """Return how many requests wait for a queue; -1 names those that wait for any."""
         return self._counts.get(((topic, group), queue_id), 0)
 
-    def has_room(self, topic: str, group: str, queue_id: int, owner: Hashable) -> bool:
+    def has_room(self, topic: str, group: str, queue_id: int, owner: Hashable, weight: int = 1) -> bool:
         """Tell whether one more may wait."""
         room = (
             not self.closed
             and self.total < self._all_max()
             and self.count(topic, group, queue_id) <= self._of_queue_max()
-            and len(self._owned.get(owner, ())) < self._of_owner_max()
+            and self._arrivals.weights.has_room(owner, weight)
         )
         self.refused += not room
         return room
@@ -109,16 +111,18 @@ class WaitingPops:
         *,
         owner: Hashable,
         kind: Hashable = None,
+        weight: int = 1,
     ) -> WaitingPop:
         """Hold a request until `retry` answers it; after its time it is asked a last time, with final=True."""
         pair = (topic, group)
-        waiter = WaitingPop(pair, (queue_id, kind), owner, retry)
+        waiter = WaitingPop(pair, (queue_id, kind), owner, retry, weight)
         seconds = min(timeout_ms, HOLD_MS_MAX) / 1000
         waiter.timer = asyncio.get_running_loop().call_later(seconds, self._expire, waiter)
         self._enter(waiter)
         self._counts[pair, queue_id] = self._counts.get((pair, queue_id), 0) + 1
         self._owned.setdefault(owner, {})[waiter] = None
         self.total += 1
+        self._arrivals.weights.add(owner, weight)
         return waiter
 
     def _enter(self, waiter: WaitingPop) -> None:
@@ -158,12 +162,14 @@ class WaitingPops:
         if not owned:
             del self._owned[waiter.owner]
         self.total -= 1
+        self._arrivals.weights.add(waiter.owner, -waiter.weight)
         pair = waiter.pair
         key = (pair, waiter.line[0])
         self._counts[key] -= 1
         if not self._counts[key]:
             del self._counts[key]
         self.leave_line(waiter)
+        waiter.retry = dropped
 
     def drop_owner(self, owner: Hashable) -> None:
         """Forget all that is held for an owner, e.g. because its connection ended."""
@@ -275,8 +281,11 @@ class WaitingPops:
         return found
 
     def _expire(self, waiter: WaitingPop) -> None:
+        retry = waiter.retry
         self.drop(waiter)
+        waiter.retry = retry
         left = self._try(waiter, final=True)
+        waiter.retry = dropped
         if left:
             self.wake(*waiter.pair, waiter.line[0])
 

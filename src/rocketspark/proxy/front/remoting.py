@@ -266,6 +266,9 @@ class RemotingRelay:
         if client is None:
             return None
         ext = dict(received.ext)
+        if not client.is_writable:
+            # It does not read: nothing more is kept for it.
+            return reply(opaque, ResponseCode.SYSTEM_BUSY, remark=f"{client.address} does not read what it is sent")
         if received.flag & frames.ONEWAY_FLAG:
             client.oneway(received.code, ext, received.body)
             return None

@@ -20,6 +20,8 @@ log = LimitedLog("rocketspark.transport", lines_max=1, period_s=1.0)
 SHARE_OF_ADDRESS = 0.75
 # Unread replies of all connections are added up so long after one began to leave them.
 LOOK_S = 0.02
+# And again while there are some: what else is sent to them may have grown.
+LOOK_AGAIN_S = 0.5
 # A connection counts as one that does not read from so many waiting bytes on: the less the more connections there are,
 # so that those that do not count stay within the bound too.
 WAITING_BYTES_MIN, WAITING_BYTES_MAX = 64 << 10, 4 << 20
@@ -143,8 +145,6 @@ class ConnectionBounds:
 
     def sweep(self, now_s: float) -> None:
         """End the connections whose frame takes too long; called a few times in `unfinished_s`."""
-        if self._unread and self._look is None:
-            self._look_at_unread()
         self._refresh()
         for peer, (_, began_s, held_bytes) in list(self._unfinished.items()):
             if now_s - began_s > self.bounds.unfinished_s:
@@ -181,6 +181,8 @@ class ConnectionBounds:
                 left,
                 self.bounds.unread_bytes,
             )
+        if self._unread:
+            self._look = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_at_unread)
 
     def waiting_bytes_max(self, connections: int) -> int:
         """Return how many bytes may wait for each of so many connections before it counts as one that does not read."""

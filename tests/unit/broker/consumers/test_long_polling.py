@@ -102,7 +102,7 @@ def test_what_is_held_is_bounded_for_each_owner_and_ends_with_it() -> None:
         held.mark("T", 0)
         await asyncio.sleep(0)
         assert staying.asked == [False]
-        assert (held._owned, held._weights, held._weight, held._waiting) == ({}, {}, 0, {})
+        assert (held._owned, held.weights.of_owners, held.weights.total, held._waiting) == ({}, {}, 0, {})
 
     run(main())
 

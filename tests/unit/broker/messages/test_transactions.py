@@ -45,7 +45,7 @@ class Producer:
     """A producer's connection: it notes what it is asked, and does not answer."""
 
     def __init__(self) -> None:
-        self.is_open = True
+        self.is_open = self.is_writable = True
         self.address = "127.0.0.1:1"
         self.asked: list[str] = []
 
@@ -108,9 +108,11 @@ class Rig:
             self.kill()
             raise
 
-    def prepare(self, key: str) -> record.Record:
+    def prepare(self, key: str, body: bytes = b"") -> record.Record:
         stored = properties.encode({"UNIQ_KEY": key, "PGROUP": "P", "TRAN_MSG": "true"}).encode()
-        position, _, _ = self.transactions.prepare("T", 0, key.encode(), stored, pairs_of(stored), 0, 4, 0, BORN)
+        position, _, _ = self.transactions.prepare(
+            "T", 0, body or key.encode(), stored, pairs_of(stored), 0, 4, 0, BORN
+        )
         return self.at(position)
 
     def at(self, position: int) -> record.Record:
@@ -299,6 +301,11 @@ def test_nothing_is_counted_or_stored_while_nobody_can_be_asked(tmp_path: Path) 
         assert rig.store.queue_range(topic_names.HALF_TOPIC, 0) == (0, 1)
         assert rig.transactions.open_count == 1
         rig.clients.producers["P"] = members
+        # One that does not read what it is sent is as good as none.
+        rig.producer.is_writable = False
+        check_round(rig)
+        assert rig.store.queue_range(topic_names.HALF_TOPIC, 0) == (0, 1)
+        rig.producer.is_writable = True
         check_round(rig)
         assert rig.producer.asked == ["K"]
         assert rig.open["K"].checks == 1
@@ -383,19 +390,25 @@ def test_what_was_given_up_is_committed_by_its_first_handle_once(tmp_path: Path)
     asyncio.run(main())
 
 
-def test_a_round_of_checks_leaves_turns_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("body_bytes", "turns"), [(0, [4, 8, 10]), (20 << 10, [2, 4, 6, 8, 10])])
+def test_a_round_of_checks_leaves_turns_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body_bytes: int, turns: list[int]
+) -> None:
+    """Large messages are fewer in a turn: each is stored anew, and lies in memory until it has left."""
+
     async def main() -> None:
         monkeypatch.setattr(transactions, "CHECKS_AT_ONCE", 4)
+        monkeypatch.setattr(transactions, "_BYTES_PER_LOOK", 1024)
         rig = Rig(tmp_path)
         for number in range(10):
-            rig.prepare(f"K{number}")
+            rig.prepare(f"K{number}", bytes(body_bytes))
         rig.transactions._check_all()
         asked = [len(rig.producer.asked)]
         while len(rig.producer.asked) < 10:
             await asyncio.sleep(0)
             if len(rig.producer.asked) > asked[-1]:
                 asked.append(len(rig.producer.asked))
-        assert asked == [4, 8, 10]
+        assert asked == turns
         rig.transactions.stop()
         rig.kill()
 

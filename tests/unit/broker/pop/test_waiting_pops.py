@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import time
+import weakref
 from collections.abc import Callable, Iterable
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.consumers.long_polling import LongPolling, request_weight
 from rocketspark.broker.pop.waiting_pops import WaitingPops
 
 T, G = "T", "G"
@@ -22,7 +24,6 @@ def waiting_pops(arrivals: LongPolling, *, most: int = 100_000, notifies: bool =
         lambda topic, group: [f"%RETRY%{group}_{topic}", f"%RETRY%{group}+{topic}"],
         of_queue_max=lambda: most,
         all_max=lambda: most,
-        of_owner_max=lambda: most,
         notifies=notifies,
     )
 
@@ -213,3 +214,52 @@ def test_whose_time_is_over_is_told_once() -> None:
         assert len(rig.given) == 1
 
     asyncio.run(main())
+
+
+def test_what_waits_is_weighed_with_held_pulls_and_leaves_nothing_when_it_goes() -> None:
+    """Without the collector of cycles: what a waiter wants is gone with it, answered, dropped or timed out."""
+
+    class Filter:
+        """Something large."""
+
+    async def main() -> None:
+        arrivals = LongPolling()
+        pops, notified = waiting_pops(arrivals), waiting_pops(arrivals, notifies=True)
+        weight = request_weight(range(32_000), "x" * 640)
+        assert weight == 1011
+        kept: list[weakref.ref[Filter]] = []
+
+        def hold(table: WaitingPops, owner: str, timeout_ms: int = 60_000) -> None:
+            wanted = Filter()
+            kept.append(weakref.ref(wanted))
+
+            def retry(final: bool) -> int | None:
+                assert wanted is not None
+                return 0 if final or waiter is None else None
+
+            waiter = table.wait(T, G, -1, timeout_ms, retry, owner=owner, weight=weight)
+
+        while pops.has_room(T, G, -1, "one", weight):
+            hold(pops, "one")
+            hold(notified, "one") if notified.has_room(T, G, -1, "one", weight) else None
+        assert arrivals.weights.of_owners == {"one": weight * 9}
+        assert not arrivals.has_room("one", weight)
+        assert arrivals.has_room("other", weight)
+        pops.drop_owner("one")
+        notified.drop_owner("one")
+        hold(pops, "other", timeout_ms=1)
+        hold(pops, "other")
+        hold(notified, "other")
+        while pops.total > 1:
+            await asyncio.sleep(0.001)
+        pops.answer_all()
+        notified.answer_all()
+        assert (arrivals.weights.total, arrivals.weights.of_owners) == (0, {})
+        assert len(kept) == 12
+        assert [ref for ref in kept if ref() is not None] == []
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()

@@ -11,7 +11,8 @@ import pytest
 from tests.live.support import run, until
 
 from rocketspark.transport import peer as peers
-from rocketspark.transport.bounds.connection_bounds import Bounds, place_of
+from rocketspark.transport.bounds import connection_bounds
+from rocketspark.transport.bounds.connection_bounds import Bounds, ConnectionBounds, place_of
 from rocketspark.transport.connections import dial
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
@@ -136,6 +137,34 @@ def test_replies_that_nobody_reads_are_bounded_in_all(caplog: pytest.LogCaptureF
 
     run(main())
     assert "of replies unread, and all such replies are over 20971520: connection closed" in caplog.text
+
+
+def test_what_grows_after_the_first_look_is_bounded_too() -> None:
+    """Whatever is sent to one that does not read, beyond what it asked for."""
+
+    class Slow:
+        address = "10.0.0.7:1"
+
+        def __init__(self) -> None:
+            self.unread_bytes, self.ended = 10, False
+
+        def abort(self) -> None:
+            self.ended = True
+
+    async def main() -> None:
+        bounds = ConnectionBounds(Bounds(unread_bytes=100))
+        first, second = Slow(), Slow()
+        bounds.paused(first)
+        bounds.paused(second)
+        await asyncio.sleep(2 * connection_bounds.LOOK_S)
+        assert not first.ended
+        first.unread_bytes = 200
+        await until(lambda: first.ended)
+        assert not second.ended
+        bounds.resumed(second)
+        await until(lambda: bounds._look is None)
+
+    run(main())
 
 
 def test_one_address_cannot_take_every_connection(caplog: pytest.LogCaptureFixture) -> None:

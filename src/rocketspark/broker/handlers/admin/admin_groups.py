@@ -423,7 +423,11 @@ class GroupHandler:
                 remark = f"the client does not support this feature. version={client.version}"
                 raise ServerError(ResponseCode.SYSTEM_ERROR, remark)
             code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
-            if client.peer.is_open and self._clients.may_be_sent(code, client.sender, h.topic, h.group):
+            if (
+                client.peer.is_open
+                and client.peer.is_writable
+                and self._clients.may_be_sent(code, client.sender, h.topic, h.group)
+            ):
                 its_body = bodies.encode({"offsetTable": listed}) if client.language == "CPP" else body
                 client.peer.oneway(code, told, its_body)
                 log.info("%s of %s was told to reset its offsets of %s", client.client_id, h.group, h.topic)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rocketspark.broker.consumers.filter_compiler import ToCompile
+from rocketspark.broker.consumers.long_polling import request_weight
 from rocketspark.broker.pop.ordered import OrderedPops
 from rocketspark.broker.pop.pop_filter import ALL, PopFilter, PopFilters
 from rocketspark.broker.pop.reading import PopReading
@@ -108,7 +109,8 @@ class NotificationHandler:
         left_ms = h.born_time_ms + h.poll_time_ms - EARLY_MS - now_ms()
         if h.poll_time_ms <= 0 or left_ms < 0:
             return self._answer(request, found=False)
-        if not self._waiting.has_room(h.topic, h.group, h.queue_id, peer):
+        weight = request_weight(wanted.codes, h.attempt_id, h.expression if wanted.codes is None else None)
+        if not self._waiting.has_room(h.topic, h.group, h.queue_id, peer, weight):
             return self._answer(request, found=False, full=True)
 
         def retry(final: bool) -> int | None:
@@ -130,7 +132,8 @@ class NotificationHandler:
                 return None
 
         kind = (h.order, h.expression_type, h.expression)
-        waiter = self._waiting.wait(h.topic, h.group, h.queue_id, left_ms, retry, owner=peer, kind=kind)
+        place = (h.topic, h.group, h.queue_id)
+        waiter = self._waiting.wait(*place, left_ms, retry, owner=peer, kind=kind, weight=weight)
         return None
 
     @staticmethod

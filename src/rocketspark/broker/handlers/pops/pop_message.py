@@ -9,6 +9,7 @@ import struct
 from typing import Any
 
 from rocketspark.broker.consumers.filter_compiler import ToCompile
+from rocketspark.broker.consumers.long_polling import request_weight
 from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.pop.pop_filter import PopFilter, PopFilters
 from rocketspark.broker.pop.reading import Found, PopReading
@@ -107,9 +108,10 @@ class PopHandler:
         left_ms = h.born_time_ms + h.poll_time_ms - EARLY_MS - time_ms
         if h.poll_time_ms <= 0 or left_ms < 0:
             return self._nothing(request, found, ResponseCode.POLLING_TIMEOUT)
-        if not self._waiting.has_room(h.topic, h.group, h.queue_id, peer):
+        weight = request_weight(wanted.codes, h.attempt_id, h.expression if wanted.codes is None else None)
+        if not self._waiting.has_room(h.topic, h.group, h.queue_id, peer, weight):
             return self._nothing(request, found, ResponseCode.POLLING_FULL)
-        self._hold(peer, request, wanted, left_ms, go_on=found.cut)
+        self._hold(peer, request, wanted, left_ms, weight, go_on=found.cut)
         return None
 
     def _read(self, peer: Peer, h: PopHeader, wanted: PopFilter, time_ms: int) -> Found:
@@ -119,7 +121,7 @@ class PopHandler:
         return self._reading.read(h, wanted, peer.address, time_ms)
 
     def _hold(
-        self, peer: Peer, request: Request[PopHeader], wanted: PopFilter, left_ms: int, *, go_on: bool
+        self, peer: Peer, request: Request[PopHeader], wanted: PopFilter, left_ms: int, weight: int, *, go_on: bool
     ) -> WaitingPop:
         """Hold a pop; answer it once there is a message, or when its time is over."""
         h = request.ext
@@ -159,6 +161,7 @@ class PopHandler:
             retry,
             owner=peer,
             kind=(h.order, h.expression_type, h.expression),
+            weight=weight,
         )
         if go_on:
             self._look_on(waiter, wanted)
