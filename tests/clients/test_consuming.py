@@ -12,6 +12,8 @@ import pytest
 from tests.clients.scene import Inbox, Scene
 from tests.patience import LIMIT_S
 
+from rocketspark.admin.groups import GroupSettings
+from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer, PullConsumer, PushConsumer
 from rocketspark.errors import FilterIllegal
 from rocketspark.model import Message, ReceivedMessage
@@ -192,9 +194,13 @@ def test_a_call_that_takes_too_long_is_delivered_again(scene: Scene) -> None:
     assert seen == [0, 1]
 
 
-def test_retries_dead_letters_and_who_sent_them(scene: Scene) -> None:
+@pytest.mark.parametrize("options", [{"max_reconsume_times": 2}, {}], ids=["own", "of the group"])
+def test_retries_dead_letters_and_who_sent_them(scene: Scene, options: dict[str, int]) -> None:
     inbox = Inbox(then=lambda message: False)
-    with scene.consumer(inbox, max_reconsume_times=2), Producer(scene.namesrv, "pg") as producer:
+    if not options:
+        with SyncOperations(scene.namesrv) as operations:
+            operations.put_group(scene.group, GroupSettings(retry_max_times=2))
+    with scene.consumer(inbox, **options), Producer(scene.namesrv, "pg") as producer:
         sent = producer.send(scene.topic, b"bad", tag="T", keys="k")
         received = inbox.wait_for(3)
         assert [m.reconsume_times for m in received] == [0, 1, 2]

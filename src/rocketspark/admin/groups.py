@@ -25,8 +25,9 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Changes of a group's settings; None leaves one as it is (RocketMQ's name in brackets).
 
     `ordered`: its messages are given out in order [consumeMessageOrderly]; `consume_enabled`: it may consume at all
-    [consumeEnable]; `retry_max_times`: attempts after which a message is a dead letter [retryMaxTimes]; `retry_policy`:
-    when attempts are made, as RocketMQ's JSON has it [groupRetryPolicy]; `attributes`: "+name=value,-name".
+    [consumeEnable]; `retry_max_times`: attempts after which a message is a dead letter, of push consumers
+    that state none and of clients of RocketMQ 5 [retryMaxTimes]; `retry_policy`: when attempts are made for the latter,
+    as RocketMQ's JSON has it [groupRetryPolicy]; `attributes`: "+name=value,-name".
     """
 
     ordered: bool | None = None

@@ -38,10 +38,16 @@ def create(
         bool | None, typer.Option("--enabled/--disabled", help="May it consume at all? [consumeEnable]")
     ] = None,
     retry_max_times: Annotated[
-        int | None, typer.Option(min=0, max=2**31 - 1, help="Retries before a message is a dead letter.")
+        int | None,
+        typer.Option(
+            min=0,
+            max=2**31 - 1,
+            help="Retries before a message is a dead letter, for consumers that state none themselves.",
+        ),
     ] = None,
     retry_policy: Annotated[
-        str | None, typer.Option(help="When retries are made, RocketMQ's groupRetryPolicy as JSON.")
+        str | None,
+        typer.Option(help="When retries are made for clients of RocketMQ 5, as its groupRetryPolicy in JSON."),
     ] = None,
     attributes: Annotated[str, typer.Option(help="Changes of attributes: +name=value,-name.")] = "",
     cluster: Cluster = None,

@@ -165,13 +165,14 @@ async def send_back(
     group: str,
     *,
     delay_level: int = 0,
-    max_reconsume_times: int = 16,
+    max_reconsume_times: int | None = None,
     unit_mode: bool = False,
     timeout_ms: float = TIMEOUT_MS,
 ) -> None:
     """Have a message delivered to its group again later, or moved to the dead letters once it used up its attempts.
 
-    `delay_level` 0: the broker takes 3 + attempts so far; below 0: to the dead letters at once.
+    `delay_level` 0: the broker takes 3 + attempts so far; below 0: to the dead letters at once. `max_reconsume_times`
+    None: as many attempts as it has for the group.
     """
     header = headers.SendBackHeader(
         physical_offset=message.physical_offset,

@@ -57,8 +57,9 @@ class AsyncPushConsumer(ConsumerLife):
             or a function, as those of allocate_queues.
         threads: how many calls of the listener may run at once, in threads or as coroutines.
         batch_max: over 1, the listener gets lists of up to that many messages of one queue.
-        max_reconsume_times: attempts after which a message goes to the group's dead letters; None or -1: 16, and never
-            for `ordered`. One whose body does not inflate goes there at once.
+        max_reconsume_times: attempts after which a message goes to the group's dead letters; None: as many as the
+            broker has for the group (16), for `pop` 16; -1: 16; both: never for `ordered`. One whose body does not
+            inflate goes there at once.
         consume_timeout_ms: messages of a call that takes longer are delivered again elsewhere; not for `ordered`.
         pull_count_max, pull_bytes_max: of one pull; a broker has limits of its own.
         backlog_count_max, backlog_bytes_max: how much of each queue is held here at most; `topic_count_max`,
@@ -138,7 +139,7 @@ class AsyncPushConsumer(ConsumerLife):
             self._instance,
             self.group,
             self._namespace,
-            attempts_max=self._attempts_max,
+            attempts_max=None if max_reconsume_times is None and not (ordered or pop) else self._attempts_max,
             runs=lambda: self._state == "started",
             again=self._again,
         )
@@ -194,7 +195,7 @@ class AsyncPushConsumer(ConsumerLife):
             "consumeFromWhere": consume_from,
             "consumeThreadMax": threads,
             "consumeMessageBatchMaxSize": batch_max,
-            "maxReconsumeTimes": self._attempts_max,
+            "maxReconsumeTimes": -1 if max_reconsume_times is None else self._attempts_max,
             "suspendCurrentQueueTimeMillis": suspend_ms,
             "consumeTimeout": consume_timeout_ms / 60_000,
             "pullBatchSize": pull_count_max,

@@ -36,8 +36,9 @@ DEAD_LETTER = -1
 class ReturnedMessages:
     """Those of one consumer.
 
-    `of_namespace`: that of the topics, "" for none; `attempts_max`: after so many a broker makes it a
-    dead letter; `runs`: false once what fails stays uncommitted; `again`: gives a message to the listener once more.
+    `of_namespace`: that of the topics, "" for none; `attempts_max`: after so many a broker makes one a dead letter,
+    None for the group's own; `runs`: false once what fails stays uncommitted; `again`: gives a message to the listener
+    once more.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class ReturnedMessages:
         group: str,
         of_namespace: str,
         *,
-        attempts_max: int,
+        attempts_max: int | None,
         runs: Callable[[], bool],
         again: Callable[[Puller, ReceivedMessage], None],
     ) -> None:
@@ -167,7 +168,8 @@ class ReturnedMessages:
         pairs.setdefault(properties.ORIGIN_MESSAGE_ID, message.offset_message_id)
         pairs[properties.RETRY_TOPIC] = message.topic
         pairs[properties.RECONSUME_TIME] = str(times)
-        pairs[properties.MAX_RECONSUME_TIMES] = str(self._attempts_max)
+        if self._attempts_max is not None:
+            pairs[properties.MAX_RECONSUME_TIMES] = str(self._attempts_max)
         pairs[properties.DELAY] = str(FIRST_RETRY_LEVEL + message.reconsume_times)
         queue = (await self._instance.routes.find_write_queues(topic))[0]
         address = await self._instance.routes.find_master(queue)

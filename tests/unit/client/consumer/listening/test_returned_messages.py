@@ -42,7 +42,7 @@ def test_a_failed_message_goes_back_and_comes_again(how: str) -> None:
             assert sorted(got) == [(b"bad", "t", 0), (b"bad", "t", 1), (b"good", "t", 0)]
             (back,) = fake.broker.send_backs
             assert (back.group, back.delay_level, back.origin_topic) == ("g", 0, "t")
-            assert (back.max_reconsume_times, back.broker_name) == (16, "broker-a")
+            assert (back.max_reconsume_times, back.broker_name) == (None, "broker-a")
             assert fake.broker.offsets["g", "t", 0] == 2
             assert fake.broker.offsets["g", "%RETRY%g", 0] == 1
 
@@ -60,7 +60,7 @@ async def test_send_back_that_fails_is_sent_anew() -> None:
             attempts.append(message.reconsume_times)
             return message.reconsume_times > 0
 
-        async with consumer(fake, listener):
+        async with consumer(fake, listener, max_reconsume_times=-1):
             await until(lambda: len(attempts) == 2)
         assert attempts == [0, 1]
         (sent,) = fake.broker.sends
@@ -99,8 +99,8 @@ async def test_what_no_broker_takes_back_is_tried_again_here(monkeypatch: pytest
         assert attempts == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("times", "asked"), [(None, 16), (-1, 16), (0, 0), (3, 3)])
-def test_how_often_a_message_is_delivered_again(times: int | None, asked: int) -> None:
+@pytest.mark.parametrize(("times", "asked"), [(None, None), (-1, 16), (0, 0), (3, 3)])
+def test_how_often_a_message_is_delivered_again(times: int | None, asked: int | None) -> None:
     @in_loop
     async def run() -> None:
         async with Fake(t=1) as fake:
@@ -108,6 +108,14 @@ def test_how_often_a_message_is_delivered_again(times: int | None, asked: int) -
             async with consumer(fake, lambda m: m.reconsume_times > 0, max_reconsume_times=times):
                 await until(lambda: fake.broker.send_backs)
             assert fake.broker.send_backs[0].max_reconsume_times == asked
+        async with Fake(t=1) as fake:
+            fake.broker.put("t", 0, b"x")
+            fake.broker.rules[SEND_BACK] = lambda header, body: (1, "as told")
+            async with consumer(fake, lambda m: m.reconsume_times > 0, max_reconsume_times=times):
+                await until(lambda: fake.broker.sends)
+            (sent,) = fake.broker.sends
+            told = properties.decode(sent.properties).get("MAX_RECONSUME_TIMES")
+            assert (sent.max_reconsume_times, told) == (asked, None if asked is None else str(asked))
 
     run()
     with pytest.raises(ConfigError, match="max_reconsume_times"):
