@@ -25,11 +25,13 @@ from tests.live.support import (
     until,
 )
 
+from rocketspark.broker.consumers.consumer_offsets import encode_offsets
 from rocketspark.errors import ConfigError, StoreLocked
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import OffsetReply, TimeReply
 from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json.bodies import OffsetTable
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 
@@ -341,5 +343,67 @@ def test_the_topics_of_a_fresh_broker(tmp_path: Path) -> None:
             assert {"TBW102", "DefaultCluster", "broker-a", "SELF_TEST_TOPIC", "SCHEDULE_TOPIC_XXXX"} <= found.keys()
             assert await sent(peer, b"trace", "RMQ_SYS_TRACE_TOPIC") == 0
             assert pairs((await pulled(peer, "RMQ_SYS_TRACE_TOPIC"))[0])["CLUSTER"] == "DefaultCluster"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("code", "header", "left"),
+    [
+        (RequestCode.DELETE_TOPIC_IN_BROKER, headers.TopicHeader(topic=TOPIC), {}),
+        (
+            RequestCode.DELETE_SUBSCRIPTIONGROUP,
+            headers.DeleteGroupHeader(group=GROUP, clean_offsets=True),
+            {},
+        ),
+        (
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+            headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, time_ms=0, force=True),
+            {f"{TOPIC}@{GROUP}": {0: 0}},
+        ),
+        (
+            RequestCode.CLONE_GROUP_OFFSET,
+            headers.CloneOffsetsHeader(source=GROUP, target="other", topic=TOPIC),
+            {f"{TOPIC}@{GROUP}": {0: 3}, f"{TOPIC}@other": {0: 3}},
+        ),
+    ],
+)
+def test_what_an_operator_is_answered_is_on_the_disk(
+    tmp_path: Path, code: int, header: Any, left: dict[str, dict[int, int]]
+) -> None:
+    async def main() -> None:
+        async with broker(tmp_path, flush_offsets_interval_ms=3_600_000) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await create_group(peer)
+            for _ in range(3):
+                await sent(peer)
+            (await update(peer, 3)).raise_for_code("update")
+            server._offsets.finish()
+            (await peer.request(code, header)).raise_for_code("change")
+            text = (tmp_path / "config/consumerOffset.json").read_bytes()
+            assert java_json.decode(text, OffsetTable).offset_table == left
+
+    run(main())
+
+
+def test_after_a_kill_no_offset_is_beyond_its_queue_s_end_or_of_a_topic_that_is_gone(tmp_path: Path) -> None:
+    """A power cut may take messages that were counted, a kill fall into a topic's deletion."""
+    path = tmp_path / "config/consumerOffset.json"
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, queues=2)
+            await create_group(peer)
+            for _ in range(5):
+                await sent(peer)
+        rows = {f"{TOPIC}@{GROUP}": {0: 9, 1: 4}, f"{TOPIC}@before": {0: 3}, f"Gone@{GROUP}": {0: 2}}
+        path.write_bytes(encode_offsets(OffsetTable(offset_table=rows)))
+        (tmp_path / "abort").touch()
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            wanted = {f"{TOPIC}@{GROUP}": {0: 5, 1: 0}, f"{TOPIC}@before": {0: 3}}
+            assert server._offsets.table == wanted
+            # Before anything is served: messages that come then could reach the old numbers.
+            assert java_json.decode(path.read_bytes(), OffsetTable).offset_table == wanted
+            assert [offset_of(await query(peer, n)) for n in (0, 1)] == [5, 0]
 
     run(main())

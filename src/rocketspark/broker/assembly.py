@@ -22,6 +22,7 @@ from rocketspark.broker.messages.timers.timer_rules import TimerRules
 from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.pop.in_flight import InFlightMessages
+from rocketspark.broker.pop.ordered import OrderedPops
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.static_topics.mappings import FILE_NAME as STATIC_TOPICS
 from rocketspark.broker.static_topics.mappings import StaticTopics
@@ -73,6 +74,19 @@ def make_tables(
     groups.unsaved.changed()
     modes = RequestModes(config.file(REQUEST_MODES, RequestModeTable))
     return Tables(topics, groups, offsets, clients, modes, access)
+
+
+def keep_within_queues(store: Store, tables: Tables, ordered: OrderedPops) -> None:
+    """After an unclean stop: what counts messages that are not there any more is lowered, before anything is served."""
+    if not store.crashed:
+        return
+    topics, queues = tables.topics, store.queues()
+
+    def end(topic: str, queue_id: int) -> int:
+        return store.stored_range(topic, queue_id)[1]
+
+    tables.offsets.keep_within(end, lambda topic: topic in queues or topics.get(topic) is not None)
+    ordered.keep_within(end)
 
 
 def make_messages(

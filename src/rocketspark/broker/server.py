@@ -12,7 +12,7 @@ from rocketspark.broker.access.audit.audit_log import Audit, audit_of
 from rocketspark.broker.access.audit.audited_requests import CHANGES
 from rocketspark.broker.access.gate import Access
 from rocketspark.broker.access.recipients import Recipients
-from rocketspark.broker.assembly import make_messages, make_tables
+from rocketspark.broker.assembly import keep_within_queues, make_messages, make_tables
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
@@ -248,6 +248,7 @@ class BrokerServer:
         self._quarantine, self._pops = messages.quarantine, messages.pops
         self._ha_info = HaInfoExchange(own=lambda: self.replication.own_ha_info())
         ordered = OrderedPops(self._config.file(POP_ORDER, OrderTable, encode_table))
+        keep_within_queues(self.store, tables, ordered)
         self._pop_state = Pops(s, tables, self._long_polling, self._pops, ordered)
         self._registration = Registration(s, self._topics, self._tables_thread)
         self._topics.on_change = self._registration.changed

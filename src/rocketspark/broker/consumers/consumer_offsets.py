@@ -1,6 +1,7 @@
 """Consumer offsets: each group's next offset, per queue. Kept in memory, written every few seconds and at the end.
 
-Rule: an offset is the next to consume; a message may be delivered again after a kill, never skipped. The version rises
+Rule: an offset is the next to consume; a message may be delivered again after a kill, never skipped: none lies beyond
+its queue's end when a broker begins, and an operator is answered once its change is on the disk. The version rises
 once in so many commits (consumerOffsetUpdateVersionStep), as in RocketMQ: a master compares it with its slaves'.
 """
 
@@ -15,10 +16,14 @@ from rocketspark.broker.automatic_creation import AutomaticCreation, Made
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.storage.json_tables import JsonFile, next_version
 from rocketspark.broker.storage.table_saving import UnsavedChanges, pieces
+from rocketspark.errors import StoreError
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import DataVersion, OffsetTable
 
+log = LimitedLog("rocketspark.broker")
 VERSION_STEP = 500
+_LOWERED_SHOWN = 5
 # Readers of deleted topics that are remembered, each queue of a group as one; beyond, the oldest are forgotten.
 ANEW_MAX = 100_000
 
@@ -220,6 +225,36 @@ class ConsumerOffsets:
             return
         self._noted = self.changes
         self.unsaved.changed()
+
+    async def saved(self) -> None:
+        """Wait until all offsets are on the disk. Raises StoreFull or StoreUnwritable."""
+        self.save()
+        await self.unsaved.saved()
+
+    def keep_within(self, end: Callable[[str, int], int], has_topic: Callable[[str], bool] | None = None) -> None:
+        """Lower what lies beyond its queue's end, as messages that a power cut took were counted; on the disk at once.
+
+        `has_topic`: offsets of other topics go: a kill fell into their deletion.
+        """
+        lowered = []
+        for key, queues in list(self.table.items()):
+            topic, _, group = key.rpartition("@")
+            if has_topic is not None and not has_topic(topic):
+                del self.table[key]
+                self.changes += 1
+                continue
+            for queue_id, offset in queues.items():
+                if offset > (last := max(end(topic, queue_id), 0)):
+                    lowered.append(f"{group} in {topic}:{queue_id} from {offset} to {last}")
+                    queues[queue_id] = last
+                    self.changes += 1
+        if lowered:
+            shown = ", ".join(lowered[:_LOWERED_SHOWN])
+            log.warning("offsets beyond the ends of their queues are lowered, %d in all: %s", len(lowered), shown)
+        try:
+            self.finish()
+        except StoreError:
+            pass  # The file tells of it, and is written with the next change.
 
     def begin(self, call_soon: Callable[[Callable[[], None]], object], beside: BackgroundThread) -> None:
         """Save a large table in a thread from here on."""

@@ -236,6 +236,15 @@ class OrderedPops:
         if self.table.get(f"{topic}@{group}", {}).pop(queue_id, None) is not None:
             self._changes += 1
 
+    def keep_within(self, end: Callable[[str, int], int]) -> None:
+        """Forget batches with messages beyond a queue's end, that others will stand in the place of."""
+        for key, queues in self.table.items():
+            topic = key.rpartition("@")[0]
+            for queue_id, batch in list(queues.items()):
+                if max(batch.offsets(), default=-1) >= end(topic, queue_id):
+                    del queues[queue_id]
+                    self._changes += 1
+
     def delete_topic(self, topic: str) -> None:
         """Forget a topic's queues."""
         self._delete(key for key in self.table if key.rpartition("@")[0] == topic)

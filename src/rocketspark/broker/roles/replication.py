@@ -345,6 +345,8 @@ class Replication(RoleDriver):
         await asyncio.gather(self.client.drained(LAST_PIECES_S), *looks)
         self.client.leave()
         self.stop_copying()
+        # The master's offsets may count messages that never came here: others will stand in their place.
+        self._tables.offsets.keep_within(lambda topic, queue_id: self._store.stored_range(topic, queue_id)[1])
 
     def _tell(self, before: Role, reason: str) -> None:
         self.role.reason = reason

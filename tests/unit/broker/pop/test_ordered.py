@@ -141,6 +141,14 @@ def test_the_file_is_written_as_it_is_read(tmp_path: Path) -> None:
     assert not table(tmp_path).table["Pops26@g26"]
 
 
+def test_a_batch_with_messages_beyond_its_queue_s_end_is_forgotten(tmp_path: Path) -> None:
+    pops = table(tmp_path)
+    for queue_id, last in ((0, 9), (1, 10)):
+        pops.given("T", "G", queue_id, [8, last], attempt_id=None, pop_time_ms=1, invisible_time_ms=1000)
+    pops.keep_within(lambda topic, queue_id: 10)
+    assert [pops.has_batch("T", "G", queue_id) for queue_id in (0, 1)] == [True, False]
+
+
 def test_what_is_old_or_gone_is_forgotten(tmp_path: Path) -> None:
     pops = table(tmp_path)
     for topic, group, queue_id, at_ms in (

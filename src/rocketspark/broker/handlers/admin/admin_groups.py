@@ -166,6 +166,7 @@ class GroupHandler:
         if request.ext.clean_offsets:
             self._offsets.delete_group(request.ext.group)
         await self._groups.unsaved.saved()
+        await self._offsets.saved()
         return reply(request.opaque)
 
     def show(self, peer: Peer, request: Request[GroupHeader], body: bytes) -> bytes:
@@ -344,7 +345,7 @@ class GroupHandler:
 
     # -- offsets --------------------------------------------------------------------------------------------------
 
-    def reset(self, peer: Peer, request: Request[ResetOffsetHeader], body: bytes) -> bytes:
+    async def reset(self, peer: Peer, request: Request[ResetOffsetHeader], body: bytes) -> bytes:
         """INVOKE_BROKER_TO_RESET_OFFSET (222), done here: the next pull of each queue is told where to go on.
 
         Rule: useServerSideResetOffset of 5.x; without it the broker asks the clients (220).
@@ -380,6 +381,7 @@ class GroupHandler:
             self._long_polling.mark(h.topic, queue_id)
             self._pops.reset(h.topic, h.group, queue_id)
             rows.append((QueueBody.of(MessageQueue(h.topic, self._settings.broker_name, queue_id)), target))
+        await self._offsets.saved()
         return reply(request.opaque, body=b'{"offsetTable":%b}' % java_json.encode_object_keys(rows))
 
     def _reset_by_clients(self, request: Request[ResetOffsetHeader], config: TopicConfig | None) -> bytes:
@@ -433,7 +435,7 @@ class GroupHandler:
                 log.info("%s of %s was told to reset its offsets of %s", client.client_id, h.group, h.topic)
         return reply(request.opaque, body=body)
 
-    def clone(self, peer: Peer, request: Request[CloneOffsetsHeader], body: bytes) -> bytes:
+    async def clone(self, peer: Peer, request: Request[CloneOffsetsHeader], body: bytes) -> bytes:
         """CLONE_GROUP_OFFSET (314): the target group starts where the source group stands."""
         h = request.ext
         topic_names.check_group(h.target)
@@ -442,6 +444,7 @@ class GroupHandler:
                 continue
             for queue_id, offset in self._offsets.of(h.source, topic).items():
                 self._offsets.commit(h.target, topic, queue_id, offset)
+        await self._offsets.saved()
         return reply(request.opaque)
 
     def correction(self, peer: Peer, request: Request[CorrectionHeader], body: bytes) -> bytes:
