@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -30,9 +31,10 @@ CONSUMERS = PUSH_CONSUMERS | {ClientType.SIMPLE_CONSUMER, ClientType.LITE_SIMPLE
 GRACE_S = 1.0
 # The request time-out of the official clients, for those that have not told theirs.
 REQUEST_S = 3
-CLIENTS_MAX = 20_000
-# What is kept of all clients' settings: texts, and what a topic costs beside its name.
+# What is kept of all clients, of those of one host at most three quarters: so much of each, of a topic beside its name.
 KEPT_BYTES_MAX = 64 << 20
+OF_HOST = 0.75
+CLIENT_BYTES = 3 << 10
 TOPIC_BYTES = 200
 HOSTNAME_MAX = 256
 
@@ -58,7 +60,7 @@ class ProxyClient:
         self.language, self.version, self.address = call.language, call.version, call.remote_address
         self.settings: Any = messages.Settings()
         self.has_told = False
-        self.kept_bytes = 0
+        self.kept_bytes, self.host = 0, call.remote_host
         self.topics: set[str] = set()
         self.group = ""
         self.streams: list[Stream] = []
@@ -92,9 +94,9 @@ class Clients:
     `may_be_sent`: asked, with what he needs on its topic, before a client is sent a message that he did not ask for.
     """
 
-    def __init__(self, idle_s: float, grace_s: float = GRACE_S, count_max: int = CLIENTS_MAX) -> None:
-        self._idle_s, self._grace_s, self._count_max = idle_s, grace_s, count_max
-        self._kept_bytes, self._kept_bytes_max = 0, KEPT_BYTES_MAX
+    def __init__(self, idle_s: float, grace_s: float = GRACE_S) -> None:
+        self._idle_s, self._grace_s = idle_s, grace_s
+        self._kept_bytes_max, self._kept_bytes, self._of_host = KEPT_BYTES_MAX, 0, Counter[str]()
         self._clients: dict[str, ProxyClient] = {}
         self.may_be_sent: Callable[[ProxyClient, str, str], Awaitable[bool]] = anybody
         self._at: dict[str, set[ProxyClient]] = {}
@@ -142,27 +144,36 @@ class Clients:
     def _keep(self, client: ProxyClient, settings: Any, topics: Collection[str] = ()) -> None:
         """Keep a client's settings. Raises Refused if those of all are too large then."""
         count = len(topics) + len(settings.subscription.subscriptions)
-        size = settings.ByteSize() + sum(map(len, topics)) + TOPIC_BYTES * count
+        size = CLIENT_BYTES + settings.ByteSize() + sum(map(len, topics)) + TOPIC_BYTES * count
         try:
-            self._take(size - client.kept_bytes)
+            self._take(client, size - client.kept_bytes)
         except Refused:
             self.end(client)
             raise
         client.kept_bytes, client.settings = size, settings
 
-    def _take(self, size: int) -> None:
-        if self._kept_bytes + size > self._kept_bytes_max:
+    def _take(self, client: ProxyClient, size: int) -> None:
+        """Count bytes that are kept of a client. Raises Refused."""
+        most = self._kept_bytes_max
+        if self._kept_bytes + size > most or self._of_host[client.host] + size > most * OF_HOST:
             raise Refused(Code.TOO_MANY_REQUESTS, "flow limit: as much is kept of clients as the proxy takes")
         self._kept_bytes += size
+        self._of_host[client.host] += size
+
+    def _give(self, client: ProxyClient, size: int) -> None:
+        self._kept_bytes -= size
+        self._of_host[client.host] -= size
+        if not self._of_host[client.host]:
+            del self._of_host[client.host]
 
     @contextmanager
-    def holding(self, size: int) -> Iterator[None]:
+    def holding(self, client: ProxyClient, size: int) -> Iterator[None]:
         """Count what is on its way to a client as kept of it. Raises Refused if that is too much."""
-        self._take(size)
+        self._take(client, size)
         try:
             yield
         finally:
-            self._kept_bytes -= size
+            self._give(client, size)
 
     def beats(self, call: Call, group: str, kind: int) -> ProxyClient:
         """Note that a consumer lives, and what it says of itself before its settings. Raises Refused as `put`."""
@@ -199,9 +210,10 @@ class Clients:
     def _of(self, call: Call) -> ProxyClient:
         client = self._clients.get(call.identity)
         if client is None:
-            if len(self._clients) >= self._count_max:
-                raise Refused(Code.TOO_MANY_REQUESTS, "flow limit: as many clients are there as the proxy takes")
-            client = self._clients[call.identity] = ProxyClient(call)
+            client = ProxyClient(call)
+            self._take(client, CLIENT_BYTES)
+            client.kept_bytes = CLIENT_BYTES
+            self._clients[call.identity] = client
         self._connected(client, call.remote_address)
         self.heard(client)
         return client
@@ -254,7 +266,7 @@ class Clients:
         if self._clients.get(client.identity) is not client:
             return
         del self._clients[client.identity]
-        self._kept_bytes -= client.kept_bytes
+        self._give(client, client.kept_bytes)
         self._forget_connections(client)
         for act in self._gone:
             task = asyncio.ensure_future(act(client))

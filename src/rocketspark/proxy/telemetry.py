@@ -20,8 +20,8 @@ from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code
 
 # The waits of the retry policy CUSTOMIZED, in seconds, as Apache's (the delay levels from the third on).
 RETRY_WAITS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-# Commands that wait for a client that does not read; each may hold a message.
-WAITING_MAX = 4
+# Of commands that wait for one client to read those before; they may hold messages.
+WAITING_BYTES_MAX = 32 << 20
 
 
 class TelemetryStream:
@@ -30,24 +30,26 @@ class TelemetryStream:
     def __init__(self, context: Any) -> None:
         self._context = context
         self._lock = asyncio.Lock()
-        self._waiting = 0
+        self._waiting_bytes = 0
         self._asked: dict[tuple[str, str], asyncio.Future[Any]] = {}
         self.is_open = True
 
     async def send(self, command: Any) -> bool:
         """Send a TelemetryCommand; False if the stream has ended, or its client does not read."""
-        if self._waiting >= WAITING_MAX:
+        size = command.ByteSize()
+        if self._waiting_bytes and self._waiting_bytes + size > WAITING_BYTES_MAX:
             return False
-        self._waiting += 1
+        self._waiting_bytes += size
         try:
-            async with asyncio.timeout(WRITE_S), self._lock:
+            async with self._lock:
                 if self.is_open:
-                    await self._context.write(command)
+                    async with asyncio.timeout(WRITE_S):
+                        await self._context.write(command)
         except Exception:
             # gRPC has several errors for a stream that is gone.
             self.is_open = False
         finally:
-            self._waiting -= 1
+            self._waiting_bytes -= size
         return self.is_open
 
     async def ask(self, command: Any, kind: str, nonce: str, timeout_s: float) -> Any:
@@ -97,7 +99,7 @@ class Telemetry:
                     client = self._clients.put(call, merged)
                     if stream not in client.streams:
                         client.streams.append(stream)
-                    with self._clients.holding(merged.ByteSize()):
+                    with self._clients.holding(client, merged.ByteSize()):
                         if not await stream.send(messages.TelemetryCommand(status=status(Code.OK), settings=merged)):
                             raise Refused(Code.BAD_REQUEST, "the client does not read its settings")
                     del merged

@@ -19,7 +19,7 @@ from rocketspark.proxy.clients import Clients
 from rocketspark.proxy.consuming.outcomes import Outcomes
 from rocketspark.proxy.consuming.renewals import Renewals, RenewSettings
 from rocketspark.proxy.settings import ProxySettings
-from rocketspark.proxy.telemetry import WAITING_MAX, TelemetryStream
+from rocketspark.proxy.telemetry import WAITING_BYTES_MAX, TelemetryStream
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 
@@ -81,9 +81,9 @@ def test_handles_that_are_refused_at_once_let_others_have_their_turn() -> None:
     asyncio.run(main())
 
 
-def call_of(number: int) -> Any:
-    who = {"identity": f"/{number}", "client_id": str(number), "user": "", "remote_address": "1.2.3.4:5"}
-    return SimpleNamespace(language="X", version="5", **who)
+def call_of(number: int, host: str = "1.2.3.4") -> Any:
+    who = {"identity": f"/{number}", "client_id": str(number), "user": "", "remote_host": host}
+    return SimpleNamespace(language="X", version="5", remote_address=f"{host}:5", **who)
 
 
 def test_of_settings_what_is_used_is_kept_and_all_together_are_bounded() -> None:
@@ -93,20 +93,26 @@ def test_of_settings_what_is_used_is_kept_and_all_together_are_bounded() -> None
         told.publishing.topics.add(name="T")
         kept = clients.put(call_of(0), told)
         assert (kept.settings.ByteSize() < 300, kept.topics) == (True, {"T"})
-        clients._kept_bytes_max = 10 * kept.kept_bytes
-        for number in range(1, 10):
+        clients._kept_bytes_max = 8 * kept.kept_bytes
+        for number in range(1, 6):
             clients.put(call_of(number), told)
-        with pytest.raises(Refused) as caught:
-            clients.put(call_of(10), told)
-        assert caught.value.code == Code.TOO_MANY_REQUESTS
-        clients.put(call_of(9), told)
-        with pytest.raises(Refused), clients.holding(1):
+        for what in (clients.put, lambda call, _: clients.beats(call, "G", 3)):
+            with pytest.raises(Refused) as caught:
+                what(call_of(6), told)
+            assert caught.value.code == Code.TOO_MANY_REQUESTS, "three quarters are one host's"
+        for number in range(6, 8):
+            clients.put(call_of(number, "other"), told)
+        with pytest.raises(Refused):
+            clients.put(call_of(8, "third"), told)
+        # Who is there tells on.
+        clients.put(call_of(5), told)
+        with pytest.raises(Refused), clients.holding(kept, 1):
             raise AssertionError("it is too much")
         clients.end(kept)
-        clients.put(call_of(10), told)
+        clients.put(call_of(8, "third"), told)
         for client in clients.all():
             clients.end(client)
-        assert clients._kept_bytes == 0
+        assert (clients._kept_bytes, clients._of_host) == (0, {})
 
     asyncio.run(main())
 
@@ -117,9 +123,11 @@ def test_a_filter_that_a_call_names_counts_as_kept() -> None:
         request = messages.ReceiveMessageRequest(group=G, message_queue={"topic": T})
         request.filter_expression.expression = "x" * 1000
         client = clients.receives(call_of(0), request)
-        assert client.kept_bytes > 1000
-        clients._kept_bytes_max = 2000
+        kept = client.kept_bytes
         request.filter_expression.expression = "x" * 3000
+        assert clients.receives(call_of(0), request).kept_bytes > kept + 1900
+        clients._kept_bytes_max = 10_000
+        request.filter_expression.expression = "x" * 9000
         with pytest.raises(Refused):
             clients.receives(call_of(0), request)
         assert (clients.all(), clients._kept_bytes) == ([], 0)
@@ -157,11 +165,14 @@ def test_a_client_that_does_not_read_its_commands_is_not_waited_for(monkeypatch:
             await never.wait()
 
         stream = TelemetryStream(SimpleNamespace(write=write))
-        sends = [asyncio.ensure_future(stream.send(messages.TelemetryCommand())) for _ in range(WAITING_MAX)]
+        large = messages.TelemetryCommand(settings={"user_agent": {"hostname": "x" * (WAITING_BYTES_MAX // 4)}})
+        # A burst of questions waits for its turn.
+        sends = [asyncio.ensure_future(stream.send(messages.TelemetryCommand())) for _ in range(1000)]
+        sends += [asyncio.ensure_future(stream.send(large)) for _ in range(4)]
         await asyncio.sleep(0)
-        assert await stream.send(messages.TelemetryCommand()) is False, "at once"
+        assert sends[-1].done(), "it is one too many"
         assert stream.is_open
-        assert await asyncio.gather(*sends) == [False] * WAITING_MAX
+        assert await asyncio.gather(*sends) == [False] * 1004
         assert not stream.is_open
 
     asyncio.run(main())

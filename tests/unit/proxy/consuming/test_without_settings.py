@@ -136,12 +136,12 @@ def test_a_groups_settings_that_are_changed_hold_for_receives_within_the_refresh
 
 def test_as_many_clients_are_kept_as_are_allowed(world: World) -> None:
     clients = world.proxy.server.clients
-    before = clients._count_max
-    clients._count_max = len(clients.all())
+    before = clients._kept_bytes_max
+    clients._kept_bytes_max = clients._kept_bytes
     try:
         late = unknown(world)
         assert late.beat().code == Code.TOO_MANY_REQUESTS
         assert late.answers()[0].status.code == Code.TOO_MANY_REQUESTS
     finally:
-        clients._count_max = before
+        clients._kept_bytes_max = before
     assert late.beat().code == Code.OK
