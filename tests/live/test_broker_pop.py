@@ -27,6 +27,7 @@ from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json import batch_ack
 from rocketspark.protocol.json.batch_ack import AckedBatch, BatchAck
+from rocketspark.protocol.message import record
 from rocketspark.protocol.receipt_handle import ReceiptHandle
 from rocketspark.transport.peer import Peer
 
@@ -134,6 +135,31 @@ def test_what_is_not_acknowledged_comes_again_from_the_retry_topic(tmp_path: Pat
 
     run(main(False))
     run(main(True))
+
+
+def test_two_pairs_of_group_and_topic_with_one_retry_topic_get_their_own(tmp_path: Path) -> None:
+    """%RETRY%g_x_y is that of group g and topic x_y, and of g_x and y."""
+    pairs = [("g", "x_y"), ("g_x", "y")]
+
+    async def main() -> None:
+        async with broker(tmp_path, revive_interval_ms=100) as server, connected(server.address) as peer:
+            for group, topic in pairs:
+                await create(peer, topic, queues=1)
+                await sent(peer, f"{topic} failed".encode(), topic, 0)
+                assert len(await popped(peer, topic, group=group, invisible_time_ms=300)) == 1
+            await until(lambda: server.store.queue_range("%RETRY%g_x_y", 0)[1] == 2)
+            for group, topic in pairs:
+                peeked = await peer.request(RequestCode.PEEK_MESSAGE, peek_header(topic, group))
+                assert [m.body for m in record.decode_all(peeked.body)] == [f"{topic} failed".encode()]
+                (again,) = await popped(peer, topic, group=group, invisible_time_ms=60_000)
+                assert (again.body, again.topic) == (f"{topic} failed".encode(), topic)
+                (await ack(peer, again, topic, group=group)).raise_for_code("ack")
+                assert await popped(peer, topic, group=group) == []
+
+    def peek_header(topic: str, group: str) -> headers.PeekHeader:
+        return headers.PeekHeader(group=group, topic=topic, queue_id=-1, count_max=32)
+
+    run(main())
 
 
 def test_the_time_may_be_changed_and_the_old_handle_is_worth_nothing_then(tmp_path: Path) -> None:

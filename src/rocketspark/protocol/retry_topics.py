@@ -29,6 +29,11 @@ def real_topic(topic: str, group: str, flag: str) -> str:
     return retry_topic(topic, group, flag) if flag in _MARKS else topic
 
 
+def may_be_of_others(topic: str) -> bool:
+    """Tell whether a retry topic of the first form may be that of several pairs: group `a`, topic `b_c`; `a_b`, `c`."""
+    return topic.count(_MARKS[RETRY_V1], len(RETRY_PREFIX)) > 1 and retry_flag(topic) == RETRY_V1
+
+
 def first_topic(topic: str, group: str) -> str:
     """Return the topic that a group's retry topic is for; another topic is returned as it is."""
     for mark in _MARKS.values():

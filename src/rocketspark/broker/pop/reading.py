@@ -26,9 +26,10 @@ from rocketspark.protocol.headers.pop import INIT_MIN
 from rocketspark.protocol.message import properties, record, record_layout
 from rocketspark.protocol.receipt_handle import ORDERED_REVIVE_QUEUE, ReceiptHandle
 from rocketspark.protocol.retry_topics import RETRY_V1, RETRY_V2
-from rocketspark.store.get_message import GetMessageResult, GetStatus
+from rocketspark.store.get_message import Accepts, GetMessageResult, GetStatus
 from rocketspark.store.store import Store
 
+_ORIGIN_GROUP = properties.ORIGIN_GROUP.encode()
 _QUEUE_OFFSET = record_layout.only("size", "queue_offset")
 # The queue was read from an offset that is not there: it goes on from the one that the read tells.
 _MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_TOO_BIG, GetStatus.REMOVED)
@@ -59,6 +60,24 @@ class Found:
         self.starts: list[str] = []
         self.texts: list[str] = []
         self.orders: list[str] = []
+
+
+def own_retries(topic: str, group: str, accepts: Accepts | None = None) -> Accepts | None:
+    """Return what of a topic a group may read: of a retry topic that is other groups' too, what it failed on itself.
+
+    RocketMQ gives out all of them, to who may read neither the other topic nor the other group.
+    """
+    if not retry_topics.may_be_of_others(topic):
+        return accepts
+    own_group = group.encode()
+
+    def is_own(stored: memoryview) -> bool | None:
+        origin = properties.find(record_layout.properties_of(stored), _ORIGIN_GROUP)
+        if origin not in (None, own_group):
+            return False
+        return True if accepts is None else accepts(stored)
+
+    return is_own
 
 
 class PopReading:
@@ -197,12 +216,13 @@ class PopReading:
         """Read a queue; return from where it was, and what was read."""
         count_max = h.count_max - found.count
         began = perf_counter()
-        read = self._store.read(topic, queue_id, offset, count_max, bytes_max, wanted.codes, wanted.accepts)
+        accepts = own_retries(topic, h.group, wanted.accepts)
+        read = self._store.read(topic, queue_id, offset, count_max, bytes_max, wanted.codes, accepts)
         if read.status in _MOVED:
             self._pops.forget(topic, h.group, queue_id)
             self._offsets.commit(h.group, topic, queue_id, read.next_offset)
             offset = read.next_offset
-            read = self._store.read(topic, queue_id, offset, count_max, bytes_max, wanted.codes, wanted.accepts)
+            read = self._store.read(topic, queue_id, offset, count_max, bytes_max, wanted.codes, accepts)
         if read.count:
             took_ms = (perf_counter() - began) * 1000
             self._stats.pulled(h.group, topic, queue_id, read.count, read.size, took_ms)

@@ -43,6 +43,8 @@ TTL = "TTL"
 MESSAGE_TYPE = "MSG_TYPE"
 # The receipt handle of a message of a retry topic, set by the broker in the answer to a pop.
 POP_HANDLE = "POP_CK"
+# The group that a popped message failed in, set by the broker in its retry topic.
+ORIGIN_GROUP = "ORIGIN_GROUP"
 CHECK_IMMUNITY_S = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 
 # Names an application may not set itself (rule: MessageConst.STRING_HASH_SET, 5.x).

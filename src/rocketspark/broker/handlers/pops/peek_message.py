@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import randrange
 
-from rocketspark.broker.pop.reading import PopReading
+from rocketspark.broker.pop.reading import PopReading, own_retries
 from rocketspark.broker.pop.requests import COUNT_MAX, PopChecks, refusing
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.topics import Topics
@@ -68,9 +68,10 @@ class PeekHandler:
             bytes_max = self._settings.pull_bytes_max - size
             if count >= h.count_max or bytes_max <= 0:
                 continue
-            read = self._store.read(topic, queue_id, offset, h.count_max - count, bytes_max)
+            own = own_retries(topic, h.group)
+            read = self._store.read(topic, queue_id, offset, h.count_max - count, bytes_max, accepts=own)
             if read.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_TOO_BIG, GetStatus.REMOVED):
-                read = self._store.read(topic, queue_id, read.next_offset, h.count_max - count, bytes_max)
+                read = self._store.read(topic, queue_id, read.next_offset, h.count_max - count, bytes_max, accepts=own)
             found += read.records
             count, size = count + read.count, size + read.size
         header = PopReply(rest_count=rest)
