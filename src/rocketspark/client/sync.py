@@ -69,6 +69,9 @@ class ProducerFacade(QueriesFacade[P]):
 
     def start(self) -> None:
         """Begin. As the asynchronous client's `start`."""
+        if self._thread is None:
+            # Of the process that starts it, which may be a fork of the one that made it.
+            self._room = ThreadInFlightLimit(self._core.in_flight_max)
         super().start()
         _open_producers.add(self)
 

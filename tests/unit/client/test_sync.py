@@ -493,6 +493,38 @@ def test_a_forked_child_is_told_and_can_begin_anew(fake: Fake) -> None:
     assert bodies == [b"parent", b"child", b"parent again"]
 
 
+def test_clients_made_before_a_fork_are_others_in_each_process(fake: Fake) -> None:
+    """As gunicorn --preload and multiprocessing make them: at import, and started in each worker."""
+    producer = Producer(fake.namesrv, "pg")
+    named = Producer(fake.namesrv, "named", instance_name="web", unit_name="u")
+    consumer = PushConsumer(fake.namesrv, "g", instance_name="web", unit_name="u")
+    consumer.subscribe("u")
+    consumer.listen(lambda message: None)
+    before = producer.client_id
+    children = []
+    for _ in range(2):
+        told, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                with producer, named, consumer:
+                    assert producer.send_future("u", b"x").result(60).queue.topic == "u"
+                    assert named.client_id == consumer.client_id
+                    assert named.client_id.endswith("@web@u")
+                    os.write(tell, producer.client_id.encode())
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(tell)
+        children.append((child, told))
+    with producer:
+        ids = {producer.client_id, *(os.read(told, 1000).decode() for _, told in children)}
+    assert [os.waitpid(child, 0)[1] for child, _ in children] == [0, 0]
+    assert (before, len(ids)) == ("", 3)
+    assert len(fake.broker.queues["u", 0]) == 2
+
+
 def test_a_forked_child_opens_the_broadcast_consumer_of_its_parent(fake: Fake, tmp_path: Path) -> None:
     def made() -> PushConsumer:
         consumer = PushConsumer(fake.namesrv, "g", broadcast=True, offset_folder=str(tmp_path))

@@ -93,9 +93,9 @@ class Instance:
             tls_server_name=tls_server_name,
         )
         self.namespace = namespace
-        self._name = instance_name or unique_name()
-        if unit_name:
-            self._name += f"@{unit_name}"
+        # Taken by the process that starts it, which may be a fork of the one that made it.
+        self._name = instance_name or ""
+        self._process: int | None = None
         self._url = where_to_look(namesrv, namesrv_url, unit_name)
         self._client_ip = client_ip
         self._route_interval_s = route_interval_ms / 1000
@@ -125,9 +125,8 @@ class Instance:
         self.master_watchers: dict[str, Callable[[str], None]] = {}
         self.client_id = ""
         self.unit_mode = unit_mode
-        # The parts of the client id, and the process that uses it: one id is one client to a broker.
-        # A forked child has no use for its parent's connections.
-        self._id = (os.getpid(), instance_name, client_ip, unit_name)
+        # The parts of the client id: one id is one client to a broker.
+        self._id = (instance_name, client_ip, unit_name)
         self._places = {self._url} if self._url else set(self.routes.addresses)
         self.producers: set[str] = set()
         self._joined: set[str] = set()
@@ -154,7 +153,10 @@ class Instance:
             return made
         made._given = (cls.__init__.__kwdefaults__ or {}) | options | {"rpc_hooks": asked.requests}
         for found in _named:
-            if found._id == made._id and found._places & made._places and not found._closed:
+            # A forked child has no use for its parent's connections.
+            if found._process not in (None, os.getpid()) or found._closed:
+                continue
+            if found._id == made._id and found._places & made._places:
                 if found._given != made._given:
                     text = f"instance_name {name!r} is in use by a client with other options, and one client id is one"
                     raise ConfigError(f"{text} client to a broker: give both the same, or another name")
@@ -170,6 +172,9 @@ class Instance:
         loop = asyncio.get_running_loop()
         if self._loop not in (None, loop):
             raise StateError(f"instance {self._name!r} runs on another event loop: give this client another name")
+        if self._process is None:
+            self._process = os.getpid()
+            self._name = "@".join(filter(None, (self._name or unique_name(), self._id[-1])))
         if producer in self.producers or consumer in self._joined:
             what = f"producer group {producer!r}" if producer else f"consumer group {consumer!r}"
             raise StateError(f"{what} is in use in instance {self._name!r}: give it another group, or instance_name")
