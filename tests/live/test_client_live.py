@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -323,3 +323,48 @@ def test_a_messages_queue_is_one_that_every_method_takes(cluster: Cluster) -> No
         assert (topic, broker_name, queue_id) == (queue.topic, queue.broker_name, queue.queue_id)
         with pytest.raises(UsageError, match="is no MessageQueue"):
             producer.send("again", b"y", queue="q0")  # type: ignore[arg-type]
+
+
+def test_members_with_different_subscriptions_are_warned_of(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    def of(part: str) -> list[str]:
+        return [r.getMessage() for r in caplog.records if part in r.getMessage() and r.levelname == "WARNING"]
+
+    with SyncOperations(cluster.namesrv) as operations:
+        for topic in ("fruit", "bread"):
+            operations.create_topic(topic, queue_count=2)
+    consumers = [PushConsumer(cluster.namesrv, "mixed", rebalance_interval_ms=50) for _ in range(2)]
+    for consumer, topic in zip(consumers, ("fruit", "bread"), strict=True):
+        consumer.subscribe(topic, "a || b")
+        consumer.listen(lambda message: None)
+    first, second = consumers
+    with first, second:
+        end_s = time.monotonic() + LIMIT_S
+        while not (of("members of group mixed subscribe") and of("group mixed: this member")):
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+        brokers, members = of("members of group mixed subscribe"), of("group mixed: this member")
+        assert len(brokers) == 2
+        assert f"{second.client_id} only to bread (a || b), {first.client_id} only to fruit (a || b)" in brokers[0]
+        assert "this member subscribes to {'fruit': 'a || b'}, another of " in members[0]
+        assert f"another of {second.client_id} to {{'bread': 'a || b'}}" in members[0]
+
+
+def test_members_alike_are_not_warned_of(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    consumers = [PushConsumer(cluster.namesrv, "alike", rebalance_interval_ms=20) for _ in range(2)]
+    looked = []
+    for consumer in consumers:
+        consumer.subscribe("fruit")
+        consumer.listen(lambda message: None)
+        look = consumer._core._rebalance._look_at_others
+
+        async def looking(look: Callable[[], Awaitable[None]] = look) -> None:
+            await look()
+            looked.append(None)
+
+        consumer._core._rebalance._look_at_others = looking  # type: ignore[method-assign]
+    with consumers[0], consumers[1]:
+        end_s = time.monotonic() + LIMIT_S
+        while len(looked) < 6:
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+    assert "group alike" not in caplog.text

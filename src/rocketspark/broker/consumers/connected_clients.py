@@ -15,6 +15,7 @@ from rocketspark.broker.consumers.client_ids import ClientIds
 from rocketspark.errors import NotSent, ServerError
 from rocketspark.model import Subscription
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.namespace import RETRY_PREFIX
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header
 from rocketspark.protocol.json.bodies import ConsumerData, Heartbeat
@@ -29,6 +30,8 @@ CONSUMERS_MAX = 1000
 PRODUCERS_MAX = 10_000
 SUBSCRIPTIONS_MAX = 10_000
 CLIENT_ID_LENGTH_MAX = 1024
+# Subscriptions of a member in a line of the log.
+SHOWN_MAX = 5
 # Some half a KB goes with a weight of 1: a membership, one of its subscriptions, or so many characters of them.
 WEIGHT_CHARACTERS = 256
 WEIGHT_MAX = 1_000_000
@@ -46,6 +49,8 @@ class ConnectedClient(msgspec.Struct):
     weight: int = 1
     # Whose heartbeat it was; None without a gate.
     sender: Sender | None = None
+    # Of a consumer: topics and filters that it told last, without retry topics, which not all kinds read.
+    subscribed: frozenset[tuple[str, str]] = frozenset()
 
 
 class ConsumerGroup(msgspec.Struct):
@@ -228,8 +233,13 @@ class ConnectedClients:
             if not peer.is_open:
                 self._weigh(group.clients.pop(peer), -1)
                 _take_out(self._consumes, peer, data.group_name)
-        self._weigh(group.clients.get(client.peer), -1)
+        before = group.clients.get(client.peer)
+        self._weigh(before, -1)
         group.clients[client.peer] = client
+        bare = (s for s in wanted.values() if not s.topic.startswith(RETRY_PREFIX))
+        client.subscribed = frozenset((s.topic, s.expression) for s in bare)
+        if client.subscribed and (before is None or before.subscribed != client.subscribed):
+            _warn_of_others(group, client)
         self._weigh(client)
         self._consumes.setdefault(client.peer, set()).add(data.group_name)
         for topic, subscription in wanted.items():
@@ -284,6 +294,21 @@ class ConnectedClients:
             for client in [c for c in group.clients.values() if c.beat_ms < oldest]:
                 log.warning("consumer %s of group %s is silent: dropped", client.client_id, name)
                 self._leave_consumer(name, client.peer)
+
+
+def _warn_of_others(group: ConsumerGroup, client: ConnectedClient) -> None:
+    """Log it if another member of a group subscribes to something else."""
+    for other in group.clients.values():
+        if other.subscribed and other.subscribed != client.subscribed:
+            text = "members of group %s subscribe to different topics or filters: %s only to %s, %s only to %s; a group"
+            text += " has one subscription, so its members lose messages to each other: use a group for each"
+            mine, others = client.subscribed - other.subscribed, other.subscribed - client.subscribed
+            log.warning(text, group.name, client.client_id, _some(mine), other.client_id, _some(others))
+            return
+
+
+def _some(subscribed: frozenset[tuple[str, str]]) -> str:
+    return ", ".join(f"{topic} ({expression})" for topic, expression in sorted(subscribed)[:SHOWN_MAX]) or "nothing"
 
 
 def _weight(consumer: ConsumerData) -> int:

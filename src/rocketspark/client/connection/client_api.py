@@ -13,6 +13,7 @@ import msgspec
 
 from rocketspark.errors import RecordError, RouteNotFound
 from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
+from rocketspark.model.namespace import RETRY_PREFIX
 from rocketspark.model.queue import DEFAULT_QUEUE_COUNT
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
@@ -395,6 +396,15 @@ async def consumer_list(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT
         return []
     reply.raise_for_code(f"members of group {group!r}")
     return java_json.decode(reply.body, bodies.ConsumerList).consumer_id_list
+
+
+async def group_subscriptions(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT_MS) -> dict[str, str]:
+    """Return the filter of each topic that a broker knows a group to subscribe to, retry topics left out."""
+    header = headers.ConsumerListHeader(group=group)
+    reply = await broker.request(RequestCode.GET_CONSUMER_CONNECTION_LIST, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"subscriptions of group {group!r}")
+    table = java_json.decode(reply.body, bodies.ConsumerConnections).subscription_table
+    return {topic: s.sub_string for topic, s in table.items() if not topic.startswith(RETRY_PREFIX)}
 
 
 async def lock(

@@ -354,6 +354,12 @@ class QueueBody(Body):
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
 
+class ConsumerConnections(Body):
+    """The part of the reply to GET_CONSUMER_CONNECTION_LIST (203) that members look at."""
+
+    subscription_table: dict[str, SubscriptionBody] = {}
+
+
 class LockRequest(Body):
     """Body of LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42)."""
 
