@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 from numbers import Real
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import msgspec
 
@@ -20,7 +20,9 @@ from rocketspark.client.producer.latency_faults import FaultTable
 from rocketspark.client.producer.send_attempts import RETRY_CODES
 from rocketspark.errors import ConfigError
 from rocketspark.model.queue import DEFAULT_QUEUE_COUNT
-from rocketspark.protocol.message.compression import KINDS
+from rocketspark.protocol.message.compression import KINDS, Kind
+
+TlsVerify = Literal["full", "ca", "none"]
 
 
 class AccessOptions(TypedDict, total=False):
@@ -41,7 +43,7 @@ class AccessOptions(TypedDict, total=False):
     tls_cert: str | None
     tls_key: str | None
     tls_key_password: str | None
-    tls_verify: str | None
+    tls_verify: TlsVerify | None
     tls_server_name: str | None
 
 
@@ -120,14 +122,14 @@ class ProducerOptions(ClientOptions, total=False):
     future_retry_codes: Collection[int] | None
     retry_not_stored: bool
     compress_over_bytes: int
-    compression: str
+    compression: Kind
     compress_level: int
     body_bytes_max: int
     default_topic: str
     default_queue_count: int
     topics: Sequence[str]
     fault_tolerance: bool
-    fault_table: str | FaultTable
+    fault_table: Literal["4.x", "5.x"] | FaultTable
     fault_detector: bool
     in_flight_max: int
     oneway_in_flight_max: int

@@ -19,7 +19,7 @@ from rocketspark.client.connection.loop_thread import LoopThread, ThreadWaiter
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX
 from rocketspark.client.consumer.pop.simple_consumer import AsyncSimpleConsumer
 from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
-from rocketspark.client.consumer.push_consumer import AsyncPushConsumer
+from rocketspark.client.consumer.push_consumer import AsyncPushConsumer, ListenerT
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
 from rocketspark.client.producer.prepared_message import make_message, pack
 from rocketspark.client.producer.producer import AsyncProducer
@@ -32,8 +32,6 @@ from rocketspark.errors import StateError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage
 
 log = logging.getLogger("rocketspark.client")
-
-F = TypeVar("F", bound=Callable[[Any], Any])
 
 # At most so long a program that ends without `close` waits for what its futures have still to send.
 EXIT_S = 2.0
@@ -214,7 +212,7 @@ class PushConsumer(QueriesFacade[AsyncPushConsumer]):
     resume = at_any_time(AsyncPushConsumer.resume)
     queues = blocking(AsyncPushConsumer.queues)
 
-    def listen(self, listener: F) -> F:
+    def listen(self, listener: ListenerT) -> ListenerT:
         """Set the function that gets each message. As AsyncPushConsumer.listen."""
         return self._core.listen(listener)
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from rocketspark.client.connection.acl_signing import Signer
 from rocketspark.client.connection.topic_routes import RouteCache
 from rocketspark.client.hooks import HookSet
-from rocketspark.client.options import AccessOptions
+from rocketspark.client.options import AccessOptions, TlsVerify
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.transport.connections import Connections
@@ -97,7 +97,7 @@ class Access(NamedTuple):
             "tls_cert": tls.cert or None,
             "tls_key": tls.key or None,
             "tls_key_password": tls.key_password or None,
-            "tls_verify": tls.verify if self.tls is not None else None,
+            "tls_verify": cast(TlsVerify, tls.verify) if self.tls is not None else None,
             "tls_server_name": tls.server_name or None,
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ import pytest
 from rocketspark import (
     AsyncProducer,
     AsyncPullConsumer,
+    AsyncPushConsumer,
     Message,
     Producer,
     PullConsumer,
     PushConsumer,
+    ReceivedMessage,
     SimpleConsumer,
 )
 from rocketspark.admin.operations import SyncOperations
@@ -138,3 +141,32 @@ def test_a_property_of_rocketmq_names_its_argument(name: str, text: str) -> None
 def test_a_queue_is_a_queue(queue: Any) -> None:
     with pytest.raises(UsageError, match="is no MessageQueue: take a message's or result's `queue`"):
         check_queue(queue)
+
+
+def test_what_a_type_checker_finds() -> None:
+    """The check of types fails where it no longer finds one of these: its comment is of no use then."""
+
+    def wrong(message: bytes) -> None: ...
+
+    def nothing() -> None: ...
+
+    def one(message: ReceivedMessage) -> None: ...
+
+    async def many(messages: list[ReceivedMessage]) -> bool:
+        return bool(messages)
+
+    for consumer in (PushConsumer(NAMESRV, "g"), AsyncPushConsumer(NAMESRV, "g")):
+        consumer.listen(wrong)  # type: ignore[type-var]
+        consumer.listen(nothing)  # type: ignore[type-var]
+        assert consumer.listen(one) is one
+        assert consumer.listen(many) is many
+        consumer.listen(lambda message: message.body)
+        consumer.listen(partial(print, end=""))
+    with pytest.raises(ConfigError, match="compression 'foo' is not one of zlib, lz4, zstd"):
+        Producer(NAMESRV, compression="foo")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'maybe': full, ca, none are known"):
+        Producer(NAMESRV, use_tls=True, tls_verify="maybe")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"fault table '6\.x': 4\.x, 5\.x or a FaultTable is needed"):
+        Producer(NAMESRV, fault_tolerance=True, fault_table="6.x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="strategy 'averge' is not known: average"):
+        PullConsumer(NAMESRV, "g", strategy="averge")  # type: ignore[arg-type]

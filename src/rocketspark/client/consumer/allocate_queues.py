@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
@@ -107,6 +108,7 @@ def _md5(text: str) -> int:
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
+StrategyName = Literal["average", "average_by_circle", "consistent_hash"]
 STRATEGIES: Mapping[str, Strategy] = {
     "average": average,
     "average_by_circle": average_by_circle,

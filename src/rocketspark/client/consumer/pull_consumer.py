@@ -16,7 +16,7 @@ from typing import Any, Self, Unpack
 from rocketspark.client import validators
 from rocketspark.client.callbacks import end_all
 from rocketspark.client.connection.queue_watches import QueueWatches
-from rocketspark.client.consumer.allocate_queues import Strategy, strategy_of
+from rocketspark.client.consumer.allocate_queues import Strategy, StrategyName, strategy_of
 from rocketspark.client.consumer.consumer_status import PullConsumerStatus
 from rocketspark.client.consumer.handed_out import HandedOut
 from rocketspark.client.consumer.lifecycle import ConsumerLife
@@ -74,7 +74,7 @@ class AsyncPullConsumer(ConsumerLife):
         consume_from: ConsumeFrom = "last",
         auto_commit: bool = True,
         broadcast: bool = False,
-        strategy: str | Strategy = "average",
+        strategy: StrategyName | Strategy = "average",
         on_assigned: OnQueues | None = None,
         on_revoked: OnQueues | None = None,
         pull_count_max: int = 256,

@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any, TypeVar, Unpack
 
 from rocketspark.client import validators
-from rocketspark.client.consumer.allocate_queues import Strategy, strategy_of
+from rocketspark.client.consumer.allocate_queues import Strategy, StrategyName, strategy_of
 from rocketspark.client.consumer.consumer_status import PushConsumerStatus
 from rocketspark.client.consumer.lifecycle import ConsumerLife
 from rocketspark.client.consumer.listening.listeners import Listeners, Overdue, TaskListeners, ThreadListeners, Unit
@@ -39,7 +39,9 @@ from rocketspark.model.text import INT_MAX
 
 log = logging.getLogger("rocketspark.client")
 
-F = TypeVar("F", bound=Callable[[Any], Any])
+# Gets a message, or a list of them if `batch_max` is over 1; a plain function or a coroutine function.
+Listener = Callable[[ReceivedMessage], object] | Callable[[list[ReceivedMessage]], object]
+ListenerT = TypeVar("ListenerT", bound=Listener)
 
 
 class AsyncPushConsumer(ConsumerLife):
@@ -86,7 +88,7 @@ class AsyncPushConsumer(ConsumerLife):
         consume_from: ConsumeFrom = "last",
         ordered: bool = False,
         broadcast: bool = False,
-        strategy: str | Strategy = "average",
+        strategy: StrategyName | Strategy = "average",
         threads: int = 20,
         batch_max: int = 1,
         max_reconsume_times: int | None = None,
@@ -244,7 +246,7 @@ class AsyncPushConsumer(ConsumerLife):
         if self._popping is not None:
             self._popping.pause_all(False)
 
-    def listen(self, listener: F) -> F:
+    def listen(self, listener: ListenerT) -> ListenerT:
         """Set the function that gets each message (a list of messages if `batch_max` is over 1).
 
         A plain function runs in a thread, a coroutine function on the loop. If it returns False or raises, its

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import zlib
+from typing import Literal
 
 import lz4.frame
 import zstandard
@@ -15,7 +16,8 @@ from rocketspark.protocol.message import sysflags
 
 log = logging.getLogger("rocketspark")
 
-KINDS = {
+Kind = Literal["zlib", "lz4", "zstd"]
+KINDS: dict[str, int] = {
     "zlib": sysflags.COMPRESSION_ZLIB,
     "lz4": sysflags.COMPRESSION_LZ4,
     "zstd": sysflags.COMPRESSION_ZSTD,
