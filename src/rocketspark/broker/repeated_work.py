@@ -1,8 +1,10 @@
-"""What a broker does again and again on its loop. Rule: an error costs one time of one work, never the others."""
+"""What a broker does again and again on its loop. Rules: an error costs one time of one work, never the others; an
+interval is asked for while it passes, so that one made shorter counts at once."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -10,6 +12,25 @@ from rocketspark.broker.storage.save_failures import SaveFailures
 from rocketspark.errors import RocketSparkError
 
 log = logging.getLogger("rocketspark.broker")
+
+# So long at most is waited until an interval is asked for again.
+LOOK_S = 1.0
+
+
+async def pause(interval_ms: Callable[[], float], wanted: asyncio.Event | None = None) -> None:
+    """Wait for a setting's time from now on, or until an event, which is cleared then."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    while (left_s := began_s + interval_ms() / 1000 - loop.time()) > 0 and not (wanted is not None and wanted.is_set()):
+        if wanted is None:
+            await asyncio.sleep(min(left_s, LOOK_S))
+            continue
+        # Not wait_for: before Python 3.12 it may swallow a cancellation.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(left_s, LOOK_S)):
+                await wanted.wait()
+    if wanted is not None:
+        wanted.clear()
 
 
 class RepeatedWork:
@@ -21,7 +42,8 @@ class RepeatedWork:
         self._stopped = False
 
     def every(self, name: str, interval_s: float | Callable[[], float], act: Callable[[], object]) -> None:
-        """Call `act` in so many seconds, and again so many after each call; a function is asked for them each time."""
+        """Call `act` in so many seconds, and again so many after each call; a function is asked for them."""
+        loop = asyncio.get_running_loop()
 
         def run() -> None:
             try:
@@ -33,13 +55,16 @@ class RepeatedWork:
                 # After any error the call is made again at its next time.
                 log.exception("%s", name)
             if not self._stopped:
-                arm()
+                arm(loop.time())
 
-        def arm() -> None:
-            seconds = interval_s if isinstance(interval_s, float) else interval_s()
-            self._timers[name] = asyncio.get_running_loop().call_later(seconds, run)
+        def arm(began_s: float) -> None:
+            left_s = began_s + (interval_s if isinstance(interval_s, float) else interval_s()) - loop.time()
+            if left_s <= LOOK_S:
+                self._timers[name] = loop.call_later(left_s, run)
+            else:
+                self._timers[name] = loop.call_later(LOOK_S, arm, began_s)
 
-        arm()
+        arm(loop.time())
 
     def stop(self) -> None:
         """Call nothing any more."""

@@ -22,6 +22,7 @@ from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
 from rocketspark.broker.pop.check_points import CheckPoint
 from rocketspark.broker.pop.in_flight import InFlightMessages
+from rocketspark.broker.repeated_work import LOOK_S
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.topics import Topics
@@ -109,6 +110,7 @@ class Revive:
         self._due: list[tuple[int, int, CheckPoint]] = []
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._armed_s = self._due_s = 0.0
         self._delivered: DeliveryRecovery | None = None
         self._delivered_to: dict[int, int] = {}
         # How many messages were delivered again since the start.
@@ -159,11 +161,20 @@ class Revive:
             self._timer = None
 
     def _arm(self, delay_s: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._turn)
+        loop = asyncio.get_running_loop()
+        self._armed_s, self._due_s = loop.time(), loop.time() + delay_s
+        self._timer = loop.call_later(min(delay_s, LOOK_S), self._turn if delay_s <= LOOK_S else self._look)
+
+    def _look(self) -> None:
+        """Go on waiting for the interval, which may be a shorter one by now."""
+        loop = asyncio.get_running_loop()
+        self._due_s = self._armed_s + self._settings.revive_interval_ms / 1000
+        left_s = self._due_s - loop.time()
+        self._timer = loop.call_later(max(min(left_s, LOOK_S), 0), self._turn if left_s <= LOOK_S else self._look)
 
     def _soon(self) -> None:
         """Work soon: a message was given back, and nobody is waited for."""
-        if self._timer is not None and self._timer.when() > asyncio.get_running_loop().time() + SOON_S:
+        if self._timer is not None and self._due_s > asyncio.get_running_loop().time() + SOON_S:
             self._timer.cancel()
             self._arm(SOON_S)
 

@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.slave_link import State
 from rocketspark.broker.replication.link.troubles import Troubles
@@ -87,12 +88,7 @@ class MasterSearch:
                 limited.info("the brokers of the name are not known now: %s", e)
             except Exception:
                 log.exception("the brokers of the name could not be looked at")
-            try:
-                async with asyncio.timeout(self._settings.member_group_interval_ms / 1000):
-                    await self._wanted.wait()
-            except TimeoutError:
-                pass
-            self._wanted.clear()
+            await pause(lambda: self._settings.member_group_interval_ms, self._wanted)
 
     async def _look(self) -> None:
         controlled = self._settings.controller_mode

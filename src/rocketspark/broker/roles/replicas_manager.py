@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.replication.controller_client import ControllerClient, Elected, SetState
 from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.roles.broker_identity import Applied, BrokerIdentity
@@ -95,13 +96,9 @@ class ReplicasManager:
         self._tasks.append(asyncio.create_task(self._check_in_sync()))
         while True:
             await self._tried("look at the controller's data", self._look)
-            interval_ms = self._settings.metadata_interval_ms if self._role.epoch else RETRY_S * 1000
-            try:
-                async with asyncio.timeout(interval_ms / 1000):
-                    await self._look_now.wait()
-            except TimeoutError:
-                pass
-            self._look_now.clear()
+            await pause(
+                lambda: self._settings.metadata_interval_ms if self._role.epoch else RETRY_S * 1000, self._look_now
+            )
 
     async def _tried(self, what: str, act: Any) -> bool:
         try:
@@ -249,12 +246,12 @@ class ReplicasManager:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.heartbeat_interval_ms / 1000)
+            await pause(lambda: self._settings.heartbeat_interval_ms)
             await self._tried("tell the controllers of life", lambda: self._controller.heartbeat_all(self._heartbeat()))
 
     async def _check_in_sync(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.sync_set_check_interval_ms / 1000)
+            await pause(lambda: self._settings.sync_set_check_interval_ms)
             self._controlled.check()
 
     async def hand_over(self, members: Iterable[int]) -> bool:

@@ -10,13 +10,13 @@ Rules (CleanCommitLogService, 5.5.0): at `deleteWhen` o'clock files older than `
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 
+from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import RocketSparkError, StoreFull
@@ -100,11 +100,7 @@ class FileCleaning:
 
     async def _clean_forever(self) -> None:
         while True:
-            # Not wait_for: before Python 3.12 it may swallow a cancellation.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(self._settings.clean_interval_ms / 1000, 0.1)):
-                    await self._wanted.wait()
-            self._wanted.clear()
+            await pause(lambda: max(self._settings.clean_interval_ms, 100), self._wanted)
             try:
                 await self.clean()
             except RocketSparkError as e:

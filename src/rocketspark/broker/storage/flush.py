@@ -34,11 +34,12 @@ class FlushService:
 
     def __init__(self, store: Store, *, interval_ms: int, queue_interval_ms: int, timeout_ms: int) -> None:
         self._store = store
-        self.set_times(interval_ms=interval_ms, queue_interval_ms=queue_interval_ms, timeout_ms=timeout_ms)
         self._waiting: collections.deque[Waiting] = collections.deque()
         self._waiting_count = 0
-        self._wanted = threading.Event()
-        self._stop_wanted = threading.Event()
+        self._wanted, self._queues_wanted, self._stop_wanted = (threading.Event() for _ in range(3))
+        self.set_times(interval_ms=interval_ms, queue_interval_ms=queue_interval_ms, timeout_ms=timeout_ms)
+        for event in (self._wanted, self._queues_wanted):
+            event.clear()
         self._stopping = False
         self._threads: list[threading.Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -52,10 +53,12 @@ class FlushService:
         self._troubles: dict[str, type[Exception]] = {}
 
     def set_times(self, *, interval_ms: int, queue_interval_ms: int, timeout_ms: int) -> None:
-        """Change the times from the next flush on."""
+        """Change the times; who waits for those of before flushes now and goes by these."""
         self._interval_s = interval_ms / 1000
         self._queue_interval_s = queue_interval_ms / 1000
         self._timeout_s = timeout_ms / 1000
+        self._wanted.set()
+        self._queues_wanted.set()
 
     def start(self) -> None:
         """Start the threads."""
@@ -132,7 +135,11 @@ class FlushService:
     def _flush_queues_forever(self) -> None:
         """Flush queues and indexes. Thousands take seconds, so no send waits: after a kill they come from the log."""
         pause_s = self._queue_interval_s
-        while self.failed is None and not self._stop_wanted.wait(pause_s):
+        while self.failed is None:
+            self._queues_wanted.wait(pause_s)
+            if self._stopping:
+                return
+            self._queues_wanted.clear()
             began = time.monotonic()
             try:
                 self._store.flush_queues()
@@ -202,8 +209,8 @@ class FlushService:
     def stop_threads(self) -> None:
         """End the threads; blocks until they did."""
         self._stopping = True
-        self._stop_wanted.set()
-        self._wanted.set()
+        for event in (self._stop_wanted, self._queues_wanted, self._wanted):
+            event.set()
         for thread in self._threads:
             thread.join(5)
 

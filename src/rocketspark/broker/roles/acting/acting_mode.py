@@ -12,6 +12,7 @@ from functools import partial
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.operations.registration import Registration
 from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.ha_listener import HaListener
 from rocketspark.broker.replication.link.slave_link import State
@@ -147,7 +148,7 @@ class ActingMode:
             if first:
                 first = False
                 online.set()
-            await asyncio.sleep(self._settings.member_group_interval_ms / 1000)
+            await pause(lambda: self._settings.member_group_interval_ms)
 
     async def stop(self) -> None:
         """End; what acts for a master hears of all that has left."""

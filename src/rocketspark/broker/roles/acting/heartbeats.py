@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
@@ -48,7 +49,7 @@ class Heartbeats:
                 await asyncio.gather(*(self._beat(namesrv, address) for namesrv in s.namesrvs()))
             except Exception:
                 log.exception("the NameServers were not told that this broker lives")
-            await asyncio.sleep(s.heartbeat_interval_ms / 1000)
+            await pause(lambda: s.heartbeat_interval_ms)
 
     async def _beat(self, namesrv: str, address: str) -> None:
         s = self._settings
