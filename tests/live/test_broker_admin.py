@@ -264,12 +264,15 @@ def test_a_change_is_written_into_broker_conf(tmp_path: Path) -> None:
             (
                 await update(peer, "maxMessageSize=2000\nbrokerPermission=4\nackThreadPoolQueueCapacity=7")
             ).raise_for_code("u")
+            # One made empty is the default or nothing after a restart as well.
+            (await update(peer, "deleteWhen=05\nregionId=R")).raise_for_code("u")
+            (await update(peer, "deleteWhen=\nregionId=")).raise_for_code("u")
 
     run(main())
     assert conf.stat().st_mode & 0o777 == 0o600
     assert conf.read_text() == (
         "# by hand\nbrokerName=broker-a\n\nmaxMessageSize=2000\ntraceOn=true\n"
-        "brokerPermission=4\nackThreadPoolQueueCapacity=7\n"
+        "brokerPermission=4\nackThreadPoolQueueCapacity=7\nregionId=\ndeleteWhen=\n"
     )
     after, warnings = read_broker_conf(conf)
     assert warnings == []

@@ -28,6 +28,7 @@ log = LimitedLog("rocketspark.broker")
 
 READ_COUNT = 64
 VERSION_STEP = 200
+GONE_DELAY_MS = 1000
 RETRY_S = 1.0
 # A level with messages is looked at so often, whatever the loop's own time says: a clock may be put forward.
 LOOK_S = 1.0
@@ -84,7 +85,21 @@ class ScheduleMessages:
 
     def due_ms(self, level: int, stored_ms: int) -> int:
         """Return the time at which a message of the level is due."""
-        return stored_ms + self._delays_ms[level - 1]
+        return stored_ms + self._delay_ms(level)
+
+    def _delay_ms(self, level: int) -> int:
+        """Return a level's delay; a second for one that is not set (rule: ScheduleMessageService, 5.x)."""
+        return self._delays_ms[level - 1] if level <= len(self._delays_ms) else GONE_DELAY_MS
+
+    def _levels(self) -> list[int]:
+        """Return the levels that are set, and those gone from messageDelayLevel that still have messages."""
+        set_count = len(self._delays_ms)
+        queues = sorted(self._store.queues().get(topic_names.SCHEDULE_TOPIC, ()))
+        return [*range(1, set_count + 1), *(q + 1 for q in queues if q >= set_count and self._waiting(q + 1))]
+
+    def _waiting(self, level: int) -> int:
+        low, high = self._store.stored_range(topic_names.SCHEDULE_TOPIC, level - 1)
+        return high - max(self._offsets.get(level, 0), low)
 
     def start(self, deliver: Deliver) -> None:
         """Begin delivering, from where the last run stopped."""
@@ -93,7 +108,13 @@ class ScheduleMessages:
         self._ahead.clear()
         self._delivered = None
         self._find_delivered()
-        for level in range(1, len(self._delays_ms) + 1):
+        for level in self._levels():
+            if level > len(self._delays_ms):
+                log.warning(
+                    "delay level %d is gone from messageDelayLevel: the %d messages that wait in it come at their time",
+                    level,
+                    self._waiting(level),
+                )
             self._arm(level, 0)
 
     # -- what was delivered before a kill -------------------------------------------------------------------------
@@ -106,14 +127,14 @@ class ScheduleMessages:
         until_ms = self._store.last_store_time_ms
         self._set_back = now_ms() < until_ms
         since = {}
-        for level in range(1, len(self._delays_ms) + 1):
+        for level in self._levels():
             low, high = self._store.stored_range(topic_names.SCHEDULE_TOPIC, level - 1)
             offset = max(self._offsets.get(level, 0), low)
             if offset < high:
                 ((_, _, code),) = self._store.queue_units(topic_names.SCHEDULE_TOPIC, level - 1, offset, 1)
                 first_ms = self._due_at(level, offset, code)
                 if self._set_back:
-                    first_ms = min(first_ms, until_ms) - self._delays_ms[level - 1]
+                    first_ms = min(first_ms, until_ms) - self._delay_ms(level)
                 if first_ms <= until_ms:
                     since[level] = first_ms
                     self._behind[level] = high
@@ -234,7 +255,9 @@ class ScheduleMessages:
         A message due later than the level's delay from now was parked by such a clock: it is due after that delay,
         as are the messages parked meanwhile.
         """
-        now, delay_ms = now_ms(), self._delays_ms[level - 1]
+        now, delay_ms = now_ms(), self._delay_ms(level)
+        if level > len(self._delays_ms):
+            delay_ms = due_ms - self._store.store_time_at(topic_names.SCHEDULE_TOPIC, level - 1, offset)
         if due_ms - now <= delay_ms:
             return due_ms - now
         known_end, until_ms = self._ahead.get(level, (0, 0))
@@ -267,7 +290,7 @@ class ScheduleMessages:
     def progress(self) -> dict[int, tuple[int, int]]:
         """Return (next offset to deliver, end of the queue) of each level that ever had a message."""
         found = {}
-        for level in range(1, len(self._delays_ms) + 1):
+        for level in self._levels():
             end = self._store.stored_range(topic_names.SCHEDULE_TOPIC, level - 1)[1]
             if end:
                 found[level] = self._offsets.get(level, 0), end

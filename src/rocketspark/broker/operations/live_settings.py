@@ -81,7 +81,8 @@ class LiveSettings:
         if changed or ignored:
             self.version = next_version(self.version)
             shown = self.properties()
-            self._persist({key: shown[key] for key in [*changed, *ignored] if key in shown})
+            # Those without a value are not shown.
+            self._persist({key: shown.get(key, "") for key in [*changed, *ignored]})
         return unknown
 
     def _changed(self, taken: dict[str, object]) -> list[str]:

@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.stand_ins import like
+from tests.unit.broker.messages import test_schedule_messages as schedule_rig
 from tests.unit.broker.messages.test_schedule_messages import BORN, LEVELS_MS, NOW, Rig
 from tests.unit.broker.offline import quarantine_in
 
@@ -211,6 +212,37 @@ def test_a_clock_that_was_ahead_once_holds_no_level_back(tmp_path: Path, now: Cl
     now[0] += 1000
     assert rig.wait_ms(1) is None
     assert rig.delivered() == Counter({"ahead 0": 1, "A 0": 1, "B 0": 1})
+    rig.store.close()
+
+
+def test_what_waits_in_a_level_that_is_gone_comes_at_its_time_and_is_told(
+    tmp_path: Path, now: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Broker(tmp_path, now)
+    last = len(schedule_rig.LEVELS_MS)
+    for key in "AB":
+        rig.park(key, last)
+    rig.store.close()
+    monkeypatch.setattr(schedule_rig, "LEVELS_MS", schedule_rig.LEVELS_MS[:-1])
+    rig = Broker(tmp_path, now)
+
+    async def begin() -> None:
+        rig.delays.start(rig.deliver)
+        rig.delays.stop()
+
+    asyncio.run(begin())
+    assert f"delay level {last} is gone from messageDelayLevel: the 2 messages" in caplog.text
+    assert rig.delays.progress() == {last: (0, 2)}
+    # What is sent to it now goes to the highest that there is.
+    rig.park("C", last)
+    wait = rig.wait_ms(last)
+    assert wait is not None
+    now[0] += wait - 1
+    assert (rig.wait_ms(last), rig.delivered()) == (1, Counter())
+    now[0] += 1
+    assert (rig.wait_ms(last), rig.wait_ms(last - 1)) == (None, None)
+    assert rig.delivered() == Counter({"A 0": 1, "B 0": 1, "C 0": 1})
+    assert rig.delays._levels() == list(range(1, last))
     rig.store.close()
 
 
