@@ -314,7 +314,7 @@ class BrokerServer:
             beside=beside,
             page_rows=s.page_rows,
         )
-        yield QueryHandler(store)
+        yield QueryHandler(store, long_scans)
         yield TransactionHandler(messages.transactions, durability)
         yield HalfRangesHandler(messages.transactions, durability)
         yield TimerHandler(s, messages.timer_rules, put_message, tables.topics, durability)

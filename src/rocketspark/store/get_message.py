@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,13 +23,15 @@ from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_BYTES, U
 from rocketspark.store.consumequeue.consume_queue_ext import is_address
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.deleted_topics import DeletedTopics
-from rocketspark.store.index.index_service import IndexService
+from rocketspark.store.index.index_service import PAUSE, IndexService
 from rocketspark.store.tag_filter import with_tags_codes
 
 _SCAN_BYTES_MIN = 16000
 # Up to so many units struct is quicker than numpy.
 _PLACES_MAX = 64
 _SIZES_COUNT = 1 << 16
+# Records that a look for a key decodes before it makes a pause, some ms where each has thousands of keys.
+LOOKS_PER_TURN = 32
 _PLACE = places(1)
 _TAGS = props.TAGS.encode()
 _KEYS = props.KEYS.encode()
@@ -434,18 +436,39 @@ class MessageReader:
 
         `kind`: "K" a word of KEYS or the unique id, "U" the unique id, "T" the tags.
         """
+        steps = self.query_steps(topic, key, count_max, begin_ms, end_ms, kind)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as e:
+                found: list[memoryview] = e.value
+                return found
+
+    def query_steps(
+        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K"
+    ) -> Generator[None, None, list[memoryview]]:
+        """`query` in steps: it yields where the look goes on for long, as many keys may have one hash."""
         if self.index_service is None:
             return []
         wanted = key.encode()
         topic_bytes = topic.encode()
         found: list[memoryview] = []
-        seen: set[int] = set()
+        taken: set[int] = set()
+        before, looks = -1, 0
         for position in self.index_service.find(topic, key, begin_ms, end_ms, tag=kind == "T"):
             if len(found) >= count_max:
                 break
-            if position in seen:
-                continue
-            seen.add(position)
+            if position == before or position in taken:
+                continue  # One message may have several entries.
+            looks += 1
+            if position == PAUSE or looks % LOOKS_PER_TURN == 0:
+                # Views hold maps of the log, which may have to go meanwhile.
+                view = None
+                found = [memoryview(bytes(each)) for each in found]
+                yield
+                if position == PAUSE:
+                    continue
+            before = position
             view = self.shown_at(position)
             if view is None or not begin_ms <= record_layout.store_time_of(view) <= end_ms:
                 continue
@@ -455,6 +478,7 @@ class MessageReader:
                 continue
             if message.topic == topic_bytes and _has_key(message.properties, wanted, kind):
                 found.append(view)
+                taken.add(position)
         return found
 
 
@@ -475,4 +499,4 @@ def _has_key(properties: bytes, wanted: bytes, kind: str) -> bool:
     if kind == "U":
         return False
     keys = props.find(properties, _KEYS)
-    return keys is not None and wanted in keys.split(b" ")
+    return keys is not None and wanted in keys and wanted in keys.split(b" ")

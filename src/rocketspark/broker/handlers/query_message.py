@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
+from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import QueryMessageHeader, QueryMessageReply, Request, ViewMessageHeader
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
 
 QUERY_COUNT_MAX = 64
@@ -17,20 +20,24 @@ UNIQUE_COUNT_MAX = 32
 class QueryHandler:
     """Answers from the key index and the log."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, long_scans: LongScans) -> None:
         self._store = store
+        self._long_scans = long_scans
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
         routes.add(RequestCode.QUERY_MESSAGE, self.query)
         routes.add(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
 
-    def query(self, peer: Peer, request: Request[QueryMessageHeader], body: bytes) -> bytes:
+    def query(self, peer: Peer, request: Request[QueryMessageHeader], body: bytes) -> Answer:
         """QUERY_MESSAGE (12): the newest 64 at most, 32 by unique id, in the order of the log; code 22 for none."""
+        return self._long_scans.answer(peer, self._query(request))
+
+    def _query(self, request: Request[QueryMessageHeader]) -> Generator[None, None, bytes]:
         h = request.ext
         kind = h.kind or ("U" if h.unique else "K")
         limit = UNIQUE_COUNT_MAX if h.unique else min(max(h.count_max, 1), QUERY_COUNT_MAX)
-        found = self._store.query(h.topic, h.key, limit, h.begin_ms, h.end_ms, kind)
+        found = yield from self._store.query_steps(h.topic, h.key, limit, h.begin_ms, h.end_ms, kind)
         if not found:
             nothing = QueryMessageReply(updated_ms=0, updated_position=0)
             remark = "can not find message, maybe time range not correct"

@@ -30,7 +30,7 @@ from rocketspark.store.commitlog.dispatch import enters_index, enters_queue
 from rocketspark.store.consumequeue.batch_consume_queue import inner_count
 from rocketspark.store.consumequeue.consume_queue import UNIT, UNIT_BYTES, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
-from rocketspark.store.index.index_service import PENDING_MAX, READY_MAX, IndexService
+from rocketspark.store.index.index_service import KEYS_LONG, PENDING_MAX, READY_MAX, IndexService
 from rocketspark.store.index.key_hashes import BatchKeys, Pending
 from rocketspark.store.settings import StoreSettings
 
@@ -124,7 +124,7 @@ class MessageAppender:
         if queue is None:
             queue = self.consume_queues.make(topic, queue_id)
         pending = self._pending
-        if pending is not None and len(pending) >= PENDING_MAX:
+        if pending is not None and (len(pending) >= PENDING_MAX or (keys is not None and len(keys) > KEYS_LONG)):
             self.index_service.write_pending()  # type: ignore[union-attr]
         if sys_flag & _PREPARED or len(born_host) != HOST_V4_BYTES or queue.rare or self._host_v6:
             return self._append_rare(
@@ -195,7 +195,7 @@ class MessageAppender:
         Returns (physical offset, queue offset) of each that was stored: all, or those before the first that cannot be.
         What is wrong with that one `append` raises; it has stored nothing of it then, and nor has this.
         """
-        if self.index_service is not None and len(self.index_service.pending) >= PENDING_MAX:
+        if self.index_service is not None and self.index_service.is_due():
             try:
                 self.index_service.write_pending()
             except StoreError:

@@ -27,6 +27,8 @@ HEADER_BYTES = 40
 ENTRY = struct.Struct(">iqii")
 ENTRY_BYTES = 20
 PENDING_MAX = 512
+# Longer ones are written at once: 512 of 32 KiB would hold up everybody for half a second.
+KEYS_LONG = 1024
 # Keys of batches wait in columns, which cost less.
 READY_MAX = 8192
 RESERVE_STEP_BYTES = 1 << 20
@@ -36,6 +38,9 @@ _SLOT = struct.Struct(">i")
 _log = logging.getLogger("rocketspark.store")
 _ENTRIES = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _INT_MAX = 0x7FFFFFFF
+# A look for a key that goes on for long makes a pause after so many entries, a ms or two.
+ENTRIES_PER_TURN = 2048
+PAUSE = -1
 
 
 class IndexFile:
@@ -150,12 +155,20 @@ class IndexFile:
         )
 
     def chain(self, key: int) -> Iterator[tuple[int, int]]:
-        """Yield (physical offset, approximate store time in ms) of every entry with that hash, newest first."""
+        """Yield (physical offset, approximate store time in ms) of every entry with that hash, newest first.
+
+        Now and then PAUSE, as a chain may be as long as the file.
+        """
         number = int(self._slot_view[key % self.slots])
         above = self.count
+        left = ENTRIES_PER_TURN
         # A chain only ever goes down; a damaged one ends.
         while 0 < number < above:
             above = number
+            left -= 1
+            if not left:
+                left = ENTRIES_PER_TURN
+                yield PAUSE, 0
             found, position, seconds, number = ENTRY.unpack_from(self.map, self._entries_at + number * ENTRY_BYTES)
             if found == key:
                 # The first entry's seconds count from the begin inherited of the file before; it is the begin itself.
@@ -341,6 +354,11 @@ class IndexService:
             while len(self._paths) > 1 and self._file(self._paths[0]).end_position < position:
                 self._remove(self._paths[0])
 
+    def is_due(self) -> bool:
+        """Tell whether the keys collected so far are to be written before those of a run are added."""
+        pending = self.pending
+        return len(pending) >= PENDING_MAX or any(len(keys or b"") > KEYS_LONG for *_, keys, _ in pending[-64:])
+
     def write_pending(self) -> None:
         """Write the keys collected so far. Raises StoreFull or StoreUnwritable; the keys are kept then."""
         with self._lock:
@@ -408,7 +426,10 @@ class IndexService:
             self._open.clear()
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int, *, tag: bool = False) -> Iterator[int]:
-        """Return positions of messages that may have that key, newest first. Hashes collide: look at the message."""
+        """Return positions of messages that may have that key, newest first. Hashes collide: look at the message.
+
+        PAUSE stands between them where the look goes on for long.
+        """
         wanted = key_hash(f"{topic}#T#{key}" if tag else f"{topic}#{key}")
         try:
             self.write_pending()
@@ -416,11 +437,13 @@ class IndexService:
             # A full disk. Whoever asks whether a message was stored must not hear "no" of one just stored.
             yield from self._unwritten(wanted, begin_ms, end_ms)
         for path in reversed(list(self._paths)):
+            if path not in self._paths:
+                continue  # Removed in a pause.
             file = self._file(path)
             if file.count <= 1 or file.begin_time_ms > end_ms or file.end_time_ms < begin_ms:
                 continue
             for position, about_ms in file.chain(wanted):
-                if about_ms <= end_ms and about_ms + 1000 >= begin_ms:
+                if position == PAUSE or (about_ms <= end_ms and about_ms + 1000 >= begin_ms):
                     yield position
 
     def _unwritten(self, wanted: int, begin_ms: int, end_ms: int) -> list[int]:

@@ -135,6 +135,22 @@ def word_hashes(
     return np.concatenate(numbers_of), np.concatenate(found)
 
 
+def _once(
+    numbers: npt.NDArray[np.int64], hashed: npt.NDArray[np.uint32], texts_count: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+    """Leave out the words of a text whose hash another one before has: one entry leads to the message as well as many.
+
+    Java's hash is easily made the same for thousands of words, whose entries would all stand in one chain.
+    """
+    if len(numbers) == texts_count:
+        return numbers, hashed
+    _, first = np.unique(numbers.astype(np.uint64) << np.uint64(32) | hashed, return_index=True)
+    if len(first) == len(numbers):
+        return numbers, hashed
+    first.sort()
+    return numbers[first], hashed[first]
+
+
 def _word_hashes(
     prefixes: npt.NDArray[np.uint32], texts: Sequence[bytes]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
@@ -198,7 +214,7 @@ def columns(
         found.append(hashes(prefixes[rows[-1]], [unique_id for unique_id in ids if unique_id]))
     if any(keys):
         of = every if all(keys) else np.array([i for i, text in enumerate(keys) if text])
-        numbers, hashed = word_hashes(prefixes[of], [text for text in keys if text])
+        numbers, hashed = _once(*word_hashes(prefixes[of], [text for text in keys if text]), len(of))
         if len(numbers):
             rows.append(of[numbers])
             found.append(hashed)
@@ -238,7 +254,8 @@ def batch_columns(topic: TopicKeys, keys: BatchKeys, count: int) -> tuple[Any, n
         return np.repeat(np.arange(count), len(found)), _index_hashes(np.stack(found, axis=1).ravel())
     kinds = [np.full(len(of), 2 * n) for n, kind in enumerate((keys.ids, keys.words, keys.tags)) for of, _ in kind]
     for of, values in keys.lists:
-        numbers, hashed_words = word_hashes(np.full(len(of), topic.prefix_hash, np.uint32), _texts(values))
+        words_of = word_hashes(np.full(len(of), topic.prefix_hash, np.uint32), _texts(values))
+        numbers, hashed_words = _once(*words_of, len(of))
         rows.append(of[numbers])
         found.append(hashed_words)
         kinds.append(np.full(len(numbers), 2))
