@@ -44,6 +44,7 @@ _PIECE_BYTES = 256 << 10
 # Records with these go through the code of recovery.
 _NOT_PLAIN = HOST_FLAGS | sysflags.INNER_BATCH | sysflags.TRANSACTION_MASK
 _TAG_CODES_MAX = 10_000
+_MARKS = [magic.to_bytes(4, "big", signed=True) for magic in MAGICS]
 _TAGS, _KEYS, _UNIQUE_ID = (name.encode() for name in (properties.TAGS, properties.KEYS, properties.UNIQUE_ID))
 
 
@@ -484,6 +485,22 @@ class ReplicaReceiver:
             if queue.next > queue.min:
                 newest = max(newest, self.log.store_time_at(queue.unit(queue.next - 1)[0]))
         return newest
+
+    def newest_record(self) -> tuple[int, bytes] | None:
+        """Return the position of the last record, and the record; None if none lies near the log's end."""
+        log, end = self.log, self.log.written
+        if end <= log.min_position:
+            return None
+        start = (end - 1) - (end - 1) % log.file_bytes
+        begin = max(start, end - RESYNC_BYTES_MAX)
+        tail = bytes(log.mapped_files.get(start).view[begin - start : end - start])
+        at = len(tail)
+        while (at := max(tail.rfind(mark, 0, at) for mark in _MARKS)) >= 0:
+            # A record states its own position: what looks like one in a body does not.
+            found = log.record_at(begin + at - SIZE_BYTES)
+            if found is not None:
+                return begin + at - SIZE_BYTES, bytes(found)
+        return None
 
     # -- what readers see
 

@@ -15,6 +15,7 @@ from rocketspark.errors import NotMaster, ReplicationError, StoreFull
 from rocketspark.model.java import string_hash
 from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record, sysflags
+from rocketspark.protocol.message.record_layout import MAGIC_V1
 from rocketspark.store import GetStatus, Store
 
 NOW_MS = 1_700_000_000_000
@@ -245,6 +246,20 @@ def test_the_part_of_a_record_that_begins_a_file_makes_no_file_expire(
         if step is not None:
             step()
     assert slave.min_position == 0
+
+
+def test_the_newest_record_is_found_whatever_lies_in_bodies(make_store: Any, tmp_path: Path, send: Any) -> None:
+    store = make_store(tmp_path / "m")
+    assert store.newest_record() is None
+    ends = [0]
+    for body in (b"first", b"", MAGIC_V1.to_bytes(4, "big", signed=True) * 20, b"last"):
+        send(store, "t", 0, body)
+        at, found = store.newest_record()
+        assert (at, found) == (ends[-1], bytes(store.log_bytes(at, 1 << 20)))
+        ends.append(store.written_position)
+    # A record of another place in the log is a body's content alone.
+    send(store, "t", 0, bytes(store.log_bytes(0, ends[1])))
+    assert store.newest_record()[0] == ends[-1]
 
 
 def test_a_copy_takes_no_messages(make_store: Any, send: Any) -> None:

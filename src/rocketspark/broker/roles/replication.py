@@ -500,9 +500,18 @@ class Replication(RoleDriver):
         return found
 
     async def _check_master(self, address: str) -> None:
-        """Raise ReplicationError for another's master; what a controller or a NameServer told is not doubted."""
-        if self.manager is None and address == self._configured_master:
-            await MasterIdentity(self._settings, self._connections).check(address)
+        """Raise ReplicationError for another's master, or another log; whom a controller or a NameServer told is right.
+
+        Under a controller the epochs tell where two logs part.
+        """
+        if self.manager is not None:
+            return
+        identity, master = MasterIdentity(self._settings, self._connections), self.role.master_address
+        if address == self._configured_master:
+            master = await identity.check(address)
+        newest = self._store.newest_record()
+        if master is not None and newest is not None:
+            await identity.check_log(master, *newest)
 
     def _registered(self, ha_address: str | None, master_address: str | None) -> None:
         """A NameServer told where the master is; None: it knows of none, others may."""

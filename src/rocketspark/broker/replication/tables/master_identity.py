@@ -1,4 +1,4 @@
-"""Whose master it is that a slave is about to copy from: nothing on the link of replication names a broker.
+"""Whose master it is that a slave is about to copy from, and of which log: the link itself tells neither.
 
 Rule: only what is sure counts. A broker that cannot be asked, or whose port of replication is another, proves nothing,
 and the slave copies as RocketMQ's would.
@@ -14,8 +14,8 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, ReplicationError, RocketSparkError
 from rocketspark.model.route import MASTER_ID
 from rocketspark.model.text import shown, whole_number
-from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers import Header
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Header, ViewMessageHeader
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import ClusterInfo
 from rocketspark.transport.connections import Connections, parse_address
@@ -34,34 +34,57 @@ class MasterIdentity:
         self._settings = settings
         self._connections = connections
 
-    async def check(self, address: str) -> None:
-        """Raise ReplicationError if the broker that listens for slaves there is of another cluster or name."""
+    async def check(self, address: str) -> str | None:
+        """Return where the broker that listens for slaves there takes requests, None if that cannot be known.
+
+        Raises ReplicationError if it is of another cluster or name.
+        """
         s = self._settings
         try:
             async with asyncio.timeout(LIMIT_S):
                 found = await self._owner(address)
         except (TimeoutError, RocketSparkError):
-            return
-        if found is None or found == (s.cluster_name, s.broker_name):
-            return
-        cluster, name = (shown(word) for word in found)
+            return None
+        if found is None or found[:2] == (s.cluster_name, s.broker_name):
+            return None if found is None else found[2]
+        cluster, name = (shown(word) for word in found[:2])
         raise ReplicationError(
             f"the master there is broker {name} of cluster {cluster}, and this slave is broker {s.broker_name} of"
             f" cluster {s.cluster_name}: nothing is copied; correct haMasterAddress, brokerName or brokerClusterName",
             reason="another-master",
         )
 
-    async def _owner(self, address: str) -> tuple[str, str] | None:
-        """Return (cluster, name) of the broker with that address of replication, None if it cannot be known."""
+    async def check_log(self, master: str, position: int, record: bytes) -> None:
+        """Raise ReplicationError if the master at an address has another record where this log has its last one.
+
+        The link alone notices only if none begins where this log ends.
+        """
+        header = ViewMessageHeader(physical_offset=position)
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                peer = await self._connections.get(master)
+                reply = await peer.request(RequestCode.VIEW_MESSAGE_BY_ID, header, timeout_ms=TIMEOUT_MS)
+        except (TimeoutError, RocketSparkError):
+            return
+        if reply.code == ResponseCode.SUCCESS and reply.body != record:
+            raise ReplicationError(
+                f"the log here is no copy of this master's: at {position}, where its last record is, the master has"
+                " another one. Nothing is copied. Stop this broker, save what it alone has, remove its store and start"
+                " it again",
+                reason="diverged",
+            )
+
+    async def _owner(self, address: str) -> tuple[str, str, str] | None:
+        """Return (cluster, name, address) of the broker with that address of replication, None if it is not known."""
         host, port = parse_address(address)
         beside = f"[{host}]:{port - 1}" if ":" in host else f"{host}:{port - 1}"
         if port > 1 and (found := await self._said(beside, port)) is not None:
-            return found
+            return *found, beside
         async for cluster, name, master in self._masters_on(host):
             try:
                 info = await ask_ha_info(self._connections, master)
                 if info is not None and parse_address(info.ha_address) == (host, port):
-                    return cluster, name
+                    return cluster, name, master
             except RocketSparkError:
                 continue
         return None
