@@ -65,8 +65,12 @@ def test_a_topic_keeps_what_is_not_named(cluster: Cluster, operations: SyncOpera
         "changed": ["broker-a", "broker-b"],
         "type": "MIXED",
     }
+    assert not any(broker.changed for broker in operations.create_topic("wide", message_type="MIXED"))
     after = config(cluster, "wide")
     assert (after.read_queue_nums, after.write_queue_nums, after.perm, after.order) == (16, 16, 4, True)
+    for wrong in ("8", 2.5, True, 0, 1025):
+        with pytest.raises(UsageError, match="must be a whole number from 1 to 1024"):
+            operations.create_topic("wide", queue_count=wrong)  # type: ignore[arg-type]
     operations.create_topic("wide", read_queue_count=20)
     assert (config(cluster, "wide").read_queue_nums, config(cluster, "wide").write_queue_nums) == (20, 16)
 

@@ -168,5 +168,7 @@ def test_what_a_type_checker_finds() -> None:
         Producer(NAMESRV, use_tls=True, tls_verify="maybe")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"fault table '6\.x': 4\.x, 5\.x or a FaultTable is needed"):
         Producer(NAMESRV, fault_tolerance=True, fault_table="6.x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="on_error 5 is no function"):
+        PushConsumer(NAMESRV, "g", on_error=5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="strategy 'averge' is not known: average"):
         PullConsumer(NAMESRV, "g", strategy="averge")  # type: ignore[arg-type]

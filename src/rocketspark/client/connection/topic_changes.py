@@ -37,10 +37,10 @@ class TopicChange(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for count in (self.read_queue_count, self.write_queue_count):
-            if count is not None and not 1 <= count <= QUEUE_COUNT_MAX:
-                raise UsageError(f"queue_count {count} must be 1 to {QUEUE_COUNT_MAX}")
+            if count is not None and (type(count) is not int or not 1 <= count <= QUEUE_COUNT_MAX):
+                raise UsageError(f"queue_count {count!r} must be a whole number from 1 to {QUEUE_COUNT_MAX}")
         if self.perm not in (None, *PERMS):
-            raise UsageError(f"perm {self.perm} must be one of 2 (write), 4 (read), 6 (both)")
+            raise UsageError(f"perm {self.perm!r} must be one of 2 (write), 4 (read), 6 (both)")
 
     def over(self, known: TopicConfig) -> TopicConfig:
         """Return a topic's settings with these changes, but for attributes, which the broker itself changes."""
@@ -98,7 +98,7 @@ async def put_topic(
         peer, known = found
         new = TopicConfig(topic_name=topic, read_queue_nums=DEFAULT_QUEUE_COUNT, write_queue_nums=DEFAULT_QUEUE_COUNT)
         config = change.over(known or new)
-        changed = config != known or bool(change.attributes)
+        changed = known is None or config != known or not _has(known, change.attributes)
         try:
             if changed:
                 await admin_api.create_topic(
@@ -120,6 +120,15 @@ async def put_topic(
     looked = await asyncio.gather(*(look(*master) for master in masters.items()))
     # One after the other, so that the NameServer hears of them in this order.
     return {name: await put(found) for name, found in zip(masters, looked, strict=True)}
+
+
+def _has(known: TopicConfig, attributes: str) -> bool:
+    """Tell whether a topic has these attributes already."""
+    for part in filter(None, map(str.strip, attributes.split(","))):
+        name, _, value = part.removeprefix("+").partition("=")
+        if part[0] == "-" or known.attributes.get(name) != value:
+            return False
+    return True
 
 
 async def _known(peer: Peer, topic: str, name: str, routes: RouteCache, timeout_ms: float) -> TopicConfig | None:

@@ -145,6 +145,8 @@ class AsyncPushConsumer(ConsumerLife):
             runs=lambda: self._state == "started",
             again=self._again,
         )
+        if on_error is not None and not callable(on_error):
+            raise ConfigError(f"on_error {on_error!r} is no function: name it, without calling it")
         refused = ErrorCalls(on_error).tell if on_error is not None else None
         self._locks = QueueLocks(self._instance, self.group) if ordered and not broadcast else None
         self._rebalance = Rebalance(

@@ -41,7 +41,7 @@ class CallbackThreads:
         self._changed = threading.Condition()
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Have a job run; called by one thread alone."""
+        """Have a job run, which raises nothing; called by one thread alone."""
         with self._changed:
             self._left += 1
             wanted = min(self._left, THREADS_MAX)
@@ -53,10 +53,7 @@ class CallbackThreads:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except BaseException:
-                log.exception("a callback of a send wanted to end its thread; it goes on")
+            job()
             del job
             with self._changed:
                 self._left -= 1
@@ -137,19 +134,14 @@ class QuickFuture(Future[T]):
         self._call(callback)
 
     def _call_all(self) -> None:
-        """Call them by `executor`, or on the thread that ended the future. SystemExit is only logged: others depend on
-        that thread.
-        """
+        """Call them by `executor`, or on the thread that ended the future."""
         try:
             if self.executor is not None:
                 self.executor.submit(self._called)
                 return
         except RuntimeError:
             log.warning("the callbacks' executor takes no more calls: one is called on the client's own thread")
-        try:
-            self._called()
-        except BaseException:
-            log.exception("a callback of a send wanted to end the client's own thread; it goes on")
+        self._called()
 
     def _called(self) -> None:
         while self._done_callbacks:
@@ -157,7 +149,10 @@ class QuickFuture(Future[T]):
                 callback = self._done_callbacks.pop(0)
             except IndexError:  # Another thread took it.
                 return
-            self._call(callback)
+            try:
+                self._call(callback)
+            except BaseException:
+                log.exception("a callback of a send wanted to end its thread, which others need; it goes on")
 
     def _call(self, callback: Callable[[Future[T]], Any]) -> None:
         try:

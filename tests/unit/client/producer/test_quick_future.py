@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, TimeoutError, as_completed, wait
 
 import pytest
 
-from rocketspark.client.producer.quick_future import QuickFuture
+from rocketspark.client.producer.quick_future import CallbackThreads, QuickFuture
 
 
 def ended(result: int = 1) -> QuickFuture[int]:
@@ -44,6 +45,23 @@ def test_callbacks_before_and_after_in_their_order(caplog: pytest.LogCaptureFixt
     future.add_done_callback(lambda f: called.append("late"))
     assert called == ["first 5", "third", "late"]
     assert "a callback of a send failed" in caplog.text
+
+
+@pytest.mark.parametrize("threads", [None, CallbackThreads()], ids=["own thread", "threads"])
+def test_a_callback_that_wants_to_end_its_thread_ends_no_other(
+    threads: CallbackThreads | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[int] = []
+    futures: list[QuickFuture[int]] = [QuickFuture() for _ in range(6)]
+    for future in futures:
+        future.executor = threads
+        future.add_done_callback(lambda f: sys.exit(3))
+        future.add_done_callback(lambda f: called.append(f.result()))
+    for number, future in enumerate(futures):
+        future.end(number, None)
+    assert threads is None or threads.wait(120)
+    assert sorted(called) == [0, 1, 2, 3, 4, 5]
+    assert caplog.text.count("wanted to end its thread, which others need; it goes on") == 6
 
 
 def test_wait_and_as_completed() -> None:
