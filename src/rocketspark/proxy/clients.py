@@ -1,9 +1,9 @@
 """The clients of this proxy: what each told of itself, and the stream on which it is asked.
 
 Rule: a client is there from its settings, or its first call that names its group, until it says that it ends, its
-streams and connections have ended for `grace_s`, or nothing was heard of it for `client_idle_ms`; who listens is told
-once that it is gone. No call needs settings: one that came to another proxy, or whose proxy was started again, tells
-them minutes later. Until then what its calls say stands for them.
+streams, receives and connections have ended for `grace_s`, or nothing was heard of it for `client_idle_ms`; who listens
+is told once that it is gone. No call needs settings: one that came to another proxy, or whose proxy was started again,
+tells them minutes later. Until then what its calls say stands for them.
 """
 
 from __future__ import annotations
@@ -65,8 +65,15 @@ class ProxyClient:
         self.group = ""
         self.streams: list[Stream] = []
         self.connections: set[str] = set()
+        # Receives at work.
+        self.receiving = 0
         self.heard_s = 0.0
         self.began_ms = self.told_ms = int(time.time() * 1000)
+
+    @property
+    def is_connected(self) -> bool:
+        """True while it has a stream, asks for messages, or has a connection."""
+        return bool(self.streams or self.receiving or self.connections)
 
     @property
     def is_consumer(self) -> bool:
@@ -241,7 +248,16 @@ class Clients:
         """Take a stream out. `cut`: the client did not end it, but was lost, perhaps behind a connection of others."""
         if stream in client.streams:
             client.streams.remove(stream)
-        if cut and not client.streams:
+        self._lost(client, cut)
+
+    def receive_ended(self, client: ProxyClient, *, cut: bool) -> None:
+        """Note the end of a receive that was begun. `cut`: as of a stream."""
+        client.receiving -= 1
+        if not client.streams:
+            self._lost(client, cut)
+
+    def _lost(self, client: ProxyClient, cut: bool) -> None:
+        if cut and not client.streams and not client.receiving:
             self._forget_connections(client)
         self._end_soon(client)
 
@@ -254,11 +270,11 @@ class Clients:
         client.connections.clear()
 
     def _end_soon(self, client: ProxyClient) -> None:
-        if not client.streams and not client.connections:
+        if not client.is_connected:
             asyncio.get_running_loop().call_later(self._grace_s, self._end_if_silent, client)
 
     def _end_if_silent(self, client: ProxyClient) -> None:
-        if not client.streams and not client.connections:
+        if not client.is_connected:
             self.end(client)
 
     def end(self, client: ProxyClient) -> None:

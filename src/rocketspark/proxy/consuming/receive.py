@@ -87,16 +87,28 @@ class Receives:
         """Serve ReceiveMessage: write the answers to the call's stream."""
         try:
             wanted = await self._wanted(call, request)
-            found = await self._pop(wanted)
         except Exception as e:
-            failure = status_of(e)
-            call.code = failure.code
-            await call.write(messages.ReceiveMessageResponse(status=failure))
+            await _refuse(call, e)
         else:
-            await self._deliver(call, wanted, found)
+            client = wanted.client
+            client.receiving += 1
+            cut = True
+            try:
+                await self._serve(call, wanted)
+                cut = False
+            finally:
+                self._clients.receive_ended(client, cut=cut)
         answer = messages.ReceiveMessageResponse()
         answer.delivery_timestamp.FromMilliseconds(now_ms())
         await call.write(answer)
+
+    async def _serve(self, call: Call, wanted: Wanted) -> None:
+        try:
+            found = await self._pop(wanted)
+        except Exception as e:
+            await _refuse(call, e)
+        else:
+            await self._deliver(call, wanted, found)
 
     # -- what is asked -------------------------------------------------------------------------------------------
 
@@ -304,6 +316,12 @@ class Receives:
                     self._renewals.forget(client.identity, Held(wanted.group, wanted.topic, one.handle))
             self._give_back(wanted, rest)
             raise
+
+
+async def _refuse(call: Call, error: Exception) -> None:
+    failure = status_of(error)
+    call.code = failure.code
+    await call.write(messages.ReceiveMessageResponse(status=failure))
 
 
 def _message_id(one: Popped) -> str:

@@ -13,11 +13,9 @@ import pytest
 from tests.java.apache import ask
 from tests.unit.proxy.conftest import RunningProxy, running_proxy
 from tests.unit.proxy.consuming.support import PUSH, SIMPLE, Consumer, bodies, make_group
-from tests.unit.proxy.consuming.test_consuming import QUICK, World, wait_until
-from tests.unit.proxy.producing.support import stored
+from tests.unit.proxy.consuming.test_consuming import QUICK, World, dead_letters, wait_until
 
 from rocketspark import Message
-from rocketspark.errors import RouteNotFound
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.receipt_handle import ReceiptHandle
 from rocketspark.proxy.wire.codes import Code
@@ -48,13 +46,6 @@ def members(world: World) -> bytes:
     fields = {"consumerGroup": world.group}
     reply = ask(world.cluster.brokers[0], RequestCode.GET_CONSUMER_CONNECTION_LIST, ext_fields=fields)
     return b"" if reply.code else reply.body
-
-
-def dead_letters(world: World) -> list[bytes]:
-    try:
-        return sorted(one.body for one in stored(world.proxy, f"%DLQ%{world.group}"))
-    except RouteNotFound:
-        return []
 
 
 def test_order_and_retries_are_its_groups(world: World) -> None:
@@ -92,6 +83,27 @@ def test_a_push_consumer_that_ends_its_stream_keeps_what_it_has_until_its_connec
     assert bodies(push.receive(auto_renew=True)) == [b"2"]
     push.vanish()
     assert bodies(other.receive_all(2, polling_ms=10_000)) == [b"1", b"2"]
+
+
+def test_a_stream_that_something_between_cuts_takes_nothing_from_a_consumer_that_goes_on(world: World) -> None:
+    """Load balancers reset streams that are silent, and keep one connection for many clients."""
+    world.send(b"1")
+    push, other = world.consumer(PUSH), world.consumer()
+    assert bodies(push.receive(auto_renew=True)) == [b"1"]
+    client = world.proxy.server.clients.get(f"/{push.raw.metadata['x-mq-client-id']}")
+    assert client is not None
+    held = push.receiving(auto_renew=True, polling_ms=4000)
+    wait_until(lambda: client.receiving == 1)
+    push.stream.cancel()
+    wait_until(lambda: client.streams == [])
+    assert other.receive(polling_ms=2500) == []
+    assert [answer.WhichOneof("content") for answer in held] == ["status", "delivery_timestamp"]
+    # Behind such a connection it is lost with what it waits for.
+    held = push.receiving(auto_renew=True, polling_ms=15_000)
+    wait_until(lambda: client.receiving == 1)
+    held.cancel()
+    assert bodies(other.receive(polling_ms=10_000)) == [b"1"]
+    assert world.proxy.server.clients.get(client.identity) is None
 
 
 def test_what_calls_say_is_told_to_brokers_until_the_settings_come(world: World) -> None:
