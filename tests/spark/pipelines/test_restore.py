@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from tests.spark.conftest import read_rows
 
 from rocketspark import Message, Producer
 from rocketspark.errors import ConfigError, MessageIllegal, NoReply, RouteNotFound, ServerError
@@ -295,6 +297,32 @@ def test_a_progress_file_of_long_names_can_be_written(
     job._save()
     [made] = tmp_path.iterdir()
     assert len(made.name) < 200
+
+
+def test_a_dry_run_counts_what_filters_left_queue_by_queue(
+    cluster: Cluster,
+    make_topic: Callable[..., str],
+    load: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(restore, "run_tasks", here)
+    topic = make_topic()
+    load(topic, 40)
+    there = Counter(
+        (f"{r['broker']}/{r['queueId']}", r["tag"]) for r in read_rows(namesrv=cluster.namesrv, topic=topic)
+    )
+    for tag in ("A", "nothing has it"):
+        found = restore.replay(
+            *(None, cluster.namesrv, topic, f"{topic}-b"),
+            tags=tag,
+            dry_run=True,
+            state=tmp_path,  # type: ignore[arg-type]
+        )
+        assert {moved.source: moved.rows for moved in found.queues} == {
+            place: there[place, tag] for place in {place for place, _ in there}
+        }
+        assert found.rows == sum(count for (_, one), count in there.items() if one == tag)
 
 
 def test_what_may_not_be_written_is_set_aside(

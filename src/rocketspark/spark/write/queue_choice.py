@@ -5,8 +5,8 @@ Rule: a queueId goes before a shardingKey, that before a broker alone; without a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,12 @@ from rocketspark.protocol.message import properties
 from rocketspark.spark.write.rows import CheckedRows
 from rocketspark.store.index.key_hashes import hashes
 
-FindQueues = Callable[[str], Awaitable[Sequence[MessageQueue]]]
+
+class FindQueues(Protocol):
+    """Finds the queues of a topic; `made_by_sends`: also of one that brokers make when they are sent to."""
+
+    def __call__(self, topic: str, *, made_by_sends: bool = False) -> Awaitable[Sequence[MessageQueue]]:
+        """Find them."""
 
 
 class QueueTarget(NamedTuple):
@@ -116,7 +121,7 @@ async def _sharded(said: _Rows, keys: pa.Array, find_queues: FindQueues) -> NDAr
     hashed = of_word[encoded.indices.fill_null(0).to_numpy()]
     for number in np.unique(said.topics.numbers[by_key]).tolist():
         of_topic = by_key & (said.topics.numbers == number)
-        queues = await find_queues(_topic(said, number))
+        queues = await find_queues(_topic(said, number), made_by_sends=True)
         chosen[of_topic] = hashed[of_topic] % len(queues)
     return chosen
 
@@ -130,7 +135,7 @@ async def _target(said: _Rows, row: int, find_queues: FindQueues) -> QueueTarget
         assert isinstance(queue_id, int)
         return QueueTarget(topic, None, _chosen(topic, await find_queues(topic), broker, queue_id))
     if sharded[row] >= 0:
-        return QueueTarget(topic, None, (await find_queues(topic))[sharded[row]])
+        return QueueTarget(topic, None, (await find_queues(topic, made_by_sends=True))[sharded[row]])
     if broker is not None:
         queues = await find_queues(topic)
         if all(queue.broker_name != broker for queue in queues):

@@ -51,6 +51,19 @@ class Producer:
             raise RouteNotFound(topic)
         return QUEUES
 
+    # What a topic will have that does not exist yet.
+    _namespace = ""
+
+    @property
+    def _routes(self) -> Producer:
+        return self
+
+    async def find_write_queues(self, topic: str) -> list[MessageQueue]:
+        return QUEUES
+
+    def _bare_queue(self, queue: MessageQueue) -> MessageQueue:
+        return queue
+
     async def send_packed(
         self,
         out: PreparedMessage,
@@ -206,6 +219,20 @@ def test_a_topic_that_is_not_there_is_made_by_the_first_batch(producer: Producer
     producer.known = False
     with pytest.raises(RouteNotFound, match="needs its queues; create it first"):
         batch_sender.send_rows(iter([rows(1, queueId=[0])]), options())
+
+
+def test_keys_choose_among_the_queues_that_a_topic_will_have(producer: Producer) -> None:
+    """As a producer's sends do. What comes of the route meanwhile moves no key of the task."""
+    keys = [f"k{i % 5}" for i in range(100)]
+    producer.known = False
+    batch_sender.send_rows(iter([rows(100, shardingKey=keys)]), options(maxBatchBytes=10 * ITEM_BYTES))
+    assert None not in producer.stored
+    for key in set(keys):
+        wanted = [i for i in range(100) if keys[i] == key]
+        stored = [numbers(bodies) for bodies in producer.stored.values()]
+        assert [
+            [i for i in each if keys[i] == key] for each in stored if keys[wanted[0]] in {keys[i] for i in each}
+        ] == [wanted]
 
 
 def test_large_rows_keep_their_place_and_late_ones_do_not_hinder(producer: Producer) -> None:

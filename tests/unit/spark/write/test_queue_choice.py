@@ -24,7 +24,7 @@ QUEUES = {
 KINDS = {"topic": pa.string(), "queueId": pa.int32(), "broker": pa.string(), "shardingKey": pa.string()}
 
 
-async def find_queues(topic: str) -> Sequence[MessageQueue]:
+async def find_queues(topic: str, *, made_by_sends: bool = False) -> Sequence[MessageQueue]:
     return QUEUES[topic]
 
 

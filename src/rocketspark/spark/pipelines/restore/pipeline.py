@@ -11,6 +11,7 @@ import hashlib
 import math
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -68,7 +69,7 @@ RESTORES = Path(".rocketspark") / "restores"
 
 
 class MovedQueue(NamedTuple):
-    """A source queue, its target queue, and how many rows there are to send at most (filters leave some out)."""
+    """A source queue, its target queue, and how many of its rows the filters left."""
 
     source: str
     target: str
@@ -323,6 +324,7 @@ class _Job:
             self._await_quiet()
         left = sum(span.rows for chunk in todo for span in chunk)
         count = there = done = refused = 0
+        moved: Counter[Queue] = Counter()
         began_s, rows_before = time.monotonic(), state.rows
         for chunk in todo:
             if self._progress.stop.asked:
@@ -339,6 +341,7 @@ class _Job:
                 count += told.sent
                 there += told.skipped
                 refused += told.refused
+                moved.update(dict(told.wanted))
                 self._set_aside(told)
             done += 1
             if not dry:
@@ -349,7 +352,6 @@ class _Job:
             self._progress.update(count, lag=left, note="dry run" if dry else "")
             if rate and not dry:
                 self._progress.stop.wait(max(0.0, began_s + count / rate - time.monotonic()))
-        moved = {queue: sum(s.rows for chunk in todo for s in chunk if s.queue == queue) for queue in queues}
         return RestoreResult(
             *(topic, to, self.state.id, count, there, done),
             [MovedQueue(_text(queue), _text(mapping[queue]), moved[queue]) for queue in queues],

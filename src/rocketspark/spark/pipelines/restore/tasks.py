@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -167,7 +167,7 @@ class QueueShare(NamedTuple):
 
 class TaskReport(msgspec.Struct):
     """A task's report: rows sent, rows that were there already, and rows that may not be written, with some of their
-    places and the reasons.
+    places and the reasons. `wanted`: the rows that filters left, by the queue they come from.
     """
 
     target: Queue
@@ -175,6 +175,15 @@ class TaskReport(msgspec.Struct):
     skipped: int
     refused: int = 0
     reasons: list[tuple[str, str]] = []
+    wanted: list[tuple[Queue, int]] = []
+
+
+def _counted(batch: pa.RecordBatch, counts: Counter[Queue]) -> pa.RecordBatch:
+    """Return the batch; its rows are added to those of the queues they come from."""
+    queues = pa.Table.from_batches([batch.select(["broker", "queueId"])]).group_by(["broker", "queueId"])
+    for row in queues.aggregate([([], "count_all")]).to_pylist():
+        counts[row["broker"], row["queueId"]] += row["count_all"]
+    return batch
 
 
 class SendTask:
@@ -201,9 +210,10 @@ class SendTask:
     def send(self, number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[TaskReport]:
         """Send the rows of share `number`, which come in order, but for those that are there."""
         share = self._shares[number]
-        rows = (self._wanted.of(batch) for batch in batches if batch.num_rows)
+        wanted: Counter[Queue] = Counter()
+        rows = (_counted(self._wanted.of(batch), wanted) for batch in batches if batch.num_rows)
         if self._dry:
-            yield TaskReport(share.target, sum(batch.num_rows for batch in rows), 0)
+            yield TaskReport(share.target, sum(batch.num_rows for batch in rows), 0, wanted=sorted(wanted.items()))
             return
         topic, to = self._topics
         with asyncio.Runner() as runner:
@@ -214,7 +224,8 @@ class SendTask:
                         runner.run(sender.send(with_origin(part, topic, self._id)))
             finally:
                 runner.run(sender.close())
-        yield TaskReport(share.target, sender.sent, sender.skipped, sender.refused, sender.reasons)
+        told = sender.sent, sender.skipped, sender.refused, sender.reasons
+        yield TaskReport(share.target, *told, sorted(wanted.items()))
 
 
 def with_origin(batch: pa.RecordBatch, topic: str, restore_id: str) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
