@@ -1,10 +1,16 @@
-"""Tables for people. Rule: what comes from a server is shown escaped, and styled by nothing in it."""
+"""Tables for people. Rule: what comes from a server is shown escaped, and styled by nothing in it; in a file or a pipe
+a row is one line, as wide as it is.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 
 from rocketspark.model.text import shown
+
+# Of what is no terminal.
+NO_WIDTH = 100_000
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -19,7 +25,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(shown(cell)) for cell in row))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else NO_WIDTH).print(table)
 
 
 def by_broker(rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[tuple[str, ...]]:

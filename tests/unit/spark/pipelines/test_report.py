@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any, NamedTuple
 
 import pytest
@@ -40,6 +41,34 @@ def test_text_holds_lines_and_tables(capsys: pytest.CaptureFixture[str]) -> None
     assert "a [b]" in out
     assert "1,200" in out
     assert "none" not in out
+
+
+PLACE = {"message_id": "7F0000013401BCA9297E86A4E7470000" * 3, "produced": 1, "stored_ms": 1_795_734_338_003}
+TIME = "2026-11-26T23:05:38.003Z"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_no_id_is_broken_and_times_are_times(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pipe a record is one line, however wide; on a narrow terminal a value is one."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    show({"gaps": [PLACE, PLACE], "last_ms": PLACE["stored_ms"], "took_ms": 1234})
+    lines = capsys.readouterr().out.splitlines()
+    found = [line for line in lines if str(PLACE["message_id"]) in line]
+    assert len(found) == 2
+    assert f"last: {TIME}" in lines
+    assert "took ms: 1,234" in lines
+    if terminal:
+        assert lines[:4] == [
+            "gaps: 1 of 2",
+            f"  message id: {PLACE['message_id']}",
+            "  produced: 1",
+            f"  stored: {TIME}",
+        ]
+    else:
+        assert all(TIME in line for line in found)
 
 
 @pytest.mark.parametrize(

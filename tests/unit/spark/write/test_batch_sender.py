@@ -227,12 +227,12 @@ def test_keys_choose_among_the_queues_that_a_topic_will_have(producer: Producer)
     producer.known = False
     batch_sender.send_rows(iter([rows(100, shardingKey=keys)]), options(maxBatchBytes=10 * ITEM_BYTES))
     assert None not in producer.stored
+    queue_of = {i: queue for queue, bodies in producer.stored.items() for i in numbers(bodies)}
+    assert len(queue_of) == 100
     for key in set(keys):
         wanted = [i for i in range(100) if keys[i] == key]
-        stored = [numbers(bodies) for bodies in producer.stored.values()]
-        assert [
-            [i for i in each if keys[i] == key] for each in stored if keys[wanted[0]] in {keys[i] for i in each}
-        ] == [wanted]
+        [queue] = {queue_of[i] for i in wanted}
+        assert [i for i in numbers(producer.stored[queue]) if keys[i] == key] == wanted
 
 
 def test_large_rows_keep_their_place_and_late_ones_do_not_hinder(producer: Producer) -> None:
