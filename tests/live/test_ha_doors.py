@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 from tests.live.ha_support import log_of, put
-from tests.live.support import run, until
+from tests.live.support import connected, run, until
 from tests.live.test_replication import Pair, pair
 
 from rocketspark.broker.access import secure_folder
 from rocketspark.broker.access.settings import CLASSES, AccessSettings
 from rocketspark.broker.replication.link.doors import WAITING_MAX
+from rocketspark.controller.settings import ControllerSettings
+from rocketspark.namesrv.settings import Settings
 from rocketspark.protocol import ha
 from rocketspark.store.store import Store
+from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.tls.settings import from_values
 
 
@@ -153,3 +156,23 @@ def test_a_broker_that_is_told_not_to_listen_has_no_port_and_names_none(tmp_path
             assert info.ha_address == ""
 
     run(main())
+
+
+def test_a_cluster_of_signed_brokers_has_a_nameserver_and_a_controller_that_ask_too() -> None:
+    async def answers(cluster: Cluster) -> list[int]:
+        found = []
+        for address, code in ((cluster.namesrv, 103), (cluster.controller, 1005), (cluster.controller, 1002)):
+            async with connected(address) as stranger:
+                found.append((await stranger.request(code, {})).code)
+        return found
+
+    with run_cluster(replicas=2, authentication=True, access=access()) as cluster:
+        assert asyncio.run(answers(cluster)) == [16, 16, 16]
+
+
+def test_the_controller_inside_a_nameserver_has_its_gate() -> None:
+    settings = Settings(port=0)
+    inner = '{"accessKey":"inner","secretKey":"of-inner"}'
+    settings.take({"signedWritesEnable": "true", "innerClientAuthenticationCredentials": inner})
+    assert settings.gate is not None
+    assert ControllerSettings(settings.controller).gate is not None

@@ -15,6 +15,16 @@ def signer_of(settings: BrokerSettings) -> RequestSigner | None:
     return inner_signer(settings.access.inner_client_authentication_credentials)
 
 
+def writers_beside(settings: BrokerSettings) -> dict[str, str]:
+    """Return who may write to a NameServer, and ask a controller, that serve these brokers alone, with their secrets.
+
+    Those that the settings name, where the brokers ask for signatures and sign themselves; else nobody is asked.
+    """
+    if not settings.authentication or settings.access.inner_credentials() is None:
+        return {}
+    return {user.username: user.password for user in settings.access.first_users()}
+
+
 def inner_connections(settings: BrokerSettings, *, connect_timeout_ms: float = 3000) -> Connections:
     """Return connections of a broker's own, made as its settings say."""
     return Connections(

@@ -135,7 +135,9 @@ class Settings:
         self.tls = from_values({key: value for key, value in values.items() if is_key(key)})
         self.signer = inner_signer(values.get(INNER_KEY, ""))
         self.gate = write_gate.gate_of(values, self.signer.credentials if self.signer else None)
-        self.controller = {key: value for key, value in values.items() if key in (*CONTROLLER_KEYS, INNER_KEY)}
+        self.controller = {
+            key: value for key, value in values.items() if key in (*CONTROLLER_KEYS, INNER_KEY, *write_gate.KEYS)
+        }
         return unknown
 
     def update(self, text: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rocketspark.broker.access import secure_folder
 from rocketspark.broker.access.secure_folder import SecureFolder
-from rocketspark.broker.inner_connections import signer_of
+from rocketspark.broker.inner_connections import signer_of, writers_beside
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.cli.serving.proxy_process import EXTRA, is_installed, proxy_process
@@ -205,13 +205,13 @@ class _ServerThread:
         common = self._broker_settings(0, "")
         async with AsyncExitStack() as servers:
             nameserver = NameServer(port=0, share=SHARE_BESIDE_A_BROKER, tls=common.tls, signer=signer_of(common))
-            if self._door is not None:
-                nameserver.let_write(self._door.namesrv_writers())
+            writers = self._door.namesrv_writers() if self._door else writers_beside(common)
+            if writers:
+                nameserver.let_write(writers)
             await start_in(servers, nameserver)
             addresses = []
             controller = ""
             if self._replica_count > 1:
-                writers = self._door.namesrv_writers() if self._door else None
                 controller = await start_controller(servers, self._folder / "controller", common, writers)
             for number in range(self._broker_count):
                 settings = self._broker_settings(number, nameserver.address)

@@ -100,7 +100,7 @@ def server(
 
     Example: `rocketspark server --store ./store --secure`
     """
-    from rocketspark.broker.inner_connections import signer_of
+    from rocketspark.broker.inner_connections import signer_of, writers_beside
     from rocketspark.broker.server import BrokerServer
     from rocketspark.cli.serving.secure import how_to_enter
     from rocketspark.cli.serving.serve import serve, start_in
@@ -127,8 +127,9 @@ def server(
             tls=settings.tls,
             signer=signer,
         )
-        if door:
-            nameserver.let_write(door.namesrv_writers())
+        writers = door.namesrv_writers() if door else writers_beside(settings)
+        if writers:
+            nameserver.let_write(writers)
         await start_in(servers, nameserver)
         settings.namesrv_addresses = ";".join(filter(None, [nameserver.address, settings.namesrv_addresses]))
         if replicas > 1:
@@ -137,8 +138,8 @@ def server(
                 folder=Path(settings.store_root) / "controller",
             )
             inside.tls, inside.signer = settings.tls, signer
-            if door:
-                inside.let_ask(door.namesrv_writers())
+            if writers:
+                inside.let_ask(writers)
             controller = await _controller(servers, inside, share=SHARE_BESIDE_A_BROKER)
             addresses = await _replicated(servers, settings, brokers, replicas, controller, options)
             between = f" controller={controller}"
