@@ -78,7 +78,7 @@ def test_a_mode_is_set(cluster: Cluster) -> None:
 
 
 def test_topics_have_a_type(cluster: Cluster) -> None:
-    for kind in ("normal", "fifo", "delay", "transaction", "mixed"):
+    for kind in ("normal", "fifo", "delay", "transaction", "priority", "mixed"):
         made = shown(cluster, "topic", "create", f"t-{kind}", "--type", kind, "--queues", "2")
         assert made == {
             "topic": f"t-{kind}",

@@ -24,7 +24,7 @@ from rocketspark.model import MessageQueue
 
 ROUTE_WAIT_S = 3.0
 MESSAGE_TYPE = "message.type"
-MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
+MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
 
 
 class Operations(AccessOperations, GroupOperations):
@@ -85,7 +85,7 @@ class Operations(AccessOperations, GroupOperations):
             queue_count: on each broker, a new topic gets 4; `read_queue_count`, `write_queue_count` if they differ.
             perm: 4 read, 2 write, 6 both; a new topic gets 6.
             attributes: "+name=value,-name".
-            message_type: what clients of RocketMQ 5 may send to it: NORMAL, FIFO, DELAY, TRANSACTION or MIXED.
+            message_type: what clients of RocketMQ 5 may send: NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY or MIXED.
             cluster, brokers: only that cluster's brokers, or those of the names given; by default all.
             force: also take queues away that hold messages, which nobody can read then.
 

@@ -31,6 +31,7 @@ class MessageType(StrEnum):
     fifo = "fifo"
     delay = "delay"
     transaction = "transaction"
+    priority = "priority"
     mixed = "mixed"
 
 
