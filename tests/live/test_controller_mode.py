@@ -468,3 +468,32 @@ def test_who_is_elected_takes_the_tables_of_a_master_that_lives(tmp_path: Path, 
             assert g.brokers[1]._topics.table["New"].write_queue_nums == 3
 
     run(main())
+
+
+@pytest.mark.parametrize("at", [-60, 0], ids=["head", "body"])
+def test_what_is_damaged_in_a_slave_s_log_is_mended_with_its_master_s(tmp_path: Path, at: int) -> None:
+    """Else it is in sync with the hole, and the message is gone once it is elected."""
+
+    async def main() -> None:
+        async with group(tmp_path) as g, producer(g.namesrv.address) as out:
+            first = await g.start(1)
+            await until(lambda: first.role.kind is Role.MASTER)
+            second = await g.start(2)
+            await g.in_sync(2)
+            for body in (b"before", b"needle", b"after"):
+                await out.send(Message(topic="T", body=body))
+            await until(lambda: second.store.written_position == first.store.written_position)
+            await g.stop(2)
+            file = tmp_path / "store2/commitlog/00000000000000000000"
+            content = bytearray(file.read_bytes())
+            content[content.index(b"needle") + at] ^= 1
+            file.write_bytes(content)
+            second = await g.start(2)
+            assert second.store.log.damaged
+            await g.in_sync(2)
+            assert not second.store.log.damaged
+            end = first.store.written_position
+            assert bytes(second.store.log_bytes(0, end)) == bytes(first.store.log_bytes(0, end))
+            await until(lambda: shown(second.store) == 3)
+
+    run(main())

@@ -103,6 +103,13 @@ TABLE = [
         "reply.body != record and False:",
         "tests/live/test_replication_links.py::test_a_slave_that_does_not_fit_is_one_line_and_disturbs_nobody",
     ),
+    Planted(
+        "a slave is in sync with what is damaged in its log",
+        "broker/roles/replication.py",
+        "await mend_log(self._store, self._connections, master)",
+        "pass",
+        f"{CONTROLLER_MODE}::test_what_is_damaged_in_a_slave_s_log_is_mended_with_its_master_s",
+    ),
 ]
 
 

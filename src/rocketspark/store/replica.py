@@ -502,6 +502,14 @@ class ReplicaReceiver:
                 return begin + at - SIZE_BYTES, bytes(found)
         return None
 
+    def mend(self, begin: int, records: bytes) -> None:
+        """Put the master's records where a stretch of the log was damaged that is exactly as long."""
+        log, end = self.log, begin + len(records)
+        start = begin - begin % log.file_bytes
+        log.mapped_files.get(start).view[begin - start : end - start] = records
+        # Not flushed by itself: after a power cut it is found, and mended, again.
+        log.damaged = tuple(found for found in log.damaged if found != (begin, end))
+
     # -- what readers see
 
     def show_up_to(self, position: int | None) -> None:

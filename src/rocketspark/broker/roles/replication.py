@@ -29,6 +29,7 @@ from rocketspark.broker.replication.replica_waits import Mode, ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.replication.tables.ha_info import HaInfo, HaInfoExchange
 from rocketspark.broker.replication.tables.master_identity import MasterIdentity
+from rocketspark.broker.replication.tables.mend_log import mend_log
 from rocketspark.broker.replication.tables.slave_synchronize import SlaveSynchronize
 from rocketspark.broker.roles.acting.acting_master import pass_over_notices
 from rocketspark.broker.roles.acting.acting_mode import ActingMode
@@ -502,16 +503,17 @@ class Replication(RoleDriver):
     async def _check_master(self, address: str) -> None:
         """Raise ReplicationError for another's master, or another log; whom a controller or a NameServer told is right.
 
-        Under a controller the epochs tell where two logs part.
+        Under a controller the epochs tell where two logs part. What is damaged here is mended first.
         """
-        if self.manager is not None:
-            return
         identity, master = MasterIdentity(self._settings, self._connections), self.role.master_address
-        if address == self._configured_master:
-            master = await identity.check(address)
-        newest = self._store.newest_record()
-        if master is not None and newest is not None:
-            await identity.check_log(master, *newest)
+        if self.manager is None:
+            if address == self._configured_master:
+                master = await identity.check(address)
+            newest = self._store.newest_record()
+            if master is not None and newest is not None:
+                await identity.check_log(master, *newest)
+        if master is not None:
+            await mend_log(self._store, self._connections, master)
 
     def _registered(self, ha_address: str | None, master_address: str | None) -> None:
         """A NameServer told where the master is; None: it knows of none, others may."""
