@@ -25,7 +25,7 @@ async def remade(peer: Peer, count: int) -> None:
 
 async def moved_to(peer: Peer, offset: int, **changes: Any) -> int | None:
     """Where a pull is sent to; None if it is not."""
-    reply = await pull(peer, TOPIC, 0, offset, **changes)
+    reply = await pull(peer, TOPIC, 0, offset, **{"sys_flag": 6} | changes)
     return reply.header(PullReply).next_offset if reply.code == ResponseCode.PULL_OFFSET_MOVED else None
 
 
@@ -41,6 +41,9 @@ def test_a_reader_is_sent_to_the_first_message_once(tmp_path: Path, count: int) 
                 await sent(peer, b"old %d" % number)
             assert len(await pulled(peer)) == 10
             await remade(peer, count)
+            if count > 10:
+                # A tool that looks at a place waits for nothing.
+                assert await moved_to(peer, 10, sys_flag=4) is None
             assert await moved_to(peer, 10) == 0
             assert [found.body for found in await pulled(peer)] == [b"new %d" % number for number in range(count)]
             # It was told. Another group, and one that asks where to begin, mean what they say.

@@ -115,9 +115,12 @@ class ConsumerOffsets:
         """Tell whether an offset set by hand waits for the consumer."""
         return bool(self._resets) and (group, topic, queue_id) in self._resets
 
-    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Return, once, the offset set by hand, or the first one of a queue that was made anew; None for no such."""
-        if self._anew and (group, topic, queue_id) in self._anew:
+    def take_reset(self, group: str, topic: str, queue_id: int, *, follows: bool = True) -> int | None:
+        """Return, once, the offset set by hand, or the first one of a queue that was made anew; None for no such.
+
+        `follows`: it is asked by one that reads on as messages come, not by a tool that looks at a place.
+        """
+        if self._anew and follows and (group, topic, queue_id) in self._anew:
             del self._anew[group, topic, queue_id]
             return self._resets.pop((group, topic, queue_id), 0)
         return self._resets.pop((group, topic, queue_id), None) if self._resets else None

@@ -349,7 +349,10 @@ class PullHandler:
 
     def _reset_to(self, h: PullHeader, at: int) -> int | None:
         """Return where a consumer is to go on instead; who reads ranges in bulk means the offsets that it names."""
-        reset_to = None if h.bulk else self._offsets.take_reset(h.group, h.topic, h.queue_id)
+        if h.bulk:
+            return None
+        follows = bool(h.sys_flag & sysflags.PULL_SUSPEND)
+        reset_to = self._offsets.take_reset(h.group, h.topic, h.queue_id, follows=follows)
         return None if reset_to == at == 0 else reset_to
 
     # -- where to pull from ---------------------------------------------------------------------------------------
