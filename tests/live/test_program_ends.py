@@ -28,7 +28,7 @@ for number in range({count}):
 def cluster() -> Iterator[Cluster]:
     with run_cluster() as running:
         with Producer(running.namesrv) as producer:
-            for topic in ("plain", "gathered", "fails"):
+            for topic in ("plain", "gathered", "fails", "chained"):
                 producer.create_topic(topic)
         yield running
 
@@ -52,6 +52,42 @@ def test_what_futures_have_to_send_is_sent(cluster: Cluster, topic: str, options
     assert (done.returncode, done.stdout.count("called")) == (code, 100)
     assert done.stderr.splitlines()[-1:] == (["ZeroDivisionError: division by zero"] if code else [])
     assert stored(cluster, topic) == 100
+
+
+CHAIN = """
+left = [20]
+def again(done):
+    left[0] -= 1
+    if left[0]:
+        producer.send_future("chained", b"x").add_done_callback(again)
+again(None)
+"""
+
+
+def test_what_callbacks_send_is_sent(cluster: Cluster) -> None:
+    done = run(cluster.namesrv, "chained", count=1, options="linger_ms=60_000", end=CHAIN)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert stored(cluster, "chained") == 20
+
+
+ASYNC = """
+import asyncio, sys
+from rocketspark import AsyncProducer
+async def main():
+    producer = AsyncProducer(sys.argv[1], linger_ms=60_000)
+    await producer.start()
+    tasks = [asyncio.ensure_future(producer.send("chained", b"x")) for _ in range(9)]
+    await asyncio.sleep(0)
+asyncio.run(main())
+"""
+
+
+def test_cancelled_sends_of_coroutines_are_said(cluster: Cluster) -> None:
+    done = subprocess.run([sys.executable, "-c", ASYNC, cluster.namesrv], capture_output=True, text=True, timeout=120)
+    assert done.stderr.splitlines() == [
+        "the program ended: 9 send(s) of coroutines were cancelled, and may not be sent; await them, or use the"
+        " producer in an async with block"
+    ]
 
 
 def test_one_line_says_how_many_were_not() -> None:

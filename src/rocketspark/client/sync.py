@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import functools
-import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from copy import copy
@@ -23,6 +20,7 @@ from rocketspark.client.consumer.push_consumer import AsyncPushConsumer, Listene
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
 from rocketspark.client.producer.prepared_message import make_message, pack
 from rocketspark.client.producer.producer import AsyncProducer
+from rocketspark.client.producer.program_end import open_producers
 from rocketspark.client.producer.quick_future import CallbackThreads
 from rocketspark.client.producer.thread_sends import FutureSend, SendFuture, ThreadInFlightLimit, WaitingSend
 from rocketspark.client.queries import Queries
@@ -31,10 +29,8 @@ from rocketspark.client.selectors import Selector
 from rocketspark.errors import StateError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage
 
-log = logging.getLogger("rocketspark.client")
-
-# At most so long a program that ends without `close` waits for what its futures have still to send.
-EXIT_S = 2.0
+# At the end of a program: how often what was gathered since is sent.
+LOOK_S = 0.1
 # So long `close` waits for callbacks that run.
 CALLBACKS_S = 30.0
 
@@ -71,10 +67,10 @@ class ProducerFacade(QueriesFacade[P]):
             # Of the process that starts it, which may be a fork of the one that made it.
             self._room = ThreadInFlightLimit(self._core.in_flight_max)
         super().start()
-        _open_producers.add(self)
+        open_producers.add(self)
 
     def _end(self, ending: Coroutine[Any, Any, None]) -> None:
-        _open_producers.discard(self)
+        open_producers.discard(self)
         on_loop = self._thread is not None and threading.current_thread() is self._thread.thread
         try:
             super()._end(ending)
@@ -83,15 +79,19 @@ class ProducerFacade(QueriesFacade[P]):
 
     def _finish_by(self, end_s: float) -> int:
         """Send what futures have still to send; returns how many were not by the monotonic time `end_s`."""
-        thread = self._thread
-        if thread is None or thread.is_dead or not self._room.wait_empty(0):
+        thread, accumulator = self._thread, self._core.send_path.accumulator
+        if thread is None or thread.is_dead:
             return 0
-        accumulator = self._core.send_path.accumulator
-        if accumulator is not None:
-            thread.put(ThreadWaiter(accumulator.close()))
-        left = self._room.wait_empty(end_s)
-        self._callbacks.wait(max(end_s - time.monotonic(), 0))
-        return left
+        # Again, as callbacks may send.
+        while True:
+            turn = ThreadWaiter(accumulator.close() if accumulator is not None else asyncio.sleep(0))
+            thread.put(turn)
+            turn.lock.acquire(timeout=max(end_s - time.monotonic(), 0))
+            self._callbacks.wait(max(end_s - time.monotonic(), 0))
+            left = self._room.wait_empty(0)
+            if not left or time.monotonic() >= end_s:
+                return left
+            self._room.wait_empty(min(end_s, time.monotonic() + LOOK_S))
 
     resend = blocking(AsyncProducer.resend)
     send_batch = blocking(AsyncProducer.send_batch)
@@ -160,22 +160,6 @@ class ProducerFacade(QueriesFacade[P]):
         self._room.enter(send.end_s, loop.thread)
         loop.put(send)
         return future
-
-
-_open_producers: weakref.WeakSet[ProducerFacade[Any]] = weakref.WeakSet()
-
-
-@atexit.register
-def _finish_open_producers() -> None:
-    end_s = time.monotonic() + EXIT_S
-    left = sum(producer._finish_by(end_s) for producer in list(_open_producers))
-    if left:
-        log.warning(
-            "the program ended without close(): %d message(s) of send_future were not confirmed within %.0f s, and may"
-            " not be sent; close producers, or use them in a with block",
-            left,
-            EXIT_S,
-        )
 
 
 class Producer(ProducerFacade[AsyncProducer]):

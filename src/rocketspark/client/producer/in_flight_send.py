@@ -20,6 +20,7 @@ from rocketspark.client.callbacks import trouble_log
 from rocketspark.client.producer.in_flight_limit import InFlightLimit
 from rocketspark.client.producer.key_gate import KeyGate
 from rocketspark.client.producer.prepared_message import PreparedMessage
+from rocketspark.client.producer.program_end import cancelled_sends
 from rocketspark.client.producer.send_attempts import SendAttempts, result_of
 from rocketspark.client.producer.send_states import AFTER_END, AFTER_FAIL, AFTER_REPLY, AFTER_WAIT, AFTER_WRITE, State
 from rocketspark.client.results import SendResult, SendStatus
@@ -411,6 +412,8 @@ class AwaitedSend(InFlightSend):
         except BaseException as e:
             self.given_up = True
             self.finish(None, e)
+            if isinstance(e, asyncio.CancelledError):
+                cancelled_sends.add()
             raise
         if self.error is not None:
             try:
