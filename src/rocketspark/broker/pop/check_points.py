@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from rocketspark.protocol.json.pop_records import CheckPointKey, CheckPointRecord
 
@@ -15,6 +16,8 @@ from rocketspark.protocol.json.pop_records import CheckPointKey, CheckPointRecor
 UNNEEDED_MAX = 1_000_000
 # Keys of check points that are done, and whose record may still come or come twice.
 PAST_MAX = 20_000
+# Some 2 ms.
+_LOOK_COUNT = 2000
 
 
 class CheckPoint:
@@ -184,3 +187,45 @@ class CheckPoints:
         self._counts.clear()
         self._unneeded.clear()
         self._past.clear()
+
+
+class GoneMessages:
+    """Takes check points as done whose time is over and whose messages retention removed, as their record may be gone.
+
+    `lowest`: the oldest offset of a queue; `min_position`: of the log, which tells that something was removed.
+    """
+
+    def __init__(self, points: CheckPoints, lowest: Callable[[str, int], int], min_position: Callable[[], int]) -> None:
+        self._points = points
+        self._lowest = lowest
+        self._min_position = min_position
+        self._looked_at = 0
+        # When the time of the first that is gone is over.
+        self._again_ms: float = math.inf
+        self._left: Iterator[CheckPoint] | None = None
+        self._lows: dict[tuple[str, int], int] = {}
+
+    def look(self, now_ms: int) -> bool:
+        """Do the next piece; True if there is more."""
+        if self._left is None:
+            position = self._min_position()
+            if position == self._looked_at and now_ms < self._again_ms:
+                return False
+            self._looked_at, self._again_ms, self._left = position, math.inf, iter(self._points)
+            self._lows.clear()
+        piece = list(islice(self._left, _LOOK_COUNT))
+        for point in piece:
+            queue = point.record.key.topic, point.record.key.queue_id
+            low = self._lows.get(queue)
+            if low is None:
+                low = self._lows[queue] = self._lowest(*queue)
+            if point.is_done or point.revive_offset >= 0 or point.record.offsets[-1] >= low:
+                continue
+            if point.record.next_visible_ms <= now_ms:
+                self._points.remove(point)
+                self._points.note_past(point.record)
+            else:
+                self._again_ms = min(self._again_ms, point.record.next_visible_ms)
+        if len(piece) < _LOOK_COUNT:
+            self._left = None
+        return self._left is not None

@@ -20,7 +20,7 @@ from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.messages.delivery_recovery import DeliveryRecovery
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
-from rocketspark.broker.pop.check_points import CheckPoint
+from rocketspark.broker.pop.check_points import CheckPoint, GoneMessages
 from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.repeated_work import LOOK_S
 from rocketspark.broker.settings import BrokerSettings
@@ -104,6 +104,9 @@ class Revive:
         self._clock = clock
         quarantine.retries(KIND, self._retry)
         in_flight.given_back = self._soon
+        self._gone = GoneMessages(
+            in_flight.check_points, lambda topic, q: store.stored_range(topic, q)[0], lambda: store.min_position
+        )
         self.running = False
         self.queues: dict[int, ReviveQueue] = {}
         # (when, number, check point) of what is in a revive queue.
@@ -201,6 +204,7 @@ class Revive:
         until = perf_counter() + TURN_S
         more = self._read_until(until)
         now = self._clock()
+        more |= self._gone.look(now)
         try:
             while self._due and self._due[0][0] <= now:
                 if perf_counter() >= until:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.broker.pop import rig as rig_module
 from tests.unit.broker.pop.rig import GROUP, NOW, RETRY, REVIVE, REVIVE_GROUP, TOPIC, Clock, Rig, clock_of
+from tests.unit.store.conftest import expire
 
 from rocketspark.broker.messages.put_message import pairs_of
 from rocketspark.broker.pop.lifecycle import check_store
@@ -455,3 +456,24 @@ def test_a_check_point_of_another_broker_is_kept_and_no_message_here_is_taken_fo
     assert rig.keys() == []
     (kept,) = list(rig.pops.check_points)
     assert (kept.record.key.broker_name, kept.record.re_puts) == ("broker-b", 1)
+
+
+def test_what_retention_takes_is_in_flight_no_more_once_its_time_is_over(tmp_path: Path, clock: Clock) -> None:
+    broker = Rig(tmp_path, clock)
+    for n in range(20):
+        broker.send(f"K{n}")
+    broker.pop(10, invisible_ms=4000)
+    broker.pop(5, invisible_ms=60_000)
+    for _ in range(700):
+        broker.send("x" * 1000, "other")
+    broker.store.flush_log()
+    assert expire(broker.store, 1 << 60) == 1
+    assert broker.store.stored_range(TOPIC, 0) == (20, 20)
+    assert broker.pops.count(TOPIC, GROUP, 0) == 15
+    broker.at(broker.clock() + 3000)
+    assert broker.pops.count(TOPIC, GROUP, 0) == 15
+    broker.at(broker.clock() + 2000)
+    assert broker.pops.count(TOPIC, GROUP, 0) == 5
+    broker.at(broker.clock() + 58_000)
+    assert broker.pops.count(TOPIC, GROUP, 0) == 0
+    assert broker.keys() == []

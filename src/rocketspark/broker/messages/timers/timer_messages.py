@@ -295,7 +295,9 @@ class TimerMessages:
     def _scan(self, now: int, high: int) -> None:
         """Put the next messages of the queue on the wheel, those before an offset."""
         low = self._store.stored_range(topic_names.TIMER_TOPIC, 0)[0]
+        # Of what retention took before it was read nothing is left to read.
         start, left = max(self._offset, low), READ_BYTES
+        self._offset = start
         units = self._store.queue_units(topic_names.TIMER_TOPIC, 0, start, min(SCAN_COUNT, high - start))
         for offset, (position, size, _) in enumerate(units, start):
             self._offset = offset
