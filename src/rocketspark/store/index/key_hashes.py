@@ -116,7 +116,7 @@ def word_hashes(
     and a tuple of each word took 700 ns a word.
     """
     blob = b"".join(texts)
-    if blob and b" " not in blob and len(blob) == len(texts[0]) * len(texts):
+    if blob and b" " not in blob and len(blob) == len(texts[0]) * len(texts) and all(texts):
         return np.arange(len(texts)), hashes(prefixes, texts)
     if not blob.isascii():
         words = [(i, word) for i, text in enumerate(texts) for word in text.split(b" ") if word]
