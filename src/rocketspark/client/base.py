@@ -29,6 +29,7 @@ class Life:
 
     def __init__(self) -> None:
         self._state = "new"
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -36,9 +37,22 @@ class Life:
         """Return the state at the beginning of `start`. Raises StateError if it began before."""
         if self._state != "new":
             raise StateError(f"the {self.kind} is {self._state}: make a new one")
-        self._state = "started"
+        self._state, self._loop = "started", asyncio.get_running_loop()
+
+    @property
+    def calls_here(self) -> bool:
+        """Tell whether the thread that asks runs a call of the application's that a close would wait for."""
+        return False
+
+    def _check_loop(self) -> None:
+        """Raise StateError on another event loop than that of the start: nothing here would ever wake it."""
+        if self._loop is not None and asyncio._get_running_loop() not in (None, self._loop):
+            raise StateError(
+                f"the {self.kind} was started on another event loop: use and close it there, and make one for each loop"
+            )
 
     def _check_started(self) -> None:
+        self._check_loop()
         if self._state == "closed":
             raise StateError(f"the {self.kind} is closed: make a new one")
         if self._state != "started":
@@ -66,6 +80,7 @@ class Life:
 
         A start that is under way ends first; after one that failed there is nothing to close.
         """
+        self._check_loop()
         if self._closing is None:
             begun, self._state = self._state == "started", "closed"
             if not begun:

@@ -25,6 +25,9 @@ class Core(Protocol):
     @property
     def client_id(self) -> str: ...
 
+    @property
+    def calls_here(self) -> bool: ...
+
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
@@ -58,24 +61,29 @@ class Facade(Generic[C]):
         """Begin. As the asynchronous client's `start`."""
         if self._thread is not None:
             raise StateError("started already")
-        thread = LoopThread.acquire()
+        # At once: a listener may close its consumer before the start has ended.
+        self._thread = thread = LoopThread.acquire()
         starting = ThreadWaiter(self._core.start())
         try:
             thread.ask(starting)
         except Exception:
             starting.close()
+            if self._thread is None:
+                return  # Closed meanwhile, by who releases it.
+            self._thread = None
             thread.release()
             raise
         except BaseException:
             # Interrupted: what has begun is ended in the background, so that no half of a client lives on.
-            thread.end_later(_undo(self._core, starting))
+            if self._thread is not None:
+                self._thread = None
+                thread.end_later(_undo(self._core, starting))
             raise
-        self._thread = thread
 
     def close(self) -> None:
         """Finish and close. As the asynchronous client's `close`; may be called again.
 
-        An interrupt ends the wait for it, not the closing. In a callback on the client's own thread it does not wait.
+        An interrupt ends the wait for it, not the closing. In a callback, such as a listener, it does not wait.
         """
         self._end(self._core.close())
 
@@ -84,7 +92,7 @@ class Facade(Generic[C]):
         if thread is None:
             ending.close()
             return
-        thread.end_with(ending)
+        thread.end_with(ending, waits=not self._core.calls_here)
 
     def __enter__(self) -> Self:
         self.start()

@@ -71,7 +71,7 @@ class ProducerFacade(QueriesFacade[P]):
 
     def _end(self, ending: Coroutine[Any, Any, None]) -> None:
         open_producers.discard(self)
-        on_loop = self._thread is not None and threading.current_thread() is self._thread.thread
+        on_loop = self._thread is not None and self._thread.thread.is_current
         try:
             super()._end(ending)
         finally:

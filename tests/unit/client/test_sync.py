@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import inspect
 import os
@@ -566,6 +567,81 @@ def test_a_script_that_forgets_to_close_ends(fake: Fake) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("end", ["", "c.close()", "raise SystemExit(0)"])
+def test_an_ordered_consumer_whose_listener_is_stuck_keeps_no_process_alive(fake: Fake, end: str) -> None:
+    code = (
+        "import threading\n"
+        "from rocketspark import Producer, PushConsumer\n"
+        f"with Producer({fake.namesrv!r}, 'pg') as p: p.send('u', b'x')\n"
+        f"c = PushConsumer({fake.namesrv!r}, 'g', consume_from='first', ordered=True, close_timeout_ms=20)\n"
+        "began = threading.Event()\n"
+        "c.subscribe('u'); c.listen(lambda m: (began.set(), threading.Event().wait())); c.start(); began.wait()\n"
+        f"{end}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("options", [{}, {"ordered": True}, {"batch_max": 2}], ids=str)
+def test_a_listener_may_close_its_consumer(
+    fake: Fake, options: dict[str, Any], early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, go_on = threading.Event(), threading.Event()
+    consumer = PushConsumer(fake.namesrv, "g", consume_from="first", threads=1, **options)
+    consumer.subscribe("u")
+
+    @consumer.listen
+    def listen(given: object) -> None:
+        assert go_on.wait(120)
+        consumer.close()
+        closed.set()
+
+    if early:
+        # The start ends only by the close.
+        monkeypatch.setattr("rocketspark.client.consumer.rebalance.JOIN_S", 1e6)
+        monkeypatch.setattr(consumer._core._rebalance.balanced, "set", lambda: None)
+        go_on.set()
+    with Producer(fake.namesrv, "pg") as producer:
+        producer.send("u", b"0")
+        consumer.start()
+        go_on.set()
+        assert closed.wait(120)
+        end_s = time.monotonic() + 120
+        while fake.broker.offsets.get(("g", "u", 0)) != 1:
+            assert time.monotonic() < end_s
+            time.sleep(0.005)
+        consumer.close()
+    with pytest.raises(StateError, match="not started, or closed"):
+        consumer.queues()
+
+
+def test_an_asynchronous_client_on_another_loop_says_so(fake: Fake) -> None:
+    async def started() -> AsyncProducer:
+        producer = AsyncProducer(fake.namesrv, "pg")
+        await producer.start()
+        await producer.send("u", b"x")
+        return producer
+
+    async def elsewhere(producer: AsyncProducer, consumer: AsyncPullConsumer) -> None:
+        for act in (producer.send("u", b"y"), producer.close(), consumer.poll(), consumer.close()):
+            with pytest.raises(StateError, match="started on another event loop"):
+                await act
+
+    async def consuming() -> AsyncPullConsumer:
+        consumer = AsyncPullConsumer(fake.namesrv, "g")
+        await consumer.start()
+        return consumer
+
+    thread = LoopThread.acquire()
+    producer, consumer = thread.call(started()), thread.call(consuming())
+    asyncio.run(elsewhere(producer, consumer))
+    thread.call(producer.close())
+    thread.call(consumer.close())
+    thread.release()
 
 
 def test_importing_the_package_is_light() -> None:

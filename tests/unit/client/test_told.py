@@ -169,6 +169,7 @@ def test_a_send_in_the_last_turn_of_the_loop_is_told(fake: Fake) -> None:
         thread = LoopThread()
         message = Message(topic="u", body=b"x", sharding_key="k")
         core = producer._core
+        core._loop = None  # Any loop may send.
         send = waiting_send(core, message)
 
         assert core.send_path.gate.take_place(("u", "k")) is None  # It waits for its turn.

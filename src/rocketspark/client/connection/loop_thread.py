@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
+from rocketspark.client.real_threads import DaemonThreads, RealThread, check_threads, hold_hub
 from rocketspark.errors import StateError
 
 T = TypeVar("T")
@@ -26,6 +27,7 @@ log = logging.getLogger("rocketspark.client")
 
 # A task that does not heed its cancellation is left behind after this long.
 ENDING_S = 5.0
+EXECUTOR_THREADS = 16
 
 
 class LoopCall(Protocol):
@@ -67,11 +69,15 @@ class LoopThread:
         self._ended = False
         self._stopping = False
         self._loop = _new_loop()
-        self._thread = threading.Thread(target=self._run, name="rocketspark-client", daemon=True)
+        # For what may block: files, an application's functions.
+        self._executor = DaemonThreads(EXECUTOR_THREADS, "rocketspark-blocking")
+        self._loop.set_default_executor(self._executor)
+        self._let_hub_go = hold_hub()
+        self._thread = RealThread(self._run, "rocketspark-client")
         self._thread.start()
 
     @property
-    def thread(self) -> threading.Thread:
+    def thread(self) -> RealThread:
         """Return the thread."""
         return self._thread
 
@@ -80,6 +86,7 @@ class LoopThread:
         """Return the shared loop, started if there is none. `release` must follow."""
         if sys.is_finalizing():
             raise StateError("the interpreter is about to end: no client can start any more")
+        check_threads()
         with cls._guard:
             if cls._shared is None or not cls._shared._thread.is_alive():
                 cls._shared = cls()
@@ -95,10 +102,11 @@ class LoopThread:
             if LoopThread._shared is self:
                 LoopThread._shared = None
         self._stopping = True
+        self._let_hub_go()
         if self.is_dead:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
-        if threading.current_thread() is not self._thread:
+        if not self._thread.is_current:
             self._thread.join()
 
     @property
@@ -126,6 +134,7 @@ class LoopThread:
                 log.exception("the clients' own thread ended with an error")
             finally:
                 self._refuse_all()
+                self._executor.shutdown(wait=False)
                 self._loop.close()
 
     def _end_tasks(self) -> None:
@@ -173,14 +182,14 @@ class LoopThread:
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for its result; an interrupt cancels it."""
-        if threading.current_thread() is self._thread:
+        if self._thread.is_current:
             coroutine.close()
         waiter: ThreadWaiter[T] = ThreadWaiter(coroutine)
         return self.ask(waiter)
 
     def ask(self, waiter: WaitingLoopCall[T]) -> T:
         """Run a loop call that this thread waits for, and return its result; an interrupt cancels it."""
-        if threading.current_thread() is self._thread:
+        if self._thread.is_current:
             raise StateError(
                 "a synchronous client was called in a coroutine or callback that runs on its own thread, and would wait"
                 " for ever: use the Async client there"
@@ -202,16 +211,17 @@ class LoopThread:
                 del waiter
         return cast(T, waiter.result)
 
-    def end_with(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def end_with(self, coroutine: Coroutine[Any, Any, None], *, waits: bool = True) -> None:
         """Run a user's last coroutine, wait for it, and release.
 
-        It runs to its end also if the wait is interrupted. On the loop's own thread nothing is waited for.
+        It runs to its end also if the wait is interrupted. On the loop's own threads nothing is waited for, nor if not
+        `waits`: the caller is what it would wait for.
         """
         if self.is_dead:
             coroutine.close()
             self.release()
             return
-        if threading.current_thread() is self._thread:
+        if not waits or self._thread.is_current or self._executor.is_current:
             self.end_later(coroutine)
             return
         farewell = LastLoopCall(coroutine)

@@ -50,6 +50,7 @@ class ConsumerLife(Queries):
             raise
 
     async def _close(self, *, through: bool) -> None:
+        self._check_loop()
         if self._state == "new":
             self._state = "closed"
             return

@@ -319,6 +319,11 @@ class AsyncPushConsumer(ConsumerLife):
         if isinstance(self._listeners, OrderedListeners):
             await self._listeners.settled(puller)
 
+    @property
+    def calls_here(self) -> bool:
+        """Tell whether a call of the listener asks, in its thread."""
+        return self._listeners is not None and self._listeners.calls_here
+
     async def close(self) -> None:
         """Let listeners that run end, commit, leave the group, close the connections. May be called again.
 

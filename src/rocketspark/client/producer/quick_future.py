@@ -10,8 +10,9 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from queue import SimpleQueue
 from typing import Any, TypeVar
+
+from rocketspark.client.real_threads import RealThread, SimpleQueue
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class CallbackThreads:
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[RealThread] = []
         self._left = 0
         self._changed = threading.Condition()
 
@@ -47,7 +48,7 @@ class CallbackThreads:
             wanted = min(self._left, THREADS_MAX)
         self._jobs.put(job)
         if len(self._threads) < wanted:
-            thread = threading.Thread(target=self._work, name="rocketspark-callbacks", daemon=True)
+            thread = RealThread(self._work, "rocketspark-callbacks")
             self._threads.append(thread)
             thread.start()
 
@@ -62,7 +63,7 @@ class CallbackThreads:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until all jobs have run; False if they did not in time. In a job itself it does not wait."""
-        if threading.current_thread() in self._threads:
+        if any(thread.is_current for thread in self._threads):
             return True
         with self._changed:
             return self._changed.wait_for(lambda: not self._left, timeout_s)

@@ -16,6 +16,7 @@ import msgspec
 
 from rocketspark.client.producer.in_flight_send import InFlightSend
 from rocketspark.client.producer.quick_future import CallbackThreads, QuickFuture
+from rocketspark.client.real_threads import RealThread
 from rocketspark.client.results import SendResult
 from rocketspark.errors import StateError, TooManyInFlight
 
@@ -35,14 +36,14 @@ class ThreadInFlightLimit:
         # By threads that gave up: only the loop's thread counts.
         self._given_back: deque[None] = deque()
 
-    def enter(self, end_s: float, leaver: threading.Thread) -> None:
+    def enter(self, end_s: float, leaver: RealThread) -> None:
         """Wait until there is room. Called by many threads; that of `leave` never waits.
 
         Raises TooManyInFlight at the monotonic time `end_s`.
         """
         # One step in C: no two threads get one number.
         number = next(self._numbers)
-        if number - self._left <= self._count_max or threading.current_thread() is leaver:
+        if number - self._left <= self._count_max or leaver.is_current:
             return
         try:
             with self._freed:

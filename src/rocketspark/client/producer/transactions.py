@@ -10,7 +10,6 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar, Unpack
 
@@ -23,6 +22,7 @@ from rocketspark.client.hooks import Ending, guarded, is_coroutine_function
 from rocketspark.client.options import ProducerOptions
 from rocketspark.client.producer.prepared_message import make_message, pack
 from rocketspark.client.producer.producer import GROUP, AsyncProducer
+from rocketspark.client.real_threads import DaemonThreads
 from rocketspark.client.results import SendResult, SendStatus
 from rocketspark.client.sync import ProducerFacade
 from rocketspark.errors import ConfigError, MessageIllegal, RocketSparkError, StateError
@@ -115,10 +115,15 @@ class AsyncTransactionProducer(AsyncProducer):
         super().__init__(namesrv, group, **others)
         self._listener = listener
         self._check_threads = check_threads
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DaemonThreads | None = None
+
+    @property
+    def calls_here(self) -> bool:
+        """Tell whether a call of the transaction listener asks, in its thread."""
+        return self._pool is not None and self._pool.is_current
 
     async def _start(self) -> None:
-        self._pool = ThreadPoolExecutor(self._check_threads, thread_name_prefix="rocketspark-transactions")
+        self._pool = DaemonThreads(self._check_threads, "rocketspark-transactions")
         await super()._start()
         # Not earlier: another producer of the group may be in use here, and this one fails to start.
         self._instance.asked.checks[self.group] = self._check

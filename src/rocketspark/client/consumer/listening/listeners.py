@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 from rocketspark.client.callbacks import in_thread, on_loop, passes_on
+from rocketspark.client.real_threads import RealThread, SimpleQueue, real_lock
 from rocketspark.model import ReceivedMessage
 
 log = logging.getLogger("rocketspark.client")
@@ -40,6 +41,10 @@ class Listeners(Protocol):
 
     async def close(self) -> None:
         """Begin no more, and return when all that began has ended and was reported."""
+
+    @property
+    def calls_here(self) -> bool:
+        """Tell whether the thread that asks runs one of the calls."""
 
 
 class Overdue:
@@ -94,13 +99,13 @@ class ThreadListeners:
         self._overdue = overdue
         self._loop = asyncio.get_running_loop()
         self._units: deque[Unit] = deque()
-        self._guard = threading.Lock()
-        self._permits = threading.Semaphore(0)
+        self._guard = real_lock()
+        self._permits: SimpleQueue[None] = SimpleQueue()
         self._active = 0
         self._finished = 0
         self._seen = 0
         self._closing = False
-        self._threads: list[threading.Thread] = []
+        self._threads: list[RealThread] = []
         self._done: deque[Unit] = deque()
         self._failed: deque[Unit] = deque()
         self._told = False
@@ -117,17 +122,22 @@ class ThreadListeners:
             self._seen = self._finished
             self._pacer = self._loop.call_later(PACE_S, self._pace)
 
+    @property
+    def calls_here(self) -> bool:
+        """Tell whether the thread that asks runs one of the calls."""
+        return any(thread.is_current for thread in self._threads)
+
     def _activate(self, count: int) -> None:
         with self._guard:
             count = min(count, self._count - self._active)
             self._active += count
         while len(self._threads) < self._active:
             number = len(self._threads) + 1
-            thread = threading.Thread(target=self._work, name=f"rocketspark-listener-{number}", daemon=True)
+            thread = RealThread(self._work, f"rocketspark-listener-{number}")
             self._threads.append(thread)
             thread.start()
         for _ in range(count):
-            self._permits.release()
+            self._permits.put(None)
 
     def _pace(self) -> None:
         """Set how many threads take part: more while units wait and those at work are slow."""
@@ -143,7 +153,7 @@ class ThreadListeners:
         units, done, failed, listener = self._units, self._done, self._failed, self._listener
         slots, key = self._overdue.slots, threading.get_ident()
         while True:
-            self._permits.acquire()
+            self._permits.get()
             while True:
                 try:
                     unit = units.popleft()
@@ -202,7 +212,7 @@ class ThreadListeners:
         self._units.clear()
         self._left = len(self._threads)
         for _ in self._threads:
-            self._permits.release()
+            self._permits.put(None)
         if self._threads:
             await self._all_ended.wait()
         for thread in self._threads:
@@ -231,6 +241,11 @@ class TaskListeners:
         """Have units run; never waits."""
         self._units.extend(units)
         self._engage()
+
+    @property
+    def calls_here(self) -> bool:
+        """Tell whether the thread that asks runs one of the calls: that of the loop never waits anyway."""
+        return False
 
     def _engage(self) -> None:
         for _ in range(min(self._count - len(self._working), len(self._units))):

@@ -11,12 +11,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 from rocketspark.client.callbacks import in_thread, on_loop, passes_on
 from rocketspark.client.consumer.listening.listeners import Listener, Report, Unit, log_failure
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.hooks import is_coroutine_function
+from rocketspark.client.real_threads import DaemonThreads
 from rocketspark.model import MessageQueue, ReceivedMessage
 
 log = logging.getLogger("rocketspark.client")
@@ -66,9 +66,9 @@ class OrderedListeners:
         self._give_up = give_up
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Semaphore(count)
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DaemonThreads | None = None
         if not self._coroutine:
-            self._pool = ThreadPoolExecutor(count, thread_name_prefix="rocketspark-ordered")
+            self._pool = DaemonThreads(count, "rocketspark-ordered")
         self._queue_calls: dict[MessageQueue, QueueCalls] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -85,6 +85,11 @@ class OrderedListeners:
             touched.add(queue_calls)
         for queue_calls in touched:
             self._wake(queue_calls)
+
+    @property
+    def calls_here(self) -> bool:
+        """Tell whether the thread that asks runs one of the calls."""
+        return self._pool is not None and self._pool.is_current
 
     def wake(self, queue: MessageQueue) -> None:
         """Run the calls of a queue that may be locked again."""
