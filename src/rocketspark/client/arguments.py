@@ -7,9 +7,11 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from rocketspark.model.text import nearest
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def unknown_argument(called: str, name: str, known: Iterable[str]) -> TypeError:
@@ -29,15 +31,17 @@ def arguments_of(function: Callable[..., Any]) -> list[str]:
 
 
 def name_arguments(kind: type) -> None:
-    """Have the public methods of a class name the argument that was meant; not those that take any and look at them."""
+    """Have the constructor and the public methods of a class name the argument that was meant; not those that take any
+    and look at them.
+    """
     for name, method in list(vars(kind).items()):
-        if not name.startswith("_") and inspect.isfunction(method):
+        if (name == "__init__" or not name.startswith("_")) and inspect.isfunction(method):
             kinds = {p.kind for p in inspect.signature(method).parameters.values()}
             if inspect.Parameter.VAR_KEYWORD not in kinds:
                 setattr(kind, name, names_arguments(method))
 
 
-def names_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+def names_arguments(function: F) -> F:
     """Return the function, which says what was meant where an argument is unknown. Python does from 3.13 on."""
 
     @functools.wraps(function)
@@ -55,4 +59,4 @@ def names_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
         # What looks at it, as mocks do, sees what it is.
         getattr(inspect, "markcoroutinefunction", lambda marked: None)(call)
         call._is_coroutine = getattr(asyncio.coroutines, "_is_coroutine", None)  # type: ignore[attr-defined]
-    return call
+    return cast(F, call)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
+from rocketspark.client.arguments import names_arguments
 from rocketspark.client.hooks import is_coroutine_function
 from rocketspark.errors import UsageError
 from rocketspark.model import ReceivedMessage
@@ -29,6 +30,7 @@ class _Undo(Exception):
     """Raised when the listener returned False: the transaction is rolled back, and False returned."""
 
 
+@names_arguments
 def deduplicate(
     *, store: SeenStore | str, by: By = "id", scope: str = ""
 ) -> Callable[[Listener], Callable[[Any], Any]]:

@@ -25,6 +25,7 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.client.producer.prepared_message import PackingSettings, make_message, pack
 from rocketspark.client.validators import check_queue
 from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal, UsageError
+from rocketspark.recipes import Outbox, deduplicate
 from rocketspark.testing import run_cluster
 
 NAMESRV = "127.0.0.1:1"
@@ -109,6 +110,8 @@ async def call_async(kind: Any, name: str, **wrong: Any) -> None:
             lambda: SyncOperations(NAMESRV, timeout=5),
             "Operations has no argument 'timeout': did you mean 'timeout_ms'?",
         ),
+        (lambda: Outbox(Producer(NAMESRV), "x.db", pol_ms=1), "no argument 'pol_ms': did you mean 'poll_ms'?"),  # type: ignore[call-arg]
+        (lambda: deduplicate("x.db", key="a"), "deduplicate() has no argument 'key'"),  # type: ignore[call-overload]
         (lambda: run_cluster(broker=2).__enter__(), "has no argument 'broker': did you mean 'brokers'?"),
     ],
 )
