@@ -26,7 +26,8 @@ from rocketspark.transport.gate import ReceivedRequest, Refusal
 log = LimitedLog("rocketspark.access")
 
 SWITCH, CREDENTIALS, AGE = "signedWritesEnable", "writeCredentials", "signatureAgeMinutesMax"
-KEYS = frozenset((SWITCH, CREDENTIALS, AGE))
+AUDIT = "auditLogPath"
+KEYS = frozenset((SWITCH, CREDENTIALS, AGE, AUDIT))
 
 READS = frozenset(
     (
@@ -64,10 +65,13 @@ class WriteGate:
         *,
         reads: frozenset[int] = READS,
         age_max_ms: int = 0,
+        audit_path: str = "",
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._secrets = {name: secret.encode() for name, secret in secrets.items()}
         self._reads = reads
+        # Of the audit: a file, "off", or "" for the server's own folder.
+        self.audit_path = audit_path
         self._age_max_ms = age_max_ms
         self.decided: Decided = nobody_told
         self._now_ms = now_ms
@@ -129,7 +133,7 @@ def gate_of(values: dict[str, str], inner: tuple[str, str] | None, reads: frozen
         return None
     if not secrets:
         raise ConfigError(f"{SWITCH}=true needs {CREDENTIALS} or innerClientAuthenticationCredentials: who may write?")
-    return WriteGate(secrets, reads=reads, age_max_ms=minutes * 60_000)
+    return WriteGate(secrets, reads=reads, age_max_ms=minutes * 60_000, audit_path=values.get(AUDIT, ""))
 
 
 def _secrets(text: str) -> dict[str, str]:

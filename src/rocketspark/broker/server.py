@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from rocketspark.broker.access.audit.audit_log import Audit, audit_of
+from rocketspark.access.audit.audit_log import Audit
 from rocketspark.broker.access.audit.audited_requests import CHANGES
+from rocketspark.broker.access.audit.broker_audit import audit_of
 from rocketspark.broker.access.gate import Access
 from rocketspark.broker.access.recipients import Recipients
 from rocketspark.broker.assembly import keep_within_queues, make_messages, make_tables

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from rocketspark.access.audit.audit_log import Audit
+from rocketspark.access.audit.gate_audit import audit_of
 from rocketspark.controller.elections import Elections
 from rocketspark.controller.handlers import ControllerHandlers
 from rocketspark.controller.journal import Journal
@@ -39,6 +41,8 @@ class ControllerServer:
         routes.gate = settings.gate
         handlers = ControllerHandlers(settings, self._journal, self._live, self._elections, lambda: self.address)
         handlers.routes(routes)
+        self._routes = routes
+        self._audit: Audit | None = None
         self._server = Server(routes, on_close=self._peer_closed, tls=settings.tls)
         self._share = share
         self._ticker: asyncio.TimerHandle | None = None
@@ -50,6 +54,8 @@ class ControllerServer:
         """Read the state and listen. Raises ConfigError, StoreError; `address` is what brokers are told then."""
         self._journal.open()
         try:
+            if self.settings.gate is not None:
+                self._audit = audit_of(self.settings.gate, "controller", self.settings.folder, self._routes)
             self._server.connections_max = connections_max(self._share)
             await self._server.start(self.settings.host, self.settings.port)
         except BaseException:
@@ -68,6 +74,8 @@ class ControllerServer:
 
     def _tick(self) -> None:
         try:
+            if self._audit is not None:
+                self._audit.tick()
             self._scan(self._clock.tick())
         finally:
             # After any error: masters that are gone would else never be replaced.
@@ -100,4 +108,6 @@ class ControllerServer:
         await self._elections.close()
         await self._server.close()
         await self._notices.close()
+        if self._audit is not None:
+            self._audit.close()
         await self._journal.close()

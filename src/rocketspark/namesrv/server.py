@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from rocketspark.access.audit.audit_log import Audit
+from rocketspark.access.audit.gate_audit import audit_of
 from rocketspark.access.write_gate import WriteGate
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.namesrv.admin_handlers import AdminHandlers
@@ -65,6 +67,7 @@ class NameServer:
         AdminHandlers(self.registry, self.settings).routes(routes)
         self._server = Server(routes, on_close=self._peer_closed, idle_s=self.settings.idle_s, tls=self.settings.tls)
         self._share = share
+        self._audit: Audit | None = None
         self._scanner: asyncio.TimerHandle | None = None
 
     @property
@@ -72,12 +75,15 @@ class NameServer:
         """ "host:port" that it listens on."""
         return self._server.address
 
-    def let_write(self, secrets: dict[str, str]) -> None:
+    def let_write(self, secrets: dict[str, str], audit_path: str = "") -> None:
         """Let only those change what it knows who sign with one of these secrets, by name. Before `start`."""
-        self._routes.gate = WriteGate(secrets)
+        self.settings.gate = self._routes.gate = WriteGate(secrets, audit_path=audit_path)
 
     async def start(self) -> None:
         """Listen. Raises ConfigError if the port cannot be had."""
+        s = self.settings
+        if s.gate is not None:
+            self._audit = audit_of(s.gate, "namesrv", str(Path(s.kv_path).parent) if s.kv_path else "", self._routes)
         self._server.connections_max = connections_max(self._share)
         await self._server.start(self.settings.host, self.settings.port)
         self.settings.listening(self.address)
@@ -86,6 +92,8 @@ class NameServer:
 
     def _scan(self) -> None:
         try:
+            if self._audit is not None:
+                self._audit.tick()
             for broker in self.registry.expire(now_ms()):
                 log.warning("broker %s (%s) is silent: dropped", broker.broker_name, broker.address)
                 # One that hangs is done with; one that lives connects and registers anew.
@@ -108,3 +116,5 @@ class NameServer:
             self._scanner.cancel()
         await self._server.close()
         await self._notices.close()
+        if self._audit is not None:
+            self._audit.close()

@@ -19,7 +19,6 @@ from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.namesrv.known_settings import CONTROLLER_KEYS, DEFAULTS, KNOWN_UNSET
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files import config_files
-from rocketspark.transport.gate import Gate
 from rocketspark.transport.request_signer import INNER_KEY, RequestSigner, inner_signer
 from rocketspark.transport.tls.settings import TlsSettings, from_values, is_key
 
@@ -81,7 +80,7 @@ class Settings:
         # Signs what brokers are told; not among the keys that are shown.
         self.signer: RequestSigner | None = None
         # Who may write; None: everybody, as in RocketMQ.
-        self.gate: Gate | None = None
+        self.gate: write_gate.WriteGate | None = None
         self.host = host
         self.port = port
         self.kv_path = kv_path
@@ -136,7 +135,10 @@ class Settings:
         self.signer = inner_signer(values.get(INNER_KEY, ""))
         self.gate = write_gate.gate_of(values, self.signer.credentials if self.signer else None)
         self.controller = {
-            key: value for key, value in values.items() if key in (*CONTROLLER_KEYS, INNER_KEY, *write_gate.KEYS)
+            key: value
+            for key, value in values.items()
+            # Its audit is in its own folder.
+            if key in (*CONTROLLER_KEYS, INNER_KEY, *write_gate.KEYS) and key != write_gate.AUDIT
         }
         return unknown
 

@@ -286,7 +286,7 @@ def namesrv(
     async def start(servers: AsyncExitStack) -> str:
         nameserver = NameServer(settings=settings)
         if writers:
-            nameserver.let_write(writers)
+            nameserver.let_write(writers, "" if settings.kv_path else f"{secure}/namesrv-audit.log")
         await start_in(servers, nameserver)
         ready = f"ready namesrv={nameserver.address}"
         return f"{ready} controller={await _controller(servers, inside, share=0.25)}" if inside else ready

@@ -15,11 +15,18 @@ from typing import Any
 import pytest
 from tests.stand_ins import like
 
+from rocketspark.access.audit import audit_file
+from rocketspark.access.audit.audit_file import AuditFile
+from rocketspark.access.audit.audit_log import (
+    LINES_MAX,
+    LINES_OF_HOST_MAX,
+    PERIOD_S,
+    SUMMED_MAX,
+    Audit,
+    request_name,
+)
 from rocketspark.access.decisions import Check, Decision
-from rocketspark.broker.access.audit import audit_file
-from rocketspark.broker.access.audit.audit_file import AuditFile
-from rocketspark.broker.access.audit.audit_log import LINES_MAX, LINES_OF_HOST_MAX, PERIOD_S, SUMMED_MAX, Audit
-from rocketspark.broker.access.audit.audited_requests import CHANGES, request_name, what
+from rocketspark.broker.access.audit.audited_requests import CHANGES, what
 from rocketspark.errors import ServerError, StoreUnwritable
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import NoHeader, Request, TopicHeader
@@ -55,7 +62,15 @@ class Sender:
 
 
 def made(path: Path, clock: Clock | None = None, **more: Any) -> Audit:
-    return Audit("broker-a", path, wall_ms=lambda: NOON_MS, now_s=clock or Clock(), **more)
+    return Audit(
+        {"broker": "broker-a"},
+        path,
+        changes=CHANGES,
+        what=what,
+        wall_ms=lambda: NOON_MS,
+        now_s=clock or Clock(),
+        **more,
+    )
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

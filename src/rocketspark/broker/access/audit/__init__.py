@@ -1,4 +1,4 @@
-"""What access control refused and what operators changed, on record.
+"""What a broker puts on record: which requests, and what of each.
 
-Imports the parts of access that decide. Start with audit_log.
+Imports the parts of access that decide. Start with broker_audit.
 """

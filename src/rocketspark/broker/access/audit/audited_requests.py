@@ -21,11 +21,8 @@ VALUE_CHARACTERS_MAX = 200
 # Of a larger body only the size is written.
 BODY_BYTES_MAX = 64 << 10
 
-_NAMES = {int(code): code.name for code in RequestCode}
 # Of access control 1.0; those of accounts, whose name is their access key.
 _ACCOUNTS = (50, 51)
-_NAMES |= {50: "UPDATE_AND_CREATE_ACL_CONFIG", 51: "DELETE_ACL_CONFIG", 53: "UPDATE_GLOBAL_WHITE_ADDRS_CONFIG"}
-
 # Fields of headers, by their names here.
 _SAFE = frozenset(
     (
@@ -47,11 +44,6 @@ class _Named(msgspec.Struct):
 class _Several(msgspec.Struct):
     groups: list[_Named] = msgspec.field(default_factory=list, name="groupConfigList")
     topics: list[_Named] = msgspec.field(default_factory=list, name="topicConfigList")
-
-
-def request_name(code: int) -> str:
-    """Return a request's name as RocketMQ has it, or its number."""
-    return _NAMES.get(code, str(code))
 
 
 def what(code: int, header: Header, body: bytes) -> dict[str, Any]:

@@ -9,29 +9,27 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rocketspark.access.audit.audit_file import AuditFile
 from rocketspark.access.decisions import Check, Decision
-from rocketspark.broker.access.audit.audit_file import AuditFile
-from rocketspark.broker.access.audit.audited_requests import CHANGES, request_name, what
 from rocketspark.errors import ServerError
 from rocketspark.model.text import shown
 from rocketspark.protocol import headers
-from rocketspark.protocol.headers import Request
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import Header, Request
 from rocketspark.transport.processor_table import Answer, Handler, Routes
 from rocketspark.transport.request_frames import Parts
 
 if TYPE_CHECKING:
-    from rocketspark.broker.settings import BrokerSettings
     from rocketspark.transport.peer import Peer
 
 logger = logging.getLogger("rocketspark.audit")
-log = logging.getLogger("rocketspark.broker")
 
 PERIOD_S = 10.0
 # Refusals that are written in each period.
@@ -45,33 +43,30 @@ TEXT_MAX = 300
 FILE_NAME = "audit.log"
 _HEAD_AT = 8
 
+# Gets a request's code, header and body; returns what is written of a change, which holds no secret.
+What = Callable[[int, Header, bytes], dict[str, Any]]
+_NAMES = {int(code): code.name for code in RequestCode}
+# Of access control 1.0.
+_NAMES |= {50: "UPDATE_AND_CREATE_ACL_CONFIG", 51: "DELETE_ACL_CONFIG", 53: "UPDATE_GLOBAL_WHITE_ADDRS_CONFIG"}
 
-def audit_of(settings: BrokerSettings) -> Audit | None:
-    """Return the audit that the settings ask for; by default there is one where there is access control.
 
-    Raises StoreUnwritable if its file cannot be opened.
-    """
-    if settings.audit_path == "off":
-        return None
-    path = Path(settings.audit_path) if settings.audit_path else None
-    if path is None and (settings.acl or settings.authentication or settings.authorization):
-        path = Path(settings.store_root) / FILE_NAME
-    if path is None:
-        return None
-    audit = Audit(settings.broker_name, path, bytes_max=settings.audit_file_bytes, files_max=settings.audit_file_count)
-    audit.check()
-    log.info("the audit goes to %s", path)
-    return audit
+def request_name(code: int) -> str:
+    """Return a request's name as RocketMQ has it, or its number."""
+    return _NAMES.get(code, str(code))
 
 
 class Audit:
-    """What a broker puts on record. `wall_ms`, `now_s`: the clocks."""
+    """What a server puts on record. `server`: how lines name it; `changes`: the codes that are put on record, with
+    `what` they are about; `wall_ms`, `now_s`: the clocks.
+    """
 
     def __init__(
         self,
-        broker_name: str,
+        server: dict[str, str],
         path: Path,
         *,
+        changes: Collection[int],
+        what: What,
         bytes_max: int = 16 << 20,
         files_max: int = 10,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -81,7 +76,8 @@ class Audit:
         self.refusals: Counter[tuple[Check, int]] = Counter()
         self.changes: Counter[tuple[int, bool]] = Counter()
         self.left_out = 0
-        self._broker_name = broker_name
+        self._server = server
+        self._changes_of, self._what = changes, what
         self._wall_ms = wall_ms
         self._now_s = now_s
         self._last: Decision | None = None
@@ -154,13 +150,13 @@ class Audit:
 
     def watch(self, routes: Routes) -> None:
         """Put each change on record, with what the broker answered."""
-        for code in CHANGES:
+        for code in self._changes_of:
             routes.wrap(code, self._watched)
 
     def _watched(self, handler: Handler) -> Handler:
         def serve(peer: Peer, request: Request[Any], body: bytes) -> Answer:
             who = self._decision_on(peer, request.code)
-            about = what(request.code, request.ext, body)
+            about = self._what(request.code, request.ext, body)
             try:
                 answer = handler(peer, request, body)
             except BaseException as e:
@@ -223,7 +219,7 @@ class Audit:
 
     def _line(self, event: str, entry: dict[str, Any]) -> bytes:
         at = datetime.fromtimestamp(self._wall_ms() / 1000, UTC).isoformat(timespec="milliseconds")
-        head = {"time": at.replace("+00:00", "Z"), "broker": self._broker_name, "event": event}
+        head = {"time": at.replace("+00:00", "Z"), **self._server, "event": event}
         return msgspec.json.encode(head | entry) + b"\n"
 
     def _lost_line(self, count: int) -> bytes:

@@ -19,7 +19,7 @@ from pathlib import Path
 from rocketspark.errors import StoreUnwritable
 from rocketspark.model.limited_log import LimitedLog
 
-log = LimitedLog("rocketspark.broker")
+log = LimitedLog("rocketspark.access")
 
 LINES_WAITING_MAX = 10_000
 CLOSE_TIMEOUT_S = 5.0
