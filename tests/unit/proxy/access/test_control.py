@@ -241,6 +241,7 @@ def test_who_may_not_send_to_the_topic_is_not_asked_about_its_half_messages(guar
     members: list[ProxyClient] = []
     for name in ("billing", "shop"):
         who = {"identity": f"{name}/{name}", "client_id": name, "user": name, "remote_address": "127.0.0.1:9"}
+        who["remote_host"] = "127.0.0.1"
         call: Any = SimpleNamespace(language="JAVA", version="5", **who)
         client = ProxyClient(call)
         client.streams.append(Stream(name))
