@@ -109,8 +109,45 @@ def test_a_send_that_fails_ends_it_with_the_count(cluster: Cluster) -> None:
     error = run(cluster, "produce", "big", stdin=b"small\n" + b"x" * (5 << 20) + b"\n", code=1)
     lines = error.splitlines()
     assert lines[0].startswith("sent 1 messages to big")
-    assert lines[1].startswith("error: ")
-    assert "'big'" in lines[1]
+    assert lines[1] == "error: line 2 is longer than 4194304 bytes, the most that a message may have"
+
+
+def test_a_line_without_an_end_is_read_no_further(cluster: Cluster) -> None:
+    call = subprocess.Popen(
+        command(cluster, "produce", "endless"), stdin=subprocess.PIPE, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    assert call.stdin is not None
+    assert call.stderr is not None
+    written = 0
+    try:
+        while written < 1 << 30:
+            written += call.stdin.write(bytes(1 << 20))
+    except BrokenPipeError:
+        pass
+    assert written < 64 << 20
+    assert call.wait(TIMEOUT_S) == 1
+    assert b"error: line 1 is longer than 4194304 bytes" in call.stderr.read()
+    call.stderr.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_was_printed_is_committed_when_it_is_ended(cluster: Cluster, number: signal.Signals) -> None:
+    topic = f"ended-{number.name}"
+    run(cluster, "produce", topic, "--sharding-key", "k", stdin="".join(f"{n}\n" for n in range(40)))
+    call = command(cluster, "consume", topic, "--from", "first", "--group", topic, "--json")
+    reading = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert reading.stdout is not None
+        for _ in range(40):
+            assert reading.stdout.readline()
+        reading.send_signal(number)
+        rest, errors = reading.communicate(timeout=TIMEOUT_S)
+    finally:
+        reading.kill()
+    ended = -signal.SIGTERM if number == signal.SIGTERM else 130
+    assert (reading.returncode, rest, errors) == (ended, "", "")
+    with PullConsumer(cluster.namesrv, topic) as consumer:
+        assert sum(consumer.committed(queue) or 0 for queue in consumer.queues(topic)) == 40
 
 
 def test_bytes_that_are_no_text_are_base64(cluster: Cluster) -> None:

@@ -1,6 +1,7 @@
 """The `rocketspark` command. Rule: a user's mistake is one line on stderr and exit code 1 (2: wrong usage).
 
-Little is imported before Ctrl-C is looked after.
+Little is imported before Ctrl-C is looked after. SIGTERM ends a command as Ctrl-C does: what was printed is committed,
+what was sent is awaited.
 """
 
 from __future__ import annotations
@@ -11,6 +12,14 @@ import sys
 from typing import Any
 
 TEXT_CHARACTERS_MAX = 2000
+_terminated = False
+
+
+def _terminate(number: int, frame: object) -> None:
+    """Have what runs end as by Ctrl-C; servers and pipelines have handlers of their own."""
+    global _terminated
+    _terminated = True
+    signal.raise_signal(signal.SIGINT)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -19,6 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
         from rocketspark.cli import streams
 
         streams.guard()
+        _on_sigterm(_terminate)
         code = run(arguments)
     except KeyboardInterrupt:
         code = 130
@@ -27,7 +37,18 @@ def main(arguments: list[str] | None = None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     except ValueError:
         pass  # Only a program's main thread may.
+    _on_sigterm(signal.SIG_DFL)
+    if _terminated and code == 130:
+        # Whoever sent it sees that it was heeded.
+        signal.raise_signal(signal.SIGTERM)
     sys.exit(code)
+
+
+def _on_sigterm(act: Any) -> None:
+    try:
+        signal.signal(signal.SIGTERM, act)
+    except ValueError:
+        pass
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -82,10 +82,18 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def lines(source: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of stdin. Raises UsageError if it is closed or cannot be read."""
+def lines(source: BinaryIO, bytes_max: int) -> Iterator[bytes]:
+    """Yield the lines of stdin, or of a file.
+
+    Raises UsageError if it is closed or cannot be read, or for a line of more bytes: the rest of it is not read.
+    """
+    number = 0
     try:
-        yield from source
+        while line := source.readline(bytes_max + 3):
+            number += 1
+            if len(line) > bytes_max + 2:
+                raise UsageError(f"line {number} is longer than {bytes_max} bytes, the most that a message may have")
+            yield line
     except OSError as e:
         raise UsageError(f"stdin cannot be read: {e.strerror or e}; pipe lines to it, or give --file") from None
 

@@ -16,6 +16,7 @@ import typer
 from rocketspark.cli.operate import print_json
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.streams import lines
+from rocketspark.errors import MessageIllegal, UsageError
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
@@ -58,8 +59,11 @@ def produce(
         sending = LineSender(producer, topic, fields)
         try:
             with _progress(file) as advance:
-                for line in source:
-                    sending.send(line.rstrip(b"\r\n"))
+                for number, line in enumerate(source, 1):
+                    try:
+                        sending.send(line.rstrip(b"\r\n"))
+                    except MessageIllegal as e:
+                        raise UsageError(f"line {number}: {e}") from None
                     advance(len(line), sending.sent)
         finally:
             sending.finish()
@@ -124,13 +128,15 @@ def _properties(texts: list[str]) -> dict[str, str]:
 
 @contextmanager
 def _opened(file: Path | None) -> Iterator[Iterable[bytes]]:
+    from rocketspark.client.validators import BODY_BYTES_MAX
+
     if file is not None:
         with file.open("rb") as source:
-            yield source
+            yield lines(source, BODY_BYTES_MAX)
         return
     if sys.stdin.isatty():
         print("reading lines from the terminal; Ctrl-D ends", file=sys.stderr)
-    yield lines(sys.stdin.buffer)
+    yield lines(sys.stdin.buffer, BODY_BYTES_MAX)
 
 
 @contextmanager
