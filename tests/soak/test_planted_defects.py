@@ -110,6 +110,13 @@ TABLE = [
         "pass",
         f"{CONTROLLER_MODE}::test_what_is_damaged_in_a_slave_s_log_is_mended_with_its_master_s",
     ),
+    Planted(
+        "a consumer that closes tells a slave its last offsets, though the master is back",
+        "client/consumer/offset_commits.py",
+        "await self._find_masters(pullers)",
+        "pass",
+        "tests/unit/client/consumer/test_offset_commits.py",
+    ),
 ]
 
 

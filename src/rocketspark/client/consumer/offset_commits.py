@@ -5,6 +5,7 @@ Rule: a queue begins at the group's committed offset; what is committed is never
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
@@ -69,11 +70,21 @@ class OffsetCommits:
         place = self.store.place(puller.queue)
         return self.to_commit(puller) != puller.committed or place is not puller.committed_at
 
+    async def _find_masters(self, pullers: list[Puller]) -> None:
+        """Ask whether masters are back that slaves stand in for: their tables replace what slaves are told last."""
+        routes = self._instance.routes
+        for topic in {puller.queue.topic for puller in pullers if routes.master_of(puller.queue) is None}:
+            with contextlib.suppress(RocketSparkError):
+                await routes.refresh(topic)
+
     async def commit(self, pullers: Iterable[Puller], *, oneway: bool = False, strict: bool = False) -> None:
         """Commit what these pullers read on since the last commit, or what its broker may not know any more.
 
         `oneway`: without waiting for replies; `strict`: raise what fails, else it is tried again with the next commit.
         """
+        pullers = list(pullers)
+        if not oneway:
+            await self._find_masters(pullers)
         moved = {puller.queue: puller for puller in pullers if self._is_unknown(puller)}
         leaving = {puller for puller in moved.values() if puller.leaving}
         told: dict[Puller, tuple[int, object]] = {}
