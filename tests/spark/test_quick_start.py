@@ -11,9 +11,12 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark.topics import messages_of
 
+from rocketspark.spark.pipelines.sql import pipeline as sql
+from rocketspark.spark.pipelines.sql.sql_file import parse_yaml, substitute
 from rocketspark.testing import Cluster
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text("utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE, PIPELINES = ((DOCS / name).read_text("utf-8") for name in ("spark.md", "pipelines.md"))
 
 
 def test_quick_start(
@@ -30,7 +33,7 @@ def test_quick_start(
     orders, totals = make_topic(), make_topic()
     names: dict[str, object] = {}
     # Spark's worker processes run where the session was started: its files need their whole path.
-    here = {"127.0.0.1:9876": cluster.namesrv, '"orders"': f'"{orders}"', '"order-totals"': f'"{totals}"'}
+    here = {"127.0.0.1:9876": cluster.namesrv, '"shop-orders"': f'"{orders}"', '"order-totals"': f'"{totals}"'}
     here['"out/'] = f'"{tmp_path}/out/'
     shown = []
     for cell in cells:
@@ -39,6 +42,24 @@ def test_quick_start(
         exec(cell, names)
         shown.append(capsys.readouterr().out)
     spark.catalog.dropTempView("sold")
+    # The next page's pipeline, over the same orders.
+    [text] = re.findall(r"```yaml\n(# totals.yaml.*?)```", PIPELINES, re.DOTALL)
+    (tmp_path / "shops.csv").write_text("Wien,Austria\nKöln,Germany\nParis,France\n")
+    dear = make_topic()
+    for told, meant in {
+        "shops.csv": f"{tmp_path}/shops.csv",
+        "out/": f"{tmp_path}/out/",
+        "shop-orders": orders,
+    }.items():
+        text = text.replace(told, meant)
+    plan = parse_yaml(substitute(text.replace("dear-orders", dear), {"least": "10"}), "totals")
+    done = sql.run(spark, plan, cluster.namesrv, checkpoint=tmp_path / "checkpoints")
+    assert [(result.sink, result.rows, result.bad_rows) for result in done.sinks] == [
+        ("dear", 300, 0),
+        ("files", 300, 0),
+    ]
+    assert len(messages_of(cluster.namesrv, dear)) == 260
+    assert spark.read.parquet(f"{tmp_path}/out/dear").groupBy("country").count().count() == 3
     assert '"price": ' in shown[1]
     assert re.search(r"\| *Wien\| +100\| *3787\.5\|", shown[2])
     found = sorted(

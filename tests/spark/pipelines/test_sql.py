@@ -70,8 +70,11 @@ def test_streams_and_batches_go_on_where_they_were(
         ("files", f"parquet {tmp_path}/out", 5, 1),
     ]
     fill(producer, source, 5, 2)
+    # Bodies that are no JSON, or no such JSON, have no price.
+    producer.send(source, b"0 apples")
+    producer.send(source, b'{"id": "none"}')
     again = sql.run(spark, plan, cluster.namesrv, checkpoint=tmp_path / "checkpoints")
-    assert [result.rows for result in again.sinks] == [2, 2, 2]
+    assert [(result.rows, result.bad_rows) for result in again.sinks] == [(2, 0), (4, 2), (4, 2)]
     cities = {0: "Wien", 1: "Köln"}
     wanted = [{"id": i, "price": float(i), "city": cities[i % 2]} for i in range(3, 7)]
     found = messages_of(cluster.namesrv, target)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rocketspark.client import validators
 from rocketspark.errors import MessageIllegal
 from rocketspark.protocol.message import properties
+from rocketspark.spark.option_kinds.topic_selection import COMMIT_PREFIX
 
 # The most rows and bytes of bodies in a part of an Arrow batch, so that the memory for it is bounded.
 PART_ROWS_MAX = 16_384
@@ -61,6 +62,15 @@ class Text(NamedTuple):
     column: pa.Array | None = None
 
 
+def _check_target(topic: str) -> str:
+    """Return a topic that rows may go to. Raises MessageIllegal, also for records of exactly-once writes: one row among
+    them makes them unreadable.
+    """
+    if topic.startswith(COMMIT_PREFIX):
+        raise MessageIllegal(f"topic {topic!r} holds the records of exactly-once writes: name another")
+    return validators.check_target(topic)
+
+
 class CheckedRows:
     """The rows of an Arrow batch, checked.
 
@@ -73,7 +83,7 @@ class CheckedRows:
     def __init__(self, batch: pa.RecordBatch, topic: str | None, leave_out: Sequence[str] = ()) -> None:
         self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         self.count = batch.num_rows
-        self.topic = None if topic is None else validators.check_target(topic)
+        self.topic = None if topic is None else _check_target(topic)
         self.bodies = self._bodies()
         self.topics = self._topics() if topic is None else None
         self.texts: dict[str, pa.Array | Text] = {}
@@ -122,7 +132,7 @@ class CheckedRows:
         if column.null_count:
             raise MessageIllegal("a row's topic is null: name it, or set the option topic")
         for name in pc.unique(column).to_pylist():
-            validators.check_target(name)
+            _check_target(name)
         return column
 
     def _text(self, name: str) -> pa.Array | None:

@@ -213,6 +213,7 @@ def test_parts_are_bounded_and_whole() -> None:
         ({"body": [bytes((4 << 20) + 1)]}, "at most 4194304"),
         ({"topic": [None]}, "topic is null"),
         ({"topic": ["a b"]}, "only letters"),
+        ({"topic": ["SPARK_TX_q"]}, "holds the records of exactly-once writes"),
         ({"tag": ["a\x01b"]}, "tag holds the character 0x01 or 0x02"),
         ({"keys": [["a b"]]}, "one with a blank"),
         ({"keys": [[""]]}, "an empty one"),

@@ -27,9 +27,13 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
+# Where from_json notes a body that does not fit; left out again.
+_CORRUPT = "_rocketspark_corrupt"
+
+
 class SinkResult(NamedTuple):
     """The result of one sink. `rows`: written by a batch, read for a stream; `batches`: micro-batches, 1 of a batch;
-    `bad_rows`: those of a stream that option decode kept as bad ones.
+    `bad_rows`: those of a stream that option decode kept as bad ones, or whose body is no JSON of the source's columns.
     """
 
     sink: str
@@ -191,7 +195,7 @@ def _frames(spark: SparkSession, plan: SqlPlan, where: Connection, made: ExitSta
         made.callback(spark.catalog.dropTempView, name)
 
     for source in plan.sources:
-        view("source", source.name, lambda s=source: _told(source_frame(spark, s, where), s))  # type: ignore[misc]
+        view("source", source.name, lambda s=source: _told(source_frame(spark, s, where, counts_bad=True), s))  # type: ignore[misc]
     for step in plan.steps:
         view("step", step.name, lambda s=step: spark.sql(s.sql))  # type: ignore[misc]
     frames: list[tuple[SqlSink, DataFrame]] = []
@@ -213,21 +217,40 @@ def _named(kind: str, name: str, make: Any) -> Any:
         raise RocketSparkError(f"{kind} {name}: {e}") from e
 
 
-def source_frame(spark: SparkSession, source: SqlSource, where: Connection) -> DataFrame:
+def source_frame(spark: SparkSession, source: SqlSource, where: Connection, *, counts_bad: bool = False) -> DataFrame:
     """Return a source as it is read, with column `value` if its bodies are JSON."""
-    from pyspark.sql import functions as F
-
     reader = spark.readStream if source.stream else spark.read
     reader = reader.format(source.format).options(**options_with(source, where))
     if source.schema is not None:
         reader = reader.schema(source.schema)
     frame = reader.load()
     if source.json is not None:
-        frame = frame.withColumn("value", F.from_json(F.col("body").cast("string"), source.json))
+        frame = _with_json(frame, source, counts_bad=counts_bad)
     if source.watermark is not None:
         column, delay = source.watermark.split(None, 1)
         frame = frame.withWatermark(column, delay)
     return frame
+
+
+def _with_json(frame: DataFrame, source: SqlSource, *, counts_bad: bool) -> DataFrame:
+    """Return a frame with the JSON of bodies as column `value`; that of a stream tells, if it `counts_bad`, how many
+    were none of these columns.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StructType
+
+    assert source.json is not None
+    text = F.col("body").cast("string")
+    try:
+        kind = StructType.fromDDL(source.json) if counts_bad and source.stream else None
+    except Exception:  # It is another kind of schema, or none, which from_json says.
+        kind = None
+    if not isinstance(kind, StructType) or _CORRUPT in kind.fieldNames():
+        return frame.withColumn("value", F.from_json(text, source.json))
+    whole = StructType([*kind.fields]).add(_CORRUPT, "string")
+    frame = frame.withColumn("value", F.from_json(text, whole, {"columnNameOfCorruptRecord": _CORRUPT}))
+    bad = F.count_if(F.col("value").getField(_CORRUPT).isNotNull()).alias("bad_rows")
+    return frame.observe(f"decoded {source.name}", bad).withColumn("value", F.col("value").dropFields(_CORRUPT))
 
 
 def _told(frame: DataFrame, source: SqlSource) -> DataFrame:

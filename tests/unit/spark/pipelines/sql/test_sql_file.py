@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -252,3 +253,23 @@ def test_what_is_called_a_truth_of_yaml_and_is_none_is_a_mistake_of_one_line() -
 def test_nesting_beyond_all_measure_is_a_mistake() -> None:
     with pytest.raises(ConfigError, match="nested too deeply"):
         parse_yaml("[" * 100_000, "x")
+
+
+def test_the_page_shows_one_pipeline_twice() -> None:
+    page = (Path(__file__).resolve().parents[5] / "docs" / "pipelines.md").read_text("utf-8")
+    [one] = re.findall(r"```yaml\n(# totals.yaml.*?)```", page, re.DOTALL)
+    [other] = re.findall(r"```sql\n(-- totals.sql.*?)```", page, re.DOTALL)
+    plans = [
+        parse(substitute(text, {"least": "10"}), "totals") for parse, text in ((parse_yaml, one), (parse_sql, other))
+    ]
+
+    def said(plan: SqlPlan) -> list[object]:
+        sources = [(s.name, s.format, options_of(s), s.stream, s.schema, s.json, s.watermark) for s in plan.sources]
+        steps = [(step.name, " ".join(step.sql.split())) for step in plan.steps]
+        sinks = [
+            (s.name, s.format, options_of(s), s.mode, s.partition_by, s.sql or f"SELECT * FROM {s.view}")
+            for s in plan.sinks
+        ]
+        return [sources, steps, sinks]
+
+    assert said(plans[0]) == said(plans[1])
