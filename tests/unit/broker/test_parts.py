@@ -444,6 +444,21 @@ def test_offsets_are_written_in_rocketmq_s_form_and_read_again(tmp_path: Path) -
     assert ConsumerOffsets(offsets_file(tmp_path)).of("G", "T") == {}
 
 
+@pytest.mark.parametrize("topic", ["SPARK_TX_totals", "INST1%SPARK_TX_totals"])
+def test_numbers_that_exactly_once_writes_keep_are_no_offsets(topic: str, tmp_path: Path) -> None:
+    """The last batch of a writer, its query and rows: lowered at a start, its next batch would be written twice."""
+    offsets = ConsumerOffsets(offsets_file(tmp_path))
+    kept = {0: 40, 1: 17, 2: 1 << 61, 3: (1 << 62) - 1}
+    for queue_id, number in kept.items():
+        offsets.commit(topic, topic, queue_id, number)
+        offsets.commit("reader", topic, queue_id, number)
+        offsets.commit("orders", "orders", queue_id, number)
+    offsets.keep_within(lambda topic, queue_id: (40, 5)[queue_id] if queue_id < 2 else 0)
+    again = ConsumerOffsets(offsets_file(tmp_path))
+    assert again.of(topic, topic) == kept
+    assert again.of("reader", topic) == again.of("orders", "orders") == {0: 40, 1: 5, 2: 0, 3: 0}
+
+
 def test_the_version_of_offsets_rises_once_in_so_many_commits(tmp_path: Path) -> None:
     offsets = ConsumerOffsets(offsets_file(tmp_path), lambda: 3)
     for number in range(8):

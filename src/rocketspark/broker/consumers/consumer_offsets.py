@@ -8,6 +8,7 @@ once in so many commits (consumerOffsetUpdateVersionStep), as in RocketMQ: a mas
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -24,6 +25,9 @@ from rocketspark.protocol.json.bodies import DataVersion, OffsetTable
 log = LimitedLog("rocketspark.broker")
 VERSION_STEP = 500
 _LOWERED_SHOWN = 5
+# Topics of Spark's exactly-once writes. What a group of that name commits are no offsets: the last batch, its query and
+# rows, which must outlive the messages that told of them.
+KEPT_NUMBERS = re.compile(r"(.+%)?SPARK_TX_[A-Za-z0-9_-]+")
 # Readers of deleted topics that are remembered, each queue of a group as one; beyond, the oldest are forgotten.
 ANEW_MAX = 100_000
 
@@ -237,7 +241,7 @@ class ConsumerOffsets:
     def keep_within(self, end: Callable[[str, int], int], has_topic: Callable[[str], bool] | None = None) -> None:
         """Lower what lies beyond its queue's end, as messages that a power cut took were counted; on the disk at once.
 
-        `has_topic`: offsets of other topics go: a kill fell into their deletion.
+        `has_topic`: offsets of other topics go: a kill fell into their deletion. Of KEPT_NUMBERS all stay.
         """
         lowered = []
         for key, queues in list(self.table.items()):
@@ -245,6 +249,8 @@ class ConsumerOffsets:
             if has_topic is not None and not has_topic(topic):
                 del self.table[key]
                 self.changes += 1
+                continue
+            if topic == group and KEPT_NUMBERS.fullmatch(topic):
                 continue
             for queue_id, offset in queues.items():
                 if offset > (last := max(end(topic, queue_id), 0)):
