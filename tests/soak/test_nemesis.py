@@ -143,7 +143,11 @@ class Nemesis:
         return " + ".join(done)
 
     def _member(self) -> tuple[int, OurMember]:
-        master = self._set.master() if self._chance.random() < 0.6 else None
+        master = None
+        if self._chance.random() < 0.6:
+            # Nobody says while the controller is down.
+            with contextlib.suppress(OSError):
+                master = self._set.master()
         found = master or self._chance.choice(self._set.members)
         assert isinstance(found, OurMember)
         return self._set.members.index(found), found
