@@ -178,6 +178,8 @@ _ACCESS_HINTS = (
     ("username cannot be null", "the broker wants signed requests: give access_key and secret_key"),
     ("check signature failed", "secret_key is not the one of this access_key"),
     ("User:", "the broker knows the user by the name given as access_key: check it, and what he may do"),
+    # What brokers say of users and rules where they keep none.
+    ("An system error occurred", "a broker without access control has no users and rules: start it with --secure"),
 )
 
 

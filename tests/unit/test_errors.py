@@ -141,3 +141,8 @@ def test_a_pool_of_processes_tells_it() -> None:
         3,
         ("broker-a",),
     )
+
+
+def test_a_broker_without_users_is_named_as_such() -> None:
+    told = str(errors.ServerError(1, "An system error occurred, please try again later.", doing="list users"))
+    assert told.endswith("(a broker without access control has no users and rules: start it with --secure)")
