@@ -11,6 +11,7 @@ import mmap
 import os
 import resource
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rocketspark.errors import StoreFull, StoreUnwritable
@@ -23,6 +24,7 @@ _MS_SYNC = 4
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
 _MAPS_MAX = 32_768
+_SYNCS_AT_ONCE = 16
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS)
 
@@ -218,20 +220,21 @@ class OsFiles:
 
     def sync_all(self, folder: str) -> None:
         """Put every file below a folder on the disk, and all names. Raises StoreFull, StoreUnwritable."""
-        for path, _, names in os.walk(folder, followlinks=True):
-            for name in names:
-                file = f"{path}/{name}"
-                try:
-                    if os.path.isfile(file):
-                        self.sync_file(file)
-                except (FileNotFoundError, PermissionError):
-                    pass  # What cannot be read is not counted on.
-                except OSError as e:
-                    raise failure(e, "flush", file) from e
+
+        def sync(path: str) -> None:
             try:
-                self.sync_directory(path)
+                self.sync_directory(path) if os.path.isdir(path) else self.sync_file(path)
+            except (FileNotFoundError, PermissionError):
+                pass  # What cannot be read is not counted on.
             except OSError as e:
                 raise failure(e, "flush", path) from e
+
+        folders = list(os.walk(folder, followlinks=True))
+        files = (file for at, _, names in folders for name in names if os.path.isfile(file := f"{at}/{name}"))
+        # Several at a time: a file system puts them on the disk together.
+        with ThreadPoolExecutor(_SYNCS_AT_ONCE) as threads:
+            for paths in (files, (at for at, _, _ in folders)):
+                list(threads.map(sync, paths))
 
     def sync_directory(self, path: str) -> None:
         """Put the names in a directory on the disk."""
