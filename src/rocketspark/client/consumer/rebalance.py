@@ -262,7 +262,7 @@ class Rebalance:
                 pass
 
     async def _learn_routes(self) -> None:
-        for topic in self.subscriptions:
+        for topic in list(self.subscriptions):
             try:
                 await self.instance.routes.get(topic)
             except RocketSparkError as e:

@@ -178,11 +178,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=which, expression=st.sampled_from(FILTERS))
     def subscribe(self, at: int, expression: str) -> None:
-        known = self.member(at)._rebalance.subscriptions.get("t")
-        if known is None or known.expression != expression:
-            # What runs just then is read again.
-            self.world.again.update(QUEUES)
+        self.expect_again(self.member(at), expression)
         self.at_once(self.member(at).subscribe, "t", expression)
+
+    def expect_again(self, consumer: Any, expression: str) -> None:
+        """What runs just then is read again with a new filter, or once a topic is subscribed to anew."""
+        known = consumer._rebalance.subscriptions.get("t")
+        if known is None or known.expression != expression:
+            self.world.again.update(QUEUES)
 
     @rule(at=which)
     def unsubscribe(self, at: int) -> None:
@@ -225,6 +228,7 @@ class Machine(RuleBasedStateMachine):
         self.at_once(self.member(at)._rebalance.reset, offsets)
 
     def want_all(self, consumer: Any) -> None:
+        self.expect_again(consumer, "*")
         consumer.subscribe("t")
 
     def readers(self) -> dict[MessageQueue, Any]:
