@@ -19,7 +19,7 @@ OPENERS = {
     "connect_protocol": {
         "transport/connections.py": "dial itself",
         "transport/tls/dial.py": "what dial calls",
-        "broker/replication/link/ha_client.py": "the HA link, which is plain in RocketMQ",
+        "broker/replication/link/doors.py": "the HA link: plain as RocketMQ's, or greeted and in TLS",
     },
     "dial": {
         "transport/connections.py": "Connections",
