@@ -246,6 +246,25 @@ def test_a_connection_that_ends_frees_its_waiters_and_loses_no_message(tmp_path:
     run(main())
 
 
+def test_a_member_that_leaves_is_answered_before_its_leave_and_loses_no_message(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer, connected(server.address) as other:
+            await create(peer)
+            left = [asyncio.create_task(pop(peer, **HOLD)) for _ in range(2)]
+            others = asyncio.create_task(popped(peer, group="H", **HOLD))
+            stays = asyncio.create_task(popped(other, **HOLD))
+            await until(lambda: server._pop_state.waiting.total == 4)
+            leave = headers.UnregisterClientHeader(client_id="c", consumer_group=GROUP)
+            leaving = asyncio.create_task(peer.request(RequestCode.UNREGISTER_CLIENT, leave))
+            assert [(await task).code for task in left] == [210, 210]
+            (await leaving).raise_for_code("leave")
+            assert server._pop_state.waiting.total == 2
+            await sent(peer, b"0")
+            assert [m.body for found in (await stays, await others) for m in found] == [b"0", b"0"]
+
+    run(main())
+
+
 @pytest.mark.parametrize("how", ["pop", "notification"])
 def test_one_whose_connection_is_being_closed_keeps_no_message_from_the_next(tmp_path: Path, how: str) -> None:
     async def ask(peer: Peer, queue_id: int) -> bool:

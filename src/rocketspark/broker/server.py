@@ -298,7 +298,8 @@ class BrokerServer:
         yield self._send
         yield PullHandler(s, store, tables, self._long_polling, stats, long_scans, self._filters, self.role)
         self._locks = RebalanceLocks(s.lock_expiry_ms)
-        self._client_handler = ClientHandler(tables.clients, tables.groups, tables.topics, self._locks)
+        waiting = self._pop_state.waiting
+        self._client_handler = ClientHandler(tables.clients, tables.groups, tables.topics, self._locks, waiting)
         yield self._client_handler
         self._topic_queues = TopicQueues(s, tables.topics.get)
         yield AssignmentHandler(s, tables, self._topic_queues, self._client_handler.notify)

@@ -10,6 +10,7 @@ from rocketspark.broker.consumers.lock_quorum import LockQuorum
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.declared_settings import QUEUES_MAX
+from rocketspark.broker.pop.waiting_pops import WaitingPops
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import FilterIllegal, ServerError, TransportError
@@ -35,8 +36,14 @@ class ClientHandler:
     """Serves the requests about connected clients and their queue locks."""
 
     def __init__(
-        self, clients: ConnectedClients, groups: SubscriptionGroups, topics: Topics, locks: RebalanceLocks
+        self,
+        clients: ConnectedClients,
+        groups: SubscriptionGroups,
+        topics: Topics,
+        locks: RebalanceLocks,
+        waiting: WaitingPops,
     ) -> None:
+        self._waiting = waiting
         self._clients = clients
         self._groups = groups
         self._topics = topics
@@ -67,9 +74,11 @@ class ClientHandler:
         return reply(request.opaque, header=HeartbeatReply())
 
     def unregister(self, peer: Peer, request: Request[UnregisterClientHeader], body: bytes) -> bytes:
-        """UNREGISTER_CLIENT (35)."""
+        """UNREGISTER_CLIENT (35): also the pops that the client has held end, before it is answered."""
         h = request.ext
         self._clients.leave(peer, producer_group=h.producer_group, consumer_group=h.consumer_group)
+        if h.consumer_group:
+            self._waiting.answer_left(peer, h.consumer_group)
         return reply(request.opaque)
 
     def consumer_list(self, peer: Peer, request: Request[ConsumerListHeader], body: bytes) -> bytes:

@@ -83,7 +83,7 @@ class WaitingPops:
         self._scheduled = False
         self.total = 0
         self.refused = 0
-        # The broker ends: whoever waits is answered with nothing.
+        # The broker, or one member, ends: whoever is answered gets nothing.
         self.closed = False
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
@@ -288,6 +288,16 @@ class WaitingPops:
         waiter.retry = dropped
         if left:
             self.wake(*waiter.pair, waiter.line[0])
+
+    def answer_left(self, owner: Hashable, group: str) -> None:
+        """Answer with nothing what an owner has held in a group that it leaves: nobody would take messages."""
+        was_closed, self.closed = self.closed, True
+        try:
+            for waiter in list(self._owned.get(owner, ())):
+                if waiter.pair[1] == group:
+                    self._expire(waiter)
+        finally:
+            self.closed = was_closed
 
     def answer_all(self) -> None:
         """Answer every held request now."""

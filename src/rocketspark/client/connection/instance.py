@@ -274,8 +274,14 @@ class Instance:
             if e.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
 
-    async def close(self, *, producer: str | None = None, consumer: str | None = None) -> None:
-        """Leave the group; the last one to close ends the heartbeats and closes all connections."""
+    async def close(
+        self,
+        *,
+        producer: str | None = None,
+        consumer: str | None = None,
+        then: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Leave the group; the last one to close ends the heartbeats and closes all connections, after `then`."""
         self._users -= 1
         last = self._users == 0
         if last:
@@ -289,6 +295,8 @@ class Instance:
         self._joined.discard(consumer or "")
         self.consumers.pop(consumer or "", None)
         self.master_watchers.pop(consumer or "", None)
+        if then is not None:
+            await then()
         if last:
             await self.connections.close()
             await self.routes.close()

@@ -7,6 +7,7 @@ undone; one that gives up waiting for a close leaves it to go on.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from rocketspark.client.options import ClientOptions
 from rocketspark.client.queries import Queries
@@ -72,10 +73,10 @@ class ConsumerLife(Queries):
         self._entered = True
         await self._instance.check_namesrv()
 
-    async def _leave(self) -> None:
-        """Leave the instance, last of all: the broker is told, and connections without other users are closed."""
+    async def _leave(self, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Leave the instance, last of all: brokers are told, after `then` connections without other users closed."""
         if self._tracer is not None:
             await self._tracer.close()
         if self._entered:
             self._entered = False
-            await self._instance.close(consumer=self.group)
+            await self._instance.close(consumer=self.group, then=then)

@@ -348,7 +348,7 @@ class AsyncPushConsumer(ConsumerLife):
             await self._popping.finish()
         if self._entered:
             await self._rebalance.leave()
-        await self._leave()
+        await self._leave(self._popping.end_held if self._popping is not None else None)
 
     async def _settle(self) -> None:
         if self._listeners is not None:

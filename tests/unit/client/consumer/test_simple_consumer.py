@@ -11,7 +11,8 @@ import pytest
 from tests.unit.client.fake import Fake, in_loop, until
 
 from rocketspark.client import AsyncPushConsumer, AsyncSimpleConsumer
-from rocketspark.errors import ConnectionLost, ProtocolError, RocketSparkError, ServerError
+from rocketspark.errors import ConnectionLost, ProtocolError, RocketSparkError, ServerError, StateError
+from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers.pop import (
     AckHeader,
@@ -20,6 +21,7 @@ from rocketspark.protocol.headers.pop import (
     PopHeader,
     PopReply,
 )
+from rocketspark.protocol.json import assignment, bodies
 from rocketspark.transport.request_frames import reply
 
 Answer = Callable[[PopHeader], tuple[int, dict[str, Any]] | None]
@@ -35,6 +37,7 @@ class Pops:
         self.answer: Answer = lambda header: (210, {})
         self.records = b""
         self.peers: list[Any] = []
+        self.opaques: list[int] = []
         routes = fake.brokers[broker].server._routes
         routes.add(RequestCode.POP_MESSAGE, self._pop, PopHeader)
         routes.add(RequestCode.ACK_MESSAGE, self._ack, AckHeader)
@@ -43,13 +46,14 @@ class Pops:
     def _pop(self, peer: Any, request: Any, body: bytes) -> bytes | None:
         self.asked.append(request.ext)
         self.peers.append(peer)
+        self.opaques.append(request.opaque)
         told = self.answer(request.ext)
-        if told is None:
-            return None
-        code, fields = told
+        return None if told is None else self.reply(request.opaque, *told)
+
+    def reply(self, opaque: int, code: int, fields: dict[str, Any]) -> bytes:
         values: dict[str, Any] = {"pop_time_ms": int(time.time() * 1000), "invisible_time_ms": 60_000} | fields
         header = PopReply(**values)
-        return reply(request.opaque, code, header, self.records if code == 0 else b"", remark="told")
+        return reply(opaque, code, header, self.records if code == 0 else b"", remark="told")
 
     def _ack(self, peer: Any, request: Any, body: bytes) -> bytes:
         self.acked.append(request.ext)
@@ -192,6 +196,43 @@ async def test_what_comes_after_the_end_of_a_receive_is_given_back() -> None:
         consumer._pops.give_back(messages)
         await until(lambda: pops.changed)
         assert [h.invisible_time_ms for h in pops.changed] == [1000]
+
+
+@pytest.mark.parametrize("kind", [AsyncSimpleConsumer, AsyncPushConsumer])
+def test_what_a_held_pop_gives_while_its_member_leaves_is_given_back(kind: type[Any]) -> None:
+    @in_loop
+    async def main() -> None:
+        async with Fake(t=1) as fake:
+            pops = Pops(fake)
+            pops.records = one_record(fake)
+            pops.answer = lambda header: None
+            found = {"start_offsets": "0 0 0", "message_offsets": "0 0 0"}
+
+            def last(header: Any, body: bytes) -> None:
+                for peer, opaque in zip(pops.peers, pops.opaques, strict=True):
+                    peer.send(pops.reply(opaque, 0, found))
+
+            def assign(peer: Any, request: Any, body: bytes) -> bytes:
+                queue = bodies.QueueBody.of(MessageQueue("t", "broker-a", -1))
+                told = [assignment.Assigned(message_queue=queue, mode="POP")]
+                return reply(request.opaque, body=bodies.encode(assignment.Assignment(message_queue_assignments=told)))
+
+            fake.broker.routes.add(RequestCode.QUERY_ASSIGNMENT, assign)
+            fake.broker.rules[RequestCode.UNREGISTER_CLIENT] = last
+            consumer = kind(fake.namesrv, "g", **({"pop": True} if kind is AsyncPushConsumer else {}))
+            consumer.subscribe("t")
+            if kind is AsyncPushConsumer:
+                consumer.listen(print)
+            async with consumer:
+                if kind is AsyncSimpleConsumer:
+                    receiving = asyncio.ensure_future(consumer.receive())
+                await until(lambda: pops.asked)
+            assert [h.invisible_time_ms for h in pops.changed] == [1000]
+            if kind is AsyncSimpleConsumer:
+                with pytest.raises(StateError):
+                    await receiving
+
+    main()
 
 
 def _popped(fake: Fake) -> list[Any]:

@@ -33,6 +33,8 @@ GIVEN_BACK_MS = 1000
 # A broker takes no more.
 COUNT_MAX = 32
 INVISIBLE_MS_MAX = 12 * 3600 * 1000
+# So long replies that came before that to a leave take to be read.
+HELD_S = 0.05
 # How many messages are given back at a time.
 GIVE_BACK_AT_ONCE = 64
 INFLATED_BYTES = 64 << 20
@@ -63,6 +65,7 @@ class PopCalls:
         # By broker, how far its clock is ahead of our monotonic one, in ms.
         self._clock_ms: dict[str, float] = {}
         self._giving_back: set[asyncio.Task[None]] = set()
+        self._abandoned: set[asyncio.Task[list[ReceivedMessage]]] = set()
 
     # -- pops ----------------------------------------------------------------------------------------------------
 
@@ -239,12 +242,26 @@ class PopCalls:
 
     def abandon(self, asking: asyncio.Task[list[ReceivedMessage]]) -> None:
         """Give back what a pop returns that nobody waits for any more."""
-        asking.add_done_callback(lambda done: self.give_back(_result(done)))
+        self._abandoned.add(asking)
+        asking.add_done_callback(self._answered_late)
+
+    def _answered_late(self, asking: asyncio.Task[list[ReceivedMessage]]) -> None:
+        self._abandoned.discard(asking)
+        self.give_back(_result(asking))
 
     async def settle(self, timeout_s: float) -> None:
         """Wait until what is given back is, or the time is over."""
         if self._giving_back:
             await asyncio.wait(list(self._giving_back), timeout=timeout_s)
+
+    async def end_held(self, timeout_s: float, asking: Iterable[asyncio.Task[list[ReceivedMessage]]] = ()) -> None:
+        """Give back what brokers answered before they knew that this member left. `asking`: pops besides abandoned ones.
+
+        Our broker answers what it holds when it is told, RocketMQ's when there are messages: it is not waited for.
+        """
+        if held := {*self._abandoned, *asking}:
+            await asyncio.wait(held, timeout=HELD_S)
+        await self.settle(timeout_s)
 
 
 def _result(done: asyncio.Task[list[ReceivedMessage]]) -> list[ReceivedMessage]:

@@ -251,6 +251,10 @@ class PopReading:
         await end_all(self._finishing, END_S)
         await self._calls.settle(END_S)
 
+    async def end_held(self) -> None:
+        """Give back what brokers still answered until they had heard that this member leaves."""
+        await self._calls.end_held(END_S)
+
 
 def _pulled(units: list[Unit]) -> list[Unit]:
     return [unit for unit in units if not isinstance(unit[0], PopBatch)]

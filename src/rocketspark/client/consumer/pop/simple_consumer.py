@@ -171,7 +171,7 @@ class AsyncSimpleConsumer(ConsumerLife):
         self._arrived.set()
         self._give_back_kept()
         await self._pops.settle(GIVE_BACK_S)
-        await self._leave()
+        await self._leave(lambda: self._pops.end_held(GIVE_BACK_S, self._asking))
         await end_all([*self._asking, *self._telling], GIVE_BACK_S)
 
     # -- receive -------------------------------------------------------------------------------------------------
@@ -217,6 +217,7 @@ class AsyncSimpleConsumer(ConsumerLife):
                 left_ms = (end_s - loop.time()) * 1000
             if left_ms <= 0 or (looked and left_ms < POLL_MS_MIN and not self._asking):
                 return self._nothing(queues)
+            self._check_started()
             self._arrived.clear()
             for queue in queues:
                 self._ask_enough((queue, invisible_ms), count_max, min(int(left_ms), POLL_MS_MAX))
@@ -270,7 +271,9 @@ class AsyncSimpleConsumer(ConsumerLife):
         return []
 
     def _may_ask(self, queue: MessageQueue) -> bool:
-        return self._again_s.get(queue, 0) <= asyncio.get_running_loop().time() and bool(queue.broker_name)
+        # What is asked of a broker after the leave would be answered to nobody.
+        runs = self._state == "started" and bool(queue.broker_name)
+        return runs and self._again_s.get(queue, 0) <= asyncio.get_running_loop().time()
 
     def _ask_enough(self, place: Place, count_max: int, poll_ms: int) -> None:
         """Let as many pops wait at a broker as there are calls of `receive`."""
