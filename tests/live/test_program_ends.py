@@ -90,6 +90,24 @@ def test_cancelled_sends_of_coroutines_are_said(cluster: Cluster) -> None:
     ]
 
 
+CLOSED = """
+import asyncio, sys
+from rocketspark import AsyncProducer
+async def main():
+    async with AsyncProducer(sys.argv[1], linger_ms=60_000) as producer:
+        try:
+            await asyncio.wait_for(producer.send("chained", b"x"), 0.001)
+        except TimeoutError:
+            print("too slow")
+asyncio.run(main())
+"""
+
+
+def test_sends_that_a_program_gave_up_before_it_closed_are_its_own_doing(cluster: Cluster) -> None:
+    done = subprocess.run([sys.executable, "-c", CLOSED, cluster.namesrv], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("too slow\n", "")
+
+
 def test_one_line_says_how_many_were_not() -> None:
     nowhere = f"127.0.0.1:{free_ports(0)}"
     done = run(nowhere, "t", count=7, options="send_timeout_ms=60_000, retries=1000")

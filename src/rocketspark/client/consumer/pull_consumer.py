@@ -324,7 +324,7 @@ class AsyncPullConsumer(ConsumerLife):
         found = self._take(count_max)
         end_s = time.monotonic() + min(timeout_ms / 1000, WAIT_MAX_S)
         while not found and self._state == "started":
-            if (refusal := self._rebalance.refusal()) is not None:
+            if (refusal := self._rebalance.take_refusal()) is not None:
                 raise copy(refusal)
             left_s = end_s - time.monotonic()
             if left_s <= 0:

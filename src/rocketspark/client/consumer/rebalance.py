@@ -21,7 +21,7 @@ from rocketspark.client.consumer.offset_commits import ConsumeFrom, OffsetCommit
 from rocketspark.client.consumer.offset_stores import BrokerOffsets, OffsetStore
 from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
-from rocketspark.client.consumer.refusals import is_refusal
+from rocketspark.client.consumer.refusals import is_refusal, refusal_text
 from rocketspark.client.hooks import OnQueues, call_with_queues
 from rocketspark.client.observe.consume_stats import SAMPLE_S, ConsumeStats
 from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError, StateError
@@ -355,6 +355,17 @@ class Rebalance:
         """Return what brokers refuse now so that no retry mends it, None if all is well."""
         refused = (puller.refusal for puller in self.pullers.values())
         return next((error for error in refused if error is not None), self._refusal)
+
+    def take_refusal(self) -> RocketSparkError | None:
+        """Return what `refusal` does, once for each time that it was refused: who goes on asking waits for the next."""
+        error = self.refusal()
+        if error is not None:
+            for puller in self.pullers.values():
+                if puller.refusal is not None and refusal_text(puller.refusal) == refusal_text(error):
+                    puller.refusal = None
+            if self._refusal is not None and refusal_text(self._refusal) == refusal_text(error):
+                self._refusal = None
+        return error
 
     async def _members(self, route: TopicRoute) -> list[str] | None:
         """Return the group's members, sorted; None while the broker asked does not list this client."""

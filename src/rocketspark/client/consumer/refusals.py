@@ -34,6 +34,11 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, FilterIllegal)
 
 
+def refusal_text(error: RocketSparkError) -> str:
+    """Return what tells refusals apart: not the queue, which the whole text names."""
+    return getattr(error, "remark", "") or str(error)
+
+
 class ErrorCalls:
     """Calls an application's function with refusals, each error once in a while."""
 
@@ -45,8 +50,7 @@ class ErrorCalls:
     def tell(self, error: RocketSparkError) -> None:
         """Have the function called."""
         now_s = time.monotonic()
-        # Not by the queue, which the whole text names.
-        text = getattr(error, "remark", "") or str(error)
+        text = refusal_text(error)
         if now_s - self._told_s.get(text, -AGAIN_S) < AGAIN_S:
             return
         if len(self._told_s) >= TOLD_MAX:

@@ -27,6 +27,7 @@ from rocketspark.client.producer.prepared_message import (
     pack_reply,
     request_text,
 )
+from rocketspark.client.producer.program_end import cancelled_sends
 from rocketspark.client.producer.send_attempts import SendAttempts, SendSettings
 from rocketspark.client.queries import Queries
 from rocketspark.client.results import SendResult
@@ -146,6 +147,7 @@ class AsyncProducer(Queries):
                 if not waiting.done():
                     waiting.set_exception(NoReply("the producer was closed before the reply to a request came"))
             await self._instance.close(producer=self.group)
+            cancelled_sends.forget()
 
     # -- sending -------------------------------------------------------------------------------------------------
 

@@ -41,6 +41,10 @@ class CancelledSends:
         self._count = self._count + 1 if now_s - self._last_s < LAST_S else 1
         self._last_s = now_s
 
+    def forget(self) -> None:
+        """Forget them, as a producer was closed: what is cancelled with it open is its caller's own doing."""
+        self._count = 0
+
     def count(self) -> int:
         """Return how many were cancelled just now."""
         return self._count if time.monotonic() - self._last_s < LAST_S else 0

@@ -13,10 +13,13 @@ from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
 from rocketspark.client.real_threads import RealThread, SimpleQueue
+from rocketspark.model.limited_log import LimitedLog
 
 T = TypeVar("T")
 
 log = logging.getLogger("rocketspark.client")
+# For what is so for each callback from then on.
+once_log = LimitedLog("rocketspark.client", lines_max=1)
 
 THREADS_MAX = 4
 _PENDING, _FINISHED = "PENDING", "FINISHED"
@@ -141,7 +144,7 @@ class QuickFuture(Future[T]):
                 self.executor.submit(self._called)
                 return
         except RuntimeError:
-            log.warning("the callbacks' executor takes no more calls: one is called on the client's own thread")
+            once_log.warning("the callbacks' executor takes no more calls: they are called on the client's own thread")
         self._called()
 
     def _called(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
@@ -53,15 +54,22 @@ async def test_poll_and_iteration_raise_it_until_it_is_mended(refusal: tuple[int
         fake.broker.put("t", 0, b"x")
         fake.broker.rules[RequestCode.PULL_MESSAGE] = lambda header, body: refusal
         consumer.subscribe("t", sql="a = 1")
-        for _ in range(2):
+        for _ in range(10):
             with pytest.raises(ServerError, match=f"code {refusal[0]} ") as caught:
                 await consumer.poll(60_000)
             assert caught.value.remark == refusal[1]
+        # Who catches it and goes on is not kept busy: each is raised once.
+        assert fake.broker.requests[RequestCode.PULL_MESSAGE] >= 10
         with pytest.raises(ServerError, match=f"code {refusal[0]} "):
             await anext(consumer)
         del fake.broker.rules[RequestCode.PULL_MESSAGE]
-        await until(lambda: consumer._rebalance.refusal() is None)
-        assert (await anext(consumer)).body == b"x"
+        for _ in range(3):
+            # One of each queue may be on its way.
+            with contextlib.suppress(ServerError):
+                assert (await anext(consumer)).body == b"x"
+                break
+        else:
+            raise AssertionError
 
 
 @in_loop

@@ -255,7 +255,7 @@ class PopCalls:
             await asyncio.wait(list(self._giving_back), timeout=timeout_s)
 
     async def end_held(self, timeout_s: float, asking: Iterable[asyncio.Task[list[ReceivedMessage]]] = ()) -> None:
-        """Give back what brokers answered before they knew that this member left. `asking`: pops besides abandoned ones.
+        """Give back what brokers answered before they knew of a leave. `asking`: pops besides abandoned ones.
 
         Our broker answers what it holds when it is told, RocketMQ's when there are messages: it is not waited for.
         """
