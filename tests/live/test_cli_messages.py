@@ -130,12 +130,18 @@ def test_a_line_without_an_end_is_read_no_further(cluster: Cluster) -> None:
     call.stderr.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_was_printed_is_committed_when_it_is_ended(cluster: Cluster, number: signal.Signals) -> None:
-    topic = f"ended-{number.name}"
+@pytest.mark.parametrize(
+    ("number", "before"),
+    [(signal.SIGTERM, ()), (signal.SIGINT, ()), (signal.SIGTERM, ("sh", "-c", 'trap "" INT; exec "$@"', "sh"))],
+    ids=["SIGTERM", "SIGINT", "SIGTERM-in-the-background"],
+)
+def test_what_was_printed_is_committed_when_it_is_ended(
+    cluster: Cluster, number: signal.Signals, before: tuple[str, ...]
+) -> None:
+    topic = f"ended-{number.name}-{len(before)}"
     run(cluster, "produce", topic, "--sharding-key", "k", stdin="".join(f"{n}\n" for n in range(40)))
     call = command(cluster, "consume", topic, "--from", "first", "--group", topic, "--json")
-    reading = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    reading = subprocess.Popen([*before, *call], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert reading.stdout is not None
         for _ in range(40):
