@@ -50,6 +50,8 @@ class Facade(Generic[C]):
     def __init__(self, core: C) -> None:
         self._core = core
         self._thread: LoopThread | None = None
+        # Waits for a close that a callback began.
+        self._wait_closed: Callable[[], None] | None = None
 
     @property
     def _loop(self) -> LoopThread:
@@ -83,7 +85,8 @@ class Facade(Generic[C]):
     def close(self) -> None:
         """Finish and close. As the asynchronous client's `close`; may be called again.
 
-        An interrupt ends the wait for it, not the closing. In a callback, such as a listener, it does not wait.
+        An interrupt ends the wait for it, not the closing. In a callback, such as a listener, it does not wait; a
+        later call elsewhere does, such as that at the end of a with block.
         """
         self._end(self._core.close())
 
@@ -91,8 +94,10 @@ class Facade(Generic[C]):
         thread, self._thread = self._thread, None
         if thread is None:
             ending.close()
+            if self._wait_closed is not None and not self._core.calls_here:
+                self._wait_closed()
             return
-        thread.end_with(ending, waits=not self._core.calls_here)
+        self._wait_closed = thread.end_with(ending, waits=not self._core.calls_here)
 
     def __enter__(self) -> Self:
         self.start()

@@ -211,19 +211,19 @@ class LoopThread:
                 del waiter
         return cast(T, waiter.result)
 
-    def end_with(self, coroutine: Coroutine[Any, Any, None], *, waits: bool = True) -> None:
+    def end_with(self, coroutine: Coroutine[Any, Any, None], *, waits: bool = True) -> Callable[[], None] | None:
         """Run a user's last coroutine, wait for it, and release.
 
         It runs to its end also if the wait is interrupted. On the loop's own threads nothing is waited for, nor if not
-        `waits`: the caller is what it would wait for.
+        `waits`: the caller is what it would wait for. Then what waits for it is returned, for others to call.
         """
         if self.is_dead:
             coroutine.close()
             self.release()
-            return
-        if not waits or self._thread.is_current or self._executor.is_current:
-            self.end_later(coroutine)
-            return
+            return None
+        if not waits or self._is_here:
+            farewell = self.end_later(coroutine)
+            return lambda: self._wait(farewell)
         farewell = LastLoopCall(coroutine)
         try:
             self.put(farewell)
@@ -237,12 +237,24 @@ class LoopThread:
                 raise farewell.error
             finally:
                 del farewell
+        return None
 
-    def end_later(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    @property
+    def _is_here(self) -> bool:
+        """Tell whether one of the loop's own threads asks."""
+        return self._thread.is_current or self._executor.is_current
+
+    def _wait(self, farewell: LastLoopCall) -> None:
+        if not self.is_dead and not self._is_here:
+            farewell.lock.acquire()
+            farewell.lock.release()
+
+    def end_later(self, coroutine: Coroutine[Any, Any, None]) -> LastLoopCall:
         """Run a user's last coroutine in the background, then release."""
         farewell = LastLoopCall(coroutine)
         farewell.then(self.release)
         self.put(farewell)
+        return farewell
 
 
 def _refuse(loop_call: LoopCall, error: BaseException) -> None:
