@@ -17,8 +17,12 @@ from tests.live.test_replication import Pair, pair
 
 from rocketspark.broker.access import secure_folder
 from rocketspark.broker.access.settings import CLASSES, AccessSettings
-from rocketspark.broker.replication.link.doors import WAITING_MAX
+from rocketspark.broker.replication.link import greeting
+from rocketspark.broker.replication.link.doors import WAITING_MAX, SlaveDoor, _enter
+from rocketspark.broker.replication.link.ha_client import HaClient
+from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.controller.settings import ControllerSettings
+from rocketspark.errors import ReplicationError
 from rocketspark.namesrv.settings import Settings
 from rocketspark.protocol import ha
 from rocketspark.store.store import Store
@@ -113,7 +117,12 @@ def test_strangers_that_wait_make_room_and_keep_no_replica_out(tmp_path: Path) -
         async with locked(tmp_path) as p:
             fill(p.master.store)
             port = p.master.replication.listener.port
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
             held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * WAITING_MAX)]
+            # Those of one host bar none of another, which came before them.
+            writer.write(greeting.frame(greeting.HELLO, b"r" * greeting.RANDOM_BYTES))
+            assert await reader.readexactly(7) == greeting.frame(greeting.CHALLENGE, bytes(16))[:7]
+            writer.close()
             slave = await p.start(1, **link_of(p))
             await until(lambda: slave.store.written_position == p.master.store.written_position)
             for _, writer in held:
@@ -176,3 +185,57 @@ def test_the_controller_inside_a_nameserver_has_its_gate() -> None:
     settings.take({"signedWritesEnable": "true", "innerClientAuthenticationCredentials": inner})
     assert settings.gate is not None
     assert ControllerSettings(settings.controller).gate is not None
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_slave_that_gives_up_on_a_master_that_hangs_leaves_no_connection(tmp_path: Path, tls: bool) -> None:
+    async def main() -> None:
+        ended = 0
+
+        async def hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal ended
+            try:
+                await reader.read()
+            except ConnectionResetError:
+                pass
+            ended += 1
+            writer.close()
+
+        master = await asyncio.start_server(hangs, "127.0.0.1", 0)
+        port = master.sockets[0].getsockname()[1]
+        settings = from_values(secure_folder.prepare(tmp_path / "secure").tls_values())
+        for _ in range(3):
+            door = SlaveDoor(("inner", "secret-of-inner"), asyncio.Protocol, f"127.0.0.1:{port}")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await _enter(door, "127.0.0.1", port, settings.client(True) if tls else None)
+        await until(lambda: ended == 3)
+        master.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_slave_tries_soon_again_where_a_master_is_about_to_take_office(tmp_path: Path, tls: bool) -> None:
+    more: dict[str, Any] = {}
+    if tls:
+        more["tls"] = from_values(secure_folder.prepare(tmp_path / "secure").tls_values())
+
+    async def main() -> None:
+        async with locked(tmp_path, **more) as p:
+            fill(p.master.store)
+            p.master.replication.listener.accepting = False
+            slave = await p.start(1, **link_of(p))
+            counts = slave.replication.troubles.counts
+            await until(lambda: counts.total())
+            assert set(counts) == {"closed"}
+            p.master.replication.listener.accepting = True
+            await until(lambda: slave.store.written_position == p.master.store.written_position)
+
+    run(main())
+
+
+def test_a_slave_tries_on_however_often_it_was_refused() -> None:
+    client = HaClient(lambda now_s: pytest.fail("no link is made"), Troubles(), on_appended=lambda: None)
+    refused = ReplicationError("it is no master", reason="closed")
+    assert {client._pause_after(refused) for _ in range(2000)} == {2.0, 4.0, 8.0, 10.0}

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -28,7 +30,7 @@ from rocketspark.transport.tls.stream import Above, TlsStream
 
 log = LimitedLog("rocketspark.broker.replication")
 
-# Those that have not said who they are; one more makes the oldest leave.
+# Those that have not said who they are; one more makes the oldest of the host with the most leave.
 WAITING_MAX = 64
 TRUSTED = "haTrustedAddresses"
 
@@ -68,7 +70,8 @@ class Hall:
         self.trusted = TrustedHosts(settings.ha_trusted)
         self.contexts = ServerContexts(settings.tls, names=[settings.host])
         self.takes_plain = settings.tls.mode != "enforcing"
-        self.handshakes = Handshakes(count_max=WAITING_MAX)
+        # Those that wait, and those that are on their way out.
+        self.handshakes = Handshakes(count_max=2 * WAITING_MAX)
         self.descriptors = descriptors
         self.waiting: dict[MasterDoor, None] = {}
         self.takes: Callable[[], bool] = lambda: True
@@ -109,7 +112,9 @@ class MasterDoor(asyncio.Protocol):
             return
         hall.waiting[self] = None
         if len(hall.waiting) > WAITING_MAX:
-            next(iter(hall.waiting)).close("too many wait at this port that do not say who they are")
+            ((host, _),) = Counter(door._host for door in hall.waiting).most_common(1)
+            oldest = next(door for door in hall.waiting if door._host == host)
+            oldest.close("too many wait at this port that do not say who they are")
         limit_s = hall.settings.ha_housekeeping_interval_ms / 1000
         self._timer = asyncio.get_running_loop().call_later(limit_s, self.close, "it did not say who it is")
 
@@ -305,7 +310,9 @@ async def _enter(door: SlaveDoor, host: str, port: int, tls: ClientTls | None) -
             if error is None:
                 door.connection_made(made)
             else:
-                door.fail(ReplicationError(explain(error, door.address, tls, host), reason="tls"))
+                # A connection that ended may be of a master that takes office: another try will do.
+                reason = "tls" if isinstance(error, ssl.SSLError) else "closed"
+                door.fail(ReplicationError(explain(error, door.address, tls, host), reason=reason))
 
         try:
             made = stream = TlsStream(
@@ -316,8 +323,12 @@ async def _enter(door: SlaveDoor, host: str, port: int, tls: ClientTls | None) -
     try:
         await connect_protocol(lambda: stream or door, host, port)
         await door.entered
+    except BaseException:
+        # Also by whoever waits no longer: a master that hangs would be connected to once more with every try.
+        door.fail(ReplicationError("given up", reason="closed"))
+        if stream is not None:
+            stream.abort()
+        raise
     finally:
-        if door.entered.cancel():
-            door.fail(ReplicationError("given up", reason="closed"))
-        elif not door.entered.cancelled():
+        if not door.entered.cancelled():
             door.entered.exception()

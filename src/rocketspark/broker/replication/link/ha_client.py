@@ -27,7 +27,7 @@ CONNECT_TIMEOUT_S = 5.0
 # A connection that was left is closed then at the latest: a master that was replaced has heard of it.
 LEFT_OPEN_S = 5.0
 # A master that takes office refuses until it has.
-CLOSED_PAUSE_S_MAX = 10.0
+CLOSED_PAUSE_S_MAX, CLOSED_COUNT_MAX = 10.0, 10
 
 MakeLink = Callable[[float], SlaveLink]
 
@@ -250,7 +250,8 @@ class HaClient:
 
     def _pause_after(self, error: Exception | None) -> float:
         reason = reason_of(error) if error is not None else ""
-        self._closed_count = self._closed_count + 1 if reason == "closed" else 0
+        # Bounded: no float holds the power of a night of tries.
+        self._closed_count = min(self._closed_count + 1, CLOSED_COUNT_MAX) if reason == "closed" else 0
         if reason == "closed":
             return float(min(self._retry_s * 2**self._closed_count, CLOSED_PAUSE_S_MAX))
         if reason == "stalled":
