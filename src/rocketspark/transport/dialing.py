@@ -7,11 +7,14 @@ ends, and die of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+from rocketspark.model.text import shown
 
 
 async def connect_protocol(make: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
@@ -19,7 +22,8 @@ async def connect_protocol(make: Callable[[], asyncio.Protocol], host: str, port
     loop = asyncio.get_running_loop()
     family = _family(host)
     if family is None:
-        await loop.create_connection(make, host, port)
+        with _naming(host):
+            await loop.create_connection(make, host, port)
         return
     # asyncio sends at once on what says that it is TCP.
     connected = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -37,7 +41,8 @@ async def own_ip(host: str, port: int) -> str:
     family = _family(host)
     if family is None:
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, remote_addr=(host, port))
+        with _naming(host):
+            transport, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, remote_addr=(host, port))
         try:
             return str(transport.get_extra_info("sockname")[0])
         finally:
@@ -45,6 +50,15 @@ async def own_ip(host: str, port: int) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as towards:
         towards.connect((host, port))
         return str(towards.getsockname()[0])
+
+
+@contextlib.contextmanager
+def _naming(host: str) -> Iterator[None]:
+    """Say of what can be no name what a look-up says of one that nobody has. Raises OSError."""
+    try:
+        yield
+    except UnicodeError:
+        raise OSError(errno.EINVAL, f"{shown(host, characters_max=100)} can be no name of a host") from None
 
 
 def _family(host: str) -> int | None:

@@ -73,6 +73,15 @@ def test_nobody_there(loop: str) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("host", ["a" * 64, "a..b", "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 64])
+def test_what_can_be_no_name_is_nobodys(loop: str, host: str) -> None:
+    with pytest.raises(OSError, match="can be no name of a host"):
+        on(loop, connect_protocol(asyncio.Protocol, host, 9))
+    with pytest.raises(OSError, match="can be no name of a host"):
+        on(loop, own_ip(host, 9))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 def test_who_gives_up_waiting_leaves_no_socket(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server whose queue of connections is full answers nobody."""
     made: list[socket.socket] = []
