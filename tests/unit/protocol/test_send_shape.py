@@ -218,8 +218,13 @@ def test_what_is_signed_is_read_from_the_texts_of_a_shape_as_from_the_fields(
         {"AccessKey": "a"},
         {"Signature": "x" * 28, "AccessKey": 7},
         {"Signature": "x" * 28, "AccessKey": "a", "SignedTime": "07"},
+        {"Signature": "no", "AccessKey": "a"},
+        {"Signature": "-" * 28, "AccessKey": "a", "SignedTime": "1795214738976"},
     ],
 )
 def test_headers_whose_signature_is_to_be_looked_at_one_by_one(odd: dict[str, Any]) -> None:
     shape = learn(header(**odd))
+    assert shape is None or shape.signed is None or (shape.signed.time == 0 and "SignedTime" not in odd)
+    # Not UTF-8, where the decoder of sends does not look.
+    shape = learn(header(**odd).replace(b'"AccessKey":"a"', b'"AccessKey":"\xff"'))
     assert shape is None or shape.signed is None or (shape.signed.time == 0 and "SignedTime" not in odd)

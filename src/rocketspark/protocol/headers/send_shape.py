@@ -191,12 +191,16 @@ def _signed(
     """
     try:
         head, other = _decode_signed(header), _decode_signed(changed)
-    except msgspec.MsgspecError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if ACCESS_KEY not in head.ext or SIGNATURE not in head.ext or UNSIGNED_QUERY_FIELD in head.ext:
         return None
     # The texts that vary lie at every other place.
     places = {name: 2 * i + 1 for i, (_, _, name) in enumerate(sorted(texts))}
+    signature = places.get(f'"{SIGNATURE}"'.encode())
+    if signature is None:
+        # It does not look like one.
+        return None
     begin, end = properties
     of_properties = [text for text in sorted(texts) if begin <= text[0] < end]
     pieces, picked = [b""], []
@@ -218,9 +222,7 @@ def _signed(
     time = places.get(f'"{SIGNED_TIME}"'.encode(), 0)
     if (time == 0) is (SIGNED_TIME in head.ext):
         return None
-    signed = SignedValues(
-        *(pieces, itemgetter(*picked), places[b'"Signature"'], time), head.ext, head.language, head.version
-    )
+    signed = SignedValues(*(pieces, itemgetter(*picked), signature, time), head.ext, head.language, head.version)
     is_right = all(
         signed.content(shape.unpack(each, 0)) == signed_bytes(read.ext, b"", read.version)
         for each, read in ((header, head), (changed, other))
