@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
+import msgspec
+
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.headers import Request
 
 log = LimitedLog("rocketspark.broker")
 
@@ -25,6 +28,8 @@ OWNER_WEIGHT_MAX = 10_000
 # So many tags of a filter, or characters of an expression, take as much as a request without any.
 CODES_OF_WEIGHT = 32
 CHARACTERS_OF_WEIGHT = 64
+# And so many of whatever else its header says: that is kept as it came.
+CHARACTERS_KEPT_OF_WEIGHT = 1024
 # Waiters looked at in one turn of the loop: some ms, but for those with costly filters.
 LOOKED_AT_MAX = 500
 TURN_S = 0.02
@@ -32,9 +37,11 @@ TURN_S = 0.02
 clock = time.perf_counter
 
 
-def request_weight(codes: Collection[int] | None, *texts: str | None) -> int:
-    """Return what holding a request costs, by the codes of its tags and the texts that are kept."""
-    return 1 + len(codes or ()) // CODES_OF_WEIGHT + sum(len(text or "") for text in texts) // CHARACTERS_OF_WEIGHT
+def request_weight(request: Request[Any], codes: Collection[int] | None, expression: str | None) -> int:
+    """Return what holding a request costs: by the codes of its tags, an expression that was compiled, its header."""
+    said = (request.language, getattr(request, "remark", None), *msgspec.structs.astuple(request.ext))
+    kept = sum(len(text) for text in said if isinstance(text, str)) // CHARACTERS_KEPT_OF_WEIGHT
+    return 1 + kept + len(codes or ()) // CODES_OF_WEIGHT + len(expression or "") // CHARACTERS_OF_WEIGHT
 
 
 def dropped(final: bool) -> Any:

@@ -182,9 +182,11 @@ class PullHandler:
         self._offsets.note_pull(h.group, h.topic, h.queue_id, at)
         return self._answer(request, whole, topic_sys_flag)
 
-    def _weight(self, peer: Peer, h: PullHeader, codes: frozenset[int] | None, accepts: PullFilter | None) -> int:
+    def _weight(
+        self, peer: Peer, request: Request[PullHeader], codes: frozenset[int] | None, accepts: PullFilter | None
+    ) -> int:
         """Return what holding a pull costs. Raises ServerError 2 if too many are held."""
-        weight = request_weight(codes, h.subscription if accepts is not None else None)
+        weight = request_weight(request, codes, request.ext.subscription if accepts is not None else None)
         if not self._long_polling.has_room(peer, weight):
             self._long_polling.refused += 1
             raise ServerError(
@@ -204,7 +206,7 @@ class PullHandler:
         """Hold a pull; answer it once there is a message, or when its time is over."""
         h = request.ext
         at = h.queue_offset
-        weight = self._weight(peer, h, codes, accepts)
+        weight = self._weight(peer, request, codes, accepts)
         if h.subscription is not None and len(h.subscription) > TEXT_KEPT_MAX:
             # Its tags are in `codes`, or it is compiled.
             h.subscription = ""

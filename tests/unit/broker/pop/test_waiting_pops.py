@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rocketspark.broker.consumers.long_polling import LongPolling, request_weight
 from rocketspark.broker.pop.waiting_pops import WaitingPops
+from rocketspark.protocol.headers import PopHeader, Request
 
 T, G = "T", "G"
 
@@ -225,8 +226,11 @@ def test_what_waits_is_weighed_with_held_pulls_and_leaves_nothing_when_it_goes()
     async def main() -> None:
         arrivals = LongPolling()
         pops, notified = waiting_pops(arrivals), waiting_pops(arrivals, notifies=True)
-        weight = request_weight(range(32_000), "x" * 640)
-        assert weight == 1011
+        numbers = {"queue_id": -1, "count_max": 1, "invisible_time_ms": 1, "poll_time_ms": 1, "init_mode": 0}
+        header = PopHeader(group=G, topic=T, attempt_id="a" * 1024, **numbers)
+        asked = Request(code=200050, ext=header, language="x" * 1024, remark="y" * 1024)
+        weight = request_weight(asked, range(32_000), "x" * 640)
+        assert weight == 1014
         kept: list[weakref.ref[Filter]] = []
 
         def hold(table: WaitingPops, owner: str, timeout_ms: int = 60_000) -> None:

@@ -109,7 +109,7 @@ class NotificationHandler:
         left_ms = h.born_time_ms + h.poll_time_ms - EARLY_MS - now_ms()
         if h.poll_time_ms <= 0 or left_ms < 0:
             return self._answer(request, found=False)
-        weight = request_weight(wanted.codes, h.attempt_id, h.expression if wanted.codes is None else None)
+        weight = request_weight(request, wanted.codes, h.expression if wanted.codes is None else None)
         if not self._waiting.has_room(h.topic, h.group, h.queue_id, peer, weight):
             return self._answer(request, found=False, full=True)
 

@@ -108,7 +108,7 @@ class PopHandler:
         left_ms = h.born_time_ms + h.poll_time_ms - EARLY_MS - time_ms
         if h.poll_time_ms <= 0 or left_ms < 0:
             return self._nothing(request, found, ResponseCode.POLLING_TIMEOUT)
-        weight = request_weight(wanted.codes, h.attempt_id, h.expression if wanted.codes is None else None)
+        weight = request_weight(request, wanted.codes, h.expression if wanted.codes is None else None)
         if not self._waiting.has_room(h.topic, h.group, h.queue_id, peer, weight):
             return self._nothing(request, found, ResponseCode.POLLING_FULL)
         self._hold(peer, request, wanted, left_ms, weight, go_on=found.cut)
