@@ -14,6 +14,7 @@ from tests.live.test_access import as_admin, started, user
 from tests.plain_acl_rows import SECRETS
 
 from rocketspark.broker.access.recipients import NEEDED
+from rocketspark.broker.consumers import client_ids
 from rocketspark.broker.consumers.client_ids import ClientIds
 from rocketspark.broker.server import BrokerServer
 from rocketspark.client.connection import access_api
@@ -139,6 +140,11 @@ def test_a_reply_goes_to_the_user_who_came_with_the_client_id_first(tmp_path: Pa
                 await beat(shop, client_id="10.0.0.7@4711#99", group=None, producer="shop")
                 assert await replied()
                 assert theirs.heard == [(326, b"answer")]
+                # His connection may have been cut without a word: he is where he was heard of last.
+                async with client(server.address, "shop") as (anew, of_anew):
+                    await beat(anew, client_id="10.0.0.7@4711#99", group=None, producer="shop")
+                    assert await replied()
+                    assert of_anew.heard == theirs.heard
             assert hers.heard == its.heard == []
 
     run(main())
@@ -229,3 +235,16 @@ def test_ids_are_the_first_users_until_he_is_silent_for_long() -> None:
     ids.expire(200)
     ids.said("x", "shop", 200)
     assert ids.turn("x", "mallory") < ids.turn("x", "shop")
+
+
+def test_who_says_more_ids_than_are_kept_loses_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_ids, "KEPT_MAX", 10)
+    ids = ClientIds(kept_ms=100)
+    ids.said("x", "shop", 0)
+    for number in range(100):
+        ids.said(f"of-{number}", "mallory", 1)
+    ids.said("x", "mallory", 2)
+    assert ids.turn("x", "shop") < ids.turn("x", "mallory")
+    assert sum(map(len, ids._said.values())) == ids._kept == 10
+    ids.expire(200)
+    assert (ids._said, ids._kept) == ({}, 0)

@@ -153,7 +153,10 @@ class ConnectedClients:
                 del self._asked[peer]
 
     def producer_named(self, client_id: str) -> ConnectedClient | None:
-        """Return the producer that replies to a client id are for: that of the user who came with it first."""
+        """Return the producer that replies to a client id are for: that of the user who came with it first.
+
+        Of his connections the one that said it last: another may have been cut without a word.
+        """
         code = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
         found = [
             client
@@ -162,10 +165,11 @@ class ConnectedClients:
             if client.client_id == client_id and client.peer.is_open and self.may_be_sent(code, client.sender, "", "")
         ]
 
-        def turn(client: ConnectedClient) -> int:
-            return self._ids.turn(client_id, client.sender.user) if client.sender is not None else 0
+        def turn(client: ConnectedClient) -> tuple[int, int]:
+            user = client.sender.user if client.sender is not None else None
+            return 0 if user is None else self._ids.turn(client_id, user), -client.beat_ms
 
-        return min(found, key=turn, default=None)
+        return min(reversed(found), key=turn, default=None)
 
     def _weigh(self, client: ConnectedClient | None, times: int = 1) -> None:
         if client is not None:
