@@ -11,7 +11,7 @@ from tests.live.support import connected, run
 
 from rocketspark.controller.server import ControllerServer
 from rocketspark.controller.settings import ControllerSettings
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.namesrv.server import NameServer
 from rocketspark.namesrv.settings import Settings
 from rocketspark.transport.request_signer import RequestSigner
@@ -91,6 +91,20 @@ def test_a_controller_and_a_nameserver_with_a_gate_have_an_audit(tmp_path: Path)
         {"broker_name": "b"},
     ]
     assert (tmp_path / "names.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_audit_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "audit.log"
+
+    async def main() -> None:
+        controller = ControllerServer(
+            ControllerSettings(LOCKED | {"auditLogPath": str(path)}, listen="127.0.0.1:0", folder=tmp_path)
+        )
+        with pytest.raises(StoreUnwritable, match=f"the audit log {path} cannot be written"):
+            await controller.start()
+
+    run(main())
 
 
 def test_a_gate_without_names_is_refused_and_its_keys_are_not_shown() -> None:

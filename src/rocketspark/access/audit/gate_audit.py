@@ -53,7 +53,6 @@ def audit_of(gate: WriteGate, server: str, folder: str, routes: Routes) -> Audit
     if gate.audit_path == "off" or not (gate.audit_path or folder):
         return None
     path = Path(gate.audit_path) if gate.audit_path else Path(folder) / FILE_NAME
-    path.parent.mkdir(parents=True, exist_ok=True)
     audit = Audit({"server": server}, path, changes=CHANGES, what=what)
     audit.check()
     audit.watch(routes)
