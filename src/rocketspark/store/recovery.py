@@ -290,6 +290,25 @@ class Replay:
             if len(index.pending) >= PENDING_MAX:
                 _write_keys(index)
 
+    def put_late(self, found: Record) -> None:
+        """Put a record that was damaged when its turn came: into the gap of its queue, or at its end.
+
+        In a gap it is in no index, whose entries ascend; in a batch queue the gap stays.
+        """
+        if (
+            not self._queues.can_have(found.topic)
+            or not enters_queue(found.sys_flag)
+            or found.position < self._deleted.get(found.topic, 0)
+        ):
+            return
+        queue = self._queues.find(found.topic.decode(), found.queue_id, self._safe)
+        if queue is None or found.queue_offset >= queue.next:
+            self.put(found)
+        elif not queue.is_batch:
+            code = dispatch_request(found.sys_flag, found.properties).tags_code
+            code = queue.unit_code(code, found.store_time_ms)
+            queue.put_in_gap(found.queue_offset, found.position, found.size, code)
+
     def _has_place(self, queue: ConsumeQueue, found: Record) -> bool:
         """Bring the queue's end to the record's offset; False if the record stays out (its offset is damaged)."""
         offset = found.queue_offset

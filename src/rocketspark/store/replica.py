@@ -502,13 +502,22 @@ class ReplicaReceiver:
                 return begin + at - SIZE_BYTES, bytes(found)
         return None
 
-    def mend(self, begin: int, records: bytes) -> None:
-        """Put the master's records where a stretch of the log was damaged that is exactly as long."""
+    def mend(self, begin: int, records: bytes) -> bool:
+        """Put the master's records where a stretch of the log was damaged that is exactly as long.
+
+        False if it is there no more: the log was cut meanwhile, or its file removed, or takes messages itself.
+        """
         log, end = self.log, begin + len(records)
+        if not log.is_replica or (begin, end) not in log.damaged or begin < log.min_position:
+            return False
         start = begin - begin % log.file_bytes
         log.mapped_files.get(start).view[begin - start : end - start] = records
         # Not flushed by itself: after a power cut it is found, and mended, again.
         log.damaged = tuple(found for found in log.damaged if found != (begin, end))
+        for found in record.decode_all(records):
+            # Where the queues were made anew since, they left it out.
+            self._replay.put_late(found)
+        return True
 
     # -- what readers see
 

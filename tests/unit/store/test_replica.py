@@ -262,6 +262,58 @@ def test_the_newest_record_is_found_whatever_lies_in_bodies(make_store: Any, tmp
     assert store.newest_record()[0] == ends[-1]
 
 
+@pytest.mark.parametrize("which", [[0], [1], [1, 2], [0, 3]])
+def test_what_is_mended_is_read_also_where_queues_were_made_anew_without_it(
+    make_store: Any, tmp_path: Path, send: Any, which: list[int]
+) -> None:
+    """Else nobody gets it from whoever is elected, though its log has it."""
+    bodies = [b"one", b"two", b"three", b"four"]
+    master, slave = make_store(tmp_path / "m"), make_store(tmp_path / "s")
+    for body in [*bodies, b"last of another"]:
+        send(master, "t" if body in bodies else "u", 0, body)
+    slave.become_replica()
+    content = log_of(master)
+    slave.append_raw(0, content)
+    slave.dispatch_received()
+    slave.close()
+    file = tmp_path / "s/commitlog/00000000000000000000"
+    stored = bytearray(file.read_bytes())
+    for number in which:
+        stored[stored.index(bodies[number])] ^= 1
+    file.write_bytes(stored)
+    shutil.rmtree(tmp_path / "s/consumequeue")
+
+    slave = make_store(tmp_path / "s")
+    slave.become_replica()
+    damaged = slave.log.damaged
+    assert damaged
+    for begin, end in damaged:
+        assert slave.mend(begin, content[begin:end])
+        # It is mended once.
+        assert not slave.mend(begin, content[begin:end])
+    assert log_of(slave) == content
+    assert (slave.log.damaged, units_of(slave)) == ((), units_of(master))
+    slave.close()
+    slave = make_store(tmp_path / "s")
+    found = slave.read("t", 0, 0, 10, 1 << 20)
+    assert (found.status, found.count, found.next_offset) == (GetStatus.FOUND, 4, 4)
+
+
+def test_a_stretch_that_was_cut_away_meanwhile_is_not_mended(make_store: Any, tmp_path: Path, send: Any) -> None:
+    master, slave = make_store(tmp_path / "m"), make_store(tmp_path / "s")
+    for body in (b"one", b"two", b"three"):
+        send(master, "t", 0, body)
+    slave.become_replica()
+    content = log_of(master)
+    slave.append_raw(0, content)
+    slave.dispatch_received()
+    begin, end = [unit[0] for unit in units_of(master)["t", 0][3:5]]
+    slave.log.damaged = ((begin, end),)
+    slave.truncate(begin)
+    assert not slave.mend(begin, content[begin:end])
+    assert log_of(slave) == content[:begin]
+
+
 def test_a_copy_takes_no_messages(make_store: Any, send: Any) -> None:
     slave = make_store()
     slave.become_replica()

@@ -465,6 +465,19 @@ class ConsumeQueue:
         while self.next < offset:
             self._put(0, GAP_SIZE, 0)
 
+    def put_in_gap(self, offset: int, position: int, size: int, code: int) -> None:
+        """Write the unit of a message that was left out; nothing happens if its place is no gap."""
+        byte = offset * UNIT_BYTES
+        first = self.mapped_files.starts[0] if self.mapped_files.starts else self.start
+        if not first <= byte < self._end() or self.unit(offset)[1] != GAP_SIZE:
+            return
+        view, at, _ = self.place(offset, 1)
+        with self._active.lock:
+            UNIT.pack_into(view, at, position, size, code)
+            self._early_stored = min(self._early_stored, byte)
+        self.flushed = min(self.flushed, byte)
+        self.min = min(self.min, offset)
+
     def cut(self, offset: int) -> None:
         """Remove the units from `offset` on."""
         if self._early is not None:

@@ -35,8 +35,10 @@ async def mend_log(store: Store, connections: Connections, master: str) -> None:
                 e,
             )
             continue
-        store.mend(begin, found)
-        log.warning("%d damaged bytes of the log at %d are mended with the master's: check the disk", len(found), begin)
+        if store.mend(begin, found):
+            log.warning(
+                "%d damaged bytes of the log at %d are mended with the master's: check the disk", end - begin, begin
+            )
 
 
 async def _records(connections: Connections, master: str, begin: int, end: int) -> bytes:
@@ -50,7 +52,8 @@ async def _records(connections: Connections, master: str, begin: int, end: int) 
         header = ViewMessageHeader(physical_offset=at)
         reply = await peer.request(RequestCode.VIEW_MESSAGE_BY_ID, header, timeout_ms=TIMEOUT_MS)
         body = bytes(reply.raise_for_code(f"view of the message at {at}").body)
-        if record.decode(body).position != at or at + len(body) > end:
+        there = record.decode(body)
+        if (there.position, there.size) != (at, len(body)) or at + len(body) > end:
             raise RecordError(f"what the master has at {at} is no record that was here")
         found += body
     return found
