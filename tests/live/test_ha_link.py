@@ -16,7 +16,7 @@ from rocketspark.broker.replication.link.ha_listener import UNSENT_BYTES_MAX
 from rocketspark.broker.replication.link.ha_status import master_status, slave_status
 from rocketspark.broker.replication.link.slave_link import State
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.protocol import ha
 from rocketspark.store import Store
 from rocketspark.store.files.epoch_file import EpochList
@@ -234,6 +234,55 @@ def test_a_slave_leaves_who_sends_nonsense_with_one_line_and_a_long_pause(
 
     run(main())
     assert len(lines_of(caplog)) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [StoreUnwritable("no file can be opened"), KeyError("a mistake")], ids=["store", "any"]
+)
+def test_what_fails_before_a_connection_does_not_end_the_copying(stores: Any, error: Exception) -> None:
+    async def main() -> None:
+        log, copy = stores("m"), stores("s", replica=True)
+        put(log, b"one")
+        failed = asyncio.Event()
+
+        async def check(address: str) -> None:
+            if not failed.is_set():
+                failed.set()
+                raise error
+
+        async with master_of(log) as master, slave_of(copy, master.address) as slave:
+            slave.client._check = check
+            await failed.wait()
+            slave.client.retry()
+            assert await master.held_by(2)
+            await assert_equal(copy, log)
+
+    run(main())
+
+
+def test_a_connection_made_anew_by_the_slave_is_no_master_that_hangs_up(stores: Any) -> None:
+    async def main() -> None:
+        visits: list[asyncio.StreamWriter] = []
+        second = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readexactly(8)
+            visits.append(writer)
+            if len(visits) == 1:
+                slave.client.again()
+            else:
+                second.set()
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with slave_of(stores("s", replica=True), f"127.0.0.1:{port}") as slave:
+            await second.wait()
+            assert slave.troubles.counts.total() == 0
+        server.close()
+
+    run(main())
 
 
 def test_a_master_that_hangs_up_at_once_is_asked_less_and_less(stores: Any, caplog: pytest.LogCaptureFixture) -> None:

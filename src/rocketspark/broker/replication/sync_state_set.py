@@ -61,10 +61,11 @@ class SyncStateSet:
         self._take(frozenset(members), epoch)
         return True
 
-    def settle(self, members: Set[int], epoch: int) -> None:
-        """Take what the controller said when it was asked after all that had no answer."""
+    def settle(self, members: Set[int], epoch: int) -> bool:
+        """Take what the controller said when it was asked after all that had no answer; False if it is of before."""
         if epoch >= self.epoch:
             self._take(frozenset(members), epoch)
+        return epoch >= self.epoch
 
     def _take(self, members: frozenset[int], epoch: int) -> None:
         self.members, self.epoch, self._is_refused = members, epoch, False

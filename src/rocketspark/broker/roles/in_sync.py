@@ -197,7 +197,14 @@ class InSyncReplicas:
         """Ask which set the controller has: what it did not get or take of the requests before it never will."""
         state = await self._controller.replica_info(self._settings.broker_name)
         if state.master is not None and (state.master.broker_id, state.epoch) == (self.set.own_id, self._role.epoch):
-            self.set.settle(state.in_sync, state.set_epoch)
+            if not self.set.settle(state.in_sync, state.set_epoch):
+                log.warning(
+                    "the controller has the in-sync set of epoch %d, and this master a later one, %d: it lost data, or"
+                    " leads no more; asked again",
+                    state.set_epoch,
+                    self.set.epoch,
+                )
+                await asyncio.sleep(RETRY_S)
         else:
             self.doubted()
             await asyncio.sleep(RETRY_S)

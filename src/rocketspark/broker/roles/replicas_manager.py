@@ -252,7 +252,10 @@ class ReplicasManager:
     async def _check_in_sync(self) -> None:
         while True:
             await pause(lambda: self._settings.sync_set_check_interval_ms)
-            self._controlled.check()
+            await self._tried("check the in-sync set", self._check)
+
+    async def _check(self) -> None:
+        self._controlled.check()
 
     async def hand_over(self, members: Iterable[int]) -> bool:
         """Have one of these members of the in-sync set elected, before this master leaves; False if none could be."""

@@ -45,7 +45,7 @@ def test_one_that_was_asked_for_and_lost_counts_until_the_answer() -> None:
     assert found.lost(2) == {1}
     # Nothing is to be asked for, but which set the controller has.
     assert (found.wanted, found.is_open, found.all_members) == (None, True, {1, 2})
-    found.settle({1, 2}, 6)
+    assert found.settle({1, 2}, 6)
     assert (found.wanted, found.all_members) == ({1}, {1, 2})
     found.refused()
     assert (found.wanted, found.is_open, found.all_members) == (None, True, {1, 2})

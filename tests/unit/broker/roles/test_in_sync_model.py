@@ -411,3 +411,31 @@ def test_courses_that_went_wrong_once(all_ack: bool, steps: str) -> None:
 
 TestWorld = pytest.mark.filterwarnings("ignore::ResourceWarning")(World.TestCase)
 TestWorld.settings = settings(stateful_step_count=30)
+
+
+def test_a_controller_whose_data_are_older_is_asked_once_a_while() -> None:
+    """One given an old backup, or that leads no more: its set may lack who can be elected."""
+
+    async def main() -> None:
+        made = BrokerSettings(broker_name=NAME, all_ack_in_sync_set=True)
+        broker = Broker(SimpleNamespace(), 1, made)  # type: ignore[arg-type]
+        looks = 0
+
+        async def replica_info(name: str) -> SetState:
+            nonlocal looks
+            looks += 1
+            await asyncio.sleep(0)
+            return SetState(Master(1, "127.0.0.1:1", 3, 4), 3, frozenset({1}), 4)
+
+        broker.controller.replica_info = replica_info  # type: ignore[method-assign]
+        broker.role.kind, broker.role.epoch = Role.MASTER, 3
+        broker.in_sync.begin({1, 2}, 5)
+        broker.in_sync.set.lost(2)
+        broker.in_sync.set.refused()
+        broker.in_sync.check()
+        for _ in range(30):
+            await asyncio.sleep(0)
+        assert (looks, broker.in_sync.set.all_members) == (1, {1, 2})
+        broker.in_sync.end()
+
+    asyncio.run(main())

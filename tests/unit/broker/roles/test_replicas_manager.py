@@ -306,3 +306,27 @@ def test_an_identity_of_another_broker_or_of_none_refuses_to_start(tmp_path: Pat
         BrokerIdentity(str(tmp_path / "brokerIdentity"), "DefaultCluster", "broker-a").granted()
     assert said in str(e.value)
     assert "\n" not in str(e.value)
+
+
+def test_a_check_of_the_in_sync_set_that_fails_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full for a while keeps no slave in the set that is behind for good."""
+
+    async def main() -> None:
+        broker = Broker(tmp_path, 1)
+        broker.manager._settings.sync_set_check_interval_ms = 1
+        again = asyncio.Event()
+        checks: list[None] = []
+
+        def check() -> None:
+            checks.append(None)
+            if len(checks) == 1:
+                raise StoreUnwritable("the disk fails once")
+            again.set()
+
+        monkeypatch.setattr(broker.controlled, "check", check)
+        task = asyncio.create_task(broker.manager._check_in_sync())
+        done, _ = await asyncio.wait([task, asyncio.create_task(again.wait())], return_when=asyncio.FIRST_COMPLETED)
+        assert task not in done
+        task.cancel()
+
+    asyncio.run(main())

@@ -37,7 +37,7 @@ async def anybody(address: str) -> None:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection to the master; `ended` is set with why, None for a plain loss."""
+    """One connection to the master; `ended` is set with why, None for a plain loss. `hung_up`: the master ended it."""
 
     def __init__(self, client: HaClient, link: SlaveLink) -> None:
         self._client = client
@@ -47,6 +47,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._left = False
+        self.hung_up = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's are of no class of asyncio's.
@@ -74,6 +75,7 @@ class _Connection(asyncio.Protocol):
         self._client.appended_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.hung_up = not self.ended.done()
         self.end(None)
 
     def _look_again(self) -> None:
@@ -218,8 +220,12 @@ class HaClient:
         try:
             host, port = parse_address(address)
             await self._check(address)
-        except (ConfigError, ReplicationError) as e:
+        except (ConfigError, StoreError) as e:
             return e
+        except Exception:
+            # A mistake here must not end the copying for good.
+            log.exception("the master at %s could not be looked at before its log is copied; tried again", address)
+            return None
         if self.address != address:
             return None
         link = self._make_link(loop.time())
@@ -240,7 +246,7 @@ class HaClient:
         finally:
             connection.end(None)
             self._connection = None
-        if error is None and not link.received_bytes:
+        if connection.hung_up and not link.received_bytes:
             return ReplicationError(
                 "the master ended the connection without a word: it is no master, or speaks the other protocol"
                 " (enableControllerMode on one side alone)",
