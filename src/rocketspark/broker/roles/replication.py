@@ -35,6 +35,7 @@ from rocketspark.broker.roles.acting.acting_master import pass_over_notices
 from rocketspark.broker.roles.acting.acting_mode import ActingMode
 from rocketspark.broker.roles.arrivals import Arrivals
 from rocketspark.broker.roles.controlled import ControlledRole, RoleDriver
+from rocketspark.broker.roles.hand_over import LOOK_S, all_copied, heirs
 from rocketspark.broker.roles.master_search import MasterSearch
 from rocketspark.broker.roles.member_group import MemberGroup
 from rocketspark.broker.roles.replicas_manager import ReplicasManager
@@ -57,7 +58,6 @@ log = logging.getLogger("rocketspark.broker.replication")
 ADDRESS_CHARACTERS_MIN = 6
 # How long a master that ends waits for its slaves, or for an election.
 HAND_OVER_S = 5.0
-HAND_OVER_LOOK_S = 0.02
 # How long one that was elected goes on copying from a master that has not left yet.
 LAST_PIECES_S = 0.5
 # How long it waits for the tables of one that may be gone.
@@ -311,22 +311,13 @@ class Replication(RoleDriver):
         self.configure()
         self.wake()
         if self.manager is None:
-            while self._behind():
-                await asyncio.sleep(HAND_OVER_LOOK_S)
+            await all_copied(self._store, self.listener)
             return
         # One that holds all is enough; without any the controller has to find another.
-        end_s = asyncio.get_running_loop().time() + HAND_OVER_S / 2
-        while (behind := self._behind()) >= set(others) and asyncio.get_running_loop().time() < end_s:
-            await asyncio.sleep(HAND_OVER_LOOK_S)
-        if await self.manager.hand_over(sorted(others, key=lambda member: member in behind)):
+        if await self.manager.hand_over(await heirs(self._store, self.listener, set(others), HAND_OVER_S / 2)):
             # It takes this broker's tables once more, and only then answers as master.
             while self.synchronize is not None and not self.synchronize.in_office:
-                await asyncio.sleep(HAND_OVER_LOOK_S)
-
-    def _behind(self) -> set[int | None]:
-        """Return the slaves, by their controller ids if they have one, that are connected and lack some of the log."""
-        end = self._store.written_position
-        return {c.link.replica_id for c in self.listener.connections if c.is_open and 0 <= c.link.acked < end}
+                await asyncio.sleep(LOOK_S)
 
     # -- changes of role ------------------------------------------------------------------------------------------
 
@@ -478,7 +469,7 @@ class Replication(RoleDriver):
         return self.listener.in_sync_count(self._store.end_position)
 
     def alive_members(self) -> int:
-        """Return how many brokers of the name are alive, this one among them."""
+        """Return how many brokers of the name are alive for a NameServer, this one among them."""
         return self.members.alive_count
 
     def _in_sync_ids(self) -> Set[int] | None:

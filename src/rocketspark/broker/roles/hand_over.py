@@ -1,0 +1,37 @@
+"""What a master that leaves waits for: that its slaves have its log. It takes nothing more meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Set
+
+from rocketspark.broker.replication.link.ha_listener import HaListener
+from rocketspark.store.store import Store
+
+LOOK_S = 0.02
+
+
+async def all_copied(store: Store, listener: HaListener) -> None:
+    """Wait until each slave that is connected holds the whole log."""
+    while any(c.is_open and 0 <= c.link.acked < store.written_position for c in listener.connections):
+        await asyncio.sleep(LOOK_S)
+
+
+async def heirs(store: Store, listener: HaListener, others: Set[int], limit_s: float) -> list[int]:
+    """Wait, at most so long, until one of these slaves holds the whole log; return them, the best copies first.
+
+    One that is not connected is not waited for: what it holds is not known.
+    """
+    end_s = asyncio.get_running_loop().time() + limit_s
+    while True:
+        end = store.written_position
+        known = {
+            c.link.replica_id: c.link.acked >= end for c in listener.connections if c.is_open and c.link.acked >= 0
+        }
+        if (
+            not known.keys() & others
+            or any(known.get(member) for member in others)
+            or asyncio.get_running_loop().time() >= end_s
+        ):
+            return sorted(others, key=lambda member: (not known.get(member), member not in known))
+        await asyncio.sleep(LOOK_S)
