@@ -21,6 +21,7 @@ from tests.live.support import (
     until,
 )
 from tests.live.test_broker_transactions import QUICK, half
+from tests.live.test_unconfirmed import deaf
 
 from rocketspark.broker.messages.put_message import Door
 from rocketspark.broker.replication.role import Role
@@ -36,6 +37,7 @@ from rocketspark.protocol.json.bodies import RouteBody
 from rocketspark.protocol.message import record
 from rocketspark.protocol.message.record import Record
 from rocketspark.store.store import Store
+from rocketspark.transport.peer import Peer
 
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
 GROUP = "G"
@@ -232,6 +234,28 @@ def test_due_messages_wait_for_the_master_where_none_may_leave(tmp_path: Path) -
             master = await r.start(0)
             await until(lambda: bodies_of(master.store) == {b"level": 1, b"timer": 1})
             await until(lambda: bodies_of(slave.store) == {b"level": 1, b"timer": 1})
+
+    run(main())
+
+
+def test_beside_a_name_server_that_just_started_a_slave_in_sync_is_waited_for(tmp_path: Path) -> None:
+    """It knows nobody yet: what a master acknowledged alone would be lost with it."""
+
+    async def nobody(peer: Peer) -> dict[int, str]:
+        return {}
+
+    async def main() -> None:
+        # Longer than the test: the slave speaks when something comes.
+        async with replicas(tmp_path, slave_timeout_ms=300, ha_heartbeat_interval_ms=60_000) as r:
+            master, slave = await r.start(0), await r.start(1)
+            async with connected(master.address) as peer:
+                await create(peer)
+                await sent(peer, b"one")
+                await r.copied()
+                master.replication.members._routed = nobody  # type: ignore[method-assign]
+                await until(lambda: master.replication.alive_members() == 1)
+                with deaf(slave):
+                    assert (await send(peer)).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
 
     run(main())
 

@@ -33,8 +33,11 @@ class InSync(Protocol):
     def in_sync_slaves(self) -> int:
         """Return how many slaves are connected and close to the log's end."""
 
+    def heard_slaves(self) -> int:
+        """Return how many of these were heard of lately."""
+
     def alive_members(self) -> int:
-        """Return how many brokers of the name are alive, this one among them."""
+        """Return how many brokers of the name are alive for a NameServer, this one among them."""
 
     def sync_set_size(self) -> int:
         """Return the size of the controller's in-sync set, with all that was asked for and not answered."""
@@ -81,7 +84,7 @@ class Durability:
         found, mode = self.in_sync, self.mode
         in_sync_count = sync_set_size = 0
         if mode is Mode.ACTING_MASTER:
-            in_sync_count = in_sync_members(found.alive_members(), found.in_sync_slaves())
+            in_sync_count = in_sync_members(found.alive_members(), found.in_sync_slaves(), found.heard_slaves())
         elif mode is Mode.CONTROLLER:
             sync_set_size = found.sync_set_size()
         return acks_wanted(self._settings, mode, in_sync_count=in_sync_count, sync_set_size=sync_set_size)
@@ -111,7 +114,7 @@ class Durability:
         """
         if wanted == NOT_ENOUGH:
             # Stored before that was known: it waits for the copies that are promised, and is late without them.
-            wanted = max(self._settings.in_sync_replicas_min, 2)
+            wanted = max(self._settings.in_sync_replicas, self._settings.in_sync_replicas_min, 2)
         if wanted == NOBODY:
             if self.flushes:
                 self._flush_service.reached(position, _told(tell, ResponseCode.FLUSH_DISK_TIMEOUT), count)

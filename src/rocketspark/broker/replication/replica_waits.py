@@ -57,9 +57,13 @@ def acks_wanted(settings: BrokerSettings, mode: Mode, *, in_sync_count: int, syn
     return max(wanted, NOBODY)
 
 
-def in_sync_members(alive_count: int, in_sync_slaves: int) -> int:
-    """Return how many of the live members hold nearly all: never more than are connected and close."""
-    return min(alive_count, 1 + in_sync_slaves)
+def in_sync_members(alive_count: int, in_sync_slaves: int, heard_slaves: int) -> int:
+    """Return how many of the live members hold nearly all: never more than are connected and close.
+
+    `alive_count`: as a NameServer knows them, the master too. One that just started knows nobody yet: those of the
+    close slaves that were heard of lately (`heard_slaves`) are alive, whatever it says.
+    """
+    return max(min(alive_count, 1 + in_sync_slaves), 1 + heard_slaves)
 
 
 class ReplicaWaits:

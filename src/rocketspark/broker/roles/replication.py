@@ -60,6 +60,8 @@ ADDRESS_CHARACTERS_MIN = 6
 HAND_OVER_S = 5.0
 # How long one that was elected goes on copying from a master that has not left yet.
 LAST_PIECES_S = 0.5
+# A slave that said nothing for so many intervals may hang.
+HEARTBEATS_HEARD = 2
 # How long it waits for the tables of one that may be gone.
 LAST_TABLES_S = 1.0
 
@@ -467,6 +469,12 @@ class Replication(RoleDriver):
     def in_sync_slaves(self) -> int:
         """Return how many slaves are connected and close to the log's end."""
         return self.listener.in_sync_count(self._store.end_position)
+
+    def heard_slaves(self) -> int:
+        """Return how many of these were heard of lately: each speaks at least every haSendHeartbeatInterval."""
+        lately_s = HEARTBEATS_HEARD * self._settings.ha_heartbeat_interval_ms / 1000
+        since_s = asyncio.get_running_loop().time() - lately_s
+        return self.listener.in_sync_count(self._store.end_position, since_s)
 
     def alive_members(self) -> int:
         """Return how many brokers of the name are alive for a NameServer, this one among them."""

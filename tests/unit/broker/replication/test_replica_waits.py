@@ -68,7 +68,9 @@ def test_how_many_copies_a_send_needs(
 
 
 def test_members_that_are_alive_and_close() -> None:
-    assert [in_sync_members(3, 0), in_sync_members(3, 1), in_sync_members(2, 4)] == [1, 2, 2]
+    assert [in_sync_members(3, 0, 0), in_sync_members(3, 1, 1), in_sync_members(2, 4, 0)] == [1, 2, 2]
+    # A NameServer that just started knows nobody; one that dropped a slave that hangs is right.
+    assert [in_sync_members(1, 1, 1), in_sync_members(1, 2, 1), in_sync_members(1, 1, 0)] == [2, 2, 1]
 
 
 class Clock(asyncio.AbstractEventLoop):

@@ -299,9 +299,10 @@ class HaListener:
             log.info("%s left replication", connection.address)
             self.lost(connection)
 
-    def in_sync_count(self, end_position: int) -> int:
-        """Return how many slaves are close to the log's end."""
-        return sum(connection.link.is_in_sync(end_position) for connection in self.connections)
+    def in_sync_count(self, end_position: int, heard_since_s: float = 0.0) -> int:
+        """Return how many slaves are close to the log's end, of those that said something since a time."""
+        links = (connection.link for connection in self.connections)
+        return sum(link.last_read_s >= heard_since_s and link.is_in_sync(end_position) for link in links)
 
     def end_connections(self) -> None:
         """Close all of them, as when this broker's role changes."""
