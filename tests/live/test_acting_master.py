@@ -260,6 +260,32 @@ def test_beside_a_name_server_that_just_started_a_slave_in_sync_is_waited_for(tm
     run(main())
 
 
+def test_a_slave_mends_its_log_with_a_master_s_before_it_is_back(tmp_path: Path) -> None:
+    """It copies before it knows the master by a NameServer."""
+
+    async def main() -> None:
+        async with replicas(tmp_path) as r:
+            master = await r.start(0)
+            await r.start(1)
+            async with connected(master.address) as peer:
+                await create(peer)
+                for body in (b"before", b"needle", b"after"):
+                    await sent(peer, body)
+            await r.copied()
+            await r.stop(1)
+            file = tmp_path / "a1/commitlog/00000000000000000000"
+            content = bytearray(file.read_bytes())
+            content[content.index(b"needle")] ^= 1
+            file.write_bytes(content)
+            slave = await r.start(1)
+            await until(lambda: slave.role.has_live_master)
+            end = master.store.written_position
+            assert bytes(slave.store.log_bytes(0, end)) == bytes(master.store.log_bytes(0, end))
+            assert not slave.store.log.damaged
+
+    run(main())
+
+
 def test_strict_locks_need_both(tmp_path: Path) -> None:
     async def main() -> None:
         async with replicas(tmp_path, strict_locks=True) as r:

@@ -129,6 +129,8 @@ class Replication(RoleDriver):
         ha_info.reset_flush_offset = self._reset_flush_offset
         registration.on_master = self._registered
         self._is_joined = False
+        # A master that is not registered yet, from which this broker copies already.
+        self._coming: HaInfo | None = None
         self.manager: ReplicasManager | None = None
         if settings.controller_mode:
             self._be_controlled()
@@ -169,6 +171,7 @@ class Replication(RoleDriver):
             self._long_polling,
             own_ha_info=self.own_ha_info,
             follow=self._follow,
+            copy_from=self._copy_from,
             leave_master=self._leave_master,
             configure=self.configure,
         )
@@ -509,6 +512,8 @@ class Replication(RoleDriver):
             if address == self._configured_master:
                 master = await identity.check(address)
             newest = self._store.newest_record()
+            if master is None and self._coming is not None and self._coming.ha_address == address:
+                master = self._coming.master_address
             if master is not None and newest is not None:
                 await identity.check_log(master, *newest)
         if master is not None:
@@ -540,6 +545,11 @@ class Replication(RoleDriver):
             return  # Its deliveries have not ended yet; `follow_master` looks again once they have.
         if ha_address and self._configured_master is None and ha_address != self._own_ha_address:
             self.client.set_address(ha_address)
+
+    def _copy_from(self, info: HaInfo) -> None:
+        """Copy the log of a master that no NameServer knows yet; its tables are taken once it is registered."""
+        self._coming = info
+        self._follow(info.ha_address, None)
 
     def _leave_master(self) -> None:
         """The master is gone: its tables and its log come no more."""

@@ -80,7 +80,11 @@ def pass_over_notices(routes: Routes) -> None:
 
 
 class ActingMaster:
-    """What one slave knows and does. `follow`: takes a master's addresses; `configure`: follows a change of role."""
+    """What one slave knows and does.
+
+    `follow`: takes a master's addresses; `copy_from`: those of one that is not registered yet; `configure`: follows a
+    change of role.
+    """
 
     def __init__(
         self,
@@ -96,6 +100,7 @@ class ActingMaster:
         client: HaClient,
         *,
         follow: Callable[[str | None, str | None], None],
+        copy_from: Callable[[HaInfo], None],
         leave_master: Callable[[], None],
         configure: Callable[[], None],
         answer_held: Callable[[], None],
@@ -111,6 +116,7 @@ class ActingMaster:
         self._connections = connections
         self._client = client
         self._follow = follow
+        self._copy_from = copy_from
         self._leave_master = leave_master
         self._configure = configure
         self._answer_held = answer_held
@@ -241,7 +247,7 @@ class ActingMaster:
             self._take_flush_offset(info)
             if self._client.address != info.ha_address:
                 self._linked_early = True
-            self._follow(info.ha_address, None)
+            self._copy_from(info)
             self._client.retry()
 
     async def _follow_master(self, address: str, ha_address: str | None) -> None:

@@ -41,8 +41,8 @@ JOIN_S = 3.0
 class ActingMode:
     """The mode of one broker, master or slave.
 
-    `own_ha_info`: a master's addresses; `follow(ha address, master's address)` and `leave_master`: whom a slave copies;
-    `configure`: follows a change of role.
+    `own_ha_info`: a master's addresses; `follow(ha address, master's address)`, `copy_from` (a master that is not
+    registered yet) and `leave_master`: whom a slave copies; `configure`: follows a change of role.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class ActingMode:
         *,
         own_ha_info: Callable[[], HaInfo | None],
         follow: Callable[[str | None, str | None], None],
+        copy_from: Callable[[HaInfo], None],
         leave_master: Callable[[], None],
         configure: Callable[[], None],
     ) -> None:
@@ -85,6 +86,7 @@ class ActingMode:
             connections,
             client,
             follow=follow,
+            copy_from=copy_from,
             leave_master=leave_master,
             configure=configure,
             answer_held=long_polling.answer_all,
@@ -96,7 +98,7 @@ class ActingMode:
             own_info=own_ha_info,
             is_linked=partial(_is_linked, listener),
             take_back=lambda address: reverse_synchronize(connections, address, tables, messages),
-            follow=lambda info: follow(info.ha_address, None),
+            follow=copy_from,
             is_copying=lambda: client.state is State.TRANSFER,
         )
         self._task: asyncio.Task[None] | None = None
