@@ -514,9 +514,10 @@ class ReplicaReceiver:
         log.mapped_files.get(start).view[begin - start : end - start] = records
         # Not flushed by itself: after a power cut it is found, and mended, again.
         log.damaged = tuple(found for found in log.damaged if found != (begin, end))
-        for found in record.decode_all(records):
-            # Where the queues were made anew since, they left it out.
-            self._replay.put_late(found)
+        if begin < log.written:
+            for found in record.decode_all(records):
+                # Where the queues were made anew since, they left it out.
+                self._replay.put_late(found)
         return True
 
     # -- what readers see
