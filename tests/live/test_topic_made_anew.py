@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ from tests.live.pop_support import popped
 from tests.live.support import GROUP, TOPIC, broker, connected, create, create_group, pull, pulled, run, sent, until
 
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import PullReply, QueryConsumerOffsetHeader, TopicHeader
+from rocketspark.protocol.headers import (
+    CloneOffsetsHeader,
+    OffsetReply,
+    PullReply,
+    QueryConsumerOffsetHeader,
+    TopicHeader,
+    UpdateConsumerOffsetHeader,
+)
 from rocketspark.transport.peer import Peer
 
 
@@ -112,3 +120,92 @@ def test_a_held_pull_hears_of_it(tmp_path: Path) -> None:
             assert await held == 0
 
     run(main())
+
+
+def test_a_commit_of_a_reader_that_ends_before_it_heard_of_it_is_left_out(tmp_path: Path) -> None:
+    """It would pass over as many messages of the new one as it had read of the one before."""
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await create_group(peer)
+
+            async def commit(offset: int) -> None:
+                header = UpdateConsumerOffsetHeader(group=GROUP, topic=TOPIC, queue_id=0, commit_offset=offset)
+                (await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)).raise_for_code("commit")
+
+            async def begin() -> int:
+                header = QueryConsumerOffsetHeader(group=GROUP, topic=TOPIC, queue_id=0)
+                reply = await peer.request(RequestCode.QUERY_CONSUMER_OFFSET, header)
+                return reply.raise_for_code("query").header(OffsetReply).offset
+
+            for number in range(10):
+                await sent(peer, b"old %d" % number)
+            # A topic that was never another's name: whoever sets an offset means it.
+            await commit(11)
+            assert await begin() == 11
+            await remade(peer, 3)
+            await commit(10)
+            assert await begin() == 0
+            await commit(3)
+            assert await begin() == 3
+
+    run(main())
+
+
+def test_numbers_that_exactly_once_writes_keep_are_taken_in_a_topic_made_anew(tmp_path: Path) -> None:
+    topic = "SPARK_TX_totals"
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create_group(peer, topic)
+            for _ in range(2):
+                await create(peer, topic, queues=2)
+                header = UpdateConsumerOffsetHeader(group=topic, topic=topic, queue_id=1, commit_offset=1 << 61)
+                reply = await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+                assert (reply.code, reply.remark or "") == (0, "")
+                assert server._offsets.of(topic, topic) == {1: 1 << 61}
+                await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=topic))
+
+    run(main())
+
+
+def test_a_pop_begins_where_an_operator_set_it_by_a_clone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await create_group(peer)
+            for number in range(10):
+                await sent(peer, b"old %d" % number)
+            await popped(peer)
+            await remade(peer, 5)
+            server._offsets.commit("source", TOPIC, 0, 3)
+            header = CloneOffsetsHeader(source="source", target=GROUP, topic=TOPIC)
+            (await peer.request(RequestCode.CLONE_GROUP_OFFSET, header)).raise_for_code("clone")
+            assert [m.body for m in await popped(peer)] == [b"new 3", b"new 4"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("count", [3, 25])
+def test_after_a_kill_no_pop_of_the_one_before_counts(tmp_path: Path, count: int) -> None:
+    """The offsets that follow the check points of before the kill would pass over the first messages."""
+    killed = tmp_path / "killed"
+
+    async def old() -> None:
+        async with broker(tmp_path / "old") as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await create_group(peer)
+            for number in range(10):
+                await sent(peer, b"old %d" % number)
+            assert len(await popped(peer)) == 10
+            await remade(peer, count)
+            shutil.copytree(tmp_path / "old", killed)
+
+    async def new() -> None:
+        async with broker(killed) as server, connected(server.address) as peer:
+            assert [m.body for m in await popped(peer)] == [b"new %d" % number for number in range(count)]
+            assert len(server._pops.check_points) == 1
+
+    run(old())
+    run(new())

@@ -45,6 +45,11 @@ def encode_rows(rows: list[tuple[str, dict[int, int]]]) -> bytes:
     return b",".join(bodies.encode(key) + b":" + java_json.encode_number_keys(dict(row)) for key, row in rows)
 
 
+def is_kept_number(topic: str, group: str) -> bool:
+    """Tell whether what a group commits in a topic is a number that an exactly-once write keeps there."""
+    return topic == group and KEPT_NUMBERS.fullmatch(topic) is not None
+
+
 class ConsumerOffsets:
     """The offsets of all groups on one broker."""
 
@@ -130,7 +135,7 @@ class ConsumerOffsets:
         return self._resets.pop((group, topic, queue_id), None) if self._resets else None
 
     def asked(self, group: str, topic: str, queue_id: int) -> None:
-        """Note that a consumer asks where to begin: it has no offset of before."""
+        """Note that a consumer asks, or is told by hand, where to begin: it has no offset of before."""
         if self._anew:
             self._anew.pop((group, topic, queue_id), None)
 
@@ -250,7 +255,7 @@ class ConsumerOffsets:
                 del self.table[key]
                 self.changes += 1
                 continue
-            if topic == group and KEPT_NUMBERS.fullmatch(topic):
+            if is_kept_number(topic, group):
                 continue
             for queue_id, offset in queues.items():
                 if offset > (last := max(end(topic, queue_id), 0)):

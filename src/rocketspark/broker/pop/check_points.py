@@ -164,6 +164,13 @@ class CheckPoints:
         if point.revive_offset >= 0 or point.position < 0:
             self.note_past(point.record)
 
+    def delete_topic(self, topic: str) -> None:
+        """Take all of a topic as done."""
+        if any(of == topic for of, _, _ in self._counts):
+            for point in [point for point in self._by_key.values() if point.record.key.topic == topic]:
+                self.remove(point)
+                self.note_past(point.record)
+
     def note_past(self, record: CheckPointRecord) -> None:
         """Keep in mind that a check point is done."""
         self._past[record.key] = record.re_puts

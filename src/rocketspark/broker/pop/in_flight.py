@@ -145,6 +145,10 @@ class InFlightMessages:
         """Forget where the next pop goes on: an offset was set by hand. What is in flight stays so."""
         self.offsets.forget(topic, group, queue_id)
 
+    def delete_topic(self, topic: str) -> None:
+        """Take what is in flight of a topic that is deleted as done: in its place come messages of the next one."""
+        self.check_points.delete_topic(topic)
+
     def count(self, topic: str, group: str, queue_id: int) -> int:
         """Return how many messages of a queue a group popped and has not acknowledged."""
         return self.check_points.count(topic, group, queue_id)

@@ -93,6 +93,7 @@ class Pops:
             for queue_id in self._offsets.of(group, topic):
                 self.in_flight.forget(topic, group, queue_id)
             self.wake(topic, group, ALL_QUEUES)
+        self.in_flight.delete_topic(topic)
         self.ordered.delete_topic(topic)
 
     def delete_group(self, group: str) -> None:

@@ -53,6 +53,8 @@ class Rebuild:
             found = self._decoded(stored)
             if isinstance(found, AckRecord):
                 self._acks.append((found, stored.position))
+            elif found is not None and self._is_of_before(found, stored):
+                points.note_past(found)
             elif found is not None and not points.was_done(found):
                 known = points.get(found.key)
                 if known is None:
@@ -110,7 +112,7 @@ class Rebuild:
                 queue = key.topic, key.group, key.queue_id
                 furthest[queue] = max(furthest.get(queue, 0), found.offsets[-1] + 1)
         for (topic, group, queue_id), offset in furthest.items():
-            # Not beyond what there is: a check point may be of a topic that was made anew.
+            # Not beyond what there is.
             offset = min(offset, self._store.stored_range(topic, queue_id)[1])
             committed = consumer_offsets.get(group, topic, queue_id)
             if (committed is None or committed < offset) and not consumer_offsets.is_reset(group, topic, queue_id):
@@ -118,17 +120,28 @@ class Rebuild:
 
     def _newer(self, since_ms: int) -> Iterator[CheckPointRecord]:
         topic = self._in_flight.topic
+        gone: set[CheckPointKey] = set()
         for stored, _ in self._timers.sent_for(topic, self._store.offset_at_time(topic_names.TIMER_TOPIC, 0, since_ms)):
             found = self._decoded(stored)
             if isinstance(found, CheckPointRecord):
-                yield found
+                if self._is_of_before(found, stored):
+                    gone.add(found.key)
+                else:
+                    yield found
         # Those whose time was over at once never were in the wheel.
         for queue_id in self._revive.queues:
             start = self._store.offset_at_time(topic, queue_id, since_ms)
             for _, stored in records_of(self._store, topic, queue_id, start):
                 found = self._decoded(stored)
-                if isinstance(found, CheckPointRecord) and found.key.pop_time_ms >= since_ms:
+                if not isinstance(found, CheckPointRecord) or found.key.pop_time_ms < since_ms:
+                    continue
+                # Out of the wheel it may have come after the topic was deleted.
+                if found.key not in gone and not self._is_of_before(found, stored):
                     yield found
+
+    def _is_of_before(self, found: CheckPointRecord, stored: Record) -> bool:
+        """Tell whether a check point is of a topic that was deleted since, and perhaps made anew."""
+        return stored.position < (self._store.made_at(found.key.topic) or 0)
 
 
 def saved_ms(path: str) -> int:

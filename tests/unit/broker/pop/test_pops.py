@@ -129,6 +129,25 @@ def test_what_is_given_back_comes_again_at_once_and_no_other_time_does(rig: Rig)
     assert rig.pop(topic=RETRY)[0][0] == "K1"
 
 
+@pytest.mark.parametrize("how", ["", "stopped", "killed"])
+def test_what_was_popped_of_a_topic_that_is_deleted_brings_nothing_of_the_next_of_its_name(rig: Rig, how: str) -> None:
+    rig.pop()
+    rig.at(NOW + 2000)
+    rig.pops.forget(TOPIC, GROUP, 0)
+    rig.pops.delete_topic(TOPIC)
+    rig.offsets.delete_topic(TOPIC)
+    rig.store.delete_topic(TOPIC)
+    rig.send("new")
+    if how:
+        rig = rig.restarted() if how == "stopped" else rig.killed()
+    assert rig.pops.count(TOPIC, GROUP, 0) == 0
+    assert [key for key, _ in rig.pop()] == ["new"]
+    rig.at(NOW + 12_000)
+    assert rig.keys() == []
+    assert rig.at(NOW + 30_000).keys() == ["new"]
+    assert len(rig.pops.check_points) == 0
+
+
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_what_is_given_back_just_before_the_end_comes_once(rig: Rig, how: str) -> None:
     ((_, handle),) = rig.pop(1)

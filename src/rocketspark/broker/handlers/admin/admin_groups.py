@@ -443,6 +443,7 @@ class GroupHandler:
             if self._topics.get(topic) is None:
                 continue
             for queue_id, offset in self._offsets.of(h.source, topic).items():
+                self._offsets.asked(h.target, topic, queue_id)
                 self._offsets.commit(h.target, topic, queue_id, offset)
         await self._offsets.saved()
         return reply(request.opaque)
