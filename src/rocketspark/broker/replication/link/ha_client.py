@@ -248,7 +248,8 @@ class HaClient:
             self._connection = None
         if connection.hung_up and not link.received_bytes:
             return ReplicationError(
-                "the master ended the connection without a word: it is no master, or speaks the other protocol"
+                "the master ended the connection without a word: it is no master, has access control, which this broker"
+                " needs then too, with its innerClientAuthenticationCredentials, or speaks the other protocol"
                 " (enableControllerMode on one side alone)",
                 reason="closed",
             )
