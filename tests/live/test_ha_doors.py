@@ -239,3 +239,26 @@ def test_a_slave_tries_on_however_often_it_was_refused() -> None:
     client = HaClient(lambda now_s: pytest.fail("no link is made"), Troubles(), on_appended=lambda: None)
     refused = ReplicationError("it is no master", reason="closed")
     assert {client._pause_after(refused) for _ in range(2000)} == {2.0, 4.0, 8.0, 10.0}
+
+
+def test_a_slave_tries_on_whatever_went_wrong() -> None:
+    async def main() -> None:
+        asked: list[str] = []
+
+        async def check(address: str) -> None:
+            asked.append(address)
+            raise OSError(28, "No space left on device")
+
+        client = HaClient(
+            lambda now_s: pytest.fail("no link is made"),
+            Troubles(),
+            on_appended=lambda: None,
+            check=check,
+            trouble_pause_s=0.001,
+        )
+        client.set_address("127.0.0.1:9")
+        client.start()
+        await until(lambda: len(asked) > 2)
+        await client.close()
+
+    run(main())

@@ -205,7 +205,13 @@ class HaClient:
             if address is None:
                 await self._changed.wait()
                 continue
-            error = await self._copy_from(address)
+            error: Exception | None
+            try:
+                error = await self._copy_from(address)
+            except Exception as e:
+                # Whatever it was, a full disk while damage is mended, say: who gave up would copy nothing for ever.
+                log.exception("replication with %s failed, tried again", address)
+                error = e
             if error is not None and self.address == address:
                 self._troubles.note(address, error)
             pause_s = self._pause_after(error)
