@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 from tests.ports import free_ports
 
 from rocketspark import Producer, PullConsumer
+from rocketspark.client.producer import program_end
 from rocketspark.testing import Cluster, run_cluster
 
 PROGRAM = """
@@ -113,3 +115,21 @@ def test_one_line_says_how_many_were_not() -> None:
     done = run(nowhere, "t", count=7, options="send_timeout_ms=60_000, retries=1000")
     assert done.returncode == 0
     assert [line for line in done.stderr.splitlines() if "7 message(s)" in line] == done.stderr.splitlines()[-1:]
+
+
+def test_ctrl_c_ends_the_wait_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[float] = []
+
+    class Interrupted:
+        def _finish_by(self, end_s: float) -> int:
+            ends.append(end_s - time.monotonic())
+            if len(ends) == 1:
+                raise KeyboardInterrupt
+            return 0
+
+    producer = Interrupted()
+    monkeypatch.setattr(program_end, "open_producers", {producer})
+    program_end._finish()
+    waited, again = ends
+    assert waited > again
+    assert again <= 0

@@ -53,11 +53,19 @@ class CancelledSends:
 cancelled_sends = CancelledSends()
 
 
+def _finish_all(wait_s: float) -> int:
+    end_s = time.monotonic() + wait_s
+    return sum(producer._finish_by(end_s) for producer in list(open_producers))
+
+
 @atexit.register
 def _finish() -> None:
     cancelled = cancelled_sends.count()
-    end_s = time.monotonic() + EXIT_S
-    left = sum(producer._finish_by(end_s) for producer in list(open_producers))
+    try:
+        left = _finish_all(EXIT_S)
+    except KeyboardInterrupt:
+        # Ctrl-C ends the wait; Python would print where it was.
+        left = _finish_all(0)
     if left:
         log.warning(
             "the program ended without close(): %d message(s) of send_future were not confirmed within %.0f s, and may"
