@@ -269,12 +269,14 @@ class AdminHandler:
         self._expire()
         return reply(request.opaque)
 
-    def clean_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """CLEAN_UNUSED_TOPIC (316): queues of topics that the broker does not have (any more)."""
+    async def clean_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """CLEAN_UNUSED_TOPIC (316): queues of topics that the broker does not have (any more), and offsets in them."""
         for topic in list(self._store.queues()):
             if self._topics.get(topic) is None and not topic_names.is_system_topic(topic):
+                self._offsets.delete_topic(topic)
                 self._store.delete_topic(topic)
                 self._stats.forget_topic(topic)
+        await self._offsets.saved()
         return reply(request.opaque)
 
     def queue_units(self, peer: Peer, request: Request[QueueUnitsHeader], body: bytes) -> bytes:
