@@ -57,7 +57,8 @@ def _naming(host: str) -> Iterator[None]:
     """Say of what can be no name what a look-up says of one that nobody has. Raises OSError."""
     try:
         yield
-    except UnicodeError:
+    except ValueError:
+        # Of what is too long, or holds a zero or half a character.
         raise OSError(errno.EINVAL, f"{shown(host, characters_max=100)} can be no name of a host") from None
 
 
@@ -66,7 +67,7 @@ def _family(host: str) -> int | None:
     for family in (socket.AF_INET, socket.AF_INET6) if sys.platform != "win32" else ():
         try:
             socket.inet_pton(family, host)
-        except OSError:
+        except (OSError, ValueError):
             continue
         return family
     return None

@@ -73,7 +73,9 @@ def test_nobody_there(loop: str) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("host", ["a" * 64, "a..b", "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 64])
+@pytest.mark.parametrize(
+    "host", ["a" * 64, "a..b", "1.2.3.4\0", "\ud800", "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 64]
+)
 def test_what_can_be_no_name_is_nobodys(loop: str, host: str) -> None:
     with pytest.raises(OSError, match="can be no name of a host"):
         on(loop, connect_protocol(asyncio.Protocol, host, 9))
