@@ -56,6 +56,8 @@ async def own_ip(host: str, port: int) -> str:
 def _naming(host: str) -> Iterator[None]:
     """Say of what can be no name what a look-up says of one that nobody has. Raises OSError."""
     try:
+        if "\0" in host:
+            raise ValueError(host)  # uvloop would look for what stands before it.
         yield
     except ValueError:
         # Of what is too long, or holds a zero or half a character.
