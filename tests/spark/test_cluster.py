@@ -97,7 +97,7 @@ def test_connections_that_were_closed_meanwhile_are_made_again(both: Both, clust
     for _ in range(3):
         assert cluster.queues(["T"]) == [queue]
         assert cluster.bounds([queue]) == {queue: OffsetBounds(3, 10)}
-        assert cluster.addresses("broker-a", "T") == (both.address,)
+        assert cluster.addresses("broker-a") == (both.address,)
         both.hang_up()
     assert len(both.asked) == 3
 
@@ -128,7 +128,7 @@ def test_a_slave_is_read_while_its_master_is_away_and_known_to_be_one(both: Both
     both.broker_id = 1
     [queue] = cluster.queues(["T"])
     assert cluster.bounds([queue]) == {queue: OffsetBounds(3, 10, of_master=False)}
-    assert cluster.addresses("broker-a", "T") == (both.address,)
+    assert cluster.addresses("broker-a") == (both.address,)
 
 
 @pytest.mark.parametrize(

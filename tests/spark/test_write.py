@@ -228,7 +228,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("SELECT '' AS body", {}, "body is empty"),
     ("SELECT CAST(NULL AS STRING) AS body", {}, "no body"),
     ("SELECT 'x' AS body, 9 AS queueId", {}, "names queue 9"),
-    ("SELECT 'x' AS body, 'k' AS shardingKey", {"topic": "absent"}, "does not exist"),
+    ("SELECT 'x' AS body, 0 AS queueId", {"topic": "absent"}, "does not exist"),
     ("SELECT 'x' AS body, 'broker-z' AS broker", {}, "names broker 'broker-z', which has no queue"),
     ("SELECT 'x' AS body, 3 AS delayLevel, 5L AS delayMs", {}, "several of delayLevel, delayMs and deliverTime"),
     ("SELECT 'x' AS body, now() + INTERVAL 100 DAYS AS deliverTime", {}, "should not be bigger than the max delay"),

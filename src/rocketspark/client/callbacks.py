@@ -84,7 +84,8 @@ async def every(interval_s: float, act: Callable[[], Awaitable[object]], what: s
         try:
             await act()
         except BaseException as e:
-            if passes_on(e):
+            task = asyncio.current_task()
+            if passes_on(e) or (task is not None and task.cancelling()):
                 raise
             log.error("%s: that failed, and is tried again in %.0f s", what, interval_s, exc_info=e)
 

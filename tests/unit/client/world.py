@@ -508,7 +508,5 @@ class World:
 
     def check_closed(self) -> None:
         """Nothing runs any more."""
-        # Who was cancelled by a close that was itself cancelled has not had its turn yet.
-        self.run(asyncio.sleep(0))
         left = [t for t in asyncio.all_tasks(self.loop) if not t.done()]
         assert left == [], left

@@ -81,14 +81,22 @@ class BrokerOffsets:
         async def tell(queue: MessageQueue, *, oneway: bool) -> bool:
             before = self._telling.get(queue)
             told = self._telling[queue] = asyncio.get_running_loop().create_future()
+
+            def over(_: object = None) -> None:
+                told.set_result(None)
+                if self._telling.get(queue) is told:
+                    del self._telling[queue]
+
             try:
                 if before is not None:
                     await asyncio.wait([before])
                 return await tell_in_turn(queue, oneway=oneway)
             finally:
-                told.set_result(None)
-                if self._telling[queue] is told:
-                    del self._telling[queue]
+                if before is None or before.done():
+                    over()
+                else:
+                    # Given up while it waited: who comes next waits for the one before.
+                    before.add_done_callback(over)
 
         async def tell_in_turn(queue: MessageQueue, *, oneway: bool) -> bool:
             try:

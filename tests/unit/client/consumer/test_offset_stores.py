@@ -231,6 +231,33 @@ def test_commits_of_a_queue_follow_each_other_with_what_is_the_latest_then() -> 
     asyncio.run(run())
 
 
+def test_a_commit_that_is_given_up_while_it_waits_lets_the_next_one_pass_nobody() -> None:
+    async def run() -> None:
+        peer = HeldPeer()
+        store = broker_offsets(peer)
+        made = asyncio.create_task(store.commit(on("t", 0)))
+        await settle()
+        peer.answer()
+        await made
+        first, second = (asyncio.create_task(store.commit(on("t", 0))) for _ in range(2))
+        await settle()
+        second.cancel()
+        await settle()
+        third = asyncio.create_task(store.commit(on("t", 0)))
+        await settle()
+        # The first one is not answered yet.
+        assert len(peer.told) == 2
+        peer.answer()
+        assert await first == {}
+        await settle()
+        assert len(peer.told) == 3
+        peer.answer()
+        assert await third == {}
+        assert store._telling == {}
+
+    asyncio.run(run())
+
+
 def test_a_broker_that_hangs_holds_up_no_other() -> None:
     async def run() -> None:
         hung, other = HeldPeer(), HeldPeer()

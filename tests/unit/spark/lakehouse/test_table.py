@@ -192,6 +192,8 @@ def test_what_is_no_damage_is_not_called_so(text: str) -> None:
 
 def test_a_table_of_others_is_refused() -> None:
     types = dict(part.split(" ", 1) for part in COLUMNS.split(", "))
+    # As the table is made; what it is read as calls this type by another name.
+    types = {name: kind.replace("timestamp_ltz", "timestamp") for name, kind in types.items()}
     check_columns(types, PARTITIONS, HERE)
     check_columns(types | {"value": "struct<id:int>"}, PARTITIONS, HERE)
     with pytest.raises(ConfigError, match=r"its columns differ \(body\)"):
