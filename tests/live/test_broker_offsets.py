@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.live.pop_support import popped
 from tests.live.support import (
     GROUP,
     TOPIC,
@@ -407,3 +409,55 @@ def test_after_a_kill_no_offset_is_beyond_its_queue_s_end_or_of_a_topic_that_is_
             assert [offset_of(await query(peer, n)) for n in (0, 1)] == [5, 0]
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("code", "header", "left"),
+    [
+        (
+            RequestCode.DELETE_SUBSCRIPTIONGROUP,
+            headers.DeleteGroupHeader(group=GROUP, clean_offsets=True),
+            {},
+        ),
+        (
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+            headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, time_ms=0, force=True),
+            {0: 0},
+        ),
+        (
+            RequestCode.CLONE_GROUP_OFFSET,
+            headers.CloneOffsetsHeader(source="source", target=GROUP, topic=TOPIC),
+            {0: 1},
+        ),
+    ],
+)
+def test_after_a_kill_no_pop_of_before_undoes_what_an_operator_set(
+    tmp_path: Path, code: int, header: Any, left: dict[int, int]
+) -> None:
+    """Offsets follow the check points of pops that are newer than the file: not those older than the change."""
+    killed = tmp_path / "killed"
+
+    async def old() -> None:
+        async with broker(tmp_path / "old") as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await create_group(peer)
+            for _ in range(3):
+                await sent(peer)
+            assert len(await popped(peer)) == 3
+            await until(lambda: server._offsets.of(GROUP, TOPIC) == {0: 3})
+            server._offsets.commit("source", TOPIC, 0, 1)
+            (await peer.request(code, header)).raise_for_code("change")
+            # Pops of after it count.
+            for _ in range(2):
+                await sent(peer)
+            await create_group(peer, "other")
+            assert len(await popped(peer, group="other")) == 5
+            shutil.copytree(tmp_path / "old", killed)
+
+    async def new() -> None:
+        async with broker(killed) as server:
+            assert server._offsets.of(GROUP, TOPIC) == left
+            assert server._offsets.of("other", TOPIC) == {0: 5}
+
+    run(old())
+    run(new())

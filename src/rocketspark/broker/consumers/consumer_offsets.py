@@ -71,6 +71,8 @@ class ConsumerOffsets:
         self._pulled: dict[tuple[str, str, int], int] = {}
         # Who read a queue of a topic that was deleted: its next pull may still name an offset of then.
         self._anew: dict[tuple[str, str, int], None] = {}
+        # Called with an operator's change; what it returns is called once all offsets of then are on the disk.
+        self.set_by_hand: Callable[[], Callable[[], None]] = lambda: lambda: None
 
     def admit(self, group: str, topic: str, address: str) -> None:
         """Count a client's first commit of a group in a topic. Raises ServerError 2 if there are too many."""
@@ -239,9 +241,11 @@ class ConsumerOffsets:
         self.unsaved.changed()
 
     async def saved(self) -> None:
-        """Wait until all offsets are on the disk. Raises StoreFull or StoreUnwritable."""
+        """Wait until what an operator changed is on the disk. Raises StoreFull or StoreUnwritable."""
+        done = self.set_by_hand()
         self.save()
         await self.unsaved.saved()
+        done()
 
     def keep_within(self, end: Callable[[str, int], int], has_topic: Callable[[str], bool] | None = None) -> None:
         """Lower what lies beyond its queue's end, as messages that a power cut took were counted; on the disk at once.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
@@ -14,12 +15,14 @@ from rocketspark.broker.pop.rebuild import Rebuild, saved_ms
 from rocketspark.broker.pop.revive import Revive
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError
+from rocketspark.model.text import whole_number
+from rocketspark.store.files import config_files
 from rocketspark.store.store import Store
 
 log = logging.getLogger("rocketspark.broker")
 
 _KEY_VALUE_FOLDER = "kvStore"
-# Holds the log's end for which all offsets of pops are written.
+# Holds an end of the log: the offsets of pops before it are all written, or an operator set others since.
 NOTE = "popOffsetsEnd"
 
 
@@ -60,6 +63,7 @@ class PopLifecycle:
         self._note = Path(store.settings.root) / "config" / NOTE
         self._served = False
         self._stopped_at = -1
+        consumer_offsets.set_by_hand = self._set_by_hand
         timers.doubt(in_flight.topic, in_flight.check_points.is_unneeded)
         in_flight.check_points.read_all = revive.read_all
 
@@ -74,16 +78,24 @@ class PopLifecycle:
         self._in_flight.check_points.rolled_ms = self._timers.window_ms
         self._revive.begin()
         self._rebuild.run()
-        if self._served or not self._is_noted():
-            self._rebuild.offsets(self._consumer_offsets, saved_ms(self._offsets_path))
+        noted, end = self._noted(), self._store.written_position
+        if self._served or noted != end:
+            # Beyond the end it is of another log.
+            since = noted if noted <= end else 0
+            self._rebuild.offsets(self._consumer_offsets, saved_ms(self._offsets_path), since)
         self._in_flight.serving = self._served = True
 
-    def _is_noted(self) -> bool:
-        """Tell whether the offsets that were read are those of the log's end."""
+    def _noted(self) -> int:
+        """Return the log's end for which the offsets were written; 0 if that is not known."""
         try:
-            return self._note.read_text() == str(self._store.written_position)
+            return whole_number(self._note.read_text()) or 0
         except (OSError, ValueError):
-            return False
+            return 0
+
+    def _set_by_hand(self) -> Callable[[], None]:
+        """Offsets are set by hand: those that follow pops of before are no more to come back after a kill."""
+        end = self._store.written_position
+        return lambda: config_files.write(str(self._note), str(end), keep_before=False)
 
     def stop(self) -> None:
         """End; acknowledgements of this turn are stored, or told as failed."""

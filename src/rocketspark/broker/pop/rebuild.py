@@ -103,10 +103,13 @@ class Rebuild:
 
     # -- offsets --------------------------------------------------------------------------------------------------
 
-    def offsets(self, consumer_offsets: ConsumerOffsets, saved_ms: int) -> None:
-        """Let the committed offsets follow the check points that are newer than the saved ones."""
+    def offsets(self, consumer_offsets: ConsumerOffsets, saved_ms: int, since: int) -> None:
+        """Let the committed offsets follow the check points that are newer than the saved ones.
+
+        `since`: a position of the log; the offsets of pops before it are saved for certain.
+        """
         furthest: dict[tuple[str, str, int], int] = {}
-        for found in self._newer(saved_ms - OFFSETS_AGE_MS):
+        for found in self._newer(saved_ms - OFFSETS_AGE_MS, since):
             key: CheckPointKey = found.key
             if not found.re_puts and found.offsets:
                 queue = key.topic, key.group, key.queue_id
@@ -118,13 +121,13 @@ class Rebuild:
             if (committed is None or committed < offset) and not consumer_offsets.is_reset(group, topic, queue_id):
                 consumer_offsets.commit(group, topic, queue_id, offset)
 
-    def _newer(self, since_ms: int) -> Iterator[CheckPointRecord]:
+    def _newer(self, since_ms: int, since: int) -> Iterator[CheckPointRecord]:
         topic = self._in_flight.topic
         gone: set[CheckPointKey] = set()
         for stored, _ in self._timers.sent_for(topic, self._store.offset_at_time(topic_names.TIMER_TOPIC, 0, since_ms)):
             found = self._decoded(stored)
             if isinstance(found, CheckPointRecord):
-                if self._is_of_before(found, stored):
+                if stored.position < since or self._is_of_before(found, stored):
                     gone.add(found.key)
                 else:
                     yield found
@@ -135,8 +138,8 @@ class Rebuild:
                 found = self._decoded(stored)
                 if not isinstance(found, CheckPointRecord) or found.key.pop_time_ms < since_ms:
                     continue
-                # Out of the wheel it may have come after the topic was deleted.
-                if found.key not in gone and not self._is_of_before(found, stored):
+                # Out of the wheel it may have come after the topic was deleted, or offsets were set.
+                if found.key not in gone and stored.position >= since and not self._is_of_before(found, stored):
                     yield found
 
     def _is_of_before(self, found: CheckPointRecord, stored: Record) -> bool:
