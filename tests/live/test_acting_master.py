@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -282,6 +283,31 @@ def test_a_slave_mends_its_log_with_a_master_s_before_it_is_back(tmp_path: Path)
             end = master.store.written_position
             assert bytes(slave.store.log_bytes(0, end)) == bytes(master.store.log_bytes(0, end))
             assert not slave.store.log.damaged
+
+    run(main())
+
+
+def test_a_slave_copies_no_other_log_before_it_is_back(tmp_path: Path) -> None:
+    """The master's log begins a record where the slave's ends, as all are of one size."""
+
+    async def main() -> None:
+        async with replicas(tmp_path) as r:
+            for round_of in ((b"one", b"two"), (b"uno", b"dos", b"tre")):
+                master = await r.start(0)
+                async with connected(master.address) as peer:
+                    await create(peer)
+                    for body in round_of:
+                        await sent(peer, body)
+                slave = await r.start(1)
+                if len(round_of) == 2:
+                    await r.copied()
+                    end = slave.store.written_position
+                    copied = bytes(slave.store.log_bytes(0, end))
+                    await r.stop(1)
+                    await r.stop(0)
+                    shutil.rmtree(tmp_path / "a0")
+            await until(lambda: slave.replication.troubles.counts["diverged"])
+            assert bytes(slave.store.log_bytes(0, 1 << 20)) == copied
 
     run(main())
 
