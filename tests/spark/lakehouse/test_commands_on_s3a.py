@@ -32,7 +32,7 @@ sinks:
   - {name: all, sql: "SELECT value.* FROM orders", format: parquet, path: "s3a://lake/all"}
   - {name: sums, sql: "SELECT value.id AS id, sum(value.price) AS s FROM orders GROUP BY value.id", topic: sums,
       mode: complete}
-  - {name: copy, sql: "SELECT * FROM shops", format: delta, path: "s3a://lake/copy"}
+  - {name: copy, sql: "SELECT * FROM shops", format: delta, path: "s3a://lake/copy", mode: overwrite}
 """
 
 
