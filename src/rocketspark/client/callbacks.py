@@ -35,6 +35,15 @@ def passes_on(error: BaseException) -> bool:
     return isinstance(error, (KeyboardInterrupt, GeneratorExit))
 
 
+def ends_loop(error: BaseException) -> bool:
+    """Tell whether a task that does something again and again ends with what one turn raised.
+
+    One that was asked to end does, whatever took the place of the cancellation.
+    """
+    task = asyncio.current_task()
+    return passes_on(error) or (task is not None and task.cancelling() > 0)
+
+
 def in_thread(returned: Any, loop: asyncio.AbstractEventLoop) -> Any:
     """Return the final result of a call in a thread; an awaitable that it returned is run on `loop` and waited for.
 
@@ -84,8 +93,7 @@ async def every(interval_s: float, act: Callable[[], Awaitable[object]], what: s
         try:
             await act()
         except BaseException as e:
-            task = asyncio.current_task()
-            if passes_on(e) or (task is not None and task.cancelling()):
+            if ends_loop(e):
                 raise
             log.error("%s: that failed, and is tried again in %.0f s", what, interval_s, exc_info=e)
 

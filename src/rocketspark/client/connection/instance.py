@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from rocketspark.client.callbacks import passes_on, trouble_log
+from rocketspark.client.callbacks import ends_loop, trouble_log
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.acl_signing import Signer
 from rocketspark.client.connection.broker_requests import BrokerRequests
@@ -436,12 +436,13 @@ async def _every(interval_s: float, act: Callable[[], object]) -> None:
         await asyncio.sleep(interval_s)
         try:
             await act()  # type: ignore[misc]
-        except RocketSparkError as e:
-            log.warning("%s", e)
         except BaseException as e:
-            if passes_on(e):
+            if ends_loop(e):
                 raise
-            log.exception("a periodic task of the client failed; it goes on")
+            if isinstance(e, RocketSparkError):
+                log.warning("%s", e)
+            else:
+                log.exception("a periodic task of the client failed; it goes on")
 
 
 async def _own_ip(address: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from rocketspark.client import validators
-from rocketspark.client.callbacks import end_all, every, passes_on, trouble_log
+from rocketspark.client.callbacks import end_all, ends_loop, every, trouble_log
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.consumer.allocate_queues import Strategy, average
@@ -247,7 +247,7 @@ class Rebalance:
                     await self.instance.heartbeat_all()
                 whole = await self.rebalance()
             except BaseException as e:
-                if passes_on(e):
+                if ends_loop(e):
                     raise
                 log.exception("rebalance of group %s failed; it is tried again", self.group)
                 whole = False

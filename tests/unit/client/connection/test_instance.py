@@ -7,10 +7,12 @@ import gc
 from typing import Any
 
 import pytest
+from tests.patience import LIMIT_S
 from tests.unit.client.fake import Fake, in_loop, until
 
-from rocketspark.client import AsyncProducer, AsyncPullConsumer, Producer
-from rocketspark.errors import ConfigError, StateError
+from rocketspark.client import AsyncProducer, AsyncPullConsumer, Producer, callbacks
+from rocketspark.client.connection import instance
+from rocketspark.errors import ConfigError, NotSent, StateError
 
 
 @in_loop
@@ -140,3 +142,25 @@ async def test_brokers_know_a_producer_that_sends_nothing() -> None:
     async with AsyncProducer("127.0.0.1:1", "pg", topics=["mine"]) as producer:
         await until(lambda: not producer._instance._introducing)
         assert list(producer._routes._wanted) == ["TBW102", "mine"]
+
+
+@pytest.mark.parametrize("error", [KeyError("k"), NotSent("not sent", address="a:1")])
+@pytest.mark.parametrize("kind", ["every", "_every"])
+def test_a_periodic_task_ends_when_it_is_cancelled_whatever_its_turn_raises_then(kind: str, error: Exception) -> None:
+    async def act() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            raise error
+
+    async def run() -> None:
+        call = callbacks.every(0, act, "a test") if kind == "every" else instance._every(0, act)
+        task = asyncio.ensure_future(call)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=LIMIT_S)
+        assert task.done()
+        assert task.exception() is error
+
+    asyncio.run(run())
