@@ -36,26 +36,30 @@ class Standing:
     strategy has it.
     """
 
-    __slots__ = ("_authentication", "_control", "_holds", "_request", "_user", "looks_at_each")
+    __slots__ = ("_authentication", "_authorization", "_control", "_key", "_request", "_user", "looks_at_each")
 
     def __init__(
         self,
         control: AccessControl,
         authentication: Authentication,
+        authorization: Authorization | None,
         request: ReceivedRequest,
         user: User,
-        holds: Callable[[], bool],
+        key: tuple[str | int | None, ...] | None,
     ) -> None:
         self._control = control
         self._authentication = authentication
+        # None where rules are not asked; else what decides about the request stands among what was allowed.
+        self._authorization = authorization
+        self._key = key
         self._request = request
         self._user = user
-        self._holds = holds
         self.looks_at_each = authentication.looks_at_each
 
     def holds(self) -> bool:
         """Return whether the user is still the same, and may still do what was asked for."""
-        return self._authentication.counts(self._request, self._user) and self._holds()
+        may = self._authorization is None or self._key in self._authorization.allowed
+        return may and self._authentication.counts(self._request, self._user)
 
     def is_good(self, content: bytes, body: bytes | memoryview, signature: bytes, signed_ms: int | None) -> bool:
         """Return whether a request's signature is good; `signed_ms`: when it was made, None if it does not tell."""
@@ -64,7 +68,7 @@ class Standing:
     def passed(self, count: int) -> None:
         """Count requests that were let through."""
         self._control.authenticated += count
-        if self._control.authorizes(self._request.code):
+        if self._authorization is not None:
             self._control.authorized += count
 
 
@@ -142,29 +146,19 @@ class AccessControl:
             self._tell(Check.AUTHORIZATION, request, asked, rule)
         return None
 
-    def authorizes(self, code: int) -> bool:
-        """Return whether rules are asked about requests of this code."""
-        return self._authorization is not None and code not in self._unauthorized
-
     def standing(self, request: ReceivedRequest) -> Standing | None:
         """Return what has to be shown by requests that differ from this one in nothing that is looked at here.
 
         None: each is to be asked about, as is every one before the first that was let through.
         """
-        authentication, authorization = self._authentication, self._authorization
+        authentication = self._authentication
         if authentication is None or request.code in self._unauthenticated or request.code in self.told:
             return None
         user = authentication.user_of(request)
         if user is None:
             return None
-        allowed: Callable[[], bool] = lambda: True  # noqa: E731
-        if authorization is not None and request.code not in self._unauthorized:
-            key = self._key(request, user.username)
-            if key is None:
-                return None
-            kept = authorization.allowed
-            allowed = lambda: key in kept  # noqa: E731
-        standing = Standing(self, authentication, request, user, allowed)
+        authorization = None if request.code in self._unauthorized else self._authorization
+        standing = Standing(self, authentication, authorization, request, user, self._key(request, user.username))
         return standing if standing.holds() else None
 
     @staticmethod

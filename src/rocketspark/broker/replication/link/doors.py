@@ -173,14 +173,7 @@ class MasterDoor(asyncio.Protocol):
         self._leave()
         if below is None or below.is_closing():
             return
-        protocol = self._make()
-        if stream is None:
-            below.set_protocol(protocol)
-        else:
-            stream.go_on_with(cast(Above, protocol))
-        protocol.connection_made(stream or below)
-        if data:
-            protocol.data_received(data)
+        _hand_over(stream or below, self._make(), data)
 
     def close(self, why: str) -> None:
         """Send it away."""
@@ -211,6 +204,17 @@ class MasterDoor(asyncio.Protocol):
         self._leave()
 
 
+def _hand_over(transport: asyncio.Transport, protocol: asyncio.Protocol, rest: bytes) -> None:
+    """Let a protocol go on with a connection, beginning with what was read beyond the greeting."""
+    if isinstance(transport, TlsStream):
+        transport.go_on_with(cast(Above, protocol))
+    else:
+        transport.set_protocol(protocol)
+    protocol.connection_made(transport)
+    if rest:
+        protocol.data_received(rest)
+
+
 class SlaveDoor(asyncio.Protocol):
     """A connection to a master until it is known that it is one of ours; `make` gives what it is then."""
 
@@ -238,14 +242,8 @@ class SlaveDoor(asyncio.Protocol):
             transport.write(answer)
         if self._greeting.is_done:
             protocol = self._make()
-            if isinstance(transport, TlsStream):
-                transport.go_on_with(cast(Above, protocol))
-            else:
-                transport.set_protocol(protocol)
             self.entered.set_result(None)
-            protocol.connection_made(transport)
-            if self._greeting.rest:
-                protocol.data_received(self._greeting.rest)
+            _hand_over(transport, protocol, self._greeting.rest)
 
     def fail(self, error: Exception) -> None:
         """End it, with why."""
