@@ -107,7 +107,7 @@ soak-examples: setup ## new examples of hypothesis, TIMES=100 as many as `make t
 	EXAMPLES_TIMES=$(TIMES) $(PYTEST) -m "hypothesis and not soak" --hypothesis-seed=$(SEED) --timeout 0
 
 clean: ## remove outputs and caches (ALL=1: the set-up too)
-	rm -rf demo-out store build dist target spark-warehouse metastore_db derby.log \
+	rm -rf demo-out mutants-out store build dist target spark-warehouse metastore_db derby.log \
 	  .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 	$(if $(ALL),rm -rf .venv .setup)

@@ -1,151 +1,273 @@
-"""Small changes of src, drawn by seed, each with the tests of its room: which of them does no test notice?
+"""Small changes of src, drawn by seed, each with the tests of its room that run the line: which does no test notice?
 
 Rule: a change is made by cosmic-ray in a copy of src, never in the tree. SOAK_MUTANTS=600 says how many are drawn,
-MUTANTS_SEED=1 which, MUTANTS_ROOMS="access store" from where. What changes nothing that matters is named in ALIKE.
+MUTANTS_SEED=1 which, MUTANTS_ROOMS="access store" from where. A run goes on where the last one ended: mutants-out holds
+which test noticed what (SEED.json), the changes that none noticed (unnoticed-SEED.txt), and which lines each test runs.
 """
 
 from __future__ import annotations
 
+import ast
 import collections
+import contextlib
+import difflib
+import glob
+import hashlib
+import json
 import os
-import random
+import re
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-from tests.patience import LIMIT_S
+from tests.soak.lines_run import lines_that_tell
 
 pytestmark = pytest.mark.soak
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "rocketspark"
+OUT = ROOT / "mutants-out"
 NOTICED_MIN = 0.9
 LIVE = "tests/live/test_"
 # What is changed, and the tests that should notice.
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
-    "access": (
-        ["access", "broker/access"],
-        ["tests/unit/broker/access", LIVE + "access.py", LIVE + "access_decisions.py", LIVE + "plain_acl.py"],
-    ),
+    "access": (["access", "broker/access"], ["tests/unit/broker/access", LIVE + "access*.py", LIVE + "plain_acl.py"]),
     "replication": (
         ["broker/replication", "broker/roles", "controller"],
-        ["tests/unit/broker/replication", "tests/unit/broker/roles", "tests/unit/controller", LIVE + "replication.py"],
+        [
+            *("tests/unit/broker/replication", "tests/unit/broker/roles", "tests/unit/controller"),
+            *(LIVE + f"{name}*.py" for name in ("replication", "ha_", "slave_synchronize", "role_changes")),
+            *(LIVE + f"{name}*.py" for name in ("controller", "acting_master")),
+        ],
     ),
     "store": (["store"], ["tests/unit/store"]),
     "pop": (
         ["broker/pop", "broker/handlers/pops"],
-        ["tests/unit/broker/pop", LIVE + "broker_pop.py", LIVE + "broker_pop_ordered.py", LIVE + "pop_requests.py"],
+        ["tests/unit/broker/pop", LIVE + "broker_pop*.py", LIVE + "pop_requests.py"],
     ),
     "messages": (
         ["broker/messages"],
-        ["tests/unit/broker/messages", LIVE + "broker_transactions.py", LIVE + "broker_timers.py"],
+        [
+            "tests/unit/broker/messages",
+            *(LIVE + f"{name}*.py" for name in ("broker_transactions", "broker_timers", "half_ranges", "quarantine")),
+        ],
     ),
     "clients": (["client"], ["tests/unit/client", LIVE + "client_live.py"]),
     "proxy": (["proxy"], ["tests/unit/proxy", LIVE + "proxy_remoting.py"]),
     "spark": (["spark/plan", "spark/exactly_once", "spark/option_kinds"], ["tests/unit/spark"]),
 }
-# Those of cosmic-ray's operators whose changes a reader would call mistakes.
+# Those of cosmic-ray's operators whose changes a reader would call mistakes; with them a call is left out.
 OPERATORS = (
     *("ReplaceComparisonOperator_Eq_NotEq", "ReplaceComparisonOperator_NotEq_Eq", "ReplaceComparisonOperator_Is_IsNot"),
     *("ReplaceComparisonOperator_IsNot_Is", "ReplaceComparisonOperator_Lt_LtE", "ReplaceComparisonOperator_LtE_Lt"),
     *("ReplaceComparisonOperator_Gt_GtE", "ReplaceComparisonOperator_GtE_Gt", "ReplaceComparisonOperator_Lt_Gt"),
     *("ReplaceBinaryOperator_Add_Sub", "ReplaceBinaryOperator_Sub_Add", "ReplaceAndWithOr", "ReplaceOrWithAnd"),
     *("AddNot", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceBreakWithContinue", "ZeroIterationForLoop"),
+    "LeaveOutCall",
 )
+# Left alone: what no behaviour shows, and lines for a log.
+UNSEEN = re.compile(r"\b(frozen|slots|gc|daemon|strict|kw_only)=$")
+LOGGED = re.compile(r"\s*(self\.)?_?log(ger)?\.\w+\(")
 # Changes that change nothing that matters: file, the changed line.
 ALIKE: set[tuple[str, str]] = set()
+# One test may take this much longer than ten times what it takes without a change.
+TEST_S = 60.0
 
 
 class Mutant(NamedTuple):
-    """One change: the operator's `occurrence`-th place in a file of a room."""
+    """One change: the operator's `occurrence`-th place in a file of a room; `key` survives changes around it."""
 
     room: str
-    path: Path
+    name: str
     operator: str
     occurrence: int
+    line: int
+    key: str
+
+
+def sources(room: str) -> list[Path]:
+    return sorted(path for folder in ROOMS[room][0] for path in (PACKAGE / folder).rglob("*.py"))
+
+
+def files_of_tests(room: str) -> list[str]:
+    patterns = [part if part.endswith(".py") else f"{part}/**/test_*.py" for part in ROOMS[room][1]]
+    return [path for pattern in patterns for path in sorted(glob.glob(pattern, root_dir=ROOT, recursive=True))]
+
+
+def operator_named(name: str) -> Any:
+    import parso
+    from cosmic_ray import plugins
+    from cosmic_ray.operators.operator import Operator
+
+    class LeaveOutCall(Operator):  # type: ignore[misc]
+        """Puts `pass` where a call is a statement."""
+
+        def mutation_positions(self, node: Any) -> Iterator[Any]:
+            is_call = node.type == "simple_stmt" and node.children[0].type == "atom_expr"
+            if is_call and node.get_last_leaf().get_previous_leaf() == ")":
+                yield node.start_pos, node.end_pos
+
+        def mutate(self, node: Any, index: int) -> Any:
+            node.children[0] = parso.parse(node.get_first_leaf().prefix + "pass")
+            return node
+
+        def examples(self) -> tuple[()]:  # type: ignore[override]
+            return ()
+
+    return LeaveOutCall() if name == "LeaveOutCall" else plugins.get_operator(f"core/{name}")()
+
+
+def places(room: str) -> Iterator[Mutant]:
+    """Yield every change that could be made in a room."""
+    from cosmic_ray.ast import ast_nodes, get_ast_from_path
+
+    for path in sources(room):
+        name, lines = str(path.relative_to(PACKAGE)), path.read_text().splitlines()
+        nodes = list(ast_nodes(get_ast_from_path(path)))
+        alike: collections.Counter[str] = collections.Counter()
+        for operator in OPERATORS:
+            make = operator_named(operator)
+            for occurrence, (number, column) in enumerate(
+                at for node in nodes for at, _ in make.mutation_positions(node)
+            ):
+                line = lines[number - 1]
+                if UNSEEN.search(line[:column]) or LOGGED.match(line):
+                    continue
+                key = f"{name} {operator} {line.strip()}"
+                alike[key] += 1
+                yield Mutant(room, name, operator, occurrence, number, f"{key} {alike[key]}")
 
 
 def drawn(count: int, seed: int, rooms: list[str]) -> list[Mutant]:
-    """Draw as many changes of each room, from all of its places."""
-    from cosmic_ray import plugins
-    from cosmic_ray.ast import ast_nodes, get_ast_from_path
+    """Draw as many changes of each room: the same ones after src changed elsewhere."""
 
-    chosen: list[Mutant] = []
-    for room in rooms:
-        places: list[Mutant] = []
-        for path in sorted(path for folder in ROOMS[room][0] for path in (PACKAGE / folder).rglob("*.py")):
-            nodes = list(ast_nodes(get_ast_from_path(path)))
-            for name in OPERATORS:
-                operator = plugins.get_operator(f"core/{name}")()
-                found = sum(len(list(operator.mutation_positions(node))) for node in nodes)
-                places += [Mutant(room, path, name, occurrence) for occurrence in range(found)]
-        chosen += random.Random(f"{seed} {room}").sample(places, min(count // len(rooms), len(places)))
-    return chosen
+    def rank(mutant: Mutant) -> bytes:
+        return hashlib.sha256(f"{seed} {mutant.key}".encode()).digest()
+
+    return [mutant for room in rooms for mutant in sorted(places(room), key=rank)[: count // len(rooms)]]
 
 
-def changed(mutant: Mutant) -> str:
-    """Return the text of the file with the change."""
-    from cosmic_ray import plugins
+def changed(mutant: Mutant) -> tuple[str, list[str]]:
+    """Return the text of the file with the change, and how it differs."""
     from cosmic_ray.mutating import mutate_code
 
-    made = mutate_code(mutant.path.read_text(), plugins.get_operator(f"core/{mutant.operator}")(), mutant.occurrence)
-    assert made is not None
-    return str(made)
+    before = (PACKAGE / mutant.name).read_text()
+    made = str(mutate_code(before, operator_named(mutant.operator), mutant.occurrence))
+    return made, list(difflib.unified_diff(before.splitlines(), made.splitlines(), lineterm="", n=2))[2:]
 
 
-def line_of(mutant: Mutant, text: str) -> tuple[int, str]:
-    """Return the first line that differs, and its number."""
-    for number, (before, after) in enumerate(
-        zip(mutant.path.read_text().splitlines(), text.splitlines(), strict=False), 1
-    ):
-        if before != after:
-            return number, after.strip()
-    raise AssertionError(f"{mutant} changes nothing")
+class Room:
+    """The tests of a room, and which lines each runs: found out once, anew for files that changed."""
+
+    def __init__(self, name: str, src: Path, folder: Path) -> None:
+        self.src, self.folder = src, folder
+        kept = OUT / f"lines-{name}.json"
+        known: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+        of_src = b"".join(path.read_bytes() for path in sources(name))
+        states = {file: digest(of_src + (ROOT / file).read_bytes()) for file in files_of_tests(name)}
+        known = {file: known[file] for file in states if known.get(file, {}).get("state") == states[file]}
+        for file in states.keys() - known.keys():
+            seen = folder / "seen.json"
+            seen.write_text("{}")
+            code, failed = self.told([file], 3600, "-p", "tests.soak.lines_run", LINES_RUN=str(seen))
+            print(f"lines of {file}", f"without {failed}, which fails" if code else "", flush=True)
+            known[file] = {"state": states[file], "tests": json.loads(seen.read_text())}
+            kept.write_text(json.dumps(known))
+        self.state = digest("".join(states.values()).encode())
+        self.tests: dict[str, Any] = {test: ran for file in known.values() for test, ran in file["tests"].items()}
+
+    def tests_for(self, mutant: Mutant) -> list[str]:
+        """Return those that run the changed line: quick ones first, those over sockets last."""
+        tells = lines_that_tell(ast.parse((PACKAGE / mutant.name).read_text()), mutant.line)
+        tests = [test for test, ran in self.tests.items() if tells.intersection(ran["lines"].get(mutant.name, ()))]
+        return sorted(tests, key=lambda test: (test.startswith(LIVE), self.tests[test]["seconds"]))
+
+    def notices(self, tests: list[str]) -> str:
+        """Return the test that fails, "" if none does. What a test over sockets notices it must notice twice."""
+        if not tests:
+            return ""
+        seconds = [self.tests[test]["seconds"] for test in tests]
+        limits = ("-x", f"--timeout={TEST_S + 10 * max(seconds)}", "--timeout-method=thread")
+        all_s = 5 * TEST_S + 10 * sum(seconds)
+        code, failed = self.told(tests, all_s, *limits)
+        if code == pytest.ExitCode.USAGE_ERROR:
+            # The change gave other names to tests whose parameters come from src.
+            code, failed = self.told(sorted({test.partition("::")[0] for test in tests}), all_s, *limits)
+        if failed.startswith(LIVE) and self.told([failed], all_s, *limits)[0] == 0:
+            return self.notices(tests[tests.index(failed) + 1 :] if failed in tests else [])
+        return "" if code == 0 else failed or "hangs"
+
+    def told(self, tests: list[str], limit_s: float, *options: str, **more: str) -> tuple[int | None, str]:
+        """Run tests: pytest's code (None for a hang) and the first that failed. What they started ends with them."""
+        environment = os.environ | {"PYTHONPATH": str(self.src), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        listed = self.folder / "tests.txt"
+        listed.write_text("\n".join(tests))
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options]
+        command += ["-m", "not official and not soak", f"--basetemp={self.folder / 'tests'}", f"@{listed}"]
+        with (self.folder / "said.txt").open("w+") as said:
+            run = subprocess.Popen(
+                command, cwd=ROOT, env=environment | more, stdout=said, stderr=said, start_new_session=True
+            )
+            try:
+                code = run.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                code = None
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+            text = (self.folder / "said.txt").read_text()
+        assert code in (None, 0, 1, 2, 4), text[-4000:]
+        found = re.search(r"^(?:FAILED|ERROR) (tests/\S+?::.*?)(?: - .*)?$", text, re.MULTILINE)
+        return code, found[1] if found else ""
 
 
-def is_noticed(src: Path, tests: list[str], folder: Path) -> bool:
-    """Run tests against this src; a hang counts as noticed."""
-    environment = os.environ | {"PYTHONPATH": str(src), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not official and not soak"]
-    command = [sys.executable, "-m", "pytest", *options, f"--basetemp={folder}", *tests]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=10 * LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return True
-    assert done.returncode in (0, 1, 2), done.stdout[-2000:] + done.stderr[-2000:]
-    return done.returncode != 0
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def test_small_changes_are_noticed(tmp_path: Path) -> None:
-    pytest.importorskip(
-        "cosmic_ray", reason="pip install 'rocketspark[mutants]' brings the tool that makes the changes"
-    )
-    rooms = os.environ.get("MUTANTS_ROOMS", " ".join(ROOMS)).split()
-    mutants = drawn(int(os.environ.get("SOAK_MUTANTS", "600")), int(os.environ.get("MUTANTS_SEED", "1")), rooms)
+    for module in ("cosmic_ray", "coverage"):
+        pytest.importorskip(module, reason="pip install 'rocketspark[mutants]' brings what makes the changes")
+    names = os.environ.get("MUTANTS_ROOMS", " ".join(ROOMS)).split()
+    seed = int(os.environ.get("MUTANTS_SEED", "1"))
     src = tmp_path / "src"
     shutil.copytree(ROOT / "src", src, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    noticed: collections.Counter[str] = collections.Counter()
+    OUT.mkdir(exist_ok=True)
+    kept = OUT / f"{seed}.json"
+    met: dict[str, dict[str, str]] = json.loads(kept.read_text()) if kept.exists() else {}
+    rooms: dict[str, Room] = {}
     counted: collections.Counter[str] = collections.Counter()
-    passed: list[str] = []
-    for number, mutant in enumerate(mutants, 1):
-        name, text = str(mutant.path.relative_to(PACKAGE)), changed(mutant)
-        at, line = line_of(mutant, text)
-        if (name, line) in ALIKE:
+    unnoticed: dict[str, list[str]] = collections.defaultdict(list)
+    for mutant in drawn(int(os.environ.get("SOAK_MUTANTS", "600")), seed, names):
+        if mutant.room not in rooms:
+            rooms[mutant.room] = Room(mutant.room, src, tmp_path)
+        room = rooms[mutant.room]
+        text, differs = changed(mutant)
+        if any((mutant.name, line[1:].strip()) in ALIKE for line in differs if line.startswith("+")):
             continue
-        target = src / "rocketspark" / name
-        target.write_text(text)
-        found = is_noticed(src, ROOMS[mutant.room][1], tmp_path / "tests")
-        target.write_text(mutant.path.read_text())
+        tests = room.tests_for(mutant)
+        known = met.get(mutant.key, {"by": "", "state": ""})
+        if not known["by"] and known["state"] != room.state:
+            target = src / "rocketspark" / mutant.name
+            target.write_text(text)
+            known = met[mutant.key] = {"by": room.notices(tests), "state": room.state}
+            target.write_text((PACKAGE / mutant.name).read_text())
+            kept.write_text(json.dumps(met, indent=1))
         counted[mutant.room] += 1
-        noticed[mutant.room] += found
-        if not found:
-            passed.append(f"{mutant.room}: {name}:{at} {mutant.operator}: {line}")
-        print(f"{number} of {len(mutants)}: {'noticed' if found else 'NOT NOTICED'} {name}:{at} {line}", flush=True)
-    print("\n".join(f"{room}: {noticed[room]} of {counted[room]} noticed" for room in rooms))
-    print("\n".join(passed))
-    assert noticed.total() >= NOTICED_MIN * counted.total(), "\n".join(passed)
+        if not known["by"]:
+            told = f"{mutant.room}: {mutant.name}:{mutant.line} {mutant.operator}, run by {len(tests)} tests"
+            unnoticed[mutant.room].append("\n".join([told, *differs]))
+            (OUT / f"unnoticed-{seed}-{mutant.room}.txt").write_text("\n\n".join(unnoticed[mutant.room]) + "\n")
+        print(f"{counted[mutant.room]}: {known['by'] or 'NOT NOTICED'}: {mutant.key}", flush=True)
+    for name, room in rooms.items():
+        print(f"{name}: {counted[name] - len(unnoticed[name])} of {counted[name]} noticed")
+        own = {str(path.relative_to(PACKAGE)) for path in sources(name)}
+        idle = [test for test, ran in room.tests.items() if not own & ran["lines"].keys()]
+        print(f"{name}: {len(idle)} of {len(room.tests)} tests run no line of it", *idle, sep="\n  ")
+    passed = [told for room in unnoticed.values() for told in room]
+    assert len(passed) <= (1 - NOTICED_MIN) * counted.total(), "\n\n".join(passed)
