@@ -155,10 +155,11 @@ def test_refusals_are_on_record_without_secrets(tmp_path: Path) -> None:
     run(main())
     text = (tmp_path / "store/audit.log").read_text()
     found = [json.loads(line) for line in text.splitlines()]
-    assert [(line["event"], line.get("rule")) for line in found] == [
-        ("refused", "permission"),
-        ("refused", "signature"),
-        ("changed", "admin"),
+    told = [tuple(line.get(name) for name in ("event", "rule", "user", "resource", "actions")) for line in found]
+    assert told == [
+        ("refused", "permission", "plainKey", "Topic:denied", ["Pub"]),
+        ("refused", "signature", "plainKey", None, None),
+        ("changed", "admin", "adminKey", None, None),
     ], found
     assert "Secret" not in text
 

@@ -36,7 +36,17 @@ NOTICED_MIN = 0.9
 LIVE = "tests/live/test_"
 # What is changed, and the tests that should notice.
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
-    "access": (["access", "broker/access"], ["tests/unit/broker/access", LIVE + "access*.py", LIVE + "plain_acl.py"]),
+    "access": (
+        ["access", "broker/access"],
+        [
+            *(
+                "tests/unit/broker/access",
+                "tests/unit/broker/test_broker_conf.py",
+                "tests/unit/controller/test_gate.py",
+            ),
+            *(LIVE + f"{name}*.py" for name in ("access", "plain_acl", "secure")),
+        ],
+    ),
     "replication": (
         ["broker/replication", "broker/roles", "controller"],
         [
@@ -75,6 +85,8 @@ UNSEEN = re.compile(r"\b(frozen|slots|gc|daemon|strict|kw_only)=$")
 LOGGED = re.compile(r"\s*(self\.)?_?log(ger)?\.\w+\(")
 # Changes that change nothing that matters: file, the changed line.
 ALIKE: set[tuple[str, str]] = set()
+# What is compiled is kept, and never taken for that of a change made within the same second.
+COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(OUT / "compiled")}
 # One test may take this much longer than ten times what it takes without a change.
 TEST_S = 60.0
 
@@ -204,7 +216,7 @@ class Room:
 
     def told(self, tests: list[str], limit_s: float, *options: str, **more: str) -> tuple[int | None, str]:
         """Run tests: pytest's code (None for a hang) and the first that failed. What they started ends with them."""
-        environment = os.environ | {"PYTHONPATH": str(self.src), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = os.environ | {"PYTHONPATH": str(self.src), "PYTHONHASHSEED": "0", **COMPILED}
         listed = self.folder / "tests.txt"
         listed.write_text("\n".join(tests))
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options]
@@ -235,9 +247,12 @@ def test_small_changes_are_noticed(tmp_path: Path) -> None:
         pytest.importorskip(module, reason="pip install 'rocketspark[mutants]' brings what makes the changes")
     names = os.environ.get("MUTANTS_ROOMS", " ".join(ROOMS)).split()
     seed = int(os.environ.get("MUTANTS_SEED", "1"))
-    src = tmp_path / "src"
-    shutil.copytree(ROOT / "src", src, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     OUT.mkdir(exist_ok=True)
+    src = OUT / "src"
+    shutil.rmtree(src, ignore_errors=True)
+    shutil.copytree(ROOT / "src", src, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    compiling = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", str(src)]
+    subprocess.run(compiling, check=True, env=os.environ | COMPILED)
     kept = OUT / f"{seed}.json"
     met: dict[str, dict[str, str]] = json.loads(kept.read_text()) if kept.exists() else {}
     rooms: dict[str, Room] = {}

@@ -78,9 +78,9 @@ class Authentication:
 
     def counts(self, request: ReceivedRequest, user: User) -> bool:
         """Return whether a user may still sign as he was, and where one signature counts for a time, it still does."""
-        if self._tables is None or not user.is_enabled or self._tables.users.get(user.username) is not user:
+        if not user.is_enabled or self.user_of(request) is not user:
             return False
-        return not self._remember_s or self._is_remembered(request, user)
+        return self.looks_at_each or self._is_remembered(request, user)
 
     def user_of(self, request: ReceivedRequest) -> User | None:
         """Return whom a request names as its sender; None for nobody that is known."""

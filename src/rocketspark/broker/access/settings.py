@@ -77,8 +77,7 @@ class AccessSettings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
             value = getattr(self, field.name)
             if known is not None and value.strip() and value not in known:
                 raise ConfigError(f"{field.encode_name}={shown(value)!r}: known here are {', '.join(known)}")
-        for whitelist in self.whitelists():
-            assert whitelist is not None
+        self.whitelists()
         if self.first_users() and not self.authentication_metadata_provider:
             raise ConfigError(
                 "initAuthenticationUser and innerClientAuthenticationCredentials need authenticationMetadataProvider="

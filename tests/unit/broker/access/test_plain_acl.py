@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import stat
 import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.stand_ins import like
 
-from rocketspark.broker.access.plain_acl import documents, yaml_text
+from rocketspark.broker.access.plain_acl import changes, documents, rule_files, rules, yaml_text
 from rocketspark.broker.access.plain_acl.addresses import address_pattern, plain_address
 from rocketspark.broker.access.plain_acl.documents import AccountEntry, Document, Version
 from rocketspark.broker.access.plain_acl.permissions import PUB, SUB, allows, in_java_order, permission, told
@@ -186,19 +188,69 @@ def test_a_pipe_of_that_name_holds_up_nobody(tmp_path: Path) -> None:
         RuleFiles(str(tmp_path)).load()
 
 
-def test_a_link_is_written_through_and_a_folder_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+def test_a_link_is_written_through_and_a_folder_that_cannot_be_written_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "conf").mkdir()
     target = tmp_path / "elsewhere.yml"
     target.write_bytes(GOOD)
     (tmp_path / "conf/plain_acl.yml").symlink_to(target)
     files = RuleFiles(str(tmp_path))
+    steps: list[object] = []
+
+    def sync(fd: int) -> None:
+        found = os.fstat(fd)
+        steps.append("folder" if stat.S_ISDIR(found.st_mode) else oct(found.st_mode & 0o777))
+
+    def replace(source: str, path: str) -> None:
+        steps.append(path)
+        os.replace(source, path)
+
+    monkeypatch.setattr(rule_files, "os", like(os, fsync=sync, replace=replace))
     files.write(files.plain_path, Document(("1.2.3.4",)))
+    assert steps == ["0o600", str(target), "folder"]
     assert (tmp_path / "conf/plain_acl.yml").is_symlink()
     assert target.stat().st_mode & 0o777 == 0o600
     assert files.load().documents[files.plain_path].white == ("1.2.3.4",)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         files.write(str(tmp_path / "file/below.yml"), Document())
+
+
+@pytest.mark.parametrize(
+    ("key", "address", "free", "reads", "publishes"),
+    [
+        ("adminKey", "9.9.9.9", True, True, True),
+        ("whiteKey", "1.2.3.4", True, True, True),
+        ("whiteKey", "9.9.9.9", False, False, False),
+        ("readerKey", "9.9.9.9", False, True, False),
+        ("senderKey", "9.9.9.9", False, False, True),
+        ("defaultKey", "9.9.9.9", False, False, True),
+        ("retryKey", "9.9.9.9", False, False, False),
+        ("nobody", "9.9.9.9", False, False, False),
+        ("nobody", "5.6.7.8", True, True, True),
+    ],
+)
+def test_what_an_account_may_be_sent(key: str, address: str, free: bool, reads: bool, publishes: bool) -> None:
+    document = documents.read(
+        b"""globalWhiteRemoteAddresses: [5.6.7.8]
+accounts:
+- {accessKey: adminKey, secretKey: someSecret, admin: true}
+- {accessKey: whiteKey, secretKey: someSecret, whiteRemoteAddress: 1.2.3.4}
+- {accessKey: readerKey, secretKey: someSecret, topicPerms: [t=SUB]}
+- {accessKey: senderKey, secretKey: someSecret, topicPerms: [t=PUB]}
+- {accessKey: defaultKey, secretKey: someSecret, defaultTopicPerm: PUB}
+- {accessKey: retryKey, secretKey: someSecret, groupPerms: [g=PUB]}
+"""
+    )
+    given = rules.Rules({e.access_key: e.account() for e in document.accounts}, tuple(document.white_patterns()))
+    asked = (given, address, key)
+    assert (rules.is_free(*asked), rules.may(*asked, {"t": SUB}), rules.publishes(*asked)) == (free, reads, publishes)
+
+
+def test_a_white_list_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'300\.1\.1\.1' is no address"):
+        changes.with_white(Document(), ("1.2.3.4", "300.1.1.1"))
 
 
 def test_our_own_requests_of_transactions_ask_for_their_topic() -> None:

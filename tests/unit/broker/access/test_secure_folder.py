@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.stand_ins import like
 
 from rocketspark.broker.access import secure_folder
 from rocketspark.broker.access.secure_folder import ADMIN_SECRET, CERTIFICATE, INNER, INNER_SECRET, KEY, load, prepare
@@ -62,6 +65,17 @@ def test_a_folder_that_others_may_write_is_refused_and_one_they_may_read_is_clos
     tmp_path.chmod(0o755)
     prepare(tmp_path)
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(("owner", "me", "trusted"), [(7, 7, True), (0, 7, True), (7, 0, True), (8, 7, False)])
+def test_a_folder_of_another_user_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, owner: int, me: int, trusted: bool
+) -> None:
+    found = like(os, geteuid=lambda: me)
+    monkeypatch.setattr(secure_folder, "os", found)
+    monkeypatch.setattr(Path, "stat", lambda path: os.stat_result((0o40700, 0, 0, 1, owner, 0, 0, 0, 0, 0)))
+    with contextlib.nullcontext() if trusted else pytest.raises(ConfigError, match=r"another user \(number 8\)"):
+        secure_folder._close_to_others(tmp_path)
 
 
 def test_two_first_starts_at_once_agree(tmp_path: Path) -> None:
