@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.live.support import (
     TOPIC,
     connected,
@@ -66,10 +69,20 @@ class Replicas:
     def __init__(self, folder: Path, **changes: Any) -> None:
         self.folder = folder
         self.changes = SHORT | changes
-        names = Settings(port=0, scan_s=0.2)
-        names.acting_master = names.notify_min_id = True
-        self.namesrv = NameServer(settings=names)
+        self.namesrv = self._namesrv(0)
         self.running: dict[int, BrokerServer] = {}
+
+    def _namesrv(self, port: int) -> NameServer:
+        names = Settings(port=port, scan_s=0.2)
+        names.acting_master = names.notify_min_id = True
+        return NameServer(settings=names)
+
+    async def restart_namesrv(self) -> None:
+        """One that knows nobody, at the same address."""
+        port = int(self.namesrv.address.rpartition(":")[2])
+        await self.namesrv.close()
+        self.namesrv = self._namesrv(port)
+        await self.namesrv.start()
 
     async def start(self, broker_id: int, **changes: Any) -> BrokerServer:
         made = BrokerServer(
@@ -198,6 +211,119 @@ def test_a_slave_acts_and_its_master_comes_back(tmp_path: Path) -> None:
             assert bodies_of(master.store) + bodies_of(other.store) == Counter(everywhere | {b"last": 1})
             assert master._transactions.open_count == 0
             await until(lambda: slave.store.written_position == master.store.written_position)
+
+    run(main())
+
+
+class Hung:
+    """A master on a loop of its own, which may stand still as that of a process under SIGSTOP."""
+
+    def __init__(self, r: Replicas) -> None:
+        self._go_on = threading.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(r),))
+        self._thread.start()
+
+    async def _serve(self, r: Replicas) -> None:
+        self.broker = await r.start(0)
+        del r.running[0]
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        self._ready.set()
+        await self._end.wait()
+        await self.broker.close()
+
+    async def ready(self) -> BrokerServer:
+        await asyncio.to_thread(self._ready.wait)
+        return self.broker
+
+    def freeze(self) -> None:
+        self._loop.call_soon_threadsafe(self._go_on.wait)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+    async def close(self) -> None:
+        self.go_on()
+        self._loop.call_soon_threadsafe(self._end.set)
+        await asyncio.to_thread(self._thread.join)
+
+
+def test_a_master_that_hung_takes_back_what_its_slave_did_and_delivers_nothing_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        quick = {"not_active_timeout_ms": 2000, "ha_housekeeping_interval_ms": 1500, "delay_levels": "4s 8s"}
+        async with replicas(tmp_path, **quick) as r:
+            other, hung = await r.other(), Hung(r)
+            master, slave = await hung.ready(), await r.start(1)
+            try:
+                for broker in (other, master):
+                    async with connected(broker.address) as peer:
+                        await create(peer, queues=2)
+                        await create_group(peer)
+                async with connected(master.address) as peer:
+                    await sent(peer, b"level 4 s", pairs={"DELAY": "1"})
+                    await sent(peer, b"level 8 s", pairs={"DELAY": "2"})
+                    await sent(peer, b"timer 4 s", pairs={"TIMER_DELAY_MS": "4000"})
+                    await sent(peer, b"timer 8 s", pairs={"TIMER_DELAY_MS": "8000"})
+                    await half(peer, 1)
+                await commit(master.address, 1)
+                r.running[0] = master
+                await r.copied()
+                del r.running[0]
+                hung.freeze()
+                await until(lambda: slave.role.kind is Role.ACTING)
+                await commit(slave.address, 5)
+                await until(lambda: bodies_of(other.store) == {b"level 4 s": 1, b"timer 4 s": 1})
+                await until(lambda: other.store.queue_range(HALF, 0)[1] >= 1)
+                hung.go_on()
+                await until(lambda: slave.role.kind is Role.SLAVE and slave.role.has_live_master)
+                assert master._offsets.get(GROUP, TOPIC, 0) == 5
+                everywhere = dict.fromkeys((b"level 4 s", b"timer 4 s", b"level 8 s", b"timer 8 s"), 1)
+                await until(lambda: bodies_of(master.store) + bodies_of(other.store) >= Counter(everywhere))
+                async with connected(master.address) as peer:
+                    await sent(peer, b"last", pairs={"TIMER_DELAY_MS": "200"})
+                await until(lambda: bodies_of(master.store)[b"last"])
+                assert bodies_of(master.store) + bodies_of(other.store) == Counter(everywhere | {b"last": 1})
+                assert master._transactions.open_count == 0
+                assert await r.route() == ({0: master.address, 1: slave.address}, PERM_READ | PERM_WRITE)
+            finally:
+                await hung.close()
+
+    run(main())
+
+
+def test_a_slave_and_a_name_server_that_start_together_wait_for_the_master_that_lives(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with replicas(tmp_path) as r:
+            master, _ = await r.start(0), await r.start(1)
+            async with connected(master.address) as peer:
+                await create(peer)
+                await sent(peer, b"one")
+            await r.copied()
+            await r.stop(1)
+            # The master registers when it is its time, a Java one within half a minute.
+            due, register = asyncio.Event(), master._registration._register
+
+            async def later(*registration: Any) -> list[str]:
+                await due.wait()
+                return await register(*registration)
+
+            master._registration._register = later  # type: ignore[method-assign]
+            await r.restart_namesrv()
+            slave = await r.start(1)
+            asked, looks = slave.replication.members._routed, list[int]()
+
+            async def counted(peer: Peer) -> dict[int, str]:
+                looks.append(1)
+                return await asked(peer)
+
+            slave.replication.members._routed = counted  # type: ignore[method-assign]
+            await until(lambda: len(looks) > 3)
+            assert slave.role.kind is Role.SLAVE
+            due.set()
+            await until(lambda: slave.role.has_live_master)
+            assert not [line for line in caplog.messages if "acts for its master" in line]
 
     run(main())
 

@@ -83,6 +83,25 @@ def test_all_tables_of_a_slave_are_its_master_s(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_master_that_leaves_waits_until_its_slaves_have_its_tables(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path, in_sync_replicas=1) as p:
+            master, slave = p.master, p.slave
+            async with connected(master.address) as peer:
+                await create(peer)
+                await create_group(peer)
+                await tables_equal(p)
+                # What the next look, in 3 s, would find is there when the master is gone.
+                await create(peer, "late")
+                await create_group(peer, "late")
+                await commit(peer, 0, 1)
+            await p.stop(0)
+            assert tables_of(slave) == tables_of(master)
+            assert "late" in slave._topics.table
+
+    run(main())
+
+
 def test_what_a_slave_refuses_and_answers(tmp_path: Path) -> None:
     async def main() -> None:
         async with (

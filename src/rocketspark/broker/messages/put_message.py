@@ -97,6 +97,8 @@ class PutMessage:
         self.timer_arrived: Callable[[], None] = lambda: None
         # On a slave; what was stored before (delayed, half, sent back messages) leaves by it.
         self.door: Door | None = None
+        # On a master for which a slave may act. Raises MessageStays while one may.
+        self.guard: Callable[[], None] | None = None
         # Called once for what was stored together, not for each message of it.
         self.stored: Callable[[], None] = lambda: None
         self._topic_bytes: dict[str, bytes] = {}
@@ -229,6 +231,8 @@ class PutMessage:
         Body, flags, birth and, unless given, reconsume times are those of the record `kept`. Raises MessageStays on a
         slave; what left it has the queue offset -1.
         """
+        if self.guard is not None:
+            self.guard()
         if self.door is not None:
             self.door.leave(
                 kept,

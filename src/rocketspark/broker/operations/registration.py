@@ -84,6 +84,8 @@ class Registration:
         # "host:port" of this broker's replication, and who hears of a reply to a slave.
         self.ha_address = ""
         self.on_master: Callable[[str | None, str | None], None] = lambda ha_address, master_address: None
+        # Raises RocketSparkError while no NameServer may hear of this broker.
+        self.may_tell: Callable[[], None] = lambda: None
         self._again: dict[str, asyncio.Event] = {}
         self._topics = topics
         self._beside = beside
@@ -237,6 +239,7 @@ class Registration:
             crc=crc & 0x7FFFFFFF,
         )
         peer = await self._connections.get(namesrv)
+        self.may_tell()
         reply = await peer.request(RequestCode.REGISTER_BROKER, header, body, timeout_ms=TIMEOUT_MS)
         reply.raise_for_code(f"register at NameServer {namesrv}")
         if s.broker_id:

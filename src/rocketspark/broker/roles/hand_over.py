@@ -1,4 +1,4 @@
-"""What a master that leaves waits for: that its slaves have its log. It takes nothing more meanwhile."""
+"""What a master that leaves waits for: that its slaves have its log and its tables. It takes nothing more meanwhile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import asyncio
 from collections.abc import Set
 
 from rocketspark.broker.replication.link.ha_listener import HaListener
+from rocketspark.broker.replication.tables.ha_info import HaInfo, tell_ha_info
+from rocketspark.broker.roles.member_group import MemberGroup
+from rocketspark.errors import RocketSparkError
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.store.store import Store
+from rocketspark.transport.connections import Connections
+
+log = LimitedLog("rocketspark.broker.replication")
 
 LOOK_S = 0.02
 
@@ -15,6 +22,18 @@ async def all_copied(store: Store, listener: HaListener) -> None:
     """Wait until each slave that is connected holds the whole log."""
     while any(c.is_open and 0 <= c.link.acked < store.written_position for c in listener.connections):
         await asyncio.sleep(LOOK_S)
+
+
+async def tables_taken(members: MemberGroup, connections: Connections, info: HaInfo) -> None:
+    """Tell each slave where this master is: one of ours answers once it has taken its tables."""
+    try:
+        await members.ask()
+    except RocketSparkError as e:
+        log.info("the slaves are those known before: %s", e)
+    told = (tell_ha_info(connections, address, info) for address in members.others())
+    for failed in await asyncio.gather(*told, return_exceptions=True):
+        if failed is not None:
+            log.warning("a slave may lack what changed in the last seconds in topics, groups and users: %s", failed)
 
 
 async def heirs(store: Store, listener: HaListener, others: Set[int], limit_s: float) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Set
+from collections.abc import Awaitable, Set
 from typing import Any
 
 from rocketspark.broker.consumers.lock_quorum import LockQuorum
@@ -35,7 +35,7 @@ from rocketspark.broker.roles.acting.acting_master import pass_over_notices
 from rocketspark.broker.roles.acting.acting_mode import ActingMode
 from rocketspark.broker.roles.arrivals import Arrivals
 from rocketspark.broker.roles.controlled import ControlledRole, RoleDriver
-from rocketspark.broker.roles.hand_over import LOOK_S, all_copied, heirs
+from rocketspark.broker.roles.hand_over import LOOK_S, all_copied, heirs, tables_taken
 from rocketspark.broker.roles.master_search import MasterSearch
 from rocketspark.broker.roles.member_group import MemberGroup
 from rocketspark.broker.roles.replicas_manager import ReplicasManager
@@ -64,6 +64,8 @@ LAST_PIECES_S = 0.5
 HEARTBEATS_HEARD = 2
 # How long it waits for the tables of one that may be gone.
 LAST_TABLES_S = 1.0
+# How long it takes those of one that leaves and waits: less than a request of its waits.
+HEIRS_TABLES_S = 2.5
 
 
 class Replication(RoleDriver):
@@ -312,11 +314,14 @@ class Replication(RoleDriver):
         others = self.controlled.others_in_sync() if self.manager is not None else []
         if self.manager is not None and not others:
             return
+        info = self.own_ha_info()
         self.role.kind, self.role.reason = Role.FENCED, "the broker ends"
         self.configure()
         self.wake()
         if self.manager is None:
             await all_copied(self._store, self.listener)
+            if self._acting is None and info is not None:
+                await tables_taken(self.members, self._connections, info)
             return
         # One that holds all is enough; without any the controller has to find another.
         if await self.manager.hand_over(await heirs(self._store, self.listener, set(others), HAND_OVER_S / 2)):
@@ -526,13 +531,14 @@ class Replication(RoleDriver):
         if self.role.kind is Role.SLAVE and master_address:
             self._follow(ha_address, master_address)
 
-    def _told(self, info: HaInfo) -> None:
-        """The master told where it is."""
+    def _told(self, info: HaInfo) -> Awaitable[None] | None:
+        """The master told where it is; one that leaves waits for what this returns: its tables are taken then."""
         if self._acting is not None:
-            self._acting.master.told(info)
-            return
-        if self.role.kind in (Role.SLAVE, Role.ACTING):
-            self._follow(info.ha_address, info.master_address)
+            return self._acting.master.told(info)
+        if self.role.kind is not Role.SLAVE:
+            return None
+        self._follow(info.ha_address, info.master_address)
+        return self.synchronize.last_look(HEIRS_TABLES_S) if self.synchronize is not None else None
 
     def _follow(self, ha_address: str | None, master_address: str | None) -> None:
         if master_address and master_address != self._address:

@@ -81,11 +81,13 @@ class BrokerTablesHandler:
         )
         return reply(request.opaque, body=sorted_json(answer))
 
-    def exchange_ha_info(self, peer: Peer, request: Request[HaInfoHeader], body: bytes) -> bytes:
+    async def exchange_ha_info(self, peer: Peer, request: Request[HaInfoHeader], body: bytes) -> bytes:
         """EXCHANGE_BROKER_HA_INFO (906): told by the master, or asked by a slave."""
         told = info_of(request.ext)
         if told is not None:
-            self._ha_info.told(told)
+            followed = self._ha_info.told(told)
+            if followed is not None:
+                await followed
             return reply(request.opaque, header={})
         return reply(request.opaque, header=header_of(self._ha_info.own()))
 

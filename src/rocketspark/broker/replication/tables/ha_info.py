@@ -6,7 +6,7 @@ asked without one, a master answers with its own and any other broker with nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,12 +29,13 @@ class HaInfo(NamedTuple):
 class HaInfoExchange:
     """What a broker tells and is told. `own`: its addresses while it is the master, else None.
 
-    `told`: called with a master's addresses; `reset_flush_offset`: called with the number an operator sets on a slave;
-    `epoch`: of the master that this broker is or follows, 0 without a controller.
+    `told`: called with a master's addresses, which is answered once what it returns has ended; `reset_flush_offset`:
+    called with the number an operator sets on a slave; `epoch`: of the master that this broker is or follows, 0 without
+    a controller.
     """
 
     own: Callable[[], HaInfo | None]
-    told: Callable[[HaInfo], None] = lambda info: None
+    told: Callable[[HaInfo], Awaitable[None] | None] = lambda info: None
     reset_flush_offset: Callable[[int], None] = lambda offset: None
     epoch: Callable[[], int] = lambda: 0
 

@@ -7,7 +7,7 @@ slave hands back before it copies from the master that returns, so that the mast
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -137,14 +137,21 @@ class ActingMaster:
             self._soon(self.take(Lowest(h.broker_id, h.address), h.ha_address))
         return reply(request.opaque)
 
-    def told(self, info: HaInfo) -> None:
-        """A master told where it is: it is about to come back (906)."""
-        self._soon(self._hand_back(info))
+    def begin(self) -> None:
+        """This broker is online. A master that lives may be unknown to a NameServer that has just started, too."""
+        s = self._settings
+        wait_ms = max(s.not_active_timeout_ms, s.registration_ms)
+        self._returning_until_s = asyncio.get_running_loop().time() + wait_ms / 1000
 
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+    def told(self, info: HaInfo) -> Awaitable[None]:
+        """A master told where it is: it is about to come back (906). Ends once nothing more is delivered here."""
+        return asyncio.shield(self._soon(self._hand_back(info)))
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(self._logged(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _logged(self, work: Coroutine[Any, Any, None]) -> None:
         try:

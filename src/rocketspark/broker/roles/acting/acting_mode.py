@@ -22,18 +22,22 @@ from rocketspark.broker.replication.tables.slave_synchronize import reverse_sync
 from rocketspark.broker.roles.acting.acting_master import ActingMaster
 from rocketspark.broker.roles.acting.escape_bridge import EscapeBridge
 from rocketspark.broker.roles.acting.heartbeats import Heartbeats
-from rocketspark.broker.roles.acting.pre_online import PreOnline
+from rocketspark.broker.roles.acting.office import Office
+from rocketspark.broker.roles.acting.pre_online import PreOnline, is_needed
 from rocketspark.broker.roles.member_group import MemberGroup
 from rocketspark.broker.roles.special_services import SpecialServices
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.route import MASTER_ID
 from rocketspark.store.store import Store
-from rocketspark.transport.connections import Connections, is_ip
+from rocketspark.transport.connections import Connections, is_ip, parse_address
 from rocketspark.transport.processor_table import Routes
 
 log = LimitedLog("rocketspark.broker.replication")
 
+# Who said nothing for so many intervals may copy no more.
+HEARTBEATS_HEARD = 2
 # A start waits so long for the way back, which goes on behind it.
 JOIN_S = 3.0
 
@@ -73,7 +77,14 @@ class ActingMode:
         self._put_message = messages.put_message
         self._members = members
         self.bridge = EscapeBridge(settings, connections)
-        self._heartbeats = Heartbeats(settings, connections, lambda: tables.topics.version)
+        self._store = store
+        self._listener = listener
+        # Of who would not prepare for its way back at a start nobody keeps away.
+        needed = settings.broker_role != "SLAVE" and is_needed(settings) and settings.namesrvs()
+        self._office = Office(settings, self._is_held) if needed else None
+        may_tell = self._office.may_tell if self._office is not None else lambda: None
+        registration.may_tell = may_tell
+        self._heartbeats = Heartbeats(settings, connections, lambda: tables.topics.version, may_tell)
         self.master = ActingMaster(
             settings,
             store,
@@ -107,11 +118,15 @@ class ActingMode:
     def routes(self, routes: Routes) -> None:
         """Add what this serves."""
         self.master.routes(routes)
+        self._routes = routes
 
     async def join(self, address: str) -> None:
         """Come back among the brokers of the name; what takes long goes on in the background. Raises as `start`."""
         if not self._role.is_master:
             self._put_message.door = self.bridge
+        elif self._office is not None:
+            self._put_message.guard = self._office.may_deliver
+            self._office.guard(self._routes)
         online = asyncio.Event()
         self._task = asyncio.create_task(self._run(address, online))
         waited = asyncio.create_task(online.wait())
@@ -132,15 +147,18 @@ class ActingMode:
             except (RocketSparkError, ConfigError) as e:
                 log.error("broker %s cannot deliver what is due and stays away: %s", self._settings.broker_name, e)
                 raise
+        if self._office is not None:
+            self._office.begin()
         await self._registration.start(address)
         self._heartbeats.start(address)
         self.is_online = True
+        self.master.begin()
         log.info("broker %s (id %d) is online", self._settings.broker_name, self._settings.broker_id)
         first = True
         while True:
             try:
                 if self._role.is_master:
-                    await self._members.ask()
+                    await self._look_as_master(address)
                 else:
                     await self.master.look()
             except RocketSparkError as e:
@@ -152,16 +170,51 @@ class ActingMode:
                 online.set()
             await pause(lambda: self._settings.member_group_interval_ms)
 
+    async def _look_as_master(self, address: str) -> None:
+        office, asked_s = self._office, asyncio.get_running_loop().time()
+        found = await self._members.ask()
+        if office is None:
+            return
+        if found.get(MASTER_ID) == address:
+            office.sure(asked_s)
+        else:
+            office.doubt()
+        if office.is_away:
+            await self._come_back(office, address)
+
+    async def _come_back(self, office: Office, address: str) -> None:
+        """Come back as at a start: what a slave did meanwhile is taken before anything is served that depends on it."""
+        log.warning("broker %s was away, it hung or was cut off: a slave may have acted", self._settings.broker_name)
+        await self._services.stop()
+        self._store.flush_log()
+        await self._services.hand_back()
+        await self._pre_online.run(address)
+        self._services.start()
+        office.begin()
+        self._registration.again()
+        log.info("broker %s is back", self._settings.broker_name)
+
+    def _is_held(self) -> bool:
+        lately_s = HEARTBEATS_HEARD * self._settings.ha_heartbeat_interval_ms / 1000
+        since_s = asyncio.get_running_loop().time() - lately_s
+        others = [parse_address(address)[0] for address in self._members.others()]
+        return bool(others) and all(_is_linked(self._listener, host, since_s) for host in others)
+
     async def stop(self) -> None:
         """End; what acts for a master hears of all that has left."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        if self._office is not None:
+            self._office.close()
         await self._heartbeats.stop()
         await self.master.stop()
         await self.bridge.close()
 
 
-def _is_linked(listener: HaListener, host: str) -> bool:
-    """Tell whether a slave on a host copies from here; slaves are told apart by their addresses alone."""
-    return any(c.link.acked >= 0 and (c.host == host or not is_ip(host)) for c in listener.connections)
+def _is_linked(listener: HaListener, host: str, since_s: float = 0.0) -> bool:
+    """Tell whether a slave on a host copies from here, and was heard; slaves are told apart by their hosts alone."""
+    return any(
+        c.link.acked >= 0 and c.link.last_read_s >= since_s and (c.host == host or not is_ip(host))
+        for c in listener.connections
+    )

@@ -22,10 +22,17 @@ log = LimitedLog("rocketspark.broker")
 
 
 class Heartbeats:
-    """Those of one broker. `version`: that of its topics, now."""
+    """Those of one broker. `version`: that of its topics, now; `may_tell` raises RocketSparkError while it must not."""
 
-    def __init__(self, settings: BrokerSettings, connections: Connections, version: Callable[[], DataVersion]) -> None:
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        connections: Connections,
+        version: Callable[[], DataVersion],
+        may_tell: Callable[[], None],
+    ) -> None:
         self._settings = settings
+        self._may_tell = may_tell
         self._connections = connections
         self._version = version
         self._task: asyncio.Task[None] | None = None
@@ -57,6 +64,7 @@ class Heartbeats:
         try:
             async with asyncio.timeout(s.heartbeat_timeout_ms / 1000):
                 peer = await self._connections.get(namesrv)
+            self._may_tell()
             if not peer.is_writable:
                 return
             if s.old_nameservers:

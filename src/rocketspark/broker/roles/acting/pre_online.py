@@ -91,6 +91,7 @@ class PreOnline:
 
     async def run(self, own_address: str) -> None:
         """Return once the broker may register."""
+        self._done.clear()
         while is_needed(self._settings):
             try:
                 await self._prepare(own_address)
