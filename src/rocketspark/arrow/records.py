@@ -56,6 +56,7 @@ def batches(
     topic: str | None = None,
     offset_first: int = 0,
     offset_end: int = OFFSET_END,
+    position_end: int | None = None,
     tags: frozenset[str] = frozenset(),
     wanted: RowFilter = EVERYTHING,
     ascending: bool = False,
@@ -72,6 +73,7 @@ def batches(
         broker: for column `broker`, which the records don't know.
         topic: the topic of all records where the caller knows it, which saves reading it.
         offset_first, offset_end: rows whose queue offset is outside [first, end) are left out.
+        position_end: if given, so are rows that do not lie before this place in the log.
         tags: if given, only rows with one of these tags; the broker's own filter lets other tags of equal hash pass.
         wanted: what else a row must be; columns of other rows are not decoded.
         ascending: a row whose queue offset does not come after that of every row before it is left out: for a queue
@@ -88,7 +90,7 @@ def batches(
     if tags:
         wanted = wanted._replace(tags=tags if wanted.tags is None else tags & wanted.tags)
     asked = DecodeRequest(
-        columns, broker, offset_first, offset_end, wanted, ascending, whole, findings, INFLATED_BYTES_MAX
+        columns, broker, offset_first, offset_end, position_end, wanted, ascending, whole, findings, INFLATED_BYTES_MAX
     )
     rows = _Rows(buffer, starts, broker, topic)
     rows.check()
@@ -99,6 +101,8 @@ def batches(
         return
     offsets = rows.offsets
     outside = (offsets < offset_first) | (offsets >= offset_end)
+    if position_end is not None:
+        outside |= rows.number("position") >= position_end
     if ascending and len(offsets) > 1:
         tops = np.maximum.accumulate(np.where(outside, offset_first - 1, offsets))
         outside[1:] |= offsets[1:] <= tops[:-1]

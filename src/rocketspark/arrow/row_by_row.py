@@ -28,6 +28,7 @@ class DecodeRequest(NamedTuple):
     broker: str
     offset_first: int
     offset_end: int
+    position_end: int | None
     wanted: RowFilter
     ascending: bool
     whole: bool
@@ -65,6 +66,8 @@ def _within(buffer: Buffer, starts: Sequence[int], asked: DecodeRequest) -> Iter
     for row in _rows(buffer, starts, asked):
         offset = row.message.queue_offset
         if not asked.offset_first <= offset < asked.offset_end or (asked.ascending and offset <= top):
+            continue
+        if asked.position_end is not None and row.message.physical_offset >= asked.position_end:
             continue
         if asked.whole and offset > top + 1:
             asked.findings.missing(top + 1, offset)

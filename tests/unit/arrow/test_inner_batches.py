@@ -62,13 +62,14 @@ def assert_as_row_by_row(data: bytes, **how: Any) -> list[dict[str, Any]]:
         first, end = how.get("offset_first", 0), how.get("offset_end", records.OFFSET_END)
         wanted = EVERYTHING._replace(tags=how.get("tags") or None)
         ascending, whole = how.get("ascending", False), how.get("whole", False)
-        asked = DecodeRequest(columns, "b", first, end, wanted, ascending, whole, noted, records.INFLATED_BYTES_MAX)
+        bounds = (first, end, how.get("position_end"))
+        asked = DecodeRequest(columns, "b", *bounds, wanted, ascending, whole, noted, records.INFLATED_BYTES_MAX)
         starts = records.find_records(data, (0, len(data)))
         return slow_batches(data, starts.tolist(), asked)
 
     (rows, told, failed), (slow_rows, slow_told, slow_failed) = outcome(quick), outcome(slow)
     assert (rows, failed) == (slow_rows, slow_failed)
-    if how.get("tags") or how.get("ascending"):
+    if how.keys() & {"tags", "ascending", "position_end"}:
         # Row by row, what is wrong with rows that are left out is told too.
         told, slow_told = ([one for one in both if one[0] == "missing"] for both in (told, slow_told))
     assert told == slow_told
@@ -166,6 +167,7 @@ how = st.fixed_dictionaries(
         "offset_end": st.integers(31, 70),
         "ascending": st.booleans(),
         "whole": st.booleans(),
+        "position_end": st.integers(0, 40_000),
         "tags": st.just(frozenset({"t1"})),
     },
 )

@@ -209,6 +209,8 @@ def test_rows_that_come_again_are_left_out_when_ascending(slowly: bool) -> None:
     assert decoded.column("queueOffset").to_pylist() == [4, 5, 6, 7, 8]
     decoded = records.decode(data, offset_first=4, ascending=False)
     assert decoded.column("queueOffset").to_pylist() == [4, 5, 6, 4, 5, 6, 7, 9, 8]
+    decoded = records.decode(data, position_end=5001)
+    assert decoded.column("queueOffset").to_pylist() == [3, 4, 5, 4, 5, 2]
 
 
 BROKEN = {

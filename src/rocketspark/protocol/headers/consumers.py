@@ -42,11 +42,14 @@ class SearchOffsetHeader(
     broker_name: str | None = None
 
 
-class OffsetReply(Header, kw_only=True, gc=False, rename={"made_at": "madeAt"}):
-    """A queue offset. `made_at`: of our brokers' ends of queues alone, `Store.made_at` of the topic."""
+class OffsetReply(Header, kw_only=True, gc=False, rename={"made_at": "madeAt", "log_end": "logEnd"}):
+    """A queue offset. Of our brokers' ends of queues alone: `made_at`, `Store.made_at` of the topic; `log_end`, where
+    the log ends then: what comes later to the queue, or to one made anew, lies behind it.
+    """
 
     offset: Long
     made_at: Long | None = None
+    log_end: Long | None = None
 
 
 class TimeReply(Header, kw_only=True, gc=False, rename={"time_ms": "timestamp"}):

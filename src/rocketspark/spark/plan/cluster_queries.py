@@ -57,11 +57,16 @@ RETRIES = RetryRule(attempts_max=3, pauses_s=(0, 0.1), may_pass=_may_pass)
 SETTLE_S, SETTLE_PAUSE_S = 3.0, 0.05
 
 
+# Why a queue is gone that does not come back: one of its name later is another.
+TOPIC_DELETED = "the topic was deleted"
+
+
 class OffsetBounds(NamedTuple):
     """Offsets a queue holds: the oldest there, and the next to be written.
 
     `of_master`: not of a slave, which may be behind; `replicated`: the broker has, or had, replicas, so its queues may
-    have lost their ends by an election; `made_at`: a number of the topic's making, which rises when it is made anew.
+    have lost their ends by an election; `made_at`: a number of the topic's making, which rises when it is made anew;
+    `log_end`: the position in the log before which all messages lie that the queue holds, None if it does not tell.
     """
 
     oldest: int
@@ -69,6 +74,7 @@ class OffsetBounds(NamedTuple):
     of_master: bool = True
     replicated: bool = False
     made_at: int = 0
+    log_end: int | None = None
 
 
 class ClusterQueries:
@@ -241,7 +247,8 @@ class ClusterQueries:
             log.warning(
                 "broker %r has no master now: what its slave at %s has is read", queue.broker_name, broker.address
             )
-        return OffsetBounds(oldest, newest.offset, of_master, made_at=newest.made_at or 0)
+        made_at, log_end = newest.made_at or 0, newest.log_end
+        return OffsetBounds(oldest, newest.offset, of_master, made_at=made_at, log_end=log_end)
 
     async def _broker_of(self, queue: MessageQueue) -> tuple[Peer, MessageQueue]:
         """Return the connection to a queue's broker, its master if that is up, and the queue by its full name."""
@@ -371,7 +378,7 @@ class ClusterQueries:
     # -- what became of a queue ----------------------------------------------------------------------------------
 
     def why_gone(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, str]:
-        """Return the queues that are gone for good, and why, of those that no route names, read up to an offset.
+        """Return the queues that are gone, and why, of those that no route names, read up to an offset.
 
         The others' broker is away: no NameServer knows it, or it does not answer.
         """
@@ -402,7 +409,7 @@ class ClusterQueries:
         except ServerError:
             config = None  # A broker that does not tell (before 5.0, or to us): then the NameServer's word holds.
         if config is None:
-            return "the topic was deleted"
+            return TOPIC_DELETED
         if queue.queue_id < config.read_queue_nums:
             return None  # The route is behind, or reading is forbidden for now.
         if await client_api.max_offset(broker, queue, timeout_ms=TIMEOUT_MS) <= offset:

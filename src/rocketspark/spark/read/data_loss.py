@@ -38,7 +38,7 @@ class ReadFindings(DecodeFindings):
                 self._queue.topic, addresses_now(self._queue, self._addresses, self._options), self._options
             )
         if not self._may_have_gaps:
-            why = "the broker sent what comes before and after them: it removed them, or cannot read them"
+            why = "the broker did not send them: it removed them, cannot read them, or the topic was made anew"
             lost(OffsetRange(self._queue, first, end), why, self._options)
 
     def spoiled(self, offset: int, why: str, stored: bytes | None) -> bytes | None:

@@ -49,16 +49,19 @@ class QueueSource(Protocol):
 
 
 class QueuePartition(InputPartition):
-    """Queue offsets [first, end) of one queue, its broker's addresses, and whether it tells messages apart by
-    filters.
+    """Queue offsets [first, end) of one queue, its broker's addresses, whether it tells messages apart by filters, and
+    the log's end when it was planned: what lies behind it is of a topic that was made anew since.
     """
 
-    def __init__(self, source: OffsetRange, addresses: tuple[str, ...], filters: bool = True) -> None:
+    def __init__(
+        self, source: OffsetRange, addresses: tuple[str, ...], filters: bool = True, log_end: int | None = None
+    ) -> None:
         queue = source.queue
         self.topic, self.broker_name, self.queue_id = queue.topic, queue.broker_name, queue.queue_id
         self.first, self.end = source.first, source.end
         self.addresses = addresses
         self.filters = filters
+        self.log_end = log_end
 
     @property
     def source(self) -> OffsetRange:
@@ -196,8 +199,13 @@ def plan(
         if not addresses and made is None:
             raise broker_away(part.queue)
         filters = asked.is_all or (part.queue in bounds and cluster.filters_each_message(part.queue))
-        found.append(QueuePartition(part, addresses, filters))
+        found.append(QueuePartition(part, addresses, filters, _log_end(bounds.get(part.queue))))
     return found
+
+
+def _log_end(now: OffsetBounds | None) -> int | None:
+    """Return the position in the log before which a queue's messages lie; of replicas another may have other ones."""
+    return now.log_end if now is not None and now.of_master and not now.replicated else None
 
 
 def _not_read(
@@ -240,7 +248,7 @@ def ranges(
         if queue not in bounds:
             found.append(OffsetRange(queue, first.get(queue, end[queue]), end[queue]))
             continue
-        oldest, newest, of_master, replicated, _ = bounds[queue]
+        oldest, newest, of_master, replicated = bounds[queue][:4]
         if not of_master:
             newest = max(newest, end[queue])  # A slave is behind; what the master had it will have.
         start = first.get(queue, oldest)
@@ -284,6 +292,8 @@ def read_partition(
                 for batch in rows_of(piece, columns.decoded, partition, wanted, findings, check_crc=options.check_crc):
                     if batch.num_rows:
                         yield columns.given(batch)
+            elif piece.whole:
+                findings.missing(piece.first, piece.end)
         findings.done()
     settle()
 
@@ -310,6 +320,7 @@ def rows_of(
             topic=partition.topic,
             offset_first=piece.first,
             offset_end=piece.end,
+            position_end=partition.log_end,
             wanted=wanted,
             ascending=True,
             check_crc=check_crc,

@@ -278,10 +278,10 @@ class _Puller:
             self._wait(pull, reply)
         elif self._wanted.expression_type == SQL92 and _refuses(reply):
             raise _FilterRefused(reply.remark)
-        elif reply.code == ResponseCode.TOPIC_NOT_EXIST:
+        elif reply.code == ResponseCode.TOPIC_NOT_EXIST or _has_no_such_queue(reply):
             self._believe(reply)
-            if self._options.fail_on_data_loss:
-                raise DataLost(self._source, pull.first, pull.end - 1, "the topic was deleted")
+            why = "the topic was deleted" if reply.code == ResponseCode.TOPIC_NOT_EXIST else "it has fewer queues now"
+            self._gone(pull.first, pull.end, why)
             self._answer(pull, None, pull.end)
         else:
             raise self._refused(reply)
@@ -329,6 +329,11 @@ class _Puller:
         if not may_tell_of_loss(self._address, self._source.queue, self._options):
             raise self._refused(reply, NOT_AT_SLAVE)
 
+    def _gone(self, first: int, end: int, why: str) -> None:
+        """Tell that offsets are gone. If all were asked for, the reader finds out what is missing and warns of that."""
+        if self._options.fail_on_data_loss or not self._wanted.is_all:
+            lost(self._source._replace(first=first, end=end), why, self._options)
+
     def _skip(self, pull: _Pull, reply: PipelinedReply) -> None:
         """Skip to the offset that the broker names, as it has nothing at this one."""
         header = headers.decode_ext(PullReply, reply.ext)
@@ -339,8 +344,7 @@ class _Puller:
             return
         self._believe(reply)
         after = min(after, pull.end)
-        if self._options.fail_on_data_loss:
-            raise DataLost(self._source, pull.first, after - 1, reply.remark or "deleted")
+        self._gone(pull.first, after, reply.remark or "deleted")
         self._answer(pull, None, after)
 
     def _wait(self, pull: _Pull, reply: PipelinedReply) -> None:
@@ -349,8 +353,7 @@ class _Puller:
         pull.waits += 1
         if pull.waits * UNSEEN_WAIT_S * 1000 > min(self._options.timeout_ms, 5000):
             self._believe(reply)
-            if self._options.fail_on_data_loss:
-                raise DataLost(self._source, pull.first, pull.end - 1, f"the queue ends at {header.max_offset}")
+            self._gone(pull.first, pull.end, f"the queue ends at {header.max_offset}")
             self._answer(pull, None, pull.end)
             return
         time.sleep(UNSEEN_WAIT_S)
@@ -453,6 +456,12 @@ def _removing(reply: PipelinedReply) -> bool:
     5.x).
     """
     return "MESSAGE_WAS_REMOVING" in (reply.remark or "")
+
+
+def _has_no_such_queue(reply: PipelinedReply) -> bool:
+    """Tell whether the topic has no such queue to read (remark: PullMessageProcessor, 4.9 with code 1, 5.x with 29)."""
+    refusals = (ResponseCode.SYSTEM_ERROR, ResponseCode.INVALID_PARAMETER)
+    return reply.code in refusals and (reply.remark or "").startswith("queueId[")
 
 
 def _lags(reply: PipelinedReply, asked: int) -> bool:

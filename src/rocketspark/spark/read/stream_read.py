@@ -18,7 +18,7 @@ from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.spark.plan.cluster_queries import TOPIC_DELETED, ClusterQueries, OffsetBounds
 from rocketspark.spark.plan.offset_ranges import (
     START_KEY,
     Made,
@@ -89,13 +89,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._partition_discovery
 
     def _look(self, held: Offsets | None) -> dict[MessageQueue, OffsetBounds]:
-        """Return the bounds of the queues now; take queues that are gone out of `held`. Raises QueueGone unless that is
-        allowed.
+        """Return the bounds of the queues now; take queues of deleted topics out of `held`: others keep their place, as
+        a topic may get more queues again. Raises QueueGone unless that is allowed.
         """
         seen = self._watching().look(held)
         for queue, why in seen.gone.items():
             assert held is not None
-            self._drop(held.pop(queue), queue, why)
+            self._drop(held[queue], queue, why)
+            if why == TOPIC_DELETED:
+                del held[queue]
         self._newest.update((queue, found.next) for queue, found in seen.bounds.items())
         return seen.bounds
 
@@ -144,10 +146,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends: Offsets = {}
             added: Offsets = {}
             made = made_of(start)
-            anew = self._open().made_anew({queue: found for queue, found in bounds.items() if queue in begin}, made)
-            for queue in anew:
-                gone = OffsetRange(queue, begin[queue], begin[queue])
-                lost(gone, "the topic was deleted and made anew", self._options)
+            anew = self._made_anew(begin, bounds, made)
             for queue, found in bounds.items():
                 if self._last is not None and queue not in self._last:
                     continue  # It came after the query's end was fixed.
@@ -155,14 +154,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if queue not in begin or queue in anew:
                     added[queue] = min(found.oldest, end)
                 elif found.next >= begin[queue] or not found.of_master:
-                    # Not made anew: a slave is behind, or `latest` was taken after the query's end was fixed.
+                    # A slave is behind, or `latest` was taken after the query's end was fixed.
                     end = max(end, begin[queue])
                 ends[queue] = end
             # Queues that are new to the query begin at their oldest message.
             begin |= added
             for queue, offset in begin.items():
                 ends.setdefault(queue, offset)
-            if self._is_too_little(begin, ends, limit):
+            if not anew and self._is_too_little(begin, ends, limit):
                 return start
             ends = self._limited(begin, ends, limit)
             if ends == from_json(start) and not anew:
@@ -177,6 +176,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 table[START_KEY] = to_json(added)
             return table
 
+    def _made_anew(self, begin: Offsets, bounds: dict[MessageQueue, OffsetBounds], made: Made) -> set[MessageQueue]:
+        """Return the queues of topics that were made anew, which are told as lost; take those that the topic has no
+        more out of `begin`: it may get them again.
+        """
+        known = {queue: found for queue, found in bounds.items() if queue in begin}
+        found = set(self._open().made_anew(known, made))
+        # One of a broker that tells no such number, and has no replicas, shows it by ending before its place.
+        ends_before = {q for q, now in known.items() if now.of_master and not now.replicated and now.next < begin[q]}
+        topics = {(queue.topic, queue.broker_name) for queue in found}
+        others = {queue for queue in begin if (queue.topic, queue.broker_name) in topics and queue not in bounds}
+        for queue in sorted(found | ends_before | others):
+            gone = OffsetRange(queue, begin[queue], begin[queue])
+            lost(gone, "the topic was deleted and made anew", self._options)
+        for queue in others:
+            del begin[queue]
+        return found | ends_before
+
     def _is_too_little(self, begin: Offsets, ends: Offsets, limit: ReadLimit) -> bool:
         """Tell whether minMessagesPerTrigger has the micro-batch wait. With AvailableNow nothing more would come."""
         least = self._options.rows_per_trigger_min
@@ -185,8 +201,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._may_wait:
             self._may_wait = True
             return False
-        if any(ends[queue] < begin[queue] for queue in ends):
-            return False  # Made anew: that is told at once.
         waited_ms = (self._clock_s() - self._triggered_s) * 1000
         return sum(lag(begin, ends).values()) < least and waited_ms < self._options.trigger_delay_max_ms
 
