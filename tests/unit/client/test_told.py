@@ -20,6 +20,7 @@ from tests.unit.client.producer.test_producer import SEND
 
 from rocketspark.client import AsyncProducer, Producer, PushConsumer
 from rocketspark.client.connection.loop_thread import LoopThread
+from rocketspark.client.hooks import Hooks
 from rocketspark.client.producer.prepared_message import pack
 from rocketspark.client.producer.thread_sends import WaitingSend
 from rocketspark.client.selectors import by_hash
@@ -170,9 +171,8 @@ def test_a_send_in_the_last_turn_of_the_loop_is_told(fake: Fake) -> None:
         message = Message(topic="u", body=b"x", sharding_key="k")
         core = producer._core
         core._loop = None  # Any loop may send.
+        core._hooks.sends.append(Hooks())  # With hooks each has a task.
         send = waiting_send(core, message)
-
-        assert core.send_path.gate.take_place(("u", "k")) is None  # It waits for its turn.
 
         async def last() -> None:
             send.run(asyncio.get_running_loop())
@@ -507,7 +507,9 @@ async def test_a_retry_to_a_chosen_queue_is_not_overtaken() -> None:
         count = iter(range(1000))
         fake.broker.rules[SEND] = lambda header, body: (14, "later") if next(count) == 0 else None
         queue = MessageQueue("t", "broker-a", 2)
-        await asyncio.gather(*(producer.send("t", b"%03d" % i, queue=queue) for i in range(20)))
+        first = asyncio.ensure_future(producer.send("t", b"000", queue=queue))
+        await until(lambda: fake.broker.requests[SEND] == 1)
+        await asyncio.gather(first, *(producer.send("t", b"%03d" % i, queue=queue) for i in range(1, 20)))
         assert bodies(fake, "t")[2] == [b"%03d" % i for i in range(20)]
         assert (len(producer.send_path.gate), producer.send_path.newest, producer.send_path.limit.count) == (0, {}, 0)
 
@@ -568,6 +570,70 @@ async def test_a_batch_that_waits_too_long_is_told_and_not_overtaken() -> None:
             assert (await third).status == "SEND_OK"
             assert first.done()
             assert isinstance(first.exception(), Exception)
+
+
+def test_what_waits_for_a_route_and_a_broker_takes_no_task_and_keeps_its_order(fake: Fake) -> None:
+    fake.names.delay_s = 0.2
+    with Producer(fake.namesrv, "pg") as producer:
+        path = producer._core.send_path
+        futures = [producer.send_future("u", b"%d" % i) for i in range(2000)]
+
+        async def look() -> int:
+            await until(lambda: len(path.waiting) == 2000)
+            return len(asyncio.all_tasks())
+
+        assert producer._loop.call(look()) < 20
+        assert [f.result(HANG_S).queue_offset for f in futures] == list(range(2000))
+        assert (path.waiting, fake.names.fetches["u"]) == ({}, 1)
+
+
+LATE = {
+    "route": r"^route of topic 't': not had in time, nothing was sent$",
+    "connection": r"connection to 127.0.0.1:\d+: not had in time, nothing was sent$",
+    "reader": r"127.0.0.1:\d+ does not read: not had in time, nothing was sent$",
+    "key": "what goes before to the same key or queue took too long: not had in time, nothing was sent$",
+    "room": "^nothing was sent: 1 requests of 1 bytes are in flight; send slower",
+}
+
+
+@pytest.mark.parametrize("oneway", [False, True])
+@pytest.mark.parametrize("lack", LATE)
+@in_loop
+async def test_who_waits_without_a_task_is_told_for_what(
+    lack: str, oneway: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = {"room": TooManyInFlight, "connection": SendFailed, "reader": SendFailed}.get(lack, NotSent)
+    async with (
+        Fake(t=1) as fake,
+        AsyncProducer(fake.namesrv, "pg", in_flight_max=1, oneway_in_flight_max=1) as producer,
+    ):
+        path = producer.send_path
+        if lack == "route":
+            fake.names.delay_s = 0.3
+        elif lack == "connection":
+            monkeypatch.setattr(producer._instance, "broker", lambda address: asyncio.sleep(HANG_S))
+        else:
+            sent = await producer.send("t", b"warm")
+            peer = producer._send_attempts.open_peer(sent.queue)
+            if lack == "reader":
+                peer.pause_writing()
+            elif lack == "key":
+                path.gate.take_place(MessageQueue("t", "broker-a", 0))
+            else:
+                assert path.limit.try_enter(1)
+                assert path.oneway_limit.try_enter(1)
+        queue = MessageQueue("t", "broker-a", 0) if lack == "key" else None
+        send = producer.send_oneway if oneway and lack != "key" else producer.send
+        with pytest.raises(NotSent if oneway and kind is SendFailed else kind, match=LATE[lack]):
+            await send("t", b"x", queue=queue, timeout_ms=50)
+        assert path.waiting == {}
+        if lack == "reader":
+            peer.resume_writing()
+        elif lack == "key":
+            path.gate.leave(queue)
+        elif lack == "room":
+            path.limit.leave(1)
+            path.oneway_limit.leave(1)
 
 
 def test_nothing_is_left_after_failed_starts() -> None:

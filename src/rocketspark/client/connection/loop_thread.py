@@ -27,6 +27,8 @@ log = logging.getLogger("rocketspark.client")
 
 # A task that does not heed its cancellation is left behind after this long.
 ENDING_S = 5.0
+# Calls of threads that one turn of the loop takes: what it writes leaves, and replies are read, between.
+TURN_CALLS = 1000
 EXECUTOR_THREADS = 16
 
 
@@ -173,12 +175,17 @@ class LoopThread:
     def _take(self) -> None:
         self._awake = False
         inbox = self._inbox
-        while inbox:
+        for _ in range(TURN_CALLS):
+            if not inbox:
+                return
             loop_call = inbox.popleft()
             try:
                 loop_call.run(self._loop)
             except BaseException as e:
                 _refuse(loop_call, e)
+        if not self._awake:
+            self._awake = True
+            self._loop.call_soon(self._take)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for its result; an interrupt cancels it."""

@@ -12,9 +12,10 @@ from collections import deque
 
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.hooks import Consuming, Ending, Hooks, HookSet, Sending
-from rocketspark.client.producer.in_flight_send import AwaitedSend, SendPath
+from rocketspark.client.producer.in_flight_send import AwaitedSend
 from rocketspark.client.producer.prepared_message import PackingSettings, pack
 from rocketspark.client.producer.send_attempts import SendAttempts, SendSettings
+from rocketspark.client.producer.send_path import SendPath
 from rocketspark.client.results import SendStatus
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import Message, ReceivedMessage

@@ -8,8 +8,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from rocketspark.client.producer.in_flight_send import InFlightSend, SendPath
+from rocketspark.client.producer.in_flight_send import InFlightSend
 from rocketspark.client.producer.prepared_message import PreparedMessage, queue_of_key
+from rocketspark.client.producer.send_path import SendPath
 from rocketspark.client.results import SendResult
 from rocketspark.errors import ConfigError, NotSent
 from rocketspark.model import MessageQueue

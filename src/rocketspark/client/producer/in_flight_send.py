@@ -10,22 +10,21 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any
 
 import msgspec
 
 from rocketspark.client import validators
 from rocketspark.client.callbacks import trouble_log
-from rocketspark.client.producer.in_flight_limit import InFlightLimit
-from rocketspark.client.producer.key_gate import KeyGate
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.program_end import cancelled_sends
-from rocketspark.client.producer.send_attempts import SendAttempts, result_of
+from rocketspark.client.producer.send_attempts import Lack, not_in_time, result_of
+from rocketspark.client.producer.send_path import Gatherer, SendPath
 from rocketspark.client.producer.send_states import AFTER_END, AFTER_FAIL, AFTER_REPLY, AFTER_WAIT, AFTER_WRITE, State
 from rocketspark.client.results import SendResult, SendStatus
-from rocketspark.errors import MessageIllegal, RocketSparkError, RouteNotFound, SendFailed, StateError
-from rocketspark.model import Message, MessageQueue, namespace
+from rocketspark.errors import RocketSparkError, RouteNotFound, SendFailed, StateError
+from rocketspark.model import Message, MessageQueue
 from rocketspark.transport.request_frames import Reply
 
 # With less time left a send does not look once more for a broker.
@@ -75,6 +74,10 @@ class InFlightSend(msgspec.Struct, eq=False):
     _holds_key: bool = False
     _turn: asyncio.Future[None] | None = None
     _has_room: bool = False
+    # What it waits for without a task, until the timer; and its name for the error, None: room.
+    _awaited: asyncio.Future[Any] | None = None
+    _what: str | None = None
+    _timer: asyncio.TimerHandle | None = None
     # Of the last attempt: where it went, and its error, if it failed; of all that failed: their brokers.
     _went_to: MessageQueue | None = None
     _cause: RocketSparkError | None = None
@@ -129,30 +132,44 @@ class InFlightSend(msgspec.Struct, eq=False):
     # -- to the socket -------------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """Write it, or give it to the accumulator. False if it waits for something: `proceed` must run then.
+        """Write it, give it to the accumulator, or have it go on once what it waits for is there. False if it goes the
+        general way: `proceed` must run then.
 
         Called on the loop. Raises StateError if the producer is not started.
         """
         self.path.check_started()
         if self.choose is not None:
-            self.state = AFTER_WAIT[self.state]
-            return False
+            return self._choose_queue()
         if self.accumulator is not None and (self.gathers or self.sharding_key or self.queue is not None):
             self.state = AFTER_WAIT[self.state]
             if self.accumulator.add(self):
                 return True
         return self.write()
 
+    def _choose_queue(self) -> bool:
+        """Find its queue, and go on as `begin` does."""
+        path, topic = self.path, self.out.topic
+        self.state = AFTER_WAIT[self.state]
+        queues = path.attempts.known_queues(topic)
+        if not queues:
+            return self._wait_for(path.attempts.lacks(topic, None, None))
+        choose, self.choose = self.choose, None
+        assert choose is not None
+        self._fix_queue(choose([path.bare_queue(queue) for queue in queues]))
+        return (self.accumulator is not None and self.accumulator.add(self)) or self.write()
+
     def write(self) -> bool:
-        """Write it, if it need not wait: False then, with its place behind its key taken."""
+        """Write it, with its place behind its key taken; or have it wait. False if it goes the general way."""
         path, out = self.path, self.out
         if self.key is not None and not self._holds_key:
             self._turn = path.gate.take_place(self.key)
             self._holds_key = True
-        if self._turn is None and (path.oneway_limit if self.oneway else path.limit).try_enter(len(out.body)):
+        limit = path.oneway_limit if self.oneway else path.limit
+        if self._turn is None and (self._has_room or limit.try_enter(len(out.body))):
             self._has_room = True
             end_s = self.end_s if path.attempts.attempt_s is None else self.attempt_end_s()
-            queue = path.attempts.post(out, self.sharding_key, self.queue, end_s, None if self.oneway else self)
+            aim = self._went_to or self.queue
+            queue = path.attempts.post(out, self.sharding_key, aim, end_s, None if self.oneway else self)
             if queue is not None:
                 self.state = AFTER_WRITE[self.state]
                 self._went_to = queue
@@ -161,13 +178,82 @@ class InFlightSend(msgspec.Struct, eq=False):
                 if self.oneway:
                     self.finish(None, None)
                 return True
+            self.state = AFTER_WAIT[self.state]
+            return self._wait_for(path.attempts.lacks(out.topic, self.sharding_key, aim))
         self.state = AFTER_WAIT[self.state]
-        return False
+        if self._turn is not None:
+            text = f"topic {out.topic!r}: what goes before to the same key or queue took too long"
+            return self._wait_for(Lack(self._turn, text))
+        return self._wait_for(Lack(limit.take_place(len(out.body)), None))
+
+    def _wait_for(self, lack: Lack | None) -> bool:
+        """Have it go on once what it lacks is there, without a task, which would cost as much as a send.
+
+        False, if that is not known: the general way finds it out.
+        """
+        if lack is None:
+            self._went_to = None
+            return False
+        self._awaited, self._what, self._went_to = lack.future, lack.what, lack.queue
+        end_s = self.end_s if lack.queue is None else self.attempt_end_s()
+        left_s = max(end_s - time.monotonic(), 0.001)
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._be_late)
+        self.path.waiting[self] = None
+        lack.future.add_done_callback(self._go_on)
+        return True
+
+    def _wait_no_more(self) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+        self._awaited = self._timer = None
+        del self.path.waiting[self]
+
+    def _go_on(self, got: asyncio.Future[Any]) -> None:
+        """Go on with what it waited for; its last callback may come when it waits no more."""
+        if self._awaited is not got:
+            return
+        error = asyncio.CancelledError() if got.cancelled() else got.exception()
+        if self.cancelled():
+            error = asyncio.CancelledError()
+        elif error is None:
+            self._wait_no_more()
+            if self._what is None:
+                self._has_room = True
+            elif got is self._turn:
+                self._turn = None
+            self.begin_now()
+            return
+        if self._went_to is not None and isinstance(error, RocketSparkError):
+            self._fail_attempt(error)
+        elif isinstance(error, RouteNotFound) and self._may_look_again(error, 0):
+            self._wait_no_more()
+            self.drive()
+        else:
+            self.finish(None, error)
+
+    def _be_late(self) -> None:
+        """End the wait, as its time is over."""
+        if self._what is None:
+            self.finish(None, (self.path.oneway_limit if self.oneway else self.path.limit).full())
+            return
+        error = not_in_time(self._what)
+        if self._went_to is not None:
+            self._fail_attempt(error)
+        else:
+            self.finish(None, error)
+
+    def _fail_attempt(self, error: RocketSparkError) -> None:
+        """Note that its broker cannot be had."""
+        self._wait_no_more()
+        if self.oneway:
+            self.finish(None, error)
+        else:
+            self.set_exception(error)
 
     def begin_now(self) -> None:
         """Write it, or have it go on as soon as it can; its caller waits already."""
         try:
-            if not self.write():
+            if not (self.write() if self.choose is None else self._choose_queue()):
                 self.drive()
         except BaseException as e:
             self.finish(None, e)
@@ -192,13 +278,11 @@ class InFlightSend(msgspec.Struct, eq=False):
             self.finish(None, asyncio.CancelledError())
 
     async def proceed(self) -> None:
-        """Wait for what `begin` could not have at once, and make what attempts are left; whatever is raised ends it."""
+        """Make what attempts are left; whatever is raised ends it."""
         try:
             if self.choose is not None:
-                choose, self.choose = self.choose, None
-                queues = await self.path.attempts.queues(self.out.topic, self.end_s)
-                self._fix_queue(choose([self.path.bare_queue(queue) for queue in queues]))
-                if self.accumulator is not None and self.accumulator.add(self):
+                await self.path.attempts.queues(self.out.topic, self.end_s)
+                if self._choose_queue():
                     return
             result = await (self._send_oneway() if self.oneway else self._make_attempts())
         except BaseException as e:
@@ -209,22 +293,7 @@ class InFlightSend(msgspec.Struct, eq=False):
         else:
             self.finish(result, None)
 
-    async def _enter(self) -> None:
-        """Wait for its turn behind its key and for room: in this order, else what waits for room is overtaken."""
-        path, end_s = self.path, self.end_s
-        if self.key is not None and not self._holds_key:
-            self._turn = path.gate.take_place(self.key)
-            self._holds_key = True
-        if self._turn is not None:
-            text = f"topic {self.out.topic!r}: what goes before to the same key or queue took too long"
-            await path.attempts.within(end_s, self._turn, text)
-            self._turn = None
-        if not self._has_room:
-            await (path.oneway_limit if self.oneway else path.limit).enter(len(self.out.body), end_s)
-            self._has_room = True
-
     async def _send_oneway(self) -> None:
-        await self._enter()
         attempts = self.path.attempts
         queue = self.queue or await attempts.first_queue(self.out.topic, self.sharding_key, self.end_s)
         await attempts.send_oneway(self, queue)
@@ -238,7 +307,6 @@ class InFlightSend(msgspec.Struct, eq=False):
         queue: MessageQueue | None
         in_hand: SendResult | None = None
         if self._went_to is None:
-            await self._enter()
             queue = await self._first_queue()
             if self._in_line and await attempts.is_ready(queue, end_s):
                 # It is written before anything else runs: the next send need not wait any longer.
@@ -280,15 +348,18 @@ class InFlightSend(msgspec.Struct, eq=False):
                 queue = self.queue or await attempts.first_queue(topic, self.sharding_key, self.end_s)
                 return await attempts.with_broker(queue, self._is_fixed, self.end_s)
             except RouteNotFound as e:
-                # A broker that was there may be back within the send's time.
-                left_s = self.end_s - time.monotonic()
-                gone = type(e) is RouteNotFound and attempts.was_known(topic) and left_s > LAST_LOOK_S
-                if not (gone and self.attempts > 1) and (
-                    look + 1 >= self.attempts or not attempts.is_without_master(topic)
-                ):
+                if not self._may_look_again(e, look):
                     raise
             await attempts.pause(look, self.end_s)
         raise AssertionError
+
+    def _may_look_again(self, error: RouteNotFound, look: int) -> bool:
+        """Tell whether a broker that was there may be back within the send's time."""
+        attempts, topic = self.path.attempts, self.out.topic
+        left_s = self.end_s - time.monotonic()
+        if self.attempts > 1 and type(error) is RouteNotFound and attempts.was_known(topic) and left_s > LAST_LOOK_S:
+            return True
+        return look + 1 < self.attempts and attempts.is_without_master(topic)
 
     async def _next_queue(self, last: MessageQueue) -> MessageQueue | None:
         """Return the queue of the next attempt, after a pause if it is at the same broker. None: there is no other."""
@@ -369,6 +440,8 @@ class InFlightSend(msgspec.Struct, eq=False):
             error = StateError("the client was closed before a broker had answered: the message may have been stored")
         path = self.path
         try:
+            if self._awaited is not None:
+                self._leave_line(self._awaited)
             if self._has_room:
                 (path.oneway_limit if self.oneway else path.limit).leave(len(self.out.body))
             if self.key is not None:
@@ -382,6 +455,12 @@ class InFlightSend(msgspec.Struct, eq=False):
                 result = path.shown(result)
         finally:
             self.tell(result, error)
+
+    def _leave_line(self, awaited: asyncio.Future[Any]) -> None:
+        self._wait_no_more()
+        if self._what is None:
+            limit = self.path.oneway_limit if self.oneway else self.path.limit
+            self._has_room = limit.give_up(awaited)
 
     def refuse(self, error: BaseException) -> None:
         """Fail the send, as its loop has ended or it could not begin."""
@@ -439,90 +518,3 @@ class AwaitedSend(InFlightSend):
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-
-
-class Gatherer(Protocol):
-    """The part of an accumulator that a send sees."""
-
-    def add(self, send: InFlightSend) -> bool:
-        """Take a send: it is ended, or begun, later. False if it goes alone, and now."""
-
-    def close(self) -> Coroutine[Any, Any, None]:
-        """Send what waits."""
-
-
-class SendPath:
-    """The limits, the key gate and the accumulator of one producer's sends, and the brokers that they go to.
-
-    `check_started`: raises StateError if nothing may be sent; `closing`: the producer waits until no send is left.
-    """
-
-    def __init__(
-        self,
-        attempts: SendAttempts,
-        check_started: Callable[[], None],
-        *,
-        namespace: str = "",
-        in_flight_max: int = 1,
-        oneway_in_flight_max: int = 1,
-        in_flight_bytes_max: int = 1,
-    ) -> None:
-        self.attempts = attempts
-        self.timeout_s = attempts.timeout_s
-        self.check_started = check_started
-        self.namespace = namespace
-        self.limit = InFlightLimit(in_flight_max, in_flight_bytes_max)
-        self.oneway_limit = InFlightLimit(oneway_in_flight_max, in_flight_bytes_max)
-        self.gate = KeyGate()
-        # The last send to each queue that was chosen, while its reply is awaited.
-        self.newest: dict[MessageQueue, InFlightSend] = {}
-        self.accumulator: Gatherer | None = None
-        self.closing = False
-        self._idle = asyncio.Event()
-
-    @property
-    def is_busy(self) -> bool:
-        """Tell whether a send is in flight or waits behind another."""
-        return bool(self.limit.count or self.oneway_limit.count or len(self.gate))
-
-    def note_end(self) -> None:
-        """Note that a send has ended while the producer closes."""
-        if not self.is_busy:
-            self._idle.set()
-
-    async def finish(self) -> None:
-        """Wait until no send is left."""
-        self.closing = True
-        if self.accumulator is not None:
-            await self.accumulator.close()
-        if self.is_busy:
-            self._idle.clear()
-            # Every send has its own time-out; this bound is for what hangs in a hook, or was given longer.
-            try:
-                async with asyncio.timeout(None if self.accumulator else 2 * self.timeout_s):
-                    await self._idle.wait()
-            except TimeoutError:
-                pass
-
-    # -- namespace -----------------------------------------------------------------------------------------------
-
-    def full_queue(self, topic: str, queue: MessageQueue) -> MessageQueue:
-        """Return a queue with its namespace. Raises MessageIllegal if it is not of this topic."""
-        full = validators.check_queue(queue)
-        if self.namespace:
-            full = MessageQueue(namespace.wrap(self.namespace, queue.topic), queue.broker_name, queue.queue_id)
-        if full.topic != topic:
-            shown = namespace.unwrap(self.namespace, topic)
-            text = f"a message of topic {shown!r} cannot go to {queue.broker_name} queue {queue.queue_id} of topic"
-            raise MessageIllegal(f"{text} {queue.topic!r}: give a queue of its own topic", topic=shown)
-        return full
-
-    def bare_queue(self, queue: MessageQueue) -> MessageQueue:
-        """Return a queue as the application sees it: without the namespace."""
-        if not self.namespace:
-            return queue
-        return MessageQueue(namespace.unwrap(self.namespace, queue.topic), queue.broker_name, queue.queue_id)
-
-    def shown(self, result: SendResult) -> SendResult:
-        """Return a result as the application sees it."""
-        return msgspec.structs.replace(result, queue=self.bare_queue(result.queue))

@@ -16,7 +16,7 @@ from rocketspark.client.hooks import LogSends
 from rocketspark.client.options import ProducerOptions, producer_settings
 from rocketspark.client.producer.accumulator import Accumulator
 from rocketspark.client.producer.fault_detector import FaultDetector
-from rocketspark.client.producer.in_flight_send import AwaitedSend, Choose, SendPath
+from rocketspark.client.producer.in_flight_send import AwaitedSend, Choose
 from rocketspark.client.producer.latency_faults import LatencyFaults, table_of
 from rocketspark.client.producer.prepared_message import (
     PackingSettings,
@@ -29,6 +29,7 @@ from rocketspark.client.producer.prepared_message import (
 )
 from rocketspark.client.producer.program_end import cancelled_sends
 from rocketspark.client.producer.send_attempts import SendAttempts, SendSettings
+from rocketspark.client.producer.send_path import SendPath
 from rocketspark.client.queries import Queries
 from rocketspark.client.results import SendResult
 from rocketspark.client.selectors import Selector, select

@@ -9,8 +9,8 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Collection
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
@@ -68,6 +68,14 @@ class SendSettings(NamedTuple):
     attempt_timeout_ms: float | None = None
 
 
+class Lack(NamedTuple):
+    """What a send waits for; its name, as errors tell it (None: room); the queue whose broker it is, if it is one."""
+
+    future: asyncio.Future[Any]
+    what: str | None
+    queue: MessageQueue | None = None
+
+
 # Queue, request code, and whether a send is one-way.
 TargetKey = tuple[MessageQueue, int, bool]
 
@@ -104,6 +112,8 @@ class SendAttempts:
         self._hooks = hooks
         self._targets: dict[TargetKey, Target] = {}
         self._turns: dict[str, int] = {}
+        # What several sends wait for, each once: a topic's queues, a queue's broker, the connection to an address.
+        self._awaited: dict[Hashable, asyncio.Future[Any]] = {}
         self.timeout_s = rules.timeout_ms / 1000
         self.attempt_s = None if rules.attempt_timeout_ms is None else rules.attempt_timeout_ms / 1000
         self.retry_not_stored = rules.retry_not_stored
@@ -120,6 +130,10 @@ class SendAttempts:
         return began_s + timeout_ms / 1000
 
     # -- one send ------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._plain and not self._hooks.sends and self._instance.rpc_hooks is None
 
     def post(
         self,
@@ -158,6 +172,44 @@ class SendAttempts:
             # `attempt` has this turn.
             self._turns[out.topic] -= 1
         return None
+
+    def lacks(self, topic: str, sharding_key: str | None, queue: MessageQueue | None) -> Lack | None:
+        """Return what a send lacks that `post` could not write, begun for all who lack it; None if `attempt` is needed
+        to find out.
+        """
+        route = f"route of topic {topic!r}"
+        if queue is None:
+            queues = self._routes.write_queues(topic)
+            if not queues:
+                return Lack(self._once(topic, lambda: self._routes.find_write_queues(topic)), route)
+            if not self._is_plain:
+                return None
+            queue = queue_of_key(sharding_key, queues) if sharding_key else self._choose(topic, queues)
+        elif self._is_plain and self._routes.master_of(queue) is None:
+            fixed = queue
+            return Lack(self._once(queue, lambda: self._routes.find_master(fixed)), route)
+        address = self._address(queue)
+        if not self._is_plain or address is None:
+            return None
+        peer = self.open_peer(queue)
+        if peer is None:
+            connection = self._once(address, lambda: self._instance.broker(address))
+            return Lack(connection, f"connection to {address}", queue)
+        if peer.is_writable:
+            return None
+        return Lack(self._once(peer, peer.writable), f"{address} does not read", queue)
+
+    def _once(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Future[Any]:
+        future = self._awaited.get(key)
+        if future is None:
+            future = self._awaited[key] = asyncio.ensure_future(begin())
+            future.add_done_callback(lambda done: self._looked_at(key, done))
+        return future
+
+    def _looked_at(self, key: Hashable, done: asyncio.Future[Any]) -> None:
+        del self._awaited[key]
+        if not done.cancelled():
+            done.exception()  # Looked at, in case that nobody waits for it any more.
 
     async def attempt(self, send: Attempted, queue: MessageQueue) -> SendResult:
         """Send it once, to a queue, and wait for the reply. Raises what this attempt failed with."""
@@ -475,7 +527,7 @@ class SendAttempts:
             async with asyncio.timeout(max(end_s - time.monotonic(), 0.001)):
                 return await act
         except TimeoutError:
-            raise NotSent(f"{what}: not had in time, nothing was sent") from None
+            raise not_in_time(what) from None
 
     def _target(self, key: TargetKey) -> Target:
         target = self._targets.get(key)
@@ -492,6 +544,11 @@ class SendAttempts:
             )
             target = self._targets[key] = Target(frames)
         return target
+
+
+def not_in_time(what: str) -> NotSent:
+    """Return the error of a send whose time was over while it waited for `what`."""
+    return NotSent(f"{what}: not had in time, nothing was sent")
 
 
 def _keys_of_batch(body: bytes) -> str:

@@ -141,6 +141,8 @@ class WaitingSend(ThreadSend):
         self.given_up = True
         if self._task is not None:
             self._task.cancel()
+        elif self._awaited is not None:
+            self.finish(None, asyncio.CancelledError())
 
     def tell(self, result: SendResult | None, error: BaseException | None) -> None:
         """Let the thread go on."""

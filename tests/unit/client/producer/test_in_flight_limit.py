@@ -8,12 +8,28 @@ import time
 import pytest
 from tests.unit.client.fake import in_loop
 
-from rocketspark.client.producer.in_flight_limit import InFlightLimit
+from rocketspark.client.producer.send_path import InFlightLimit
 from rocketspark.errors import ConfigError, TooManyInFlight
 
 
 def soon() -> float:
     return time.monotonic() + 0.02
+
+
+async def enter(room: InFlightLimit, size: int, end_s: float) -> None:
+    """Wait for room as a send does."""
+    if room.try_enter(size):
+        return
+    turn = room.take_place(size)
+    try:
+        async with asyncio.timeout(end_s - time.monotonic()):
+            await asyncio.shield(turn)
+    except BaseException as e:
+        if room.give_up(turn):
+            room.leave(size)
+        if isinstance(e, TimeoutError):
+            raise room.full() from None
+        raise
 
 
 @in_loop
@@ -24,7 +40,7 @@ async def test_count_and_bytes_are_bounded() -> None:
     assert room.try_enter(40)
     assert not room.try_enter(0)
     with pytest.raises(TooManyInFlight, match="2 requests of 100 bytes are in flight"):
-        await room.enter(1, soon())
+        await enter(room, 1, soon())
     room.leave(60)
     assert room.try_enter(60)
 
@@ -46,7 +62,7 @@ async def test_who_waits_goes_in_turn() -> None:
     order: list[int] = []
 
     async def one(number: int) -> None:
-        await room.enter(1, time.monotonic() + 10)
+        await enter(room, 1, time.monotonic() + 10)
         order.append(number)
         room.leave(1)
 
@@ -66,7 +82,7 @@ async def test_who_waits_goes_in_turn() -> None:
 async def test_who_is_cancelled_as_his_turn_comes_gives_it_back() -> None:
     room = InFlightLimit(1, 1 << 20)
     assert room.try_enter(1)
-    waiting = asyncio.ensure_future(room.enter(1, time.monotonic() + 10))
+    waiting = asyncio.ensure_future(enter(room, 1, time.monotonic() + 10))
     await asyncio.sleep(0)
     room.leave(1)
     waiting.cancel()
@@ -79,9 +95,9 @@ async def test_who_is_cancelled_as_his_turn_comes_gives_it_back() -> None:
 async def test_a_large_one_that_gives_up_lets_others_pass() -> None:
     room = InFlightLimit(9, 100)
     assert room.try_enter(50)
-    large = asyncio.ensure_future(room.enter(80, soon()))
+    large = asyncio.ensure_future(enter(room, 80, soon()))
     await asyncio.sleep(0)
-    small = asyncio.ensure_future(room.enter(10, time.monotonic() + 10))
+    small = asyncio.ensure_future(enter(room, 10, time.monotonic() + 10))
     with pytest.raises(TooManyInFlight):
         await large
     await small
@@ -93,9 +109,9 @@ async def test_all_who_give_up_at_once_are_told_so() -> None:
     room = InFlightLimit(1, 100)
     assert room.try_enter(1)
     end_s = soon()
-    told = await asyncio.gather(*(room.enter(1, end_s) for _ in range(20)), return_exceptions=True)
+    told = await asyncio.gather(*(enter(room, 1, end_s) for _ in range(20)), return_exceptions=True)
     assert [type(error) for error in told] == [TooManyInFlight] * 20
-    waiting = [asyncio.ensure_future(room.enter(1, time.monotonic() + 60)) for _ in range(20)]
+    waiting = [asyncio.ensure_future(enter(room, 1, time.monotonic() + 60)) for _ in range(20)]
     await asyncio.sleep(0)
     for task in waiting:
         task.cancel()

@@ -68,15 +68,23 @@ class Wire:
     """A connection: keeps requests until they are answered. `lost`: it ended."""
 
     address = "a:1"
-    is_writable = True
 
     def __init__(self) -> None:
         self.is_open = True
+        self.reads = asyncio.Event()
+        self.reads.set()
         self.opaques = itertools.count()
         self.asked: dict[int, tuple[Any, bytes]] = {}
 
     def next_opaque(self) -> int:
         return next(self.opaques)
+
+    @property
+    def is_writable(self) -> bool:
+        return self.reads.is_set()
+
+    async def writable(self) -> None:
+        await self.reads.wait()
 
     def ask_for(self, waiting: Any, opaque: int, frame: bytes, code: int, timeout_ms: float) -> None:
         if not self.is_open:
@@ -100,6 +108,7 @@ class Wire:
 
     def end(self) -> None:
         self.is_open = False
+        self.reads.set()
         asked, self.asked = self.asked, {}
         for waiting, _ in asked.values():
             if not waiting.done():
@@ -163,7 +172,7 @@ class Sends(RuleBasedStateMachine):
         self.waiting, self.future = self.watch.watched(WaitingSend), self.watch.watched(FutureSend)
         self.patch.setattr("rocketspark.client.producer.producer.AwaitedSend", self.watch.watched(AwaitedSend))
         self.patch.setattr("rocketspark.client.producer.accumulator.Batch", self.watch.watched(Batch))
-        for module in ("producer", "send_attempts", "in_flight_limit", "thread_sends", "in_flight_send"):
+        for module in ("producer", "send_attempts", "thread_sends", "in_flight_send"):
             self.patch.setattr(f"rocketspark.client.producer.{module}.time", _Time(self.loop))
         self.wire = Wire()
         self.stored: list[bytes] = []
@@ -173,7 +182,7 @@ class Sends(RuleBasedStateMachine):
         self.raising = Raising()
         self.tasks: list[asyncio.Task[SendResult]] = []
         self.closing: asyncio.Task[None] | None = None
-        self.routed = asyncio.Event()
+        self.routed, self.dialable = asyncio.Event(), asyncio.Event()
         self.run(self.begin())
 
     def run(self, act: Any) -> Any:
@@ -197,7 +206,7 @@ class Sends(RuleBasedStateMachine):
             return ROUTE
 
         async def dial(address: str) -> Wire:
-            await asyncio.sleep(0)
+            await self.dialable.wait()
             if not self.wire.is_open:
                 raise NotSent("nobody there", address=address)
             return self.wire
@@ -322,6 +331,16 @@ class Sends(RuleBasedStateMachine):
     def find_route(self) -> None:
         self.routed.set()
 
+    @rule(on=st.booleans())
+    def reads(self, on: bool) -> None:
+        """The broker reads, or what is written waits."""
+        (self.wire.reads.set if on or not self.wire.is_open else self.wire.reads.clear)()
+
+    @rule(on=st.booleans())
+    def dials(self, on: bool) -> None:
+        """Connections come about, or take their time."""
+        (self.dialable.set if on else self.dialable.clear)()
+
     @precondition(lambda self: self.tasks)
     @rule(at=st.integers(0, 40))
     def cancel(self, at: int) -> None:
@@ -359,7 +378,8 @@ class Sends(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self.routed.set()
+            for late in (self.routed, self.dialable, self.wire.reads):
+                late.set()
             self.core._hooks.sends.clear()
             for _ in range(60):
                 for _ in range(len(self.wire.asked)):
@@ -378,7 +398,7 @@ class Sends(RuleBasedStateMachine):
             assert self.closing.done()
             path = self.core.send_path
             assert (path.limit.count, path.limit._bytes, path.oneway_limit.count) == (0, 0, 0)
-            assert (len(path.gate), path.newest, len(path.limit._waiting)) == (0, {}, 0)
+            assert (len(path.gate), path.newest, len(path.limit._waiting), path.waiting) == (0, {}, 0, {})
             if path.accumulator is not None:
                 assert isinstance(path.accumulator, Accumulator)
                 assert not path.accumulator._waiting

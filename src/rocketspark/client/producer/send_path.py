@@ -1,0 +1,176 @@
+"""What the sends of one producer share: how many requests and bytes may be unanswered, the key gate, the accumulator.
+
+Rule: a send without room waits in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from rocketspark.client import validators
+from rocketspark.client.producer.key_gate import KeyGate
+from rocketspark.client.producer.send_attempts import SendAttempts
+from rocketspark.client.results import SendResult
+from rocketspark.errors import ConfigError, MessageIllegal, TooManyInFlight
+from rocketspark.model import MessageQueue, namespace
+
+if TYPE_CHECKING:
+    from rocketspark.client.producer.in_flight_send import InFlightSend
+
+
+class InFlightLimit:
+    """Room for `count_max` requests of `bytes_max` bytes together; a single larger one is let in alone."""
+
+    __slots__ = ("_bytes", "_bytes_max", "_count_max", "_waiting", "count")
+
+    def __init__(self, count_max: int, bytes_max: int) -> None:
+        if count_max < 1 or bytes_max < 1:
+            raise ConfigError("in_flight_max, oneway_in_flight_max and in_flight_bytes_max must be 1 or more")
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        # By turn, the bytes it needs: whoever gives up leaves at once, however many wait.
+        self._waiting: OrderedDict[asyncio.Future[None], int] = OrderedDict()
+        self.count = 0
+
+    def try_enter(self, size: int) -> bool:
+        """Take room for a request of that many bytes, if there is some and no other send waits for it."""
+        # As `_fits`, without a call: it runs for every send.
+        if self._waiting or (self.count and (self.count >= self._count_max or self._bytes + size > self._bytes_max)):
+            return False
+        self.count += 1
+        self._bytes += size
+        return True
+
+    def _fits(self, size: int) -> bool:
+        return not self.count or (self.count < self._count_max and self._bytes + size <= self._bytes_max)
+
+    def take_place(self, size: int) -> asyncio.Future[None]:
+        """Take the place behind all who wait for room, after `try_enter`; it ends when room for `size` is taken."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = size
+        return turn
+
+    def give_up(self, turn: asyncio.Future[None]) -> bool:
+        """Give a place up, or tell that its turn has come: `leave` must follow then."""
+        if self._waiting.pop(turn, None) is None:
+            return True
+        self._admit()
+        return False
+
+    def full(self) -> TooManyInFlight:
+        """Return the error of who waited too long."""
+        text = f"nothing was sent: {self.count} requests of {self._bytes} bytes are in flight"
+        return TooManyInFlight(f"{text}; send slower, or allow more with in_flight_max")
+
+    def leave(self, size: int) -> None:
+        """Give room back."""
+        self.count -= 1
+        self._bytes -= size
+        if self._waiting:
+            self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting:
+            turn, size = next(iter(self._waiting.items()))
+            if not self._fits(size):
+                return
+            self.count += 1
+            self._bytes += size
+            del self._waiting[turn]
+            turn.set_result(None)
+
+
+class Gatherer(Protocol):
+    """The part of an accumulator that a send sees."""
+
+    def add(self, send: InFlightSend) -> bool:
+        """Take a send: it is ended, or begun, later. False if it goes alone, and now."""
+
+    def close(self) -> Coroutine[Any, Any, None]:
+        """Send what waits."""
+
+
+class SendPath:
+    """The limits, the key gate and the accumulator of one producer's sends, and the brokers that they go to.
+
+    `check_started`: raises StateError if nothing may be sent; `closing`: the producer waits until no send is left.
+    """
+
+    def __init__(
+        self,
+        attempts: SendAttempts,
+        check_started: Callable[[], None],
+        *,
+        namespace: str = "",
+        in_flight_max: int = 1,
+        oneway_in_flight_max: int = 1,
+        in_flight_bytes_max: int = 1,
+    ) -> None:
+        self.attempts = attempts
+        self.timeout_s = attempts.timeout_s
+        self.check_started = check_started
+        self.namespace = namespace
+        self.limit = InFlightLimit(in_flight_max, in_flight_bytes_max)
+        self.oneway_limit = InFlightLimit(oneway_in_flight_max, in_flight_bytes_max)
+        self.gate = KeyGate()
+        # The last send to each queue that was chosen, while its reply is awaited.
+        self.newest: dict[MessageQueue, InFlightSend] = {}
+        self.accumulator: Gatherer | None = None
+        # Those that wait without a task.
+        self.waiting: dict[InFlightSend, None] = {}
+        self.closing = False
+        self._idle = asyncio.Event()
+
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether a send is in flight or waits behind another."""
+        return bool(self.limit.count or self.oneway_limit.count or len(self.gate) or self.waiting)
+
+    def note_end(self) -> None:
+        """Note that a send has ended while the producer closes."""
+        if not self.is_busy:
+            self._idle.set()
+
+    async def finish(self) -> None:
+        """Wait until no send is left."""
+        self.closing = True
+        if self.accumulator is not None:
+            await self.accumulator.close()
+        if self.is_busy:
+            self._idle.clear()
+            # Every send has its own time-out; this bound is for what hangs in a hook, or was given longer.
+            try:
+                async with asyncio.timeout(None if self.accumulator else 2 * self.timeout_s):
+                    await self._idle.wait()
+            except TimeoutError:
+                for send in list(self.waiting):
+                    send.finish(None, asyncio.CancelledError())
+
+    # -- namespace -----------------------------------------------------------------------------------------------
+
+    def full_queue(self, topic: str, queue: MessageQueue) -> MessageQueue:
+        """Return a queue with its namespace. Raises MessageIllegal if it is not of this topic."""
+        full = validators.check_queue(queue)
+        if self.namespace:
+            full = MessageQueue(namespace.wrap(self.namespace, queue.topic), queue.broker_name, queue.queue_id)
+        if full.topic != topic:
+            shown = namespace.unwrap(self.namespace, topic)
+            text = f"a message of topic {shown!r} cannot go to {queue.broker_name} queue {queue.queue_id} of topic"
+            raise MessageIllegal(f"{text} {queue.topic!r}: give a queue of its own topic", topic=shown)
+        return full
+
+    def bare_queue(self, queue: MessageQueue) -> MessageQueue:
+        """Return a queue as the application sees it: without the namespace."""
+        if not self.namespace:
+            return queue
+        return MessageQueue(namespace.unwrap(self.namespace, queue.topic), queue.broker_name, queue.queue_id)
+
+    def shown(self, result: SendResult) -> SendResult:
+        """Return a result as the application sees it."""
+        return msgspec.structs.replace(result, queue=self.bare_queue(result.queue))
