@@ -386,6 +386,27 @@ def test_peeking_changes_nothing(tmp_path: Path) -> None:
     run(main())
 
 
+def test_peeking_keeps_to_count_and_bytes_over_all_queues(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await filled(peer, 4, queue_id=None)
+
+            async def peeked(count_max: int, queue_id: int = -1) -> bytes:
+                header = headers.PeekHeader(group=GROUP, topic=TOPIC, queue_id=queue_id, count_max=count_max)
+                reply = (await peer.request(RequestCode.PEEK_MESSAGE, header)).raise_for_code("peek")
+                assert reply.header(headers.PopReply).rest_count == (4 if queue_id < 0 else 1)
+                return bytes(reply.body)
+
+            size = len(await peeked(1))
+            assert [m.body for m in record.decode_all(await peeked(32, queue_id=2))] == [b"2"]
+            assert [len(await peeked(count)) // size for count in (1, 3, 4, 32)] == [1, 3, 4, 4]
+            for count in (1, 2, 3):
+                server.settings.pull_bytes_max = count * size
+                assert len(await peeked(32)) == count * size
+
+    run(main())
+
+
 def test_a_notification_tells_that_there_is_something(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:

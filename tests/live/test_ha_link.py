@@ -374,20 +374,26 @@ def test_the_same_slave_connected_anew_replaces_its_old_connection(stores: Any) 
     async def main() -> None:
         log, epochs = stores("m"), EpochList()
         epochs.begin(1, 0)
-        put(log, b"x")
+        end = put(log, b"x")
         async with master_of(log, epochs=epochs) as master:
-            hello = ha.encode_slave_handshake(ha.SlaveHandshake(2))
             ends = []
-            for _ in range(2):
+            for replica_id in (3, 2, 2):
                 reader, writer = await asyncio.open_connection("127.0.0.1", master.listener.port)
-                writer.write(hello)
+                writer.write(ha.encode_slave_handshake(ha.SlaveHandshake(replica_id)))
                 await reader.readexactly(32)
                 writer.write(ha.encode_switch_report(0))
-                ends.append(writer)
-            await until(
-                lambda: len(master.listener.connections) == 1 and master.listener.connections[0].link.acked == 0
-            )
-            for writer in ends:
+                ends.append((reader, writer))
+
+            def acked() -> list[tuple[int | None, int]]:
+                return [(each.link.replica_id, each.link.acked) for each in master.listener.connections]
+
+            await until(lambda: acked() == [(3, 0), (2, 0)])
+            await ends[1][0].read()
+            # The other slave and the new connection stay, however often they report.
+            for _, writer in (ends[0], ends[2]):
+                writer.write(ha.encode_switch_report(end))
+            await until(lambda: acked() == [(3, end), (2, end)])
+            for _, writer in ends:
                 writer.close()
 
     run(main())

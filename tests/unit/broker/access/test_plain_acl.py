@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.stand_ins import like
 
+from rocketspark.access.users import User
 from rocketspark.broker.access.plain_acl import changes, documents, rule_files, rules, yaml_text
 from rocketspark.broker.access.plain_acl.addresses import address_pattern, plain_address
 from rocketspark.broker.access.plain_acl.documents import AccountEntry, Document, Version
+from rocketspark.broker.access.plain_acl.migration import migrated
 from rocketspark.broker.access.plain_acl.permissions import PUB, SUB, allows, in_java_order, permission, told
 from rocketspark.broker.access.plain_acl.requested import resources
 from rocketspark.broker.access.plain_acl.rule_files import RuleFiles
@@ -246,6 +248,14 @@ accounts:
     given = rules.Rules({e.access_key: e.account() for e in document.accounts}, tuple(document.white_patterns()))
     asked = (given, address, key)
     assert (rules.is_free(*asked), rules.may(*asked, {"t": SUB}), rules.publishes(*asked)) == (free, reads, publishes)
+
+
+def test_only_accounts_without_a_user_become_users() -> None:
+    topics = {"old": None, "one": (), "two": ("t=PUB",)}
+    entries = [AccountEntry(name, "someSecret", topics=allowed) for name, allowed in topics.items()]
+    old = User("old", "of old")
+    users, acls, added = migrated(entries, {"old": old}, {})
+    assert (users["old"], list(users), list(acls), added) == (old, ["old", "one", "two"], ["two"], ["one", "two"])
 
 
 def test_a_white_list_that_cannot_be_read_is_refused() -> None:
