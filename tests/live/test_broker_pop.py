@@ -21,6 +21,7 @@ from tests.live.support import (
     until,
 )
 
+from rocketspark.broker.pop import reading
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ServerError
 from rocketspark.protocol import headers
@@ -137,6 +138,37 @@ def test_what_is_not_acknowledged_comes_again_from_the_retry_topic(tmp_path: Pat
     run(main(True))
 
 
+@pytest.mark.parametrize(
+    ("settings", "chance", "order"),
+    [
+        ({}, 0, [b"V1", b"V2"]),
+        ({"retry_topics_v2": True}, 0, [b"V1", b"V2"]),
+        ({"retry_topics_v2": True}, 1, [b"V2", b"V1"]),
+        ({"retry_topics_v2": True, "retry_topics_v1_read": False}, 0, [b"V2"]),
+    ],
+)
+def test_retries_of_the_other_form_are_left_for_a_pop_that_finds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, bool], chance: int, order: list[bytes]
+) -> None:
+    async def main() -> None:
+        async with broker(tmp_path, revive_interval_ms=100) as server, connected(server.address) as peer:
+            await filled(peer, 0)
+            # Retries last.
+            monkeypatch.setattr(reading, "randrange", lambda below: 99)
+            for form, name in ((b"V1", f"%RETRY%{GROUP}_{TOPIC}"), (b"V2", f"%RETRY%{GROUP}+{TOPIC}")):
+                server.settings.retry_topics_v2 = form == b"V2"
+                await sent(peer, form, TOPIC, 0)
+                assert bodies_of(await popped(peer, count_max=1, invisible_time_ms=300)) == [form]
+                await until(lambda name=name: server.store.queue_range(name, 0)[1] == 1)
+            monkeypatch.setattr(reading, "randrange", lambda below: chance)
+            for name, value in ({"retry_topics_v2": False} | settings).items():
+                setattr(server.settings, name, value)
+            found = [bodies_of(await popped(peer)) for _ in range(len(order) + 1)]
+            assert found == [[body] for body in order] + [[]]
+
+    run(main())
+
+
 def test_two_pairs_of_group_and_topic_with_one_retry_topic_get_their_own(tmp_path: Path) -> None:
     """%RETRY%g_x_y is that of group g and topic x_y, and of g_x and y."""
     pairs = [("g", "x_y"), ("g_x", "y")]
@@ -176,6 +208,22 @@ def test_the_time_may_be_changed_and_the_old_handle_is_worth_nothing_then(tmp_pa
             assert in_flight(server) == 1
             (await ack(peer, first._replace(handle=handle))).raise_for_code("ack")
             assert in_flight(server) == 0
+
+    run(main())
+
+
+def test_each_pop_tells_how_many_are_left_in_all_queues(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await filled(peer, 12, queue_id=None)
+            left = []
+            for n in range(12):
+                reply = await pop(peer, count_max=1)
+                left.append(reply.header(headers.PopReply).rest_count)
+                if n % 2:
+                    # What is committed and what is only handed out are both gone.
+                    (await ack(peer, messages(reply)[0])).raise_for_code("ack")
+            assert left == [*range(11, -1, -1)]
 
     run(main())
 

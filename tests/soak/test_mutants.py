@@ -88,8 +88,8 @@ LOGGED = re.compile(r"\s*(self\.)?_?log(ger)?\.\w+\(")
 ALIKE: set[tuple[str, str]] = set()
 # What is compiled is kept, and never taken for that of a change made within the same second.
 COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(OUT / "compiled")}
-# One test may take this much longer than ten times what it takes without a change.
-TEST_S = 60.0
+# One test may take this much longer than five times what it takes without a change.
+TEST_S = 30.0
 
 
 class Mutant(NamedTuple):
@@ -205,7 +205,7 @@ class Room:
         if not tests:
             return ""
         seconds = [self.tests[test]["seconds"] for test in tests]
-        limits = ("-x", f"--timeout={TEST_S + 10 * max(seconds)}", "--timeout-method=thread")
+        limits = ("-x", f"--timeout={TEST_S + 5 * max(seconds)}", "--timeout-method=thread")
         all_s = 5 * TEST_S + 10 * sum(seconds)
         code, failed = self.told(tests, all_s, *limits)
         if code == pytest.ExitCode.USAGE_ERROR:

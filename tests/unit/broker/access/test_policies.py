@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.access_rows import CONFIG
 from tests.stand_ins import like
 
 from rocketspark.access.policies import ALLOW, CUSTOM, DEFAULT, DENY, Acl, Policy, PolicyEntry
 from rocketspark.access.resources import Pattern, Resource, is_in, parse_network, parse_resource
 from rocketspark.access.tables import FILE_NAME, AccessTables
 from rocketspark.access.users import SUPER, User
+from rocketspark.broker.access.gate import Access
+from rocketspark.broker.broker_conf import settings_from
 from rocketspark.errors import ConfigError, StoreError, StoreUnwritable
 from rocketspark.store.files import config_files
 
@@ -169,6 +172,33 @@ def test_rules_are_replaced_added_and_removed_by_resource() -> None:
     acl = Acl.of([Policy(CUSTOM, (one, two))]).updated([Policy(CUSTOM, (other,)), Policy(DEFAULT, (one,))])
     assert acl == Acl((Policy(CUSTOM, (other, two)), Policy(DEFAULT, (one,))))
     assert acl.without(DEFAULT, one.resource) == Acl((Policy(CUSTOM, (other, two)),))
+
+
+KEPT = CONFIG["authenticationMetadataProvider"]
+OTHER = '{"accessKey": "admin", "secretKey": "another"}'
+INNER = {"innerClientAuthenticationCredentials": CONFIG["innerClientAuthenticationCredentials"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"authenticationEnabled": "true"}, ["every request is refused"]),
+        ({"authenticationEnabled": "true", "authenticationMetadataProvider": KEPT, **INNER}, []),
+        ({"authenticationEnabled": "true", "authenticationMetadataProvider": KEPT}, ["are not signed"]),
+        ({"authorizationEnabled": "true", "authenticationMetadataProvider": KEPT}, ["whoever names an access key"]),
+        ({"authenticationMetadataProvider": KEPT}, []),
+        ({}, []),
+        ({**CONFIG, "innerClientAuthenticationCredentials": OTHER}, ["admin has another password"]),
+        (CONFIG, []),
+    ],
+)
+def test_what_the_settings_lack_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, str], told: list[str]
+) -> None:
+    made, _ = settings_from({"storePathRootDir": str(tmp_path), **changes})
+    Access(made).load()
+    warned = [record.getMessage() for record in caplog.records]
+    assert [part in text for part, text in zip(told, warned, strict=True)] == [True] * len(told)
 
 
 def tables(root: Path) -> AccessTables:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from rocketspark.broker.access.plain_acl import permissions
 from rocketspark.broker.access.plain_acl.addresses import Matches
-from rocketspark.broker.access.plain_acl.permissions import DENY, PUB
+from rocketspark.broker.access.plain_acl.permissions import PUB
 from rocketspark.protocol.request_signing import is_signed_with
 
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
@@ -27,10 +27,10 @@ class Account:
     access_key: str
     secret: bytes = field(repr=False)
     is_white: Matches = field(repr=False)
-    admin: bool = False
-    default_topic: int = DENY
-    default_group: int = DENY
-    resources: Mapping[str, int] = field(default_factory=dict)
+    admin: bool
+    default_topic: int
+    default_group: int
+    resources: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
