@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -108,6 +109,48 @@ def test_a_slave_with_another_secret_stays_outside_and_says_why(tmp_path: Path) 
             counted = slave.replication.troubles
             await until(lambda: counted.counts.get("stranger"))
             assert slave.store.written_position == 0
+
+    run(main())
+
+
+def test_who_stands_between_them_in_tls_can_hand_no_greeting_on(tmp_path: Path) -> None:
+    """The certificates are not checked, so the slave talks TLS with whoever answers."""
+    files = secure_folder.prepare(tmp_path / "secure").tls_values()
+    tls = from_values(files | {"tls.client.authServer": "false"})
+    between = secure_folder.prepare(tmp_path / "between")
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served.load_cert_chain(between.tls_values()["tls.server.certPath"], between.tls_values()["tls.server.keyPath"])
+    blind = ssl.create_default_context()
+    blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
+
+    async def main() -> None:
+        async with locked(tmp_path, tls=tls, use_tls=True) as p:
+            fill(p.master.store)
+            port = p.master.replication.listener.port
+            passed = 0
+
+            async def hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                nonlocal passed
+                try:
+                    while data := await reader.read(1 << 16):
+                        passed += len(data)
+                        writer.write(data)
+                except OSError:
+                    pass
+                finally:
+                    writer.close()
+
+            async def relay(near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+                far, on = await asyncio.open_connection("127.0.0.1", port, ssl=blind)
+                await asyncio.gather(hand_on(near, on), hand_on(far, back))
+
+            server = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=served)
+            through = {"ha_master_address": f"127.0.0.1:{server.sockets[0].getsockname()[1]}"}
+            slave = await p.start(1, **through)
+            await until(lambda: slave.replication.troubles.counts.get("stranger"))
+            assert passed > 0
+            assert (slave.store.written_position, p.master.replication.listener.connections) == (0, [])
+            server.close()
 
     run(main())
 

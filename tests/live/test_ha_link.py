@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -354,18 +355,43 @@ def test_a_slave_ahead_stays_connected_and_is_not_counted(stores: Any, caplog: p
     assert ["ahead" in line for line in lines_of(caplog)] == [True]
 
 
-def test_more_slaves_than_allowed_are_refused(stores: Any) -> None:
+def test_where_all_places_are_taken_who_holds_least_makes_room_and_nobody_that_holds_all(stores: Any) -> None:
     async def main() -> None:
-        async with master_of(stores("m")) as master:
-            ends = [await asyncio.open_connection("127.0.0.1", master.listener.port) for _ in range(3)]
-            await until(lambda: len(master.listener.connections) == 3)
-            _, writer = await asyncio.open_connection("127.0.0.1", master.listener.port)
-            await until(lambda: master.listener.refused_count == 1)
-            writer.close()
-            ends[0][1].close()
-            await until(lambda: len(master.listener.connections) == 2)
-            for _, writer in ends:
+        log = stores("m")
+        put(log, b"x" * 1000)
+        async with master_of(log) as master:
+            listener = master.listener
+            ends: list[asyncio.StreamWriter] = []
+
+            async def come(position: int, host: str = "127.0.0.1") -> None:
+                ends.append((await asyncio.open_connection("127.0.0.1", listener.port, local_addr=(host, 0)))[1])
+                address = ":".join(map(str, ends[-1].get_extra_info("sockname")))
+                ends[-1].write(struct.pack(">q", position))
+                await until(lambda: any(c.address == address and c.link.acked >= 0 for c in listener.connections))
+
+            def there() -> set[int]:
+                ports = {end.get_extra_info("sockname")[1]: at for at, end in enumerate(ends)}
+                return {ports[int(c.address.rpartition(":")[2])] for c in listener.connections}
+
+            end = log.end_position
+            await come(0, "127.0.0.2")
+            await come(end)
+            await come(0)
+            # Of the host with the most: not the stranger that came alone, nor the replica that holds all.
+            await come(end)
+            assert there() == {0, 1, 3}
+            await come(0, "127.0.0.2")
+            assert there() == {1, 3, 4}
+            for writer in ends:
                 writer.close()
+            await until(lambda: not listener.connections)
+            for _ in range(3):
+                await come(end)
+            _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            await until(lambda: listener.refused_count == 1)
+            assert there() == {5, 6, 7}
+            for one in [writer, *ends]:
+                one.close()
 
     run(main())
 

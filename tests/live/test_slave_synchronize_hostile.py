@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.support import broker, connected, run
+from tests.live.support import broker, connected, run, until
 from tests.live.table_copies import look, offsets_of, slave
 
 from rocketspark.broker.replication.tables import slave_synchronize
@@ -336,5 +336,43 @@ def test_addresses_are_told_and_asked(tmp_path: Path) -> None:
             assert numbers == [11]
             assert (await peer.request(RequestCode.RESET_MASTER_FLUSH_OFFSET)).code == 1
         await connections.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_who_is_elected_while_the_log_of_the_master_before_is_awaited_waits_for_it_no_more(
+    tmp_path: Path, arrives: bool
+) -> None:
+    """The log here grows past it by what this broker takes itself: looked at without a pause, it held the loop."""
+
+    async def main() -> None:
+        end, asked = 100, 0
+
+        def log_end() -> int:
+            nonlocal asked
+            asked += 1
+            assert asked < 1000, "the loop is held"
+            return end
+
+        async with (
+            fake_master() as fake,
+            slave(tmp_path, None, StoreSide(log_end=log_end)) as (copies, follow),
+        ):
+            fake.answers = GOOD | {
+                907: b'{"masterCommitLogMaxOffset":200}',
+                43: b'{%b,"offsetTable":{"X@GX":{0:5}}}' % V,
+            }
+            follow.set_master(fake.address)
+            await until(lambda: asked > 1)
+            follow.set_master(None)
+            end = 250 if arrives else end
+            await until(lambda: follow.passes == 1)
+            end = 250
+            follow.look()
+            await until(lambda: not follow._wake.is_set())
+            assert follow._task is not None
+            assert not follow._task.done()
+            assert copies.tables.offsets.get("GX", "X", 0) is None
 
     run(main())

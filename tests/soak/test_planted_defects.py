@@ -34,6 +34,20 @@ class Planted(NamedTuple):
 
 TABLE = [
     Planted(
+        "who is elected while it waits for the log of the master before holds its own loop",
+        "broker/replication/tables/slave_synchronize.py",
+        "        if not self._is_master(api):\n            return  # What would wait",
+        "        if False:\n            return  # What would wait",
+        "tests/live/test_slave_synchronize_hostile.py",
+    ),
+    Planted(
+        "a master that hung delivers again what its slave moved on",
+        "broker/roles/acting/office.py",
+        "        if self.is_away:\n            raise MessageStays(AWAY)",
+        "        if False:\n            raise MessageStays(AWAY)",
+        "tests/unit/broker/roles/test_office.py",
+    ),
+    Planted(
         "the master acknowledges alone what the controller may elect another for",
         "broker/replication/sync_state_set.py",
         "return len(self.all_members)",

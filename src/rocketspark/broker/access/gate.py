@@ -167,6 +167,13 @@ class Access:
 
         Raises ConfigError, StoreFull or StoreUnwritable.
         """
+        s = self._settings
+        among_others = s.broker_role != "ASYNC_MASTER" or s.replicas_total > 1 or s.controller_mode
+        if (s.authentication or (s.acl and among_others)) and s.access.inner_credentials() is None:
+            log.warning(
+                "innerClientAuthenticationCredentials is not set: this broker's own requests to others are not"
+                " signed, and they refuse them, nor does any slave or master let it in; set it, the same for all"
+            )
         if self.users is None and self.acls is None:
             if self.control is not None:
                 log.warning(
@@ -181,11 +188,6 @@ class Access:
             self._compare_own_password(self.tables.users)
             if self._settings.access.migrate_auth_from_v1_enabled:
                 self._migrate()
-        if self._settings.authentication and not self._settings.access.inner_client_authentication_credentials:
-            log.warning(
-                "innerClientAuthenticationCredentials is not set: this broker's own requests to others are not"
-                " signed, and they refuse them; set it, the same for all"
-            )
         if self._settings.authorization and not self._settings.authentication:
             log.warning(
                 "authorizationEnabled without authenticationEnabled: whoever names an access key is taken for its owner"

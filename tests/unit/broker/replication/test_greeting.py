@@ -48,6 +48,14 @@ def test_a_slave_with_another_secret_or_name_is_a_stranger() -> None:
         assert caught.value.reason == "stranger"
 
 
+def test_a_greeting_is_good_over_its_own_channel_alone() -> None:
+    talk(MasterGreeting(OURS, b"one"), SlaveGreeting(OURS, b"one"))
+    for at_master, at_slave in ((b"one", b"two"), (b"", b"two"), (b"one", b"")):
+        with pytest.raises(ReplicationError) as caught:
+            talk(MasterGreeting(OURS, at_master), SlaveGreeting(OURS, at_slave))
+        assert caught.value.reason == "stranger"
+
+
 def test_a_master_that_does_not_know_the_secret_is_a_stranger_whatever_it_answers() -> None:
     """Also one that sends back what the slave said, or what another master said in another greeting."""
     honest = SlaveGreeting(OURS)

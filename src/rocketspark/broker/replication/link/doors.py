@@ -141,7 +141,7 @@ class MasterDoor(asyncio.Protocol):
             self.close("it speaks plain, and only TLS is taken here (tls.server.mode=enforcing)")
             return
         if self._greeting is None:
-            self._greeting = MasterGreeting(credentials)
+            self._greeting = MasterGreeting(credentials, _channel(self._stream))
         try:
             answer = self._greeting.received(data)
         except ReplicationError as e:
@@ -215,11 +215,20 @@ def _hand_over(transport: asyncio.Transport, protocol: asyncio.Protocol, rest: b
         protocol.data_received(rest)
 
 
+def _channel(transport: asyncio.BaseTransport | None) -> bytes:
+    """Return the client's last word of a TLS handshake, which tells a channel from every other; nothing of a plain one.
+
+    No session is resumed here, so both sides mean the same by it (RFC 5929, tls-unique; also with TLS 1.3).
+    """
+    found = None if transport is None else transport.get_extra_info("ssl_object")
+    return b"" if found is None else found.get_channel_binding("tls-unique") or b""
+
+
 class SlaveDoor(asyncio.Protocol):
     """A connection to a master until it is known that it is one of ours; `make` gives what it is then."""
 
     def __init__(self, credentials: Credentials, make: Callable[[], asyncio.Protocol], address: str) -> None:
-        self._greeting = SlaveGreeting(credentials)
+        self._credentials = credentials
         self._make = make
         self._transport: asyncio.Transport | None = None
         self.address = address
@@ -227,6 +236,7 @@ class SlaveDoor(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._greeting = SlaveGreeting(self._credentials, _channel(transport))
         self._transport.write(self._greeting.hello())
 
     def data_received(self, data: bytes) -> None:

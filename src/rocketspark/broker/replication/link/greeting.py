@@ -2,11 +2,13 @@
 
     slave -> master   hello      16 random bytes
     master -> slave   challenge  16 random bytes
-    slave -> master   proof      a code made with the brokers' secret of both and of who says it; the access key
+    slave -> master   proof      a code made with the brokers' secret of both, of who says it and of the TLS channel;
+                                 the access key
     master -> slave   welcome    its own code; or refused, with why
 
 Each begins with RSHA, its kind and its size. Rule: the slave proves first; neither takes what it said for the other's
-word, and no greeting is good twice.
+word, and no greeting is good twice, nor over another channel: who stands between them in TLS, where certificates are
+not checked, can hand no greeting on.
 """
 
 from __future__ import annotations
@@ -33,18 +35,21 @@ def frame(kind: int, payload: bytes) -> bytes:
     return _HEAD.pack(MAGIC, kind, len(payload)) + payload
 
 
-def code(credentials: Credentials, who: bytes, theirs: bytes, mine: bytes) -> bytes:
-    """Return what only who knows the secret can say in this greeting."""
+def code(credentials: Credentials, who: bytes, theirs: bytes, mine: bytes, channel: bytes) -> bytes:
+    """Return what only who knows the secret can say in this greeting, over this channel."""
     name, secret = credentials
-    told = who + theirs + mine + name.encode("utf-8", "replace")
+    told = who + theirs + mine + hashlib.sha256(channel).digest() + name.encode("utf-8", "replace")
     return hmac.digest(secret.encode("utf-8", "replace"), told, hashlib.sha256)
 
 
 class _Greeting:
-    """`is_done`: the other side is one of ours; `rest`: what came behind its last frame."""
+    """`is_done`: the other side is one of ours; `rest`: what came behind its last frame.
 
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
+    `channel`: what both ends of one TLS channel know of it, and of no other; nothing of a plain one.
+    """
+
+    def __init__(self, credentials: Credentials, channel: bytes = b"") -> None:
+        self._credentials, self._channel = credentials, channel
         self._mine = secrets.token_bytes(RANDOM_BYTES)
         self._theirs = b""
         self.rest = b""
@@ -62,7 +67,7 @@ class _Greeting:
             yield kind, payload
 
     def _proves(self, who: bytes, said: bytes) -> bool:
-        return hmac.compare_digest(said, code(self._credentials, who, self._mine, self._theirs))
+        return hmac.compare_digest(said, code(self._credentials, who, self._mine, self._theirs, self._channel))
 
 
 class MasterGreeting(_Greeting):
@@ -81,7 +86,7 @@ class MasterGreeting(_Greeting):
                 ):
                     raise _stranger("it does not know innerClientAuthenticationCredentials")
                 self.is_done = True
-                answer += frame(WELCOME, code(self._credentials, b"master", self._theirs, self._mine))
+                answer += frame(WELCOME, code(self._credentials, b"master", self._theirs, self._mine, self._channel))
             else:
                 raise _stranger("what came is no greeting of a broker of ours")
         return answer
@@ -100,7 +105,7 @@ class SlaveGreeting(_Greeting):
         for kind, payload in self._frames(data):
             if kind == CHALLENGE and not self._theirs and len(payload) == RANDOM_BYTES:
                 self._theirs = payload
-                proof = code(self._credentials, b"slave", self._theirs, self._mine)
+                proof = code(self._credentials, b"slave", self._theirs, self._mine, self._channel)
                 answer += frame(PROOF, proof + self._credentials[0].encode())
             elif kind == WELCOME and self._theirs and self._proves(b"master", payload):
                 self.is_done = True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -243,7 +244,9 @@ class HaListener:
         why = ""
         if not self.accepting:
             why = "this broker is no master"
-        elif len(self._counted) >= self._connections_max or not self._descriptors.take():
+        elif (
+            len(self.connections) >= self._connections_max and not self._made_room(connection)
+        ) or not self._descriptors.take():
             why = "there are too many connections already"
         if why:
             self.refused_count += 1
@@ -252,6 +255,20 @@ class HaListener:
         self._counted.add(connection)
         self.connections.append(connection)
         log.info("%s connected for replication", connection.address)
+        return True
+
+    def _made_room(self, newest: HaConnection) -> bool:
+        """Make one leave that lacks some of the log, the most of it, of the host that has most; False if none should.
+
+        Strangers that hold all places, and say what a replica says, so keep out no replica, which reads what is sent.
+        """
+        counts = Counter(connection.host for connection in self.connections)
+        lacking = [c for c in self.connections if c.link.lacks and counts[c.host] >= counts[newest.host]]
+        least = max(lacking, key=lambda c: (counts[c.host], c.link.lacks), default=None)
+        if least is None:
+            return False
+        log.warning("%s makes room for another: it holds least, and all places are taken", least.address)
+        least.end()
         return True
 
     def wake(self) -> None:

@@ -182,6 +182,11 @@ class MasterLink:
                 f"the slave sent nothing for {silent_s:.0f} s (haHousekeepingInterval): closed", reason="stalled"
             )
 
+    @property
+    def lacks(self) -> int:
+        """How many bytes of the log the slave does not hold, as far as it said; one more before it said anything."""
+        return self._log.end_position - self.acked
+
     def is_in_sync(self, end_position: int) -> bool:
         """Tell whether the slave is close enough to a log that ends there (haMaxGapNotInSync)."""
         return self.acked >= 0 and end_position - self.acked < self._settings.in_sync_gap_bytes

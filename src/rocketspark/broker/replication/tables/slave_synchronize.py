@@ -380,6 +380,8 @@ class SlaveSynchronize:
         while log_end() < progress.log_end and left > 0:
             left -= 1
             await asyncio.sleep(ARRIVE_STEP_S)
+        if not self._is_master(api):
+            return  # What would wait for its log waits no more: this broker may be master by now.
         if log_end() < progress.log_end:
             self._waiting = progress
         else:
