@@ -11,32 +11,33 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.proxy.calls.bounds import TOPICS_MAX
+from rocketspark.proxy.calls.bounds import TOPICS_MAX, Shares
 from rocketspark.proxy.calls.call import Call
 from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import ClientType, Code
+from rocketspark.proxy.wire.codes import ClientType
 
 log = LimitedLog("rocketspark.proxy")
 
 PUSH_CONSUMERS = frozenset((ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER))
 CONSUMERS = PUSH_CONSUMERS | {ClientType.SIMPLE_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER}
-# A client that lost its stream and connections may open them anew this long before it counts as gone.
-GRACE_S = 1.0
+# A client that lost its stream and connections may open them anew this long before it counts as gone: the official ones
+# of Java, Python and Node are back 1.0 to 1.4 s after a connection that broke, and their listeners work on meanwhile.
+GRACE_S = 5.0
 # The request time-out of the official clients, for those that have not told theirs.
 REQUEST_S = 3
-# What is kept of all clients, of those of one host at most three quarters: so much of each, of a topic beside its name.
+# What is kept of all clients: so much of each beside its id, of a topic beside its name.
 KEPT_BYTES_MAX = 64 << 20
-OF_HOST = 0.75
 CLIENT_BYTES = 3 << 10
 TOPIC_BYTES = 200
 HOSTNAME_MAX = 256
+# Characters of what it says that it is written in, and of its release.
+SAID_MAX = 64
 
 
 class Stream(Protocol):
@@ -57,9 +58,12 @@ class ProxyClient:
 
     def __init__(self, call: Call) -> None:
         self.identity, self.client_id, self.user = call.identity, call.client_id, call.user
-        self.language, self.version, self.address = call.language, call.version, call.remote_address
+        self.language, self.version = call.language[:SAID_MAX], call.version[:SAID_MAX]
+        self.address = call.remote_address
         self.settings: Any = messages.Settings()
         self.has_told = False
+        # Its id stands in its identity too, which is made anew for tables.
+        self.least_bytes = CLIENT_BYTES + 3 * len(call.identity)
         self.kept_bytes, self.host = 0, call.remote_host
         self.topics: set[str] = set()
         self.group = ""
@@ -67,6 +71,8 @@ class ProxyClient:
         self.connections: set[str] = set()
         # Receives at work.
         self.receiving = 0
+        # Set while it has lost all of these.
+        self.ending: asyncio.TimerHandle | None = None
         self.heard_s = 0.0
         self.began_ms = self.told_ms = int(time.time() * 1000)
 
@@ -103,7 +109,7 @@ class Clients:
 
     def __init__(self, idle_s: float, grace_s: float = GRACE_S) -> None:
         self._idle_s, self._grace_s = idle_s, grace_s
-        self._kept_bytes_max, self._kept_bytes, self._of_host = KEPT_BYTES_MAX, 0, Counter[str]()
+        self.kept = Shares(KEPT_BYTES_MAX, "as much is kept of clients as the proxy takes")
         self._clients: dict[str, ProxyClient] = {}
         self.may_be_sent: Callable[[ProxyClient, str, str], Awaitable[bool]] = anybody
         self._at: dict[str, set[ProxyClient]] = {}
@@ -151,36 +157,22 @@ class Clients:
     def _keep(self, client: ProxyClient, settings: Any, topics: Collection[str] = ()) -> None:
         """Keep a client's settings. Raises Refused if those of all are too large then."""
         count = len(topics) + len(settings.subscription.subscriptions)
-        size = CLIENT_BYTES + settings.ByteSize() + sum(map(len, topics)) + TOPIC_BYTES * count
+        size = client.least_bytes + settings.ByteSize() + sum(map(len, topics)) + TOPIC_BYTES * count
         try:
-            self._take(client, size - client.kept_bytes)
+            self.kept.take(client.host, size - client.kept_bytes)
         except Refused:
             self.end(client)
             raise
         client.kept_bytes, client.settings = size, settings
 
-    def _take(self, client: ProxyClient, size: int) -> None:
-        """Count bytes that are kept of a client. Raises Refused."""
-        most = self._kept_bytes_max
-        if self._kept_bytes + size > most or self._of_host[client.host] + size > most * OF_HOST:
-            raise Refused(Code.TOO_MANY_REQUESTS, "flow limit: as much is kept of clients as the proxy takes")
-        self._kept_bytes += size
-        self._of_host[client.host] += size
-
-    def _give(self, client: ProxyClient, size: int) -> None:
-        self._kept_bytes -= size
-        self._of_host[client.host] -= size
-        if not self._of_host[client.host]:
-            del self._of_host[client.host]
-
     @contextmanager
     def holding(self, client: ProxyClient, size: int) -> Iterator[None]:
         """Count what is on its way to a client as kept of it. Raises Refused if that is too much."""
-        self._take(client, size)
+        self.kept.take(client.host, size)
         try:
             yield
         finally:
-            self._give(client, size)
+            self.kept.give(client.host, size)
 
     def beats(self, call: Call, group: str, kind: int) -> ProxyClient:
         """Note that a consumer lives, and what it says of itself before its settings. Raises Refused as `put`."""
@@ -218,8 +210,8 @@ class Clients:
         client = self._clients.get(call.identity)
         if client is None:
             client = ProxyClient(call)
-            self._take(client, CLIENT_BYTES)
-            client.kept_bytes = CLIENT_BYTES
+            self.kept.take(client.host, client.least_bytes)
+            client.kept_bytes = client.least_bytes
             self._clients[call.identity] = client
         self._connected(client, call.remote_address)
         self.heard(client)
@@ -234,7 +226,15 @@ class Clients:
         """Note that the client lives."""
         client.heard_s = asyncio.get_running_loop().time()
 
+    def lives(self, call: Call) -> ProxyClient | None:
+        """Note that the client of a call lives, if it is there, and return it."""
+        client = self._clients.get(call.identity)
+        return None if client is None else self._of(call)
+
     def _connected(self, client: ProxyClient, address: str) -> None:
+        if client.ending is not None:
+            client.ending.cancel()
+            client.ending = None
         client.connections.add(address)
         self._at.setdefault(address, set()).add(client)
 
@@ -270,19 +270,15 @@ class Clients:
         client.connections.clear()
 
     def _end_soon(self, client: ProxyClient) -> None:
-        if not client.is_connected:
-            asyncio.get_running_loop().call_later(self._grace_s, self._end_if_silent, client)
-
-    def _end_if_silent(self, client: ProxyClient) -> None:
-        if not client.is_connected:
-            self.end(client)
+        if not client.is_connected and client.ending is None:
+            client.ending = asyncio.get_running_loop().call_later(self._grace_s, self.end, client)
 
     def end(self, client: ProxyClient) -> None:
         """Take a client out, and tell."""
         if self._clients.get(client.identity) is not client:
             return
         del self._clients[client.identity]
-        self._give(client, client.kept_bytes)
+        self.kept.give(client.host, client.kept_bytes)
         self._forget_connections(client)
         for act in self._gone:
             task = asyncio.ensure_future(act(client))

@@ -14,12 +14,11 @@ from rocketspark.proxy.calls.call import WRITE_S, Call
 from rocketspark.proxy.calls.statuses import Refused, status
 from rocketspark.proxy.clients import Clients, ProxyClient
 from rocketspark.proxy.names import checked_group, checked_topic
+from rocketspark.proxy.retry_waits import attempts_max, exponential, waits_ms
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code
 
-# The waits of the retry policy CUSTOMIZED, in seconds, as Apache's (the delay levels from the third on).
-RETRY_WAITS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 # Of commands that wait for one client to read those before; they may hold messages.
 WAITING_BYTES_MAX = 32 << 20
 
@@ -117,11 +116,8 @@ class Telemetry:
 
     async def heartbeat(self, call: Call, request: Any) -> Any:
         """Heartbeat: a client lives, whether it has told its settings or not."""
-        client = self._clients.get(call.identity)
-        if client is None and request.group.name:
-            client = self._clients.beats(call, checked_group(request.group.name), request.client_type)
-        if client is not None:
-            self._clients.heard(client)
+        if self._clients.lives(call) is None and request.group.name:
+            self._clients.beats(call, checked_group(request.group.name), request.client_type)
         return messages.HeartbeatResponse(status=status(Code.OK))
 
     async def notify_client_termination(self, call: Call, request: Any) -> Any:
@@ -170,19 +166,17 @@ class Telemetry:
         merged.subscription.receive_batch_size = self._settings.receive_batch_size
         merged.subscription.long_polling_timeout.FromMilliseconds(self._settings.long_polling_ms_max)
         merged.backoff_policy.Clear()
-        merged.backoff_policy.max_attempts = group.retry_max_times + 1
+        merged.backoff_policy.max_attempts = attempts_max(group)
         policy = group.group_retry_policy
-        if policy.get("type") == "EXPONENTIAL":
-            given = policy.get("exponentialRetryPolicy") or {}
+        if (grown := exponential(policy)) is not None:
+            initial_ms, longest_ms, multiplier = grown
             wait = merged.backoff_policy.exponential_backoff
-            wait.initial.FromMilliseconds(int(given.get("initial", 5000)))
-            wait.max.FromMilliseconds(int(given.get("max", 7_200_000)))
-            wait.multiplier = float(given.get("multiplier", 2))
+            wait.initial.FromMilliseconds(initial_ms)
+            wait.max.FromMilliseconds(longest_ms)
+            wait.multiplier = multiplier
             return
-        given = policy.get("customizedRetryPolicy") or {}
-        waits_ms = given.get("next") or [wait_s * 1000 for wait_s in RETRY_WAITS_S]
-        for wait_ms in waits_ms:
-            merged.backoff_policy.customized_backoff.next.add().FromMilliseconds(int(wait_ms))
+        for wait_ms in waits_ms(policy):
+            merged.backoff_policy.customized_backoff.next.add().FromMilliseconds(wait_ms)
 
 
 def _check(told: Any) -> None:

@@ -5,6 +5,7 @@ Rule: whatever is done for each entry of a request is done in turns of the loop,
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from rocketspark.proxy.calls.statuses import Refused
@@ -20,6 +21,40 @@ REQUEST_BYTES_MAX = 4 << 20
 SETTINGS_BYTES_MAX = 256 << 10
 TOPICS_MAX = 1000
 _LISTED = {"SendMessage": "messages", "AckMessage": "entries", "SyncLiteSubscription": "lite_topic_set"}
+
+
+# Of what all clients together may have, those of one host have so much at most.
+OF_HOST = 0.75
+
+
+class Shares:
+    """What clients have of something, by host. `most`: of all together; `refusal`: what one is told who asks for more.
+
+    Its methods raise Refused 42900.
+    """
+
+    def __init__(self, most: int, refusal: str) -> None:
+        self.most, self._refusal = most, refusal
+        self.total, self.of_host = 0, Counter[str]()
+
+    def check(self, host: str, size: int = 1) -> None:
+        """See that so much more may be had."""
+        if self.total + size > self.most or self.of_host[host] + size > self.most * OF_HOST:
+            raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {self._refusal}")
+
+    def take(self, host: str, size: int) -> None:
+        """Count what is had, if it may be."""
+        if size > 0:
+            self.check(host, size)
+        self.total += size
+        self.of_host[host] += size
+
+    def give(self, host: str, size: int) -> None:
+        """Count what is had no more."""
+        self.total -= size
+        self.of_host[host] -= size
+        if not self.of_host[host]:
+            del self.of_host[host]
 
 
 def check_size(rpc: str, request: Any) -> None:

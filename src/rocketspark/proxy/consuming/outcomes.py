@@ -81,8 +81,8 @@ class Outcomes:
         renewal = await self._renewals.take_renewal(client, given)
         return (given if renewal is None else renewal.held), renewal
 
-    def _not_told(self, client: str, renewal: Renewal | None, error: Exception) -> None:
-        """Go on renewing a message whose broker could not be told of it: its client may tell again."""
+    def _not_told(self, client: str, renewal: Renewal | None, error: BaseException) -> None:
+        """Go on renewing a message whose broker could not be told of it, or not in time: its client may tell again."""
         refused = isinstance(error, Refused) and error.code == Code.INVALID_RECEIPT_HANDLE
         if renewal is not None and not refused and self._is_there(client):
             self._renewals.restore(client, renewal)
@@ -90,22 +90,28 @@ class Outcomes:
     async def _ack_each(self, client: str, group: str, topic: str, entries: Sequence[Any]) -> list[Any]:
         """Return the status of each entry; each is a request of its own, all of them under way at once."""
         begun: list[tuple[Awaitable[Reply] | Exception, Renewal | None]] = []
-        for entry in entries:
-            renewal = None
-            try:
-                held, renewal = await self._held(client, group, topic, entry.receipt_handle)
-                begun.append((self._calls.ack(held), renewal))
-            except Exception as e:
-                begun.append((e, renewal))
-        outcomes = []
-        for one, renewal in begun:
-            try:
-                if isinstance(one, Exception):
-                    raise one
-                outcomes.append(_ack_status(await one))
-            except Exception as e:
+        outcomes: list[Any] = []
+        try:
+            for entry in entries:
+                renewal = None
+                try:
+                    held, renewal = await self._held(client, group, topic, entry.receipt_handle)
+                    begun.append((self._calls.ack(held), renewal))
+                except Exception as e:
+                    begun.append((e, renewal))
+            for one, renewal in begun:
+                try:
+                    if isinstance(one, Exception):
+                        raise one
+                    outcomes.append(_ack_status(await one))
+                except Exception as e:
+                    self._not_told(client, renewal, e)
+                    outcomes.append(status_of(e))
+        except BaseException as e:
+            # Its client waits no more.
+            for _, renewal in begun[len(outcomes) :]:
                 self._not_told(client, renewal, e)
-                outcomes.append(status_of(e))
+            raise
         return outcomes
 
     async def _ack_together(self, client: str, group: str, topic: str, entries: Sequence[Any]) -> list[Any]:
@@ -113,24 +119,30 @@ class Outcomes:
         outcomes: list[Any] = [None] * len(entries)
         brokers: dict[str, list[tuple[int, Held, Renewal | None]]] = {}
         at_ms = now_ms()
-        for at, entry in enumerate(entries):
-            try:
-                held, renewal = await self._held(client, group, topic, entry.receipt_handle)
-                check_valid(held.handle, at_ms)
-                brokers.setdefault(held.handle.broker_name, []).append((at, held, renewal))
-            except Exception as e:
-                outcomes[at] = status_of(e)
-        for broker_name, listed in brokers.items():
-            try:
-                peer = await self._brokers.peer(broker_name)
-                await pop_api.ack_all(peer, group, broker_name, [(topic, held.handle) for _, held, _ in listed])
-                found = OK
-            except Exception as e:
-                for _, _, renewal in listed:
+        try:
+            for at, entry in enumerate(entries):
+                try:
+                    held, renewal = await self._held(client, group, topic, entry.receipt_handle)
+                    check_valid(held.handle, at_ms)
+                    brokers.setdefault(held.handle.broker_name, []).append((at, held, renewal))
+                except Exception as e:
+                    outcomes[at] = status_of(e)
+            for broker_name, listed in brokers.items():
+                try:
+                    peer = await self._brokers.peer(broker_name)
+                    await pop_api.ack_all(peer, group, broker_name, [(topic, held.handle) for _, held, _ in listed])
+                    found = OK
+                except Exception as e:
+                    for _, _, renewal in listed:
+                        self._not_told(client, renewal, e)
+                    found = status_of(e)
+                for at, _, _ in listed:
+                    outcomes[at] = found
+        except BaseException as e:
+            for at, _, renewal in (one for listed in brokers.values() for one in listed):
+                if outcomes[at] is None:
                     self._not_told(client, renewal, e)
-                found = status_of(e)
-            for at, _, _ in listed:
-                outcomes[at] = found
+            raise
         return outcomes
 
     # -- others --------------------------------------------------------------------------------------------------
@@ -147,7 +159,7 @@ class Outcomes:
         held, renewal = await self._held(call.identity, group, topic, request.receipt_handle)
         try:
             reply = await self._calls.change(held, invisible_ms, suspend=request.suspend)
-        except Exception as e:
+        except BaseException as e:
             self._not_told(call.identity, renewal, e)
             raise
         if reply.code:
@@ -165,7 +177,7 @@ class Outcomes:
         held, renewal = await self._held(call.identity, group, topic, request.receipt_handle)
         try:
             reply = await self._calls.forward(held, request.message_id)
-        except Exception as e:
+        except BaseException as e:
             self._not_told(call.identity, renewal, e)
             raise
         return messages.ForwardMessageToDeadLetterQueueResponse(

@@ -1,7 +1,8 @@
 """ReceiveMessage: one pop of one broker, and its messages one after another on the stream.
 
 Rule: a message that does not reach the stream is given back at once, whenever the client goes; a stream ends with its
-delivery timestamp (ReceiveMessageActivity, 5.5.0). A receive that waits is one request held by its broker.
+delivery timestamp (ReceiveMessageActivity, 5.5.0). A receive that waits is one request held by its broker, on the one
+connection that is all clients'; so each host has its share.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rocketspark.protocol.headers import PopHeader, PopReply
 from rocketspark.protocol.headers.pop import INIT_MAX
 from rocketspark.protocol.message.message_ids import offset_message_id
 from rocketspark.proxy.brokers import DEFAULT_GROUP, Brokers
+from rocketspark.proxy.calls.bounds import Shares
 from rocketspark.proxy.calls.call import Call
 from rocketspark.proxy.calls.statuses import Refused, status, status_of
 from rocketspark.proxy.clients import Clients, ProxyClient
@@ -33,6 +35,7 @@ from rocketspark.proxy.consuming.renewals import Renewals
 from rocketspark.proxy.message_form import fill
 from rocketspark.proxy.messages import MESSAGE_ID, TAGS
 from rocketspark.proxy.names import checked_group, checked_topic
+from rocketspark.proxy.retry_waits import attempts_max
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import ClientType, Code, FilterType
@@ -46,6 +49,11 @@ COUNT_MAX = 32
 # Characters of an attempt's id, which brokers keep, and of filters that are kept here.
 ATTEMPT_ID_MAX = 512
 FILTER_KEPT_MAX = 512
+# What brokers hold of one connection (heldPullsPerConnectionMax); so many characters of a filter count as one more.
+HELD_MAX = 10_000
+CHARACTERS_OF_HELD = 60
+# Bytes of messages that clients have not read yet.
+UNREAD_BYTES_MAX = 256 << 20
 # So long a client may take to read what one receive brings it, some 4 MiB at most.
 DELIVERY_S = 60.0
 # A broker that holds a pop answers it by then.
@@ -72,6 +80,16 @@ class Wanted(NamedTuple):
     filter: Subscription
     attempt_id: str | None
 
+    @property
+    def host(self) -> str:
+        """Where the client is."""
+        return self.client.host
+
+    @property
+    def weight(self) -> int:
+        """What it counts while its broker holds it."""
+        return 1 + len(self.filter.expression) // CHARACTERS_OF_HELD
+
 
 class Receives:
     """The receives of one proxy."""
@@ -82,6 +100,9 @@ class Receives:
         self._settings, self._brokers, self._clients = settings, brokers, clients
         self._calls, self._renewals = calls, renewals
         self._turn = 0
+        # By broker: what it holds.
+        self.held: dict[str, Shares] = {}
+        self.unread = Shares(UNREAD_BYTES_MAX, "as much waits for clients to read it as the proxy takes")
 
     async def receive_message(self, call: Call, request: Any) -> None:
         """Serve ReceiveMessage: write the answers to the call's stream."""
@@ -145,7 +166,7 @@ class Receives:
         return Wanted(
             client=client,
             in_order=config.consume_message_orderly,
-            attempts_max=config.retry_max_times + 1,
+            attempts_max=attempts_max(config),
             topic=topic,
             group=group,
             broker_name=request.message_queue.broker.name,
@@ -196,7 +217,11 @@ class Receives:
         return readable[self._turn % len(readable)]
 
     async def _pop(self, wanted: Wanted) -> list[Popped]:
-        """Return what is there or comes in time. Raises Refused, also if that is nothing; RocketSparkError."""
+        """Return what is to be delivered of what is there or comes in time.
+
+        Raises Refused, also if nothing comes; RocketSparkError.
+        """
+        self.unread.check(wanted.host)
         broker_name = await self._broker_name(wanted)
         peer = await self._peer(broker_name)
         header = PopHeader(
@@ -215,6 +240,8 @@ class Receives:
             attempt_id=wanted.attempt_id,
             broker_name=broker_name,
         )
+        held = self._held_by(broker_name)
+        held.take(wanted.host, wanted.weight)
         asked = peer.ask(_POP, header, timeout_ms=wanted.polling_ms + REPLY_MS)
         try:
             reply = await asyncio.shield(asked)
@@ -223,11 +250,20 @@ class Receives:
             asked.add_done_callback(functools.partial(self._popped_for_nobody, wanted, broker_name))
             raise
         except TransportError:
+            held.give(wanted.host, wanted.weight)
             self._brokers.note_lost(broker_name)
             raise
+        held.give(wanted.host, wanted.weight)
         if reply.code:
             raise _refusal(wanted, reply)
-        return popped(reply.header(PopReply), reply.body, broker_name)
+        return self._sifted(wanted, popped(reply.header(PopReply), reply.body, broker_name))
+
+    def _held_by(self, broker_name: str) -> Shares:
+        held = self.held.get(broker_name)
+        if held is None:
+            text = f"broker {broker_name} holds as many receives as it takes of one connection"
+            held = self.held[broker_name] = Shares(HELD_MAX, text)
+        return held
 
     async def _peer(self, broker_name: str) -> Peer:
         peer = self._brokers.open_peer(broker_name)
@@ -245,6 +281,7 @@ class Receives:
             raise
 
     def _popped_for_nobody(self, wanted: Wanted, broker_name: str, asked: asyncio.Future[Reply]) -> None:
+        self._held_by(broker_name).give(wanted.host, wanted.weight)
         if asked.cancelled() or asked.exception() is not None or (reply := asked.result()).code:
             return
         try:
@@ -281,14 +318,18 @@ class Receives:
     async def _deliver(self, call: Call, wanted: Wanted, found: list[Popped]) -> None:
         """Write what was found; give back what cannot be written."""
         write, client = call.context.write, wanted.client
-        found = self._sifted(wanted, found)
         if not found:
             none = status(Code.MESSAGE_NOT_FOUND, "no match message")
             call.code = Code.MESSAGE_NOT_FOUND
             await call.write(messages.ReceiveMessageResponse(status=none))
             return
-        delivered = 0
+        delivered = size = 0
         try:
+            sizes = [len(one.record.body) for one in found]
+            # The one that is written stands there three times more.
+            unread = sum(sizes) + 3 * max(sizes)
+            self.unread.take(wanted.host, unread)
+            size = unread
             if wanted.renews and self._clients.get(client.identity) is None:
                 raise Refused(Code.MESSAGE_NOT_FOUND, f"client {shown(client.client_id)} is gone")
             # A client that does not read for longer has them no more.
@@ -307,6 +348,8 @@ class Receives:
                     delivered += 1
         except Refused as e:
             self._give_back(wanted, found)
+            # The status may wait for a client that does not read.
+            found.clear()
             call.code = e.code
             await call.write(messages.ReceiveMessageResponse(status=status_of(e)))
         except BaseException:
@@ -316,6 +359,9 @@ class Receives:
                     self._renewals.forget(client.identity, Held(wanted.group, wanted.topic, one.handle))
             self._give_back(wanted, rest)
             raise
+        finally:
+            if size:
+                self.unread.give(wanted.host, size)
 
 
 async def _refuse(call: Call, error: Exception) -> None:

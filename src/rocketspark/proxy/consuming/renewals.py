@@ -124,9 +124,10 @@ class Renewals:
         # An older delivery's handle says nothing of this one.
         if own is None or found is None or held.handle not in (found.given, found.held.handle):
             return None
-        self._drop(client, own, found)
         if found.changing is not None:
+            # Before it is taken: whoever gives up meanwhile has taken nothing.
             await _settled(found.changing)
+        self._drop(client, own, found)
         return found
 
     def restore(self, client: str, renewal: Renewal) -> None:

@@ -16,7 +16,7 @@ from rocketspark.proxy.consuming.outcomes import Outcomes
 from rocketspark.proxy.consuming.questions import Questions
 from rocketspark.proxy.consuming.receive import Receives
 from rocketspark.proxy.consuming.renewals import Renewals, RenewSettings
-from rocketspark.proxy.consuming.retry_waits import retry_wait_ms
+from rocketspark.proxy.retry_waits import retry_wait_ms
 from rocketspark.proxy.settings import ProxySettings
 
 log = LimitedLog("rocketspark.proxy")
@@ -39,8 +39,8 @@ class Consuming:
         outcomes = Outcomes(
             settings, brokers, self.calls, self.renewals, lambda identity: clients.get(identity) is not None
         )
-        receives = Receives(settings, brokers, clients, self.calls, self.renewals)
-        service.serve("ReceiveMessage", receives.receive_message)
+        self.receives = Receives(settings, brokers, clients, self.calls, self.renewals)
+        service.serve("ReceiveMessage", self.receives.receive_message)
         service.serve("AckMessage", outcomes.ack_message)
         service.serve("ChangeInvisibleDuration", outcomes.change_invisible_duration)
         service.serve("ForwardMessageToDeadLetterQueue", outcomes.forward)

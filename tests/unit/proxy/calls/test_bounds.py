@@ -10,18 +10,26 @@ from typing import Any
 import pytest
 from google.protobuf import message_factory
 from tests.unit.proxy.conftest import RawClient, RunningProxy
+from tests.unit.proxy.consuming.support import Consumer, make_topic
+from tests.unit.proxy.consuming.test_consuming import wait_until
+from tests.unit.proxy.consuming.test_popped import stored
 
+from rocketspark.protocol.headers import PopReply
 from rocketspark.proxy import telemetry
 from rocketspark.proxy.calls.bounds import ENTRIES_MAX, REQUEST_BYTES_MAX, TURN, check_size
 from rocketspark.proxy.calls.service import Service
 from rocketspark.proxy.calls.statuses import Refused
 from rocketspark.proxy.clients import Clients
+from rocketspark.proxy.consuming import receive
 from rocketspark.proxy.consuming.outcomes import Outcomes
+from rocketspark.proxy.consuming.popped import popped
+from rocketspark.proxy.consuming.receive import Receives
 from rocketspark.proxy.consuming.renewals import Renewals, RenewSettings
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.telemetry import WAITING_BYTES_MAX, TelemetryStream
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
+from rocketspark.testing.cluster import Cluster
 
 T, G = {"name": "T"}, {"name": "G"}
 
@@ -93,7 +101,7 @@ def test_of_settings_what_is_used_is_kept_and_all_together_are_bounded() -> None
         told.publishing.topics.add(name="T")
         kept = clients.put(call_of(0), told)
         assert (kept.settings.ByteSize() < 300, kept.topics) == (True, {"T"})
-        clients._kept_bytes_max = 8 * kept.kept_bytes
+        clients.kept.most = 8 * kept.kept_bytes
         for number in range(1, 6):
             clients.put(call_of(number), told)
         for what in (clients.put, lambda call, _: clients.beats(call, "G", 3)):
@@ -112,9 +120,75 @@ def test_of_settings_what_is_used_is_kept_and_all_together_are_bounded() -> None
         clients.put(call_of(8, "third"), told)
         for client in clients.all():
             clients.end(client)
-        assert (clients._kept_bytes, clients._of_host) == (0, {})
+        assert (clients.kept.total, clients.kept.of_host) == (0, {})
 
     asyncio.run(main())
+
+
+def test_what_a_client_says_of_itself_in_each_call_counts_or_is_cut() -> None:
+    async def main() -> None:
+        clients, call = Clients(1, 1), call_of(0)
+        call.identity, call.language, call.version = "/" + "x" * 5000, "L" * 5000, "5" * 5000
+        client = clients.beats(call, "G", 3)
+        assert (clients.kept.total > 3 * 5000, len(client.language), len(client.version)) == (True, 64, 64)
+        clients.end(client)
+        assert clients.kept.total == 0
+
+    asyncio.run(main())
+
+
+def test_messages_that_clients_do_not_read_are_bounded_and_the_others_are_given_back() -> None:
+    async def main() -> None:
+        reads, written, given_back = asyncio.Event(), [], list[Any]()
+
+        async def write(answer: Any) -> None:
+            written.append(answer)
+            if answer.status.code == Code.OK:
+                await reads.wait()
+
+        unused: Any = None
+        calls: Any = SimpleNamespace(give_back=lambda held, had, at_once: given_back.extend(held))
+        receives = Receives(ProxySettings(namesrv="n"), unused, unused, calls, unused)
+        receives.unread.most = 1600
+        call: Any = SimpleNamespace(context=SimpleNamespace(write=write), write=write)
+        client: Any = SimpleNamespace(host="1.2.3.4")
+        far_ms = 1 << 45
+        told = PopReply(pop_time_ms=far_ms, invisible_time_ms=1, start_offsets="0 1 5", message_offsets="0 1 5")
+        wanted: Any = SimpleNamespace(client=client, host=client.host, renews=False, group="G", topic="T")
+
+        def deliver() -> asyncio.Future[None]:
+            return asyncio.ensure_future(receives._deliver(call, wanted, popped(told, stored(5, body=b"x" * 100), "b")))
+
+        reading = [deliver() for _ in range(3)]
+        await asyncio.sleep(0)
+        await deliver()
+        assert (call.code, len(given_back)) == (Code.TOO_MANY_REQUESTS, 1), "three quarters are one host's"
+        with pytest.raises(Refused):
+            await receives._pop(wanted)
+        reads.set()
+        await asyncio.gather(*reading)
+        assert (receives.unread.total, len(given_back)) == (0, 1)
+
+    asyncio.run(main())
+
+
+def test_what_brokers_hold_of_one_connection_no_client_takes_alone(
+    cluster: Cluster, proxy: RunningProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A receive that its client gave up counts until its broker answers it."""
+    monkeypatch.setattr(receive, "HELD_MAX", 8)
+    make_topic(cluster.brokers[0], "held")
+    consumer = Consumer(proxy.address, "G", "held")
+    held = [consumer.receiving(polling_ms=5000, expression=tags) for tags in ("x" * 240, "*")]
+    shares = proxy.server.consuming.receives.held
+    wait_until(lambda: [each.total for each in shares.values()] == [6])
+    assert consumer.answers()[0].status.code == Code.TOO_MANY_REQUESTS
+    for one in held:
+        one.cancel()
+    wait_until(lambda: proxy.server.service.at_work == 0)
+    assert consumer.answers()[0].status.code == Code.TOO_MANY_REQUESTS
+    wait_until(lambda: not shares["broker-a"].total)
+    consumer.vanish()
 
 
 def test_a_filter_that_a_call_names_counts_as_kept() -> None:
@@ -126,11 +200,11 @@ def test_a_filter_that_a_call_names_counts_as_kept() -> None:
         kept = client.kept_bytes
         request.filter_expression.expression = "x" * 3000
         assert clients.receives(call_of(0), request).kept_bytes > kept + 1900
-        clients._kept_bytes_max = 10_000
+        clients.kept.most = 10_000
         request.filter_expression.expression = "x" * 9000
         with pytest.raises(Refused):
             clients.receives(call_of(0), request)
-        assert (clients.all(), clients._kept_bytes) == ([], 0)
+        assert (clients.all(), clients.kept.total) == ([], 0)
 
     asyncio.run(main())
 

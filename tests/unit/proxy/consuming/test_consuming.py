@@ -30,7 +30,7 @@ QUICK |= {"renew_interval_ms": 200, "long_polling_ms_min": 200, "route_refresh_m
 
 @pytest.fixture(scope="module")
 def proxy(cluster: Cluster) -> Iterator[RunningProxy]:
-    with running_proxy(cluster.namesrv, None, **QUICK) as running:
+    with running_proxy(cluster.namesrv, {"grace_s": 1.0}, **QUICK) as running:
         yield running
 
 
@@ -240,7 +240,7 @@ def test_a_vanished_push_consumers_messages_are_free_within_two_seconds(world: W
         took_s = time.monotonic() - begun
         assert other.ack(again).status.code == Code.OK
         assert (again.body, again.system_properties.delivery_attempt) == (b"1", 2)
-        # The second for a stream that is opened anew, and none for acknowledgements that nobody can send.
+        # The grace for a stream that is opened anew, and none for acknowledgements that nobody can send.
         assert 1 <= took_s < 2
 
     in_time(once, tmp_path)

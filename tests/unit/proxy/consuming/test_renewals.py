@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 from tests.patience import LIMIT_S
 
 from rocketspark.errors import NotSent
+from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.protocol.pop_answers import with_new_time
 from rocketspark.protocol.receipt_handle import ReceiptHandle
 from rocketspark.proxy.calls.statuses import Refused
+from rocketspark.proxy.consuming import outcomes as outcomes_module
 from rocketspark.proxy.consuming.handle_calls import Held
 from rocketspark.proxy.consuming.outcomes import Outcomes
 from rocketspark.proxy.consuming.renewals import AT_ONCE_MAX, STEPS_MS, Renewals, RenewSettings
-from rocketspark.proxy.consuming.retry_waits import retry_wait_ms
+from rocketspark.proxy.retry_waits import retry_wait_ms
 from rocketspark.proxy.settings import ProxySettings
+from rocketspark.proxy.telemetry import Telemetry
+from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.transport.request_frames import Reply
 
@@ -147,33 +151,49 @@ def test_an_acknowledgement_waits_for_a_change_that_is_under_way() -> None:
         await asyncio.sleep(0)
         taking = asyncio.ensure_future(table.take("c", held(1)))
         await asyncio.sleep(0)
+        given_up = asyncio.ensure_future(table.take("c", held(1)))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.sleep(0)
         assert not taking.done()
-        assert table.count == 0
+        assert table.count == 1, "who gave up has taken nothing"
         broker.wait.set()
         now = await taking
         await renewing
+        assert table.count == 0
         assert (now.handle.pop_time_ms, now.handle.invisible_time_ms) == (55_000, STEPS_MS[0])
 
     asyncio.run(run())
 
 
-def test_a_message_whose_broker_could_not_be_told_is_renewed_on_and_its_first_handle_holds() -> None:
+def test_a_message_whose_broker_could_not_be_told_is_renewed_on_and_its_first_handle_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def run() -> None:
         broker = Broker()
         table = broker.table()
         failure: Exception | None = NotSent("away")
         acked: list[ReceiptHandle] = []
 
+        silent = False
+
         async def ack(one: Held) -> Reply:
+            if silent:
+                await asyncio.Event().wait()
             if failure is not None:
                 raise failure
             acked.append(one.handle)
             return Reply(0, None, b"", b"", "")
 
+        async def ack_all(peer: Any, group: str, broker_name: str, handles: Any) -> None:
+            await ack(held(1))
+
+        monkeypatch.setattr(outcomes_module.pop_api, "ack_all", ack_all)
+
         there = {"c"}
-        unused: Any = None
-        calls: Any = SimpleNamespace(ack=ack)
-        outcomes = Outcomes(ProxySettings(namesrv="n"), unused, calls, table, there.__contains__)
+        brokers: Any = SimpleNamespace(peer=lambda name: asyncio.sleep(0))
+        calls: Any = SimpleNamespace(ack=ack, change=lambda one, ms, suspend: ack(one), forward=lambda one, _: ack(one))
+        outcomes = Outcomes(ProxySettings(namesrv="n"), brokers, calls, table, there.__contains__)
         entries = [SimpleNamespace(receipt_handle=held(1).handle.encode())]
 
         async def told() -> int:
@@ -198,6 +218,22 @@ def test_a_message_whose_broker_could_not_be_told_is_renewed_on_and_its_first_ha
             await told()
             assert table.count == 0
             there.add("c")
+        # A client whose deadline passes while its broker is silent tells again.
+        silent, first = True, held(1, pop_time_ms=1 << 45)
+        at: dict[str, Any] = {"topic": {"name": "T"}, "group": {"name": "G"}, "receipt_handle": first.handle.encode()}
+        who: Any = SimpleNamespace(identity="c")
+        entries = [SimpleNamespace(receipt_handle=first.handle.encode())]
+        for make in (
+            told,
+            lambda: outcomes._ack_together("c", "G", "T", entries),
+            lambda: outcomes.change_invisible_duration(who, messages.ChangeInvisibleDurationRequest(**at)),
+            lambda: outcomes.forward(who, messages.ForwardMessageToDeadLetterQueueRequest(**at)),
+        ):
+            table.add("c", first, 0)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await make()
+            assert table.count == 1
 
     asyncio.run(run())
 
@@ -286,6 +322,14 @@ def test_any_life_against_a_model(acts: list[tuple[str, int, int]]) -> None:
         ({}, [10, 30, 60, 120]),
         ({"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [1000, 2000, 3000]}}, [3, 3, 3, 3]),
         ({"type": "EXPONENTIAL"}, [5, 10, 20, 40]),
+        # Brokers keep whatever operators say.
+        ({"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": 5}}, [10, 30, 60, 120]),
+        ({"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [1000, "x", -1]}}, [10, 30, 60, 120]),
+        ({"type": "EXPONENTIAL", "exponentialRetryPolicy": [1]}, [5, 10, 20, 40]),
+        (
+            {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": None, "max": 10**30, "multiplier": "nan"}},
+            [5, 10, 20, 40],
+        ),
         (
             {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 1000, "max": 3000, "multiplier": 2}},
             [1, 2, 3, 3],
@@ -295,6 +339,12 @@ def test_any_life_against_a_model(acts: list[tuple[str, int, int]]) -> None:
 def test_waits_of_retry_policies(policy: dict[str, Any], waits_s: list[int]) -> None:
     assert [retry_wait_ms(policy, attempts) // 1000 for attempts in range(4)] == waits_s
     assert retry_wait_ms(policy, -1) == retry_wait_ms(policy, 0)
+    unused: Any = None
+    group = GroupConfig(group_name="G", retry_max_times=-1, group_retry_policy=policy)
+    merged = messages.Settings()
+    Telemetry(ProxySettings(namesrv="n"), unused, unused)._merge_consumer(merged, group)
+    assert merged.backoff_policy.max_attempts == 1, "official clients take no fewer"
+    assert merged.backoff_policy.ByteSize() > 8
 
 
 def test_a_handle_is_the_same_value_when_it_is_read_again() -> None:

@@ -5,12 +5,14 @@ What brokers know of a group holds for them; the rest stands in their calls.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.java.apache import ask
+from tests.unit.proxy.calls.test_bounds import call_of
 from tests.unit.proxy.conftest import RunningProxy, running_proxy
 from tests.unit.proxy.consuming.support import PUSH, SIMPLE, Consumer, bodies, make_group
 from tests.unit.proxy.consuming.test_consuming import QUICK, World, dead_letters, wait_until
@@ -18,13 +20,15 @@ from tests.unit.proxy.consuming.test_consuming import QUICK, World, dead_letters
 from rocketspark import Message
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.proxy.clients import Clients
+from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import Cluster
 
 
 @pytest.fixture(scope="module")
 def proxy(cluster: Cluster) -> Iterator[RunningProxy]:
-    with running_proxy(cluster.namesrv, None, **QUICK) as running:
+    with running_proxy(cluster.namesrv, {"grace_s": 1.0}, **QUICK) as running:
         yield running
 
 
@@ -59,6 +63,31 @@ def test_order_and_retries_are_its_groups(world: World) -> None:
     assert consumer.receive(polling_ms=1500) == [], "they had their attempts"
     wait_until(lambda: dead_letters(world) == [b"0", b"1"])
     assert consumer.beat().code == Code.OK
+
+
+def test_a_group_with_fewer_than_no_retries_gets_each_message_once(world: World) -> None:
+    make_group(world.cluster.brokers[0], world.group, retry_max_times=-1)
+    world.send(b"1")
+    assert bodies(world.consumer().receive(invisible_ms=200)) == [b"1"]
+    wait_until(lambda: not world.opened[0].receive(polling_ms=500) and dead_letters(world) == [b"1"])
+
+
+def test_a_client_whose_connections_break_again_and_again_has_the_whole_grace_each_time() -> None:
+    async def main() -> None:
+        clients, call = Clients(60), call_of(1)
+        request = messages.ReceiveMessageRequest(group={"name": "G"}, message_queue={"topic": {"name": "T"}})
+        client, before = clients.receives(call, request), None
+        for back in (lambda: clients.receives(call, request), lambda: clients.lives(call)):
+            clients.connection_ended(call.remote_address)
+            assert client.ending is not None
+            assert client.ending is not before
+            # Of the official clients that of Java is back last, 1.4 s later.
+            assert client.ending.when() - asyncio.get_running_loop().time() > 3 * 1.4
+            before = client.ending
+            assert back() is client
+            assert (client.ending, before.cancelled()) == (None, True)
+
+    asyncio.run(main())
 
 
 def test_what_a_push_consumer_has_is_renewed_and_freed_with_its_connection(world: World) -> None:
@@ -148,12 +177,12 @@ def test_a_groups_settings_that_are_changed_hold_for_receives_within_the_refresh
 
 def test_as_many_clients_are_kept_as_are_allowed(world: World) -> None:
     clients = world.proxy.server.clients
-    before = clients._kept_bytes_max
-    clients._kept_bytes_max = clients._kept_bytes
+    before = clients.kept.most
+    clients.kept.most = clients.kept.total
     try:
         late = unknown(world)
         assert late.beat().code == Code.TOO_MANY_REQUESTS
         assert late.answers()[0].status.code == Code.TOO_MANY_REQUESTS
     finally:
-        clients._kept_bytes_max = before
+        clients.kept.most = before
     assert late.beat().code == Code.OK
