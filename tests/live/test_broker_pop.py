@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.pop_support import Popped, ack, change, messages, pop, popped
+from tests.live.pop_support import Popped, ack, change, messages, pop, pop_header, popped
 from tests.live.support import (
     GROUP,
     TOPIC,
@@ -21,6 +22,7 @@ from tests.live.support import (
     until,
 )
 
+from rocketspark.broker.consumers import pull_filter
 from rocketspark.broker.pop import reading
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ServerError
@@ -414,6 +416,46 @@ def test_whoever_waits_is_told_of_nothing_when_the_time_is_over(tmp_path: Path) 
                 f"the broker[{server.settings.host}] pop message is timeout too much",
             )
             assert late.header(headers.PopReply).pop_time_ms == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["one-a-turn", "beside-the-loop"])
+@pytest.mark.parametrize("queue_id", [0, -1])
+def test_a_filter_that_takes_many_turns_finds_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool, queue_id: int
+) -> None:
+    if beside:
+        monkeypatch.setattr(pull_filter, "COST_MAX", 0)
+    else:
+        monkeypatch.setattr(pull_filter, "clock", itertools.count().__next__)
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await filled(peer, 9, queue_id=None if queue_id < 0 else queue_id)
+            wanted = {"expression": "n > 6", "expression_type": "SQL92"}
+            found: list[bytes] = []
+            while len(found) < 2:
+                found += bodies_of(messages(await pop(peer, TOPIC, queue_id, **wanted, **HOLD)))
+            assert sorted(found) == [b"7", b"8"]
+            # One that finds nothing waits on, and hears of what comes.
+            held = peer.ask(RequestCode.POP_MESSAGE, pop_header(TOPIC, queue_id, **wanted, **HOLD))
+            await until(lambda: server._pop_state.waiting.total == 1)
+            for body in (b"6", b"9"):
+                await sent(peer, body, TOPIC, 0, pairs={"n": body.decode()})
+            assert bodies_of(messages(await held)) == [b"9"]
+
+    run(main())
+
+
+def test_a_group_that_is_beyond_the_queues_end_begins_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await filled(peer, 3)
+            server._offsets.commit(GROUP, TOPIC, 0, 99)
+            assert await popped(peer, TOPIC, 0) == []
+            await sent(peer, b"next", TOPIC, 0)
+            assert bodies_of(await popped(peer, TOPIC, 0)) == [b"next"]
 
     run(main())
 

@@ -8,12 +8,14 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from unittest import mock
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rocketspark.broker.consumers.long_polling import LongPolling, request_weight
-from rocketspark.broker.pop.waiting_pops import WaitingPops
+from rocketspark.broker.pop import waiting_pops as waiting_pops_module
+from rocketspark.broker.pop.waiting_pops import WaitingPop, WaitingPops
 from rocketspark.protocol.headers import PopHeader, Request
 
 T, G = "T", "G"
@@ -67,12 +69,18 @@ class Rig:
 
         return retry
 
-    def wait(self, name: int, queue_id: int = -1, owner: str = "o", timeout_ms: int = 100_000) -> None:
-        self.waiting.wait(T, G, queue_id, timeout_ms, self.retry_of(name, queue_id), owner=owner)
+    def wait(self, name: int, queue_id: int = -1, owner: str = "o", timeout_ms: int = 100_000) -> WaitingPop:
+        return self.waiting.wait(T, G, queue_id, timeout_ms, self.retry_of(name, queue_id), owner=owner)
 
     def arrive(self, queue_id: int) -> None:
         self.queues[queue_id] = self.queues.get(queue_id, 0) + 1
         self.arrivals.mark(RETRIES.get(queue_id, T), 0 if queue_id in RETRIES else queue_id)
+
+
+async def woken(waiting: WaitingPops) -> None:
+    """Come back when nobody is to be woken any more."""
+    while waiting._scheduled:
+        await asyncio.sleep(0)
 
 
 async def turns(count: int = 3) -> None:
@@ -86,40 +94,59 @@ STEPS = st.lists(
         st.tuples(st.just("arrive"), st.sampled_from([0, 1, 2, 98, 99])),
         st.tuples(st.just("gone"), st.integers(0, 3)),
         st.tuples(st.just("turn"), st.just(0)),
+        # One whose connection takes nothing for a while; one that goes on by itself.
+        st.tuples(st.sampled_from(["aside", "back", "again"]), st.integers(0, 3)),
     ),
     max_size=40,
 )
 
 
 @settings(max_examples=150)
-@example([("wait", 0), ("wait", 0), ("arrive", 99), ("arrive", 99)], [0])
+@example([("wait", 0), ("wait", 0), ("arrive", 99), ("arrive", 99)], [0], False)
 # One of each retry topic; and both twice, taken in turns.
-@example([("wait", 0), ("wait", 0), ("arrive", 98), ("arrive", 99)], [0])
-@example([*[("wait", 0)] * 4, *[("arrive", 98), ("arrive", 99)] * 2], [0, 1])
-@given(STEPS, st.lists(st.integers(0, 3), min_size=1, max_size=5))
-def test_no_message_stays_while_somebody_waits_for_it(steps: list[tuple[str, int]], likes: list[int]) -> None:
+@example([("wait", 0), ("wait", 0), ("arrive", 98), ("arrive", 99)], [0], False)
+@example([*[("wait", 0)] * 4, *[("arrive", 98), ("arrive", 99)] * 2], [0, 1], False)
+@example([("wait", 0), ("aside", 0), ("arrive", 0), ("arrive", 0), ("wait", 0), ("turn", 0), ("back", 0)], [0], False)
+@example([("wait", 0), ("wait", 1), ("arrive", 0), ("arrive", 1)], [0], True)
+@example([*[("wait", 0)] * 3, ("again", 0), ("again", 1), *[("arrive", 0)] * 3], [0], True)
+@given(STEPS, st.lists(st.integers(0, 3), min_size=1, max_size=5), st.booleans())
+def test_no_message_stays_while_somebody_waits_for_it(
+    steps: list[tuple[str, int]], likes: list[int], slow: bool
+) -> None:
     async def main() -> None:
         rig = Rig(likes)
         waits: dict[int, tuple[int, str]] = {}
+        held: dict[int, WaitingPop] = {}
+        aside: set[int] = set()
         for number, (what, value) in enumerate(steps):
             if what == "wait":
                 # As a pop does that looks first.
                 if rig.retry_of(number, value)(False) is None:
                     owner = str(number % 4)
                     waits[number] = value, owner
-                    rig.wait(number, value, owner)
+                    held[number] = rig.wait(number, value, owner)
             elif what == "arrive":
                 rig.arrive(value)
             elif what == "gone":
                 rig.waiting.drop_owner(str(value))
                 waits = {n: w for n, w in waits.items() if w[1] != str(value)}
-            else:
+            elif what == "turn":
                 await turns()
-        await turns()
+            elif held:
+                number = list(held)[value % len(held)]
+                if what == "aside":
+                    rig.waiting.leave_line(held[number])
+                    aside.add(number)
+                elif what == "back":
+                    rig.waiting.enter_again(held[number])
+                    aside.discard(number)
+                else:
+                    rig.waiting.again(held[number])
+        await woken(rig.waiting)
         answered = {name for name, _ in rig.given}
         left = {n: w for n, w in waits.items() if n not in answered}
         assert rig.waiting.total == len(left)
-        for queue_id, _ in left.values():
+        for queue_id in (waits[name][0] for name in left.keys() - aside):
             for queue, count in rig.queues.items():
                 assert not count or (queue_id not in (-1, queue) and queue not in RETRIES)
         assert len(rig.given) == len(answered)
@@ -129,7 +156,9 @@ def test_no_message_stays_while_somebody_waits_for_it(steps: list[tuple[str, int
         assert not rig.arrivals.listeners
         assert not rig.waiting._counts
 
-    asyncio.run(main())
+    # A turn has time for one, or for all.
+    with mock.patch.object(waiting_pops_module, "clock", itertools.count().__next__ if slow else time.perf_counter):
+        asyncio.run(main())
 
 
 def test_the_first_is_woken_first_or_the_last() -> None:
