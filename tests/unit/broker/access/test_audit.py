@@ -285,6 +285,17 @@ def test_a_flood_is_counted_and_summed_up_and_hides_nobody_else(tmp_path: Path) 
     assert audit.refusals[Check.AUTHORIZATION, 310] == 10_002
 
 
+def test_a_flood_ends_with_its_period_also_where_nobody_looks(tmp_path: Path) -> None:
+    path, clock = tmp_path / "audit.log", Clock()
+    audit = made(path, clock)
+    for _ in range(LINES_OF_HOST_MAX + 1):
+        audit.decided(DENIED)
+    clock.s += PERIOD_S
+    audit.decided(DENIED)
+    audit.close()
+    assert [e["event"] for e in lines(path)] == ["refused"] * LINES_OF_HOST_MAX + ["left_out", "refused"]
+
+
 def test_a_flood_from_everywhere_is_bounded_too(tmp_path: Path) -> None:
     path, clock = tmp_path / "audit.log", Clock()
     audit = made(path, clock)
@@ -330,6 +341,19 @@ def test_a_file_that_is_moved_away_is_begun_again(tmp_path: Path) -> None:
     audit.decided(DENIED)
     audit.close()
     assert (len(lines(path)), (tmp_path / "away").stat().st_size) == (1, 0)
+
+
+def test_a_file_in_the_place_of_another_is_written_from_then_on(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    audit = made(path)
+    audit.check()
+    os.rename(path, tmp_path / "away")
+    path.touch()
+    open_files = len(os.listdir("/proc/self/fd"))
+    audit.decided(DENIED)
+    audit.close()
+    assert (len(lines(path)), (tmp_path / "away").stat().st_size) == (1, 0)
+    assert len(os.listdir("/proc/self/fd")) == open_files - 1
 
 
 @pytest.mark.parametrize("torn", [0, 40])

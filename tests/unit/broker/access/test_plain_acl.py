@@ -38,6 +38,8 @@ FITS = [
     ("fe80::1", "fe80:0::0:1", "fe80::2"),
     ("::1,1.2.3.4", "::1", "::2"),
     ("2::ac5:78:*", "2:0:0:0:0:ac5:78:ffff", "2::ac5:79:1"),
+    ("2::ac5:78:*", "2::ac5:78:0", "1.2.3.4"),
+    ("2::ac5:78:*", "2::ac5:78:1", "no:address"),
     ("2::ac5:78:1-200", "2::ac5:78:200", "2::ac5:78:201"),
     ("2::ac5:78:1-200:*", "2::ac5:78:1ff:9", "2::ac5:78:201:9"),
     ("fe80::{1,2}", "fe80::2", "fe80::3"),
@@ -214,6 +216,10 @@ def test_a_link_is_written_through_and_a_folder_that_cannot_be_written_changes_n
     assert (tmp_path / "conf/plain_acl.yml").is_symlink()
     assert target.stat().st_mode & 0o777 == 0o600
     assert files.load().documents[files.plain_path].white == ("1.2.3.4",)
+    monkeypatch.setattr(rule_files, "os", like(os, replace=lambda source, path: os.rmdir(source)))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        files.write(files.plain_path, Document())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["conf", "elsewhere.yml"]
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         files.write(str(tmp_path / "file/below.yml"), Document())
@@ -248,6 +254,25 @@ accounts:
     given = rules.Rules({e.access_key: e.account() for e in document.accounts}, tuple(document.white_patterns()))
     asked = (given, address, key)
     assert (rules.is_free(*asked), rules.may(*asked, {"t": SUB}), rules.publishes(*asked)) == (free, reads, publishes)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [(None, None), ("", ()), (" ", ()), (",", ()), ("a", ("a",)), ("a,,b,,", ("a", "", "b"))],
+)
+def test_lists_with_commas_are_split_as_by_java(text: str | None, parts: tuple[str, ...] | None) -> None:
+    assert changes.split(text) == parts
+
+
+def test_a_home_without_rules_says_that_nobody_gets_in(tmp_path: Path) -> None:
+    files = RuleFiles(str(tmp_path))
+    loaded = files.load()
+    warning = f"no rules in {tmp_path}/conf/plain_acl.yml or {tmp_path}/conf/acl: every request is refused"
+    assert (loaded.warnings, loaded.entries()) == ((warning,), [])
+    assert loaded.version(files.plain_path) == Version(loaded.loaded_ms, 0)
+    files.write(files.plain_path, Document(("1.2.3.4",), version=Version(7, 3)))
+    loaded = files.load()
+    assert (loaded.warnings, loaded.version(files.plain_path)) == ((), Version(7, 3))
 
 
 def test_only_accounts_without_a_user_become_users() -> None:
