@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.live.support import (
 
 from rocketspark.broker.consumers import pull_filter
 from rocketspark.broker.pop import reading
+from rocketspark.broker.pop.requests import PopChecks
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ServerError
 from rocketspark.protocol import headers
@@ -33,6 +35,7 @@ from rocketspark.protocol.json.batch_ack import AckedBatch, BatchAck
 from rocketspark.protocol.message import record
 from rocketspark.protocol.receipt_handle import ReceiptHandle
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.request_frames import Reply
 
 # Longer than any test: what is answered was not due.
 HOLD: dict[str, Any] = {"poll_time_ms": 250_000}
@@ -71,6 +74,68 @@ def test_each_message_is_given_once_and_acknowledged(tmp_path: Path) -> None:
             assert in_flight(server) == 0
             # Again: done is done.
             (await ack(peer, first[0])).raise_for_code("ack")
+
+    run(main())
+
+
+@pytest.mark.parametrize("changes", [{}, {"flush_disk_type": "SYNC_FLUSH"}])
+def test_acknowledgements_of_one_read_are_checked_once_and_answered_as_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    odd: list[dict[str, Any]] = [
+        {},
+        {"offset": 99},
+        {"offset": 7},
+        {"queue_id": 3},
+        {"queue_id": 9},
+        {"topic": "None"},
+        {"lite_topic": "l"},
+        {"broker_name": "x"},
+    ]
+    asked: list[str] = []
+    check = PopChecks.check_popped
+
+    def counted(*given: Any) -> Any:
+        asked.append(given[2])
+        return check(*given)
+
+    monkeypatch.setattr(PopChecks, "check_popped", counted)
+
+    async def main() -> None:
+        async with broker(tmp_path, **changes) as server, connected(server.address) as peer:
+            await filled(peer, 12)
+            found = {group: await popped(peer, group=group) for group in ("single", "together")}
+
+            def acks(group: str) -> list[Awaitable[Reply]]:
+                first, second, *_ = found[group]
+                common = first.handle.rpartition(" ")[0]
+                own = [{"handle": f"{common} {last}"} for last in ("7", "x", "-1", "\u0661", "9" * 30, "")]
+                return [ack(peer, m, group=group, **more) for m in (first, first, second) for more in odd + own]
+
+            each = [await one for one in acks("single")]
+            together = await asyncio.gather(*acks("together"))
+            said = [[(r.code, (r.remark or "").partition(": '")[0]) for r in replies] for replies in (each, together)]
+            assert said[0] == said[1]
+            assert {r.code for r in each} >= {0, 208}
+            assert in_flight(server, "together") == in_flight(server, "single") == 9
+
+            asked.clear()
+            rest = found["together"][2:]
+            assert {r.code for r in await asyncio.gather(*(ack(peer, m, group="together") for m in rest))} == {0}
+            assert asked == [TOPIC]
+            assert in_flight(server, "together") == 0
+
+            # None is taken as done where that cannot be noted.
+            store, rest = server._pop_state.in_flight._store, found["single"][2:]
+            monkeypatch.setattr(server._pop_state.in_flight, "_store", refusing)
+            refused = await asyncio.gather(*(ack(peer, m, group="single") for m in rest))
+            assert {(r.code, r.remark) for r in refused} == {(14, "full")}
+            monkeypatch.setattr(server._pop_state.in_flight, "_store", store)
+            assert in_flight(server, "single") == 9
+            assert {r.code for r in await asyncio.gather(*(ack(peer, m, group="single") for m in rest))} == {0}
+
+    def refusing(*given: Any) -> Any:
+        raise ServerError(14, "full")
 
     run(main())
 

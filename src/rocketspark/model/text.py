@@ -30,9 +30,11 @@ def whole_number(text: str | bytes | None, *, low: int = 0, high: int = LONG_MAX
     """
     if not text or len(text) > _DIGITS_MAX + 1:
         return None
-    match = _WHOLE.fullmatch(text) if isinstance(text, str) else _WHOLE_BYTES.fullmatch(text)
-    if match is None:
-        return None
+    # Nearly all have no sign.
+    if not (text.isdigit() and text.isascii()):
+        match = _WHOLE.fullmatch(text) if isinstance(text, str) else _WHOLE_BYTES.fullmatch(text)
+        if match is None:
+            return None
     number = int(text)
     return number if low <= number <= high else None
 

@@ -21,7 +21,7 @@ ORDERED_REVIVE_QUEUE = 999
 GIVEN_BACK_MS = 1
 
 
-class ReceiptHandle(msgspec.Struct, frozen=True, kw_only=True):
+class ReceiptHandle(msgspec.Struct, frozen=True):
     """One message that was popped, together with others of its queue from `start_offset` on.
 
     `revive_queue_id`: the queue of its check point, 999 for an ordered one; `retry_flag`: 0 of the topic itself, 1 and
@@ -65,17 +65,7 @@ class ReceiptHandle(msgspec.Struct, frozen=True, kw_only=True):
         # The messages of a pop have all but the last in common.
         common, *own = text.rsplit(" ", spaces - FIELDS_MIN + 2)
         shared = _shared(common) if len(common) <= CACHED_CHARACTERS_MAX else _shared.__wrapped__(common)
-        return cls(
-            start_offset=shared[0],
-            pop_time_ms=shared[1],
-            invisible_time_ms=shared[2],
-            revive_queue_id=shared[3],
-            retry_flag=shared[4],
-            broker_name=shared[5],
-            queue_id=shared[6],
-            queue_offset=_number(own[0]),
-            physical_offset=_number(own[1]) if len(own) > 1 else -1,
-        )
+        return cls(*shared, _number(own[0]), _number(own[1]) if len(own) > 1 else -1)
 
 
 @functools.lru_cache(maxsize=4096)

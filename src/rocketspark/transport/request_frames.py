@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, final
 
@@ -36,6 +37,10 @@ class Reply(NamedTuple):
 
 
 SHARED_BYTES_MIN = 128 << 10
+_LENGTHS = struct.Struct(">II")
+_SUCCESS = b'{"code":0,"flag":1,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":' + (
+    b"%d}" % frames.VERSION
+)
 _MARK = 7_431_892_650_173_928_640
 
 
@@ -129,6 +134,10 @@ def reply(
     language: str = "JAVA",
 ) -> bytes:
     """Return the frame of a reply."""
+    if not code and header is None and not body and remark is None and language == "JAVA":
+        # Of most requests: 0.4 us instead of 1.5.
+        head = _SUCCESS % opaque
+        return _LENGTHS.pack(4 + len(head), len(head)) + head
     ext = headers.to_ext(header) if isinstance(header, Header) else header
     head = b'{"code":%d,%b"flag":1,"language":"%b","opaque":%d,%b"serializeTypeCurrentRPC":"JSON","version":%d}' % (
         code,

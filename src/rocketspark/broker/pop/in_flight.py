@@ -155,35 +155,49 @@ class InFlightMessages:
 
     # -- acknowledgements -----------------------------------------------------------------------------------------
 
-    def ack(self, topic: str, group: str, queue_id: int, handle: ReceiptHandle, offset: int, tell: Tell) -> None:
-        """Acknowledge one message; `tell` is called at once or at the end of this turn.
+    def ack(
+        self, topic: str, group: str, queue_id: int, handle: ReceiptHandle, offset: int, tell: Tell
+    ) -> CheckPoint | None:
+        """Acknowledge one message; `tell` is called at once, or at the end of this turn: then its check point is
+        returned.
 
         `topic`: the one it is in. What is acknowledged already or was delivered again since is told as done.
         """
         h = handle
-        self.ack_offsets(
+        return self.ack_offsets(
             CheckPointKey(topic, group, queue_id, h.start_offset, h.pop_time_ms, h.broker_name), (offset,), tell
         )
 
-    def ack_offsets(self, key: CheckPointKey, offsets: Iterable[int], tell: Tell) -> None:
+    def ack_offsets(self, key: CheckPointKey, offsets: Iterable[int], tell: Tell) -> CheckPoint | None:
         """Acknowledge messages of one check point, as `ack` does one."""
         if not self.serving:
             tell(0, ServerError(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is no master: acknowledge there"))
-            return
+            return None
         point = self.check_points.get(key)
         bits = point.bits_of(offsets) if point is not None else 0
         if point is None or not bits & ~point.acked:
             # In this turn it may have been noted and not stored yet.
             if point is not None and point in self._acked:
                 self._tells.append((point, tell))
-            else:
-                tell(0, None)
-            return
+                return point
+            tell(0, None)
+            return None
         if not self._tells:
             self._at_end_of_turn()
         self._tells.append((point, tell))
         self._acked[point] = self._acked.get(point, 0) | (bits & ~point.acked)
         self.check_points.acknowledge(point, bits)
+        return point
+
+    def ack_also(self, point: CheckPoint, offset: int) -> bool:
+        """Acknowledge one more message of a check point before the `tell` of another; False if that was called."""
+        if point not in self._acked or point.is_done or not self.serving:
+            return False
+        bits = point.bits_of((offset,)) & ~point.acked
+        if bits:
+            self._acked[point] |= bits
+            self.check_points.acknowledge(point, bits)
+        return True
 
     def _at_end_of_turn(self) -> None:
         try:

@@ -124,14 +124,19 @@ class PopChecks:
         if not config.perm & PERM_READ:
             raise ServerError(ResponseCode.NO_PERMISSION, f"the topic[{topic}] peeking message is forbidden")
 
-    def check_popped(self, peer: Peer, topic: str, queue_id: int, lite_topic: str | None) -> None:
-        """Check what a message is said to have been popped from."""
+    def check_popped(self, peer: Peer, topic: str, queue_id: int, lite_topic: str | None) -> TopicConfig:
+        """Check what a message is said to have been popped from; return the topic's settings."""
         config = self._topic(topic)
         if not 0 <= queue_id < config.read_queue_nums:
             raise self._illegal_queue(peer, config, queue_id, ResponseCode.MESSAGE_ILLEGAL)
         if lite_topic and lite_topic.strip():
             raise ServerError(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "lite topics are not supported")
         self.check_master()
+        return config
+
+    def is_current(self, config: TopicConfig) -> bool:
+        """Tell whether a topic's settings are still what they were."""
+        return self._topics.table.get(config.topic_name) is config
 
     def check_master(self) -> None:
         """Refuse what has to be noted where nothing can be."""

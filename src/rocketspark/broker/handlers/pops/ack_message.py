@@ -6,6 +6,7 @@ from typing import Any
 
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.pop.block_ends import BlockEnds
+from rocketspark.broker.pop.check_points import CheckPoint
 from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.pop.ordered import OrderedPops
 from rocketspark.broker.pop.requests import PopChecks
@@ -16,6 +17,7 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import AckHeader, Request
 from rocketspark.protocol.json import batch_ack
 from rocketspark.protocol.json.batch_ack import AckedBatch
+from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.json.pop_records import CheckPointKey
 from rocketspark.protocol.receipt_handle import ORDERED_REVIVE_QUEUE
 from rocketspark.store.store import Store
@@ -38,19 +40,42 @@ class Answers:
         self._durability = durability
 
     def when_noted(
-        self, peer: Peer, request: Request[Any], answer: bytes, end: int, error: ServerError | None = None
+        self, peer: Peer, requests: list[Request[Any]], answers: list[bytes], end: int, error: ServerError | None
     ) -> None:
-        """Answer a request whose answer was promised; `end`: up to where the log has what it noted, 0 for nothing."""
-        if request.flag & frames.ONEWAY_FLAG:
+        """Answer requests for which one answer was promised; `end`: up to where the log has it all, 0 for nothing."""
+        if requests[0].flag & frames.ONEWAY_FLAG:
             return
         if error is not None:
-            failure = peer.failure(request, error)
-            peer.answer(failure if failure is not None else b"")
+            answers = [peer.failure(request, error) or b"" for request in requests]
         elif end and self._durability.needed:
             # Like RocketMQ's the answer is a success, also if it is late.
-            self._durability.when_durable(end, self._durability.wanted(), lambda code: peer.answer(answer))
-        else:
-            peer.answer(answer)
+            wanted = self._durability.wanted()
+            self._durability.when_durable(end, wanted, lambda code: _answer(peer, answers), len(answers))
+            return
+        _answer(peer, answers)
+
+
+def _answer(peer: Peer, answers: list[bytes]) -> None:
+    if len(answers) == 1:
+        peer.answer(answers[0])
+    else:
+        peer.answer_run(answers)
+
+
+class _Run:
+    """Acknowledgements of one turn, of messages of one pop of a queue: checked once, noted and answered together.
+
+    `low`, `high`: the bounds of their offsets.
+    """
+
+    __slots__ = ("config", "group", "high", "low", "peer", "point", "queue_id", "requests", "topic")
+    point: CheckPoint
+
+    def __init__(self, peer: Peer, request: Request[AckHeader], config: TopicConfig, low: int, high: int) -> None:
+        h = request.ext
+        self.peer, self.requests = peer, [request]
+        self.topic, self.group, self.queue_id = h.topic, h.group, h.queue_id
+        self.config, self.low, self.high = config, low, high
 
 
 class AckHandler:
@@ -73,6 +98,8 @@ class AckHandler:
         self._ordered = ordered
         self._block_ends = block_ends
         self._answers = answers
+        # Of this turn, by the handles without their last field.
+        self._runs: dict[str, _Run] = {}
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -82,7 +109,11 @@ class AckHandler:
     def ack(self, peer: Peer, request: Request[AckHeader], body: bytes) -> bytes | None:
         """ACK_MESSAGE (200051)."""
         h = request.ext
-        self._checks.check_popped(peer, h.topic, h.queue_id, h.lite_topic)
+        common, _, last = h.handle.rpartition(" ")
+        found = self._runs.get(common)
+        if found is not None and self._joins(found, peer, request, last):
+            return None
+        config = self._checks.check_popped(peer, h.topic, h.queue_id, h.lite_topic)
         low, high = self._store.queue_range(h.topic, h.queue_id)
         if not low <= h.offset <= high:
             raise ServerError(
@@ -93,17 +124,41 @@ class AckHandler:
         if handle.is_ordered:
             self._ack_ordered(peer, h.topic, h.group, h.queue_id, h.offset, handle.pop_time_ms)
             return reply(request.opaque)
-        if not request.flag & frames.ONEWAY_FLAG:
+        run = _Run(peer, request, config, low, high)
+
+        def tell(end: int, error: ServerError | None) -> None:
+            self._runs.clear()
+            self._answers.when_noted(peer, run.requests, [reply(each.opaque) for each in run.requests], end, error)
+
+        is_oneway = request.flag & frames.ONEWAY_FLAG
+        if not is_oneway:
             peer.promise()
-        self._pops.ack(
-            h.topic,
-            h.group,
-            h.queue_id,
-            handle,
-            h.offset,
-            lambda end, error: self._answers.when_noted(peer, request, reply(request.opaque), end, error),
-        )
+        point = self._pops.ack(h.topic, h.group, h.queue_id, handle, h.offset, tell)
+        if point is not None and not is_oneway:
+            run.point = point
+            self._runs[common] = run
         return None
+
+    def _joins(self, run: _Run, peer: Peer, request: Request[AckHeader], last: str) -> bool:
+        """Take an acknowledgement into a run if it differs from those there by its message alone."""
+        h = request.ext
+        if (
+            h.queue_id == run.queue_id
+            and h.topic == run.topic
+            and h.group == run.group
+            and peer is run.peer
+            and run.low <= h.offset <= run.high
+            and len(last) < 19
+            and last.isdigit()
+            and last.isascii()
+            and not h.lite_topic
+            and not request.flag & frames.ONEWAY_FLAG
+            and self._checks.is_current(run.config)
+            and self._pops.ack_also(run.point, h.offset)
+        ):
+            run.requests.append(request)
+            return True
+        return False
 
     def _ack_ordered(self, peer: Peer, topic: str, group: str, queue_id: int, offset: int, pop_time_ms: int) -> None:
         """Acknowledge a message of an ordered pop. Raises ServerError 13 for one that was not given out."""
@@ -200,4 +255,5 @@ class _Noted:
         self._end = max(self._end, end)
         self._error = error or self._error
         if not self._left:
-            self._answers.when_noted(self._peer, self._request, reply(self._request.opaque), self._end, self._error)
+            answer = reply(self._request.opaque)
+            self._answers.when_noted(self._peer, [self._request], [answer], self._end, self._error)

@@ -66,7 +66,7 @@ class ChangeInvisibleTimeHandler:
         def tell(end: int, error: ServerError | None) -> None:
             ends.append((end, error))
             if answer:
-                self._answers.when_noted(peer, request, answer[0], end, error)
+                self._answers.when_noted(peer, [request], answer, end, error)
 
         changed = self._pops.change_invisible_time(
             h.topic,
@@ -92,7 +92,7 @@ class ChangeInvisibleTimeHandler:
         if not request.flag & frames.ONEWAY_FLAG:
             peer.promise()
         if ends:
-            self._answers.when_noted(peer, request, answer[0], *ends[0])
+            self._answers.when_noted(peer, [request], answer, *ends[0])
         return None
 
     def _change_ordered(self, h: ChangeInvisibleTimeHeader, handle: ReceiptHandle) -> ChangeInvisibleTimeReply:
