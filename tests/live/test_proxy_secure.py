@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from tests.patience import LIMIT_S
 from tests.unit.proxy.access.test_control import route_of, signed
 from tests.unit.proxy.conftest import RawClient
+from tests.unit.proxy.consuming.test_consuming import wait_until
 
 from rocketspark.proxy.wire.codes import Code
 
@@ -50,6 +52,9 @@ def test_nobody_comes_in_without_keys(served: tuple[Path, str]) -> None:
     made = client(served)
     assert made.call("QueryRoute", route_of("orders")).status.code == Code.UNAUTHORIZED
     made.close()
+    on_record = served[0].parent / "proxy-audit.log"
+    wait_until(lambda: b'"server":"proxy","event":"refused"' in on_record.read_bytes())
+    assert stat.S_IMODE(on_record.stat().st_mode) == 0o600
 
 
 def test_nobody_comes_in_without_tls(served: tuple[Path, str]) -> None:

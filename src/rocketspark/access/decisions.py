@@ -21,7 +21,7 @@ class Decision(NamedTuple):
     `subject`: "User:name" as the request claims it, "" for none; `source`: "host:port" of the sender; `code`: that of
     the request; `resource`, `actions`: what was asked for, empty where only the sender was checked; `allowed`: the
     outcome; `rule`: what decided, such as "signature", "whitelist", "super user" or "Custom Topic:orders* Deny";
-    `remark`: what a refused sender is told.
+    `remark`: what a refused sender is told; `call`: the method that came by gRPC, in place of the code.
     """
 
     check: Check
@@ -33,6 +33,7 @@ class Decision(NamedTuple):
     allowed: bool
     rule: str
     remark: str = ""
+    call: str = ""
 
 
 Decided = Callable[[Decision], None]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import grpc
 
+from rocketspark.access.audit.audit_log import Audit
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.proxy.access.control import AccessControl
@@ -55,6 +57,7 @@ class ProxyServer:
         times = None if settings.metrics_port is None else CallTimes()
         self.service = Service(times=times)
         self.access: AccessControl | None = None
+        self._audit: Audit | None = None
         # A proxy that signs may do what its clients may not: it asks them, unless it is told not to.
         authenticates = signer is not None if settings.authentication is None else settings.authentication
         authorizes = signer is not None if settings.authorization is None else settings.authorization
@@ -63,6 +66,11 @@ class ProxyServer:
                 settings, self.brokers, self.clients, authenticates=authenticates, authorizes=authorizes
             )
             self.service.guards.append(self.access.guard)
+            if settings.audit_path:
+                # Nothing that comes in here is an operator's change.
+                path = Path(settings.audit_path)
+                self._audit = Audit({"server": "proxy"}, path, changes=(), what=lambda code, header, body: {})
+                self.access.told = self._audit.decided
         access = None if self.access is None else (self.access.of_remoting(), self.access.tables.fresh)
         self.remoting = RemotingRelay(Behind(self.brokers, signer, tls), self._own_address, access)
         names = [settings.advertised_host] if settings.advertised_host else ()
@@ -105,7 +113,9 @@ class ProxyServer:
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     async def start(self) -> None:
-        """Listen. Raises ConfigError if a port cannot be had."""
+        """Listen. Raises ConfigError if a port cannot be had, StoreUnwritable if the audit's file cannot be opened."""
+        if self._audit is not None:
+            self._audit.check()
         if self.metrics is not None:
             await self.metrics.start()
         try:
@@ -162,6 +172,8 @@ class ProxyServer:
     def _sweep(self) -> None:
         self.clients.expire()
         self.producing.sweep()
+        if self._audit is not None:
+            self._audit.tick()
         self._sweep_later()
 
     async def close(self, grace_s: float = 0.5) -> None:
@@ -178,3 +190,5 @@ class ProxyServer:
         await self.consuming.close()
         await self.producing.close()
         await self.brokers.close()
+        if self._audit is not None:
+            self._audit.close()

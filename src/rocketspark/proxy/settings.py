@@ -16,7 +16,7 @@ class ProxySettings(msgspec.Struct, kw_only=True):
     port too, and each connection comes to one of them; `metrics_port`: where Prometheus is served, None for nowhere
     [metricsPromExporterPort]; `cluster_name`, `name`: labels of metrics, by default the host's name [proxyClusterName,
     proxyName]; `metric_collector`: "host:port" to which clients are told to send their own metrics, "" for none
-    [metricCollectorAddress].
+    [metricCollectorAddress]; `audit_path`: the file of what is refused, "" for none.
     """
 
     namesrv: str
@@ -67,3 +67,4 @@ class ProxySettings(msgspec.Struct, kw_only=True):
     cluster_name: str = "DefaultCluster"
     name: str = ""
     metric_collector: str = ""
+    audit_path: str = ""

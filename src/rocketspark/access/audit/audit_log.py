@@ -231,7 +231,9 @@ def _who(decision: Decision) -> dict[str, Any]:
 
 
 def _asked(decision: Decision) -> dict[str, Any]:
-    asked: dict[str, Any] = {"request": request_name(decision.code), "code": decision.code}
+    asked: dict[str, Any] = {"request": decision.call or request_name(decision.code)}
+    if not decision.call:
+        asked["code"] = decision.code
     if decision.resource:
         asked["resource"] = shown(decision.resource, characters_max=TEXT_MAX)
     if decision.actions:

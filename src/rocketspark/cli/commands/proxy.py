@@ -12,7 +12,7 @@ import typer
 from rocketspark.cli.options import HERE, NAMESRV_DEFAULT, ClusterAccess
 from rocketspark.cli.serving import server_tls
 from rocketspark.cli.serving.child_processes import ChildProcess
-from rocketspark.cli.serving.proxy_process import DEFAULT_PORT, EXTRA, PORT_KEY_PASSWORD, is_installed
+from rocketspark.cli.serving.proxy_process import AUDIT_FILE, DEFAULT_PORT, EXTRA, PORT_KEY_PASSWORD, is_installed
 from rocketspark.cli.serving.server_options import Level, LogLevel, Secure, warn
 from rocketspark.errors import ConfigError
 
@@ -76,6 +76,13 @@ def proxy(
             " [default: of the file with metricsExporterType PROM, else none].",
         ),
     ] = None,
+    audit_log: Annotated[
+        str,
+        typer.Option(
+            help="File of refused calls where clients need keys, or off"
+            " [default: proxy-audit.log in the folder of --secure, else none]."
+        ),
+    ] = "",
     log_level: Level = LogLevel.info,
 ) -> None:
     """Serve RocketMQ 5's gRPC protocol before any cluster, RocketMQ's own too.
@@ -113,6 +120,8 @@ def proxy(
     port_tls = _port_tls(port_tls_mode, port_tls_cert, port_tls_key, proxy_networks)
     if secure is not None:
         signer, tls, port_tls = _of_folder(secure)
+        audit_log = audit_log or str(secure / AUDIT_FILE)
+    settings.audit_path = "" if audit_log == "off" else audit_log
 
     async def start(servers: AsyncExitStack) -> str:
         if processes > 1:
@@ -149,11 +158,13 @@ async def _several(servers: AsyncExitStack, settings: ProxySettings, count: int)
     port = settings.port
     address = ""
     for number in range(1, count + 1):
-        # Each has figures of its own.
-        metrics = [] if first is None else ["--metrics-port", str(first + number - 1)]
+        # Each has figures and a file of its own.
+        more = [] if first is None else ["--metrics-port", str(first + number - 1)]
+        if settings.audit_path:
+            more += ["--audit-log", f"{settings.audit_path}-{number}"]
 
-        def arguments(taken: int, metrics: list[str] = metrics) -> list[str]:
-            return [*given, "--processes", "1", "--share-port", "--grpc-port", str(taken), *metrics]
+        def arguments(taken: int, more: list[str] = more) -> list[str]:
+            return [*given, "--processes", "1", "--share-port", "--grpc-port", str(taken), *more]
 
         process = ChildProcess(f"proxy {number}", "proxy", arguments, port)
         address = await process.start_in(servers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocketspark.cli.options import PASSWORD_VARIABLE, SECRET_KEY_FILE_VARIABLE
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rocketspark.broker.settings import BrokerSettings
 
 DEFAULT_PORT = 8081
+AUDIT_FILE = "proxy-audit.log"
 # As of every server's key.
 PORT_KEY_PASSWORD = "ROCKETMQ_TLS_SERVER_KEYPASSWORD"
 EXTRA = "gRPC takes the extra grpc: pip install 'rocketspark[grpc]'"
@@ -62,13 +64,18 @@ def proxy_process(
 
 
 def access_beside(settings: BrokerSettings) -> tuple[list[str], dict[str, str]]:
-    """Return options and environment of a proxy beside a broker: with its keys, its TLS, and TLS as it takes it."""
+    """Return options and environment of a proxy beside a broker: with its keys, its TLS, TLS as it takes it, and an
+    audit beside its own.
+    """
     tls, options, environment = settings.tls, list[str](), dict[str, str]()
     own = settings.access.inner_credentials()
     if own is not None:
         # Whoever started this process may have keys of his own.
         environment |= {"ROCKETMQ_ACCESS_KEY": own[0], "ROCKETMQ_SECRET_KEY": own[1], SECRET_KEY_FILE_VARIABLE: ""}
         environment |= {"ROCKETMQ_SECURITY_TOKEN": own[2]} if own[2] else {}
+        if settings.audit_path != "off":
+            folder = Path(settings.audit_path).parent if settings.audit_path else Path(settings.store_root)
+            options += ["--audit-log", str(folder / AUDIT_FILE)]
     client = tls.client(settings.use_tls)
     if client is not None:
         environment |= {"ROCKETMQ_TLS": "true", "ROCKETMQ_TLS_CA": client.ca, "ROCKETMQ_TLS_VERIFY": client.verify}

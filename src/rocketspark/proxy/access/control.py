@@ -6,13 +6,14 @@ Rule: the proxy's own requests to brokers may do everything, so nothing passes h
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rocketspark.access.access_control import AccessControl as RemotingAccess
 from rocketspark.access.authentication import Authentication
 from rocketspark.access.authorization import FAILED, Authorization
-from rocketspark.access.decisions import Decision
-from rocketspark.access.request_contexts import topic_context
+from rocketspark.access.decisions import Check, Decided, Decision, nobody_told
+from rocketspark.access.request_contexts import Context, topic_context
 from rocketspark.access.resources import SUB
 from rocketspark.access.users import User, subject_of
 from rocketspark.errors import ProtocolError, RecordError
@@ -40,11 +41,12 @@ NAMES_A_PLACE = "ForwardMessageToDeadLetterQueue"
 
 
 class AccessControl:
-    """The checks of one proxy; either half may be off. `refused`: how many calls were."""
+    """The checks of one proxy; either half may be off. `refused`: how many calls were; `told`: hears of each."""
 
     def __init__(
         self, settings: ProxySettings, brokers: Brokers, clients: Clients, *, authenticates: bool, authorizes: bool
     ) -> None:
+        self.told: Decided = nobody_told
         self._authenticates, self._authorizes = authenticates, authorizes
         self._brokers = brokers
         self.tables = FetchedTables(brokers, settings.access_refresh_ms / 1000)
@@ -74,11 +76,12 @@ class AccessControl:
     def _decided(self, decision: Decision) -> None:
         if not decision.allowed:
             self.refused += 1
+            self.told(decision)
             audit.warning(
-                "refused: %s from %s, request %d of %s: %s",
+                "refused: %s from %s, %s of %s: %s",
                 shown(decision.subject) or "nobody",
                 decision.source,
-                decision.code,
+                decision.call or f"request {decision.code}",
                 shown(decision.resource) or "a call",
                 shown(decision.remark),
             )
@@ -88,19 +91,19 @@ class AccessControl:
         try:
             credentials = credentials_of(call.metadata)
         except NotReadable as e:
-            raise self._refusal(call, None, "", str(e)) from None
+            raise self._refusal(call, None, str(e)) from None
         username = credentials.username
         await self.tables.fresh(username)
         if self._authenticates:
             if not username:
-                raise self._refusal(call, username, "", "username cannot be null.")
+                raise self._refusal(call, username, "username cannot be null.")
             user: User | None = self.tables.users.get(username)
             if user is None:
-                raise self._refusal(call, username, "", f"User:{username} is not found.")
+                raise self._refusal(call, username, f"User:{username} is not found.")
             if not user.is_enabled:
-                raise self._refusal(call, username, "", f"User:{username} is disabled.")
+                raise self._refusal(call, username, f"User:{username} is disabled.")
             if not credentials.are_signed_with(user.password.encode()):
-                raise self._refusal(call, username, "", "check signature failed.")
+                raise self._refusal(call, username, "check signature failed.")
         if self._authorizes:
             self._authorize(call, request, username)
             if call.rpc == NAMES_A_PLACE:
@@ -110,11 +113,11 @@ class AccessControl:
     def _authorize(self, call: Call, request: Any, username: str | None) -> None:
         contexts = contexts_of(call.rpc, request)
         if username is None:
-            raise self._refusal(call, username, ", ".join(c.key for c in contexts), FAILED)
+            raise self._refusal(call, username, FAILED, contexts, "unsigned")
         for context in contexts:
             verdict = self._authorization.verdict(username, context, call.remote_host)
             if verdict.remark is not None:
-                raise self._refusal(call, username, context.key, verdict.remark)
+                raise self._refusal(call, username, verdict.remark, [context], verdict.rule)
 
     async def _authorize_place(self, call: Call, request: Any, username: str | None) -> None:
         """See that the message is one that he may read which a handle, that he may have made up, names by its place."""
@@ -133,16 +136,24 @@ class AccessControl:
         context = topic_context(topic, SUB)
         verdict = self._authorization.verdict(username, context, call.remote_host)
         if not topic or verdict.remark is not None:
-            raise self._refusal(call, username, context.key, verdict.remark or "no message is at that place")
+            remark = verdict.remark or "no message is at that place"
+            raise self._refusal(call, username, remark, [context], verdict.rule)
 
-    def _refusal(self, call: Call, username: str | None, resource: str, remark: str) -> Refused:
-        self.refused += 1
-        audit.warning(
-            "refused: %s from %s, %s of %s: %s",
-            shown(subject_of(username)) if username else "nobody",
-            call.remote_address,
-            call.rpc,
-            shown(resource) if resource else "a call",
-            shown(remark),
+    def _refusal(
+        self, call: Call, username: str | None, remark: str, asked: Sequence[Context] = (), rule: str = "signature"
+    ) -> Refused:
+        self._decided(
+            Decision(
+                Check.AUTHORIZATION if asked or rule != "signature" else Check.AUTHENTICATION,
+                subject=subject_of(username) if username else "",
+                source=call.remote_address,
+                code=0,
+                resource=", ".join(context.key for context in asked),
+                actions=tuple(dict.fromkeys(action for context in asked for action in context.actions)),
+                allowed=False,
+                rule=rule,
+                remark=remark,
+                call=call.rpc,
+            )
         )
         return Refused(Code.UNAUTHORIZED, remark)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
+from tests.unit.proxy.consuming.test_consuming import wait_until
 
 from rocketspark import Producer
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client.connection.acl_signing import Signer
+from rocketspark.errors import RocketSparkError
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.proxy.access import contexts
 from rocketspark.proxy.clients import ProxyClient
@@ -43,13 +48,14 @@ def locked() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def guarded(locked: Cluster) -> Iterator[RunningProxy]:
+def guarded(locked: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
     options = locked.client_options
     own = {
         "signer": Signer(options["access_key"], options["secret_key"]),
         "tls": client_tls(True, tls_ca=options["tls_ca"]),
     }
-    with running_proxy(locked.namesrv, own, access_refresh_ms=100) as running:
+    path = tmp_path_factory.mktemp("audit") / "audit.log"
+    with running_proxy(locked.namesrv, own, access_refresh_ms=100, audit_path=str(path)) as running:
         yield running
 
 
@@ -182,7 +188,59 @@ def test_a_change_holds_within_the_refresh(guarded: RunningProxy, locked: Cluste
         client.close()
 
 
-def test_refusals_are_on_record_without_secrets(guarded: RunningProxy, caplog: pytest.LogCaptureFixture) -> None:
+def on_record(guarded: RunningProxy) -> list[dict[str, Any]]:
+    path = Path(guarded.server.settings.audit_path)
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_who_was_refused_what_by_grpc_is_in_the_audit(guarded: RunningProxy) -> None:
+    """Each call that is served, by nobody, with a wrong signature and without a right; by remoting as a broker does."""
+
+    def refused(user: str, secret: str | None, topic: str, group: str) -> list[dict[str, Any]]:
+        before, wanted = len(on_record(guarded)), 0
+        client = as_user(guarded, user, secret)
+        for rpc, request in calls(topic, group).items():
+            wanted += status_of(client, rpc, request).code == Code.UNAUTHORIZED
+        client.close()
+        wait_until(lambda: len(on_record(guarded)) == before + wanted)
+        rows = on_record(guarded)[before:]
+        assert {(row["server"], row["event"], row["user"], row["outcome"]) for row in rows} == {
+            ("proxy", "refused", user, "refused")
+        }
+        assert {row["from"].rpartition(":")[0] for row in rows} == {"127.0.0.1"}
+        assert all("code" not in row for row in rows)
+        return rows
+
+    # In one period, of one address, 50 are written.
+    guarded.run(lambda: asyncio.sleep(0, guarded.server._audit._end_period()))
+    rows = refused("", None, "orders", "billing")
+    assert {row["request"] for row in rows} == set(calls("", ""))
+    assert {(row["check"], row["rule"], row["remark"]) for row in rows} == {
+        ("authentication", "signature", "username cannot be null.")
+    }
+    rows = refused("shop", "wrong", "orders", "billing")
+    assert {(row["check"], row.get("resource")) for row in rows} == {("authentication", None)}
+    guarded.run(lambda: asyncio.sleep(0, guarded.server._audit._end_period()))
+    rows = {row["request"]: row for row in refused("shop", None, "bills", "other")}
+    assert rows.keys() == set(calls("", ""))
+    (sent, received) = rows["SendMessage"], rows["ReceiveMessage"]
+    assert (sent["check"], sent["resource"], sent["actions"]) == ("authorization", "Topic:bills", ["Pub"])
+    assert (received["resource"], received["actions"]) == ("Group:other", ["Sub"])
+    assert "Signature" not in json.dumps(rows)
+    options = {"access_key": "shop", "secret_key": "shop-secret"}
+    before = len(on_record(guarded))
+    with pytest.raises(RocketSparkError), Producer(guarded.address, **options) as producer:
+        producer.send("bills", b"x")
+    wanted = ("proxy", "shop", 105, "Topic:bills")
+    wait_until(
+        lambda: (
+            wanted
+            in [(row["server"], row["user"], row["code"], row["resource"]) for row in on_record(guarded)[before:]]
+        )
+    )
+
+
+def test_refusals_are_told_without_secrets(guarded: RunningProxy, caplog: pytest.LogCaptureFixture) -> None:
     client = as_user(guarded, "shop")
     with caplog.at_level("INFO", logger="rocketspark.proxy.audit"):
         client.call("QueryRoute", route_of("bills"))
