@@ -295,11 +295,12 @@ def test_each_pop_tells_how_many_are_left_in_all_queues(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_batch_acknowledges_several_of_one_pop(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("flush", "order"), [("ASYNC_FLUSH", False), ("SYNC_FLUSH", False), ("ASYNC_FLUSH", True)])
+def test_a_batch_acknowledges_several_of_one_pop(tmp_path: Path, flush: str, order: bool) -> None:
     async def main() -> None:
-        async with broker(tmp_path) as server, connected(server.address) as peer:
+        async with broker(tmp_path, flush_disk_type=flush) as server, connected(server.address) as peer:
             await filled(peer, 5)
-            found = await popped(peer)
+            found = await popped(peer, order=order)
             handle = ReceiptHandle.decode(found[0].handle)
             batch = AckedBatch(
                 group=GROUP,
@@ -313,7 +314,13 @@ def test_a_batch_acknowledges_several_of_one_pop(tmp_path: Path) -> None:
             )
             body = batch_ack.encode(BatchAck(broker_name=handle.broker_name, acks=[batch]))
             (await peer.request(RequestCode.BATCH_ACK_MESSAGE, None, body)).raise_for_code("ack")
-            assert in_flight(server) == 2
+            if order:
+                # From the first that was not acknowledged on, as in RocketMQ.
+                for message in (found[1], found[3]):
+                    (await change(peer, message, 0))[0].raise_for_code("change")
+                assert bodies_of(await popped(peer, order=order)) == [b"1", b"2", b"3", b"4"]
+            else:
+                assert in_flight(server) == 2
             for nothing in (b"", b"{}", b'{"acks":[]}'):
                 assert (await peer.request(RequestCode.BATCH_ACK_MESSAGE, None, nothing)).code == 208
 
@@ -689,9 +696,12 @@ def test_whoever_waits_hears_that_the_topic_or_the_group_is_gone(tmp_path: Path)
                 ((RequestCode.DELETE_SUBSCRIPTIONGROUP, headers.DeleteGroupHeader(group=GROUP)), 26),
                 ((RequestCode.DELETE_TOPIC_IN_BROKER, headers.TopicHeader(topic=TOPIC)), 17),
             ):
-                waiting = asyncio.create_task(pop(peer, **HOLD))
-                await until(lambda: server._pop_state.waiting.total == 1)
+                wanted = headers.NotificationHeader(group=GROUP, topic=TOPIC, queue_id=-1, **HOLD)
+                waiting = [peer.ask(RequestCode.NOTIFICATION, wanted), asyncio.ensure_future(pop(peer, **HOLD))]
+                state = server._pop_state
+                await until(lambda state=state: (state.waiting.total, state.notified.total) == (1, 1))
                 (await peer.request(*gone)).raise_for_code("delete")
-                assert (await waiting).code == code
+                assert [(await answer).code for answer in waiting] == [code, code]
+                assert (state.waiting.total, state.notified.total) == (0, 0)
 
     run(main())
