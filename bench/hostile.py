@@ -6,21 +6,26 @@ aim: the p99 of the attacked ones within 2 of the quiet ones.
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import logging
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import raw_send
+from bench import raw_send, stretches
 from bench.attackers import TOPIC
 from bench.fill import create_topic
 from bench.load import connect
 from bench.peers import Servers, cpu_seconds, end_rows, ours, stop
 from bench.plan import Plan
 from bench.report import Row, percentile, progress, show
+from rocketspark.cli.serving.serve import GC_THRESHOLDS
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullHeader
 from rocketspark.protocol.message import sysflags
@@ -135,4 +140,32 @@ def run(plan: Plan) -> list[Row]:
         normal.close()
         rows += end_rows(mine, None)
     show(rows, peer="beside")
-    return rows
+    longest = stretch_rows(plan)
+    show(longest, peer="beside")
+    return rows + longest
+
+
+def stretch_rows(plan: Plan) -> list[Row]:
+    """How long the largest request of each kind holds the broker's loop, in a broker of this process."""
+    kinds = plan.of(stretches.KINDS, stretches.KINDS, (stretches.queue_locks,))
+    turns = stretches.Turns()
+
+    async def measured(address: str) -> list[Row]:
+        found = []
+        async for asked, code, cost_s in turns.each(address, kinds):
+            found.append(Row(f"longest turn, {asked.name}: code {code}", cost_s * 1000, None, "ms"))
+        return found
+
+    thresholds, old = gc.get_threshold(), logging.root.manager.disable
+    gc.collect()
+    gc.freeze()
+    # As `rocketspark broker` has it, and without lines for what the requests ask.
+    gc.set_threshold(*GC_THRESHOLDS)
+    logging.disable(logging.WARNING)
+    try:
+        with tempfile.TemporaryDirectory() as folder, turns.served(Path(folder)) as address:
+            return asyncio.run(measured(address))
+    finally:
+        logging.disable(old)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

@@ -161,14 +161,17 @@ def test_requests_in_flight_on_one_connection(tmp_path: Path, monkeypatch: pytes
 
 def test_pulls_held_in_all_and_for_one_connection(tmp_path: Path) -> None:
     async def main() -> None:
-        async with beside(tmp_path, held_pulls_of_connection_max=20, held_pulls_max=50) as under:
+        # One host has three quarters of all.
+        async with beside(tmp_path, held_pulls_of_connection_max=20, held_pulls_max=60) as under:
             strangers = [await under.raw() for _ in range(4)]
             for raw in strangers:
                 raw.writer.write(b"".join(pull_frame(n) for n in range(30)))
             answers = [await raw.next() for raw in strangers for _ in range(10)]
             assert {a.code for a in answers} == {2}
             assert {"too many pulls are held" in (a.remark or "") for a in answers} == {True}
-            await until(lambda: under.server._long_polling.waiting == 50)
+            await until(lambda: under.server._long_polling.waiting == 45)
+            weights = under.server._long_polling.weights
+            assert (weights.total, weights.of_hosts) == (45, {"127.0.0.1": 45})
             for raw in strangers:
                 raw.close()
             await until(lambda: under.server._long_polling.waiting == 0)

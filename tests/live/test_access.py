@@ -106,6 +106,9 @@ def test_nobody_without_a_name_gets_any_code_and_nobody_gets_round_by_the_way_it
     async def main() -> None:
         async with started(tmp_path, authenticationWhitelist="") as server, as_admin(server.address) as admin:
             await admin.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+            # What is refused by its size is so too where it is looked at first.
+            many = await admin.request(RequestCode.LOCK_BATCH_MQ, None, b"[" + b"1," * (1 << 18) + b"1]")
+            assert (many.code, "are taken in one request" in (many.remark or "")) == (16, True)
             asked = [row("", code) for code in sorted(server._server._routes.table)]
             assert {(r.answer, r.remark) for r in await play(server.address, asked)} == {(16, NOT_SIGNED)}
             host, port = server.address.split(":")

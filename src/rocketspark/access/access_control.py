@@ -10,7 +10,7 @@ from rocketspark.access.decisions import Check, Decided, Decision
 from rocketspark.access.request_contexts import NAMED_BY, Context, Ext, NotReadable, contexts_of
 from rocketspark.access.resources import CLUSTER, PUB, TOPIC
 from rocketspark.access.users import User, subject_of
-from rocketspark.errors import ProtocolError
+from rocketspark.errors import ProtocolError, ServerError
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.request_signing import ACCESS_KEY
@@ -127,6 +127,8 @@ class AccessControl:
                 contexts += self.stored(request.code, request.ext)
         except (NotReadable, ProtocolError):
             return self._refuse(Check.AUTHORIZATION, request, None, "unreadable", UNREADABLE)
+        except ServerError as e:
+            return self._refuse(Check.AUTHORIZATION, request, None, "unreadable", e.remark)
         if not contexts and username is None and self._complete and request.code not in self._unauthenticated:
             # A heartbeat of producers, say: nothing in particular is needed, but a name.
             return self._refuse(Check.AUTHORIZATION, request, None, "unsigned", FAILED)

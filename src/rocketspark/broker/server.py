@@ -299,12 +299,14 @@ class BrokerServer:
         yield PullHandler(s, store, tables, self._long_polling, stats, long_scans, self._filters, self.role)
         self._locks = RebalanceLocks(s.lock_expiry_ms)
         waiting = self._pop_state.waiting
-        self._client_handler = ClientHandler(tables.clients, tables.groups, tables.topics, self._locks, waiting)
+        self._client_handler = ClientHandler(
+            tables.clients, tables.groups, tables.topics, self._locks, waiting, long_scans
+        )
         yield self._client_handler
         self._topic_queues = TopicQueues(s, tables.topics.get)
         yield AssignmentHandler(s, tables, self._topic_queues, self._client_handler.notify)
         yield ConsumerManageHandler(store, tables.offsets, tables.topics, tables.groups)
-        yield from pop_handlers(s, store, tables, self._pop_state, self._filters, durability, stats)
+        yield from pop_handlers(s, store, tables, self._pop_state, self._filters, durability, stats, long_scans)
         yield TopicHandler(
             s.broker_name,
             store,

@@ -11,7 +11,7 @@ import os
 from rocketspark.access import write_gate
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.properties import parse_properties
+from rocketspark.model.properties import parse_request
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files import config_files
@@ -159,7 +159,7 @@ class ControllerSettings:
         the file cannot be written.
         """
         try:
-            values = parse_properties(text, "the request's")
+            values = parse_request(text)
             if not values.keys().isdisjoint(_BARRED.union(self._table["configBlackList"].split(";"))):
                 raise ServerError(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
             if unknown := values.keys() - self._table.keys():

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from rocketspark.errors import ConfigError
 
+# Twice as much as all settings of RocketMQ's together.
+REQUEST_LENGTH_MAX = 64 << 10
+
 
 def parse_properties(text: str, where: str) -> dict[str, str]:
     """Return keys and values of lines `key=value`. Raises ConfigError naming `where` and the malformed line."""
@@ -19,6 +22,13 @@ def parse_properties(text: str, where: str) -> dict[str, str]:
             raise ConfigError(f"{where} line {number}: {line!r} is no key=value")
         values[key.strip()] = value.strip()
     return values
+
+
+def parse_request(text: str) -> dict[str, str]:
+    """Return keys and values of a request that changes settings. Raises ConfigError, also for one that is too long."""
+    if len(text) > REQUEST_LENGTH_MAX:
+        raise ConfigError(f"settings of {len(text)} characters; at most {REQUEST_LENGTH_MAX} are taken in one request")
+    return parse_properties(text, "the request's")
 
 
 def replace_values(text: str, values: dict[str, str], key_of: Callable[[str], str] = lambda name: name) -> str:

@@ -33,7 +33,7 @@ from rocketspark.protocol.headers import (
 )
 from rocketspark.protocol.headers.namesrv import DeleteTopicHeader
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.protocol.json.registration import TOPICS_MAX, decode_compressed
+from rocketspark.protocol.json.registration import TOPICS_MAX, decode_compressed, decode_plain
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
@@ -265,7 +265,7 @@ def _registration(h: RegisterBrokerHeader, body: bytes) -> bodies.RegisterBroker
         raise ServerError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
     if not body:
         return bodies.RegisterBrokerBody()
-    registered = decode_compressed(body) if h.compressed else java_json.decode(body, bodies.RegisterBrokerBody)
+    registered = decode_compressed(body) if h.compressed else decode_plain(body)
     if (count := len(registered.topic_config_serialize_wrapper.topic_config_table)) > TOPICS_MAX:
         raise ProtocolError(f"{count} topics in one registration: {TOPICS_MAX} are taken, set enableSplitRegistration")
     check_version(registered.topic_config_serialize_wrapper.data_version)

@@ -15,6 +15,7 @@ from typing import Any
 from rocketspark.access import write_gate
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.properties import REQUEST_LENGTH_MAX
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.namesrv.known_settings import CONTROLLER_KEYS, DEFAULTS, KNOWN_UNSET
 from rocketspark.protocol.codes import ResponseCode
@@ -148,6 +149,8 @@ class Settings:
         Raises ServerError 16 for a key that may not be touched, 29 for a wrong value or one that needs a restart, 1 if
         the file cannot be written.
         """
+        if len(text) > REQUEST_LENGTH_MAX:
+            raise ServerError(ResponseCode.INVALID_PARAMETER, f"settings of {len(text)} characters in one request")
         values: dict[str, str] = {}
         for line in text.splitlines():
             if line.strip() and line.strip()[0] not in "#!":

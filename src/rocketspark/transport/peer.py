@@ -7,7 +7,7 @@ one write. A handler returns the reply's bytes, None (no reply, or a later `send
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, cast
 
 import msgspec
@@ -36,6 +36,8 @@ CHECKED_HEADER_BYTES = 1024
 UNFINISHED_BYTES_MIN = 64 << 10
 # Requests of one connection that are worked on in tasks; the others wait, unread.
 TASKS_MAX = 1000
+# And bytes of them, headers and bodies, which lie in memory until they are answered; of one connection.
+TASK_BYTES_MAX = 16 << 20
 # A client that ended its side still gets the promised replies for this long.
 HALF_CLOSED_S = 10.0
 
@@ -71,7 +73,10 @@ class Peer(Outgoing):
         self._on_open = on_open
         self._on_close = on_close
         self._splitter = frames.Splitter()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        # Requests that are worked on, with the bytes of each.
+        self._tasks: dict[asyncio.Task[Any], int] = {}
+        self._task_bytes = 0
+        self._alone = False
         # Frames of one read that are not served yet, and frames that wait for a later turn.
         self._received: Iterator[tuple[int, bytes, bytes]] = iter(())
         self._held: list[tuple[int, bytes, bytes]] | None = None
@@ -171,7 +176,7 @@ class Peer(Outgoing):
         self.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        if self._transport is None or not self.is_writable or len(self._tasks) >= TASKS_MAX:
+        if self._transport is None or not self.is_writable or self._is_full():
             return
         held, self._held = self._held, None
         if held:
@@ -186,6 +191,25 @@ class Peer(Outgoing):
         if left:
             self._hold(left)
             self.loop.call_soon(self._go_on)
+
+    def alone(self, answer: Coroutine[Any, Any, bytes | None]) -> Coroutine[Any, Any, bytes | None]:
+        """Return an answer for a handler to return: until it is there nothing else of this connection is served, so
+        that what was asked for keeps its order."""
+        self._alone = True
+        return self._ended_alone(answer)
+
+    async def _ended_alone(self, answer: Coroutine[Any, Any, bytes | None]) -> bytes | None:
+        try:
+            return await answer
+        finally:
+            self._alone = False
+            self.loop.call_soon(self._go_on)
+
+    def _is_full(self) -> bool:
+        """Tell whether the requests worked on are so many, or so large, that no more are read."""
+        if self._alone or len(self._tasks) >= TASKS_MAX or self._task_bytes > TASK_BYTES_MAX:
+            return True
+        return bool(self._task_bytes) and self.bounds is not None and self.bounds.is_busy
 
     def _hold(self, left: list[tuple[int, bytes, bytes]]) -> None:
         """Keep these frames, and read no more, until `_go_on`."""
@@ -312,7 +336,11 @@ class Peer(Outgoing):
             answer = route[2](self, request, body)
         except Exception as e:
             return self.failure(request, e)
-        return answer if type(answer) is bytes and not request.flag & 2 else self._finish(request, answer)
+        return (
+            answer
+            if type(answer) is bytes and not request.flag & 2
+            else self._finish(request, answer, len(header) + len(body))
+        )
 
     def _take(self, serialization: int, header: bytes, body: bytes) -> bytes | Parts | None:
         """Take any frame: replies to us, binary headers, unknown codes and broken requests."""
@@ -369,7 +397,7 @@ class Peer(Outgoing):
                 return None
             text = f"request {code}: {e}"
             return reply(opaque, ResponseCode.SYSTEM_ERROR, remark=text, language=self._language)
-        return self._run(route[2], request, body)
+        return self._run(route[2], request, body, len(header) + len(body))
 
     def _refusal(self, request: ReceivedRequest) -> Refusal | None:
         """Ask the gate; a request about which it cannot decide is refused."""
@@ -380,25 +408,32 @@ class Peer(Outgoing):
             log.exception("request %d of %s could not be checked: refused", request.code, self.address)
             return Refusal(ResponseCode.SYSTEM_ERROR, "the request could not be checked; the broker's log says why")
 
-    def _run(self, handler: Handler, request: Request[Any], body: bytes) -> bytes | Parts | None:
+    def _run(self, handler: Handler, request: Request[Any], body: bytes, size: int) -> bytes | Parts | None:
         try:
-            return self._finish(request, handler(self, request, body))
+            return self._finish(request, handler(self, request, body), size)
         except Exception as e:
             return self.failure(request, e)
 
-    def _finish(self, request: Request[Any], answer: Answer) -> bytes | Parts | None:
+    def _finish(self, request: Request[Any], answer: Answer, size: int) -> bytes | Parts | None:
         if answer is None or isinstance(answer, bytes | Parts):
             return None if request.flag & frames.ONEWAY_FLAG else answer
         task = self.loop.create_task(self._await(request, answer))
-        self._tasks.add(task)
+        self._tasks[task] = size
+        self._count(size)
         task.add_done_callback(self._done)
-        if len(self._tasks) >= TASKS_MAX:
+        if self._is_full():
             self._hold(list(self._received))
         return None
 
+    def _count(self, size: int) -> None:
+        self._task_bytes += size
+        if self.bounds is not None:
+            self.bounds.worked_on_bytes += size
+
     def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if self._held is not None and len(self._tasks) == TASKS_MAX // 2:
+        size = self._tasks.pop(task)
+        self._count(-size)
+        if self._held is not None and (size or len(self._tasks) == TASKS_MAX // 2):
             self.loop.call_soon(self._go_on)
         self._end_if_all_answered()
 

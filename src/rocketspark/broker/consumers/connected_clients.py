@@ -28,7 +28,7 @@ log = LimitedLog("rocketspark.broker")
 # Limits of groups for each connection, and of subscriptions for each group.
 CONSUMERS_MAX = 1000
 PRODUCERS_MAX = 10_000
-SUBSCRIPTIONS_MAX = 10_000
+SUBSCRIPTIONS_MAX = 4096
 CLIENT_ID_LENGTH_MAX = 1024
 # Subscriptions of a member in a line of the log.
 SHOWN_MAX = 5
@@ -103,13 +103,18 @@ class ConnectedClients:
         self.weight = 0
         self._host_weights: Counter[str] = Counter()
 
-    def beat(self, peer: Peer, beat: Heartbeat, language: str, version: int, now_ms: int) -> None:
-        """Take a client's heartbeat for all its groups. Raises ServerError 29 if they are too many."""
+    def beat(
+        self, peer: Peer, beat: Heartbeat, language: str, version: int, now_ms: int, sender: Sender | None = None
+    ) -> None:
+        """Take a client's heartbeat for all its groups. Raises ServerError 29 if they are too many.
+
+        `sender`: who said it, if that may not be the newest heartbeat of the connection.
+        """
         self.check(peer, beat)
         if beat.producer_data_set:
             self._produces.setdefault(peer, set()).update(p.group_name for p in beat.producer_data_set)
         id_weight = len(beat.client_id) // WEIGHT_CHARACTERS
-        sender = peer.sender
+        sender = sender or peer.sender
         if sender is not None and self.may_be_sent(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, sender, "", ""):
             self._ids.said(beat.client_id, sender.user, now_ms)
         for producer in beat.producer_data_set:

@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Hashable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.headers import Request
+from rocketspark.transport.bounds.connection_bounds import SHARE_OF_ADDRESS, place_of
 
 log = LimitedLog("rocketspark.broker")
 
 QueueKey = tuple[str, int]
+K = TypeVar("K", bound=Hashable)
 # The key of a request that waits for its time only.
 NO_QUEUE: QueueKey = ("", -1)
 # Some 2 KB of memory go with a weight of 1; a consumer holds one request for each of its queues.
@@ -50,25 +52,45 @@ def dropped(final: bool) -> Any:
 
 
 class HeldWeights:
-    """What the held requests of a broker weigh, of all kinds together: `all_max`, `owner_max` for one connection."""
+    """What the held requests of a broker weigh, of all kinds together.
+
+    `all_max`: of all, three quarters of it for one host; `owner_max`: for one connection.
+    """
 
     def __init__(self) -> None:
         self.all_max, self.owner_max = WEIGHT_MAX, OWNER_WEIGHT_MAX
         self.total = 0
         self.of_owners: dict[Hashable, int] = {}
+        self.of_hosts: dict[str, int] = {}
 
     def has_room(self, owner: Hashable, weight: int) -> bool:
         """Tell whether an owner may hold so much more."""
-        return self.of_owners.get(owner, 0) + weight <= self.owner_max and self.total + weight <= self.all_max
+        return (
+            self.of_owners.get(owner, 0) + weight <= self.owner_max
+            and self.of_hosts.get(_host_of(owner), 0) + weight <= max(1, self.all_max * SHARE_OF_ADDRESS)
+            and self.total + weight <= self.all_max
+        )
 
     def add(self, owner: Hashable, weight: int) -> None:
         """Count what is held, or with a negative weight is held no more."""
         self.total += weight
-        left = self.of_owners.get(owner, 0) + weight
-        if left:
-            self.of_owners[owner] = left
-        else:
-            self.of_owners.pop(owner, None)
+        _add(self.of_owners, owner, weight)
+        if host := _host_of(owner):
+            _add(self.of_hosts, host, weight)
+
+
+def _host_of(owner: Hashable) -> str:
+    """Return what counts as the host of a connection; "" for another owner, which shares with nobody."""
+    host = getattr(owner, "remote_host", "")
+    return place_of(host) if host else ""
+
+
+def _add(table: dict[K, int], key: K, weight: int) -> None:
+    left = table.get(key, 0) + weight
+    if left:
+        table[key] = left
+    else:
+        table.pop(key, None)
 
 
 class HeldRequest:

@@ -10,6 +10,7 @@ from rocketspark.broker.consumers.lock_quorum import LockQuorum
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.declared_settings import QUEUES_MAX
+from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.pop.waiting_pops import WaitingPops
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.topics import Topics
@@ -25,11 +26,16 @@ from rocketspark.protocol.headers import (
     sender_language,
 )
 from rocketspark.protocol.json import bodies, java_json
+from rocketspark.transport.gate import Sender
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
 
 log = LimitedLog("rocketspark.broker")
+
+# A longer heartbeat is taken in several turns of the loop: so many groups and subscriptions in one, some ms.
+LONG_BEAT_BYTES, TOLD_IN_TURN = 128 << 10, 1000
+LOCKS_IN_TURN = 4096
 
 
 class ClientHandler:
@@ -42,8 +48,10 @@ class ClientHandler:
         topics: Topics,
         locks: RebalanceLocks,
         waiting: WaitingPops,
+        scans: LongScans,
     ) -> None:
         self._waiting = waiting
+        self._scans = scans
         self._clients = clients
         self._groups = groups
         self._topics = topics
@@ -59,16 +67,33 @@ class ClientHandler:
         routes.add(RequestCode.LOCK_BATCH_MQ, self.lock)
         routes.add(RequestCode.UNLOCK_BATCH_MQ, self.unlock)
 
-    def heartbeat(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+    def heartbeat(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
         """HEART_BEAT (34): a group's first one makes its settings and its retry topic."""
         beat = bodies.heartbeat(body)
         self._clients.check(peer, beat)
+        if len(body) > LONG_BEAT_BYTES:
+            return peer.alone(self._beat_in_turns(peer, request, beat))
+        return self._beat(peer, request, beat, peer.sender)
+
+    async def _beat_in_turns(self, peer: Peer, request: Request[Any], beat: bodies.Heartbeat) -> bytes | None:
+        """Take a long heartbeat some groups at a time: each group is told whole, and no other heartbeat of the
+        connection comes between."""
+        sender, answer = peer.sender, None
+        for part in beat.parts(TOLD_IN_TURN):
+            await self._scans.next()
+            if not peer.is_open:
+                # It was taken out of all groups, and comes into no more.
+                return None
+            answer = self._beat(peer, request, part, sender)
+        return answer
+
+    def _beat(self, peer: Peer, request: Request[Any], beat: bodies.Heartbeat, sender: Sender | None) -> bytes:
         for consumer in beat.consumer_data_set:
             config = self._groups.get(consumer.group_name, by=peer.address)
             if config is not None:
                 self._topics.ensure(topic_names.retry_topic(consumer.group_name), config.retry_queue_nums)
         try:
-            self._clients.beat(peer, beat, sender_language(request.language), request.version, now_ms())
+            self._clients.beat(peer, beat, sender_language(request.language), request.version, now_ms(), sender)
         except FilterIllegal as e:
             raise ServerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(e)) from e
         return reply(request.opaque, header=HeartbeatReply())
@@ -114,29 +139,28 @@ class ClientHandler:
             raise ServerError(
                 ResponseCode.INVALID_PARAMETER, f"{len(wanted.mq_set)} queues to lock; at most {QUEUES_MAX} at a time"
             )
-        held = self._locks.lock(wanted.consumer_group, wanted.client_id, [q.queue() for q in wanted.mq_set], now_ms())
-        if self.quorum is not None and self.quorum.is_needed(wanted):
-            return self._lock_everywhere(self.quorum, request, wanted, held)
-        return _locked(request, held)
+        return peer.alone(self._lock(request, wanted))
 
-    async def _lock_everywhere(
-        self, quorum: LockQuorum, request: Request[Any], wanted: bodies.LockRequest, held: list[MessageQueue]
-    ) -> bytes:
-        return _locked(request, await quorum.lock(wanted, held))
+    async def _lock(self, request: Request[Any], wanted: bodies.LockRequest) -> bytes:
+        """Lock queue by queue, many in some turns: each is one client's at any time."""
+        held: list[MessageQueue] = []
+        rows: list[bodies.QueueBody] = []
+        async for part in self._scans.pieces(wanted.mq_set, LOCKS_IN_TURN):
+            queues = [q.queue() for q in part]
+            taken = self._locks.lock(wanted.consumer_group, wanted.client_id, queues, now_ms())
+            held += taken
+            rows += [bodies.QueueBody.of(q) for q in taken]
+        if self.quorum is not None and self.quorum.is_needed(wanted):
+            rows = [bodies.QueueBody.of(q) for q in await self.quorum.lock(wanted, held)]
+        return reply(request.opaque, body=bodies.encode(bodies.LockReply(lock_ok_mq_set=rows)))
 
     def unlock(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
         """UNLOCK_BATCH_MQ (42)."""
-        wanted = java_json.decode_request(body, bodies.LockRequest)
-        self._locks.unlock(wanted.consumer_group, wanted.client_id, [q.queue() for q in wanted.mq_set])
+        return peer.alone(self._unlock(request, java_json.decode_request(body, bodies.LockRequest)))
+
+    async def _unlock(self, request: Request[Any], wanted: bodies.LockRequest) -> bytes:
+        async for part in self._scans.pieces(wanted.mq_set, LOCKS_IN_TURN):
+            self._locks.unlock(wanted.consumer_group, wanted.client_id, [q.queue() for q in part])
         if self.quorum is not None and self.quorum.is_needed(wanted):
-            return self._unlock_everywhere(self.quorum, request, wanted)
+            await self.quorum.unlock(wanted)
         return reply(request.opaque)
-
-    async def _unlock_everywhere(self, quorum: LockQuorum, request: Request[Any], wanted: bodies.LockRequest) -> bytes:
-        await quorum.unlock(wanted)
-        return reply(request.opaque)
-
-
-def _locked(request: Request[Any], held: list[MessageQueue]) -> bytes:
-    answer = bodies.LockReply(lock_ok_mq_set=[bodies.QueueBody.of(q) for q in held])
-    return reply(request.opaque, body=bodies.encode(answer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
@@ -15,7 +16,7 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.handlers.send_fast_path import SendFastPath, StandingOf
 from rocketspark.broker.messages import batch_queue_topics, retry_and_dead_letter
 from rocketspark.broker.messages.half_batches.half_ranges import HalfRanges
-from rocketspark.broker.messages.put_message import Accepted, pairs_of
+from rocketspark.broker.messages.put_message import Accepted, ReadBatch, pairs_of
 from rocketspark.broker.messages.send_rules import any_queue, illegal
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.durability import Durability
@@ -32,10 +33,12 @@ from rocketspark.protocol.message import record, sysflags
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
-from rocketspark.transport.request_frames import reply
+from rocketspark.transport.request_frames import Parts, reply
 
 # Two hex digits for each byte.
 _HEX = np.frombuffer(b"".join([b"%02X" % i for i in range(256)]), np.uint16)
+# A longer batch is read in several turns of the loop before it is stored.
+LONG_BATCH_BYTES = 256 << 10
 _PACK_LENGTHS = struct.Struct(">ii").pack
 
 
@@ -120,8 +123,8 @@ class SendHandler:
 
         return timed
 
-    def send(self, peer: Peer, request: Request[SendHeader], body: bytes) -> Answer:
-        """SEND_MESSAGE (10, 310) and SEND_BATCH_MESSAGE (320)."""
+    def send(self, peer: Peer, request: Request[SendHeader], body: bytes, read: ReadBatch | None = None) -> Answer:
+        """SEND_MESSAGE (10, 310) and SEND_BATCH_MESSAGE (320). `read`: of a long batch."""
         h = request.ext
         topic = h.topic
         try:
@@ -135,7 +138,9 @@ class SendHandler:
             if self._durability.needed and pairs.get(b"WAIT") != b"false":
                 self._durability.check()
             if h.batch or request.code == 320:
-                batch = self._put_message.accept_batch(h, queue_id, body, pairs, peer.packed_host)
+                if read is None and len(body) > LONG_BATCH_BYTES:
+                    return peer.alone(self._read_first(peer, request, body))
+                batch = self._put_message.accept_batch(h, queue_id, body, pairs, peer.packed_host, read)
                 ids = self._ids(batch.positions)
                 return self._answer_batch(peer, request, queue_id, batch.queue_offset, ids, batch.end, pairs)
             sys_flag = self._rules.sys_flag(h)
@@ -170,6 +175,24 @@ class SendHandler:
         header = self._reply % (0, queue_id, transaction_id, message_id, queue_offset, request.opaque)
         return _PACK_LENGTHS(4 + len(header), len(header)) + header
 
+    async def _read_first(self, peer: Peer, request: Request[SendHeader], body: bytes) -> bytes | None:
+        """Read a long batch in turns of the loop, then store it in one; what follows on the connection waits."""
+        steps = self._put_message.read_batch(request.ext, body)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as e:
+                read: ReadBatch = e.value
+                break
+            except ServerError as e:
+                return reply(request.opaque, e.code, self._marks, remark=e.remark)
+            await asyncio.sleep(0)
+        answer = self.send(peer, request, body, read)
+        assert not isinstance(answer, Parts)
+        answered = answer if answer is None or isinstance(answer, bytes) else await answer
+        assert not isinstance(answered, Parts)
+        return answered
+
     def send_halves(self, peer: Peer, request: Request[SendHeader], body: bytes) -> Answer:
         """SEND_HALF_BATCH (7310005): the items of a batch, each stored as a half message of its own.
 
@@ -197,9 +220,11 @@ class SendHandler:
 
     async def _answer_settled(self, answer: Answer) -> bytes | None:
         """Return the answer to a send that made its topic, once the NameServers know it: the sender asks them next."""
+        assert not isinstance(answer, Parts)
+        answered = answer if answer is None or isinstance(answer, bytes) else await answer
+        assert not isinstance(answered, Parts)
         await self._settled()
-        assert answer is None or isinstance(answer, bytes)
-        return answer
+        return answered
 
     def _answer(
         self,

@@ -5,7 +5,7 @@ Rule: the result is that of `put_message.pairs_of` for each message; texts of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,10 @@ Spans = dict[bytes, tuple[int, int]]
 # Texts of one length and shape are read together; for fewer, or of more kinds, that costs more than it saves.
 _ROWS_MIN = 8
 _KINDS_MAX = 24
+# A large batch may be of more, if there are so many messages of each on average.
+_OF_KIND_MIN, _KINDS_OF_LARGE_MAX = 64, 256
+# Read one by one in one turn.
+_SINGLE_IN_TURN = 1024
 _SHAPES_MAX = 3
 # The characters of plain texts: neither a mark nor 0, and ASCII.
 _PLAIN_FIRST, _PLAIN_LAST = 3, 127
@@ -107,6 +111,19 @@ def read(
     layout: Layout, pairs_of: Pairs, tag_code: Callable[[bytes | None], int], wanted: Wanted | None = None
 ) -> tuple[NDArray[np.int64], BatchKeys]:
     """Return the tags code of each message, and the keys for the index; `wanted` is filled too."""
+    steps = read_steps(layout, pairs_of, tag_code, wanted)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as e:
+            found: Found = e.value
+            return found
+
+
+def read_steps(
+    layout: Layout, pairs_of: Pairs, tag_code: Callable[[bytes | None], int], wanted: Wanted | None = None
+) -> Generator[None, None, Found]:
+    """`read` in pieces of some ms, but for what is read together, which is quick."""
     count = layout.message_count
     codes = np.zeros(count, np.int64)
     keys = BatchKeys()
@@ -118,7 +135,9 @@ def read(
     else:
         single = _read_kinds(layout, codes, keys, wanted)
     starts, lengths = layout.properties_at, layout.properties_bytes
-    for row in single.tolist():
+    for number, row in enumerate(single.tolist(), 1):
+        if number % _SINGLE_IN_TURN == 0:
+            yield
         at = starts[row]
         pairs = pairs_of(layout.body[at : at + lengths[row]])
         tags = pairs.get(TAGS)
@@ -138,7 +157,7 @@ def _read_kinds(layout: Layout, codes: NDArray[np.int64], keys: BatchKeys, wante
         texts = data[starts[:, None] + np.arange(int(lengths[0]))]
         return _read_alike(np.arange(layout.message_count), texts, codes, keys, wanted)
     kinds, counts = np.unique(lengths, return_counts=True)
-    if len(kinds) > _KINDS_MAX:
+    if len(kinds) > max(_KINDS_MAX, min(layout.message_count // _OF_KIND_MIN, _KINDS_OF_LARGE_MAX)):
         return np.arange(layout.message_count)
     left = []
     for length, rows_count in zip(kinds.tolist(), counts.tolist(), strict=True):

@@ -8,7 +8,7 @@ here, and nothing of it elsewhere: handlers decode and answer. The four ways in:
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import time
 from typing import NamedTuple, Protocol
 
@@ -19,7 +19,15 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages import batch_properties
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
-from rocketspark.broker.messages.send_rules import NOT_IN_BATCHES, PlainSends, SendRules, illegal, items_of, refused
+from rocketspark.broker.messages.send_rules import (
+    NOT_IN_BATCHES,
+    PlainSends,
+    SendRules,
+    illegal,
+    items_of,
+    layout_of,
+    refused,
+)
 from rocketspark.broker.messages.timers.timer_rules import ADDED_BYTES, TIMER_PROPERTIES, TimerRules, without_times
 from rocketspark.broker.statistics.stats import Stats, count
 from rocketspark.errors import MessageIllegal, ServerError, StoreError
@@ -37,6 +45,8 @@ from rocketspark.store.store import Store
 
 pairs_of = properties.pairs_of
 _TAG_CODES_MAX = 100_000
+# Of a batch: keys, and messages where each has to be looked at by itself.
+BATCH_KEYS_MAX, ITEMS_MAX = 1 << 17, 4096
 # Longer tags are hashed each time, so that what is kept stays within some MB.
 TAG_KEPT_MAX = 128
 # Properties that park a message until a time.
@@ -52,6 +62,13 @@ class AcceptedBatch(NamedTuple):
     positions: Sequence[int] | NDArray[np.int64]
     queue_offset: int
     end: int
+
+
+class ReadBatch(NamedTuple):
+    """A batch that was read before it is stored: its layout, and what `batch_properties.read` found; None if not."""
+
+    layout: batch.Layout | None
+    found: batch_properties.Found | None
 
 
 class Door(Protocol):
@@ -382,19 +399,27 @@ class PutMessage:
         return topic, queue_id, stored, tags, self.tag_code(tags)
 
     def accept_batch(
-        self, h: SendHeader, queue_id: int, body: bytes, pairs: dict[bytes, bytes], born_host: bytes
+        self,
+        h: SendHeader,
+        queue_id: int,
+        body: bytes,
+        pairs: dict[bytes, bytes],
+        born_host: bytes,
+        read: ReadBatch | None = None,
     ) -> AcceptedBatch:
         """Store the messages of a batch at consecutive queue offsets, all or none; batch queues take one record.
 
-        `pairs`: properties of the whole; a record for the whole gets its own. Raises ServerError as `accept`.
+        `pairs`: properties of the whole; a record for the whole gets its own; `read`: what `read_batch` found. Raises
+        ServerError as `accept`.
         """
         as_one = self.rules.check_batch(h, body)
-        layout = batch.scan(body)
+        layout = layout_of(body) if read is None else read.layout
         if as_one and b"UNIQ_KEY" in pairs:
             message_count = len(items_of(body)) if layout is None else layout.message_count
             return self._accept_inner_batch(h, queue_id, body, message_count, pairs, born_host)
         if layout is not None:
-            accepted = self.accept_layout(h.topic, queue_id, layout, h.sys_flag, h.born_time_ms, born_host)
+            found = None if read is None else read.found
+            accepted = self.accept_layout(h.topic, queue_id, layout, h.sys_flag, h.born_time_ms, born_host, found=found)
             if accepted is not None:
                 return accepted
         placed = self.accept_items(
@@ -406,6 +431,27 @@ class PutMessage:
             born_host=born_host,
         )
         return AcceptedBatch([position for position, _, _ in placed], placed[0][1], placed[-1][2])
+
+    def read_batch(self, h: SendHeader, body: bytes) -> Generator[None, None, ReadBatch]:
+        """Read a long batch in pieces, for `accept_batch`. Raises ServerError 13 for one that may not be."""
+        self.rules.check_batch(h, body)
+        layout = layout_of(body)
+        yield
+        if layout is None:
+            return ReadBatch(layout, None)
+        wanted = batch_properties.Wanted(())
+        found = yield from batch_properties.read_steps(layout, pairs_of, self.tag_code, wanted)
+        if found[1].count > BATCH_KEYS_MAX:
+            raise illegal(f"a batch of {found[1].count} keys, at most {BATCH_KEYS_MAX} are taken: send smaller ones")
+        yield
+        if NOT_IN_BATCHES.isdisjoint(wanted.names):
+            return ReadBatch(layout, found)
+        if layout.message_count > ITEMS_MAX:
+            raise illegal(
+                f"a batch of {layout.message_count} messages some of which have properties that a broker sets:"
+                f" at most {ITEMS_MAX} are taken at once"
+            )
+        return ReadBatch(layout, None)
 
     def _accept_inner_batch(
         self, h: SendHeader, queue_id: int, body: bytes, message_count: int, pairs: dict[bytes, bytes], born_host: bytes

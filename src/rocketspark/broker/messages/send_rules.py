@@ -249,6 +249,14 @@ class SendRules:
         return batch_queue_topics.has_batch_queues(self._topic_table[h.topic])
 
 
+def layout_of(body: bytes) -> batch.Layout | None:
+    """Return the layout of a batch, None where `items_of` has to read it. Raises ServerError 13 for too many."""
+    try:
+        return batch.scan(body)
+    except RecordError as e:
+        raise illegal(str(e)) from e
+
+
 def items_of(body: bytes) -> list[batch.BatchItem]:
     """Return the messages of a batch. Raises ServerError 13 if there are none or they cannot be read."""
     try:

@@ -18,7 +18,7 @@ from rocketspark.broker.settings import FIELDS, BrokerSettings
 from rocketspark.broker.storage.json_tables import next_version
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.properties import parse_properties
+from rocketspark.model.properties import parse_request
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import DataVersion
 from rocketspark.store.files import config_files
@@ -57,7 +57,7 @@ class LiveSettings:
         Raises ServerError 16 for a key that may not be touched, 29 for a wrong value or a key that needs a restart.
         """
         try:
-            values = parse_properties(text, "the request's")
+            values = parse_request(text)
             barred = set(self._settings.fixed_keys.split(";"))
             if not barred.isdisjoint(values):
                 raise ServerError(ResponseCode.NO_PERMISSION, "Can not update config in black list.")

@@ -4,9 +4,12 @@ go on."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import AsyncIterator, Coroutine, Generator, Sequence
+from typing import TypeVar
 
 from rocketspark.transport.peer import Peer
+
+T = TypeVar("T")
 
 # Queues that are looked at in one turn: some ms.
 QUEUES_IN_TURN = 256
@@ -23,6 +26,13 @@ class LongScans:
         """Wait for a turn of the loop in which to do a piece; scans take turns in rotation."""
         async with self._rotation:
             await asyncio.sleep(0)
+
+    async def pieces(self, rows: Sequence[T], count: int = QUEUES_IN_TURN) -> AsyncIterator[Sequence[T]]:
+        """Yield what a request names by so many, each piece in a turn of the loop, the first in this one."""
+        for at in range(0, len(rows), count):
+            if at:
+                await self.next()
+            yield rows[at : at + count]
 
     def answer(self, peer: Peer, steps: Generator[None, None, bytes]) -> bytes | Coroutine[None, None, bytes]:
         """Return the answer, at once if the scan has one piece."""

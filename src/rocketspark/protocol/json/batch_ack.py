@@ -9,10 +9,14 @@ from typing import Annotated
 
 import msgspec
 
-from rocketspark.errors import ProtocolError
+from rocketspark.errors import ProtocolError, ServerError
 from rocketspark.model.text import INT_MAX, LONG_MAX
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import Body
+
+# Of one request.
+BATCHES_MAX = 4096
 
 _Int = Annotated[int, msgspec.Meta(ge=-INT_MAX - 1, le=INT_MAX)]
 _Long = Annotated[int, msgspec.Meta(ge=-LONG_MAX - 1, le=LONG_MAX)]
@@ -124,7 +128,14 @@ class _EitherBody(Body):
 
 
 def decode(body: bytes) -> BatchAck:
-    """Return the body of a request, its fields named in short or at length. Raises ProtocolError."""
+    """Return the body of a request, its fields named in short or at length.
+
+    Raises ProtocolError, and ServerError 29 for more batches than one request acknowledges.
+    """
+    if (count := body.count(b"{") - 1) > BATCHES_MAX:
+        raise ServerError(
+            ResponseCode.INVALID_PARAMETER, f"{count} batches are acknowledged at once, the limit is {BATCHES_MAX}"
+        )
     found = java_json.decode_request(body, _EitherBody)
     acks = None if found.acks is None else [a.batch() for a in found.acks if a is not None]
     return BatchAck(broker_name=found.broker_name, acks=acks)

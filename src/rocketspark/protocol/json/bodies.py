@@ -5,6 +5,7 @@ Names of fields are the wire's own by `rename`; other fields of a body are ignor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -106,7 +107,7 @@ class RouteBody(Body, omit_defaults=True):
 
 
 # More than any broker has of one topic, few enough to hold one value for each.
-# Some 20,000 subscriptions: they are read on the loop.
+# They are read on the loop.
 HEARTBEAT_BYTES_MAX = 4 << 20
 QUEUES_OF_BROKER_MAX = 1 << 16
 QUEUES_OF_ROUTE_MAX = 1 << 18
@@ -322,6 +323,22 @@ class Heartbeat(Body):
     without_sub: bool = False
     producer_data_set: list[ProducerData] = []
     consumer_data_set: list[ConsumerData] = []
+
+    def parts(self, count_max: int) -> Iterator[Heartbeat]:
+        """Yield the same as heartbeats of so many groups and subscriptions, or of one larger group, each."""
+        producers = self.producer_data_set
+        for at in range(0, len(producers), count_max):
+            yield msgspec.structs.replace(self, producer_data_set=producers[at : at + count_max], consumer_data_set=[])
+        part: list[ConsumerData] = []
+        count = 0
+        for consumer in self.consumer_data_set:
+            size = 1 + len(consumer.subscription_data_set)
+            if part and count + size > count_max:
+                yield msgspec.structs.replace(self, producer_data_set=[], consumer_data_set=part)
+                part, count = [], 0
+            part.append(consumer)
+            count += size
+        yield msgspec.structs.replace(self, producer_data_set=[], consumer_data_set=part)
 
 
 def heartbeat(body: bytes) -> Heartbeat:

@@ -19,6 +19,8 @@ HEAD_BYTES = _HEAD.size
 _SIZE = struct.Struct(">i")
 # Fewer messages are read one by one as quickly.
 SCAN_COUNT_MIN = 24
+# The answer names each in some 33 bytes, and clients take a header of 1 MiB.
+COUNT_MAX = 30_000
 
 
 class BatchItem(NamedTuple):
@@ -93,7 +95,10 @@ class Layout(NamedTuple):
 
 
 def scan(body: bytes) -> Layout | None:
-    """Return the layout of a batch body; None if it has few messages or lengths do not fit: use `decode` then."""
+    """Return the layout of a batch body; None if it has few messages or lengths do not fit: use `decode` then.
+
+    Raises RecordError for one of more messages than a batch may have.
+    """
     total = len(body)
     if total < (HEAD_BYTES + 2) * SCAN_COUNT_MIN:
         return None
@@ -102,7 +107,7 @@ def scan(body: bytes) -> Layout | None:
         return None
     data = np.frombuffer(body, np.uint8)
     count, rest = divmod(total, width)
-    if not rest and (data.reshape(count, width)[:, :4] == data[:4]).all():
+    if not rest and count <= COUNT_MAX and (data.reshape(count, width)[:, :4] == data[:4]).all():
         starts = np.arange(0, total, width, dtype=np.int64)
         sizes = np.full(count, width, np.int64)
         heads = np.ndarray((count, 5), ">i4", body, strides=(width, 4))
@@ -116,6 +121,8 @@ def scan(body: bytes) -> Layout | None:
             if size < HEAD_BYTES + 2:
                 return None
             at += size
+            if len(found) > COUNT_MAX:
+                raise RecordError(f"a batch of more than {COUNT_MAX} messages")
         if at != total or len(found) < SCAN_COUNT_MIN:
             return None
         starts = np.array(found, np.int64)

@@ -64,6 +64,13 @@ class BatchKeys:
         self.tags: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = []
         self.single: list[tuple[int, bytes | None, bytes | None, bytes | None]] = []
 
+    @property
+    def count(self) -> int:
+        """Return how many keys there are, those counted that two blanks leave empty."""
+        alike = sum(len(of) for of, _ in (*self.ids, *self.words, *self.tags, *self.lists))
+        more = sum(int(np.count_nonzero(values == ord(" "))) for _, values in self.lists)
+        return alike + more + sum(words.count(b" ") + 2 if words else 1 for _, _, words, _ in self.single)
+
 
 _POWERS = np.empty(1024, np.uint32)
 HASHED_BYTES_MAX = len(_POWERS)

@@ -85,6 +85,8 @@ class ConnectionBounds:
         # By peer: which frame it is, since when it is awaited, and its bytes so far.
         self._unfinished: dict[Bounded, tuple[int, float, int]] = {}
         self._unfinished_bytes = 0
+        # Of requests that are worked on in tasks, counted by their connections.
+        self.worked_on_bytes = 0
         # Those that do not read their replies, the one that began first in front.
         self._unread: dict[Writing, None] = {}
         self._look: asyncio.TimerHandle | None = None
@@ -109,6 +111,11 @@ class ConnectionBounds:
             self._by_host[host] = count - 1
         else:
             self._by_host.pop(host, None)
+
+    @property
+    def is_busy(self) -> bool:
+        """True while requests that are worked on hold so much that a connection which has some is read no further."""
+        return self.worked_on_bytes > self.bounds.unfinished_bytes
 
     # -- frames that are not whole -------------------------------------------------------------------------------
 

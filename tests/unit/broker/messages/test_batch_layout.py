@@ -23,6 +23,7 @@ from rocketspark.protocol.message import batch
 from rocketspark.store import Store
 from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.index.key_hashes import TopicKeys, batch_columns, columns
+from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import request
 
 
@@ -167,9 +168,7 @@ async def outcome(root: Path, frames_sent: list[bytes], at_once: bool, **changes
         try:
             peer, wire = broker.connect()
             for one in frames_sent:
-                peer.data_received(one)
-            while peer._tasks or peer._soon:
-                await asyncio.sleep(0)
+                await whole(peer, one)
         finally:
             batch.scan = scan
         stats = broker.server._stats
@@ -179,6 +178,13 @@ async def outcome(root: Path, frames_sent: list[bytes], at_once: bool, **changes
         return wire.replies(), broker.files(), counters, queues
     finally:
         await broker.server.close()
+
+
+async def whole(peer: Peer, data: bytes) -> None:
+    """Let a peer take frames, and answer them: a long batch is read in several turns of the loop."""
+    peer.data_received(data)
+    while peer._tasks or peer._soon:
+        await asyncio.sleep(0)
 
 
 def compare(root: Path, frames_sent: list[bytes], **changes: Any) -> dict[int, bytes]:
@@ -255,8 +261,8 @@ def test_a_full_disk_refuses_a_batch_whole(tmp_path: Path, full: str, monkeypatc
             store = broker.server.store
             peer, wire = broker.connect()
             keyed = [b._replace(properties=b.properties + b"KEYS\x01key%d\x02" % n) for n, b in enumerate(alike(3000))]
-            peer.data_received(frame(0, keyed[:1500]))
-            peer.data_received(frame(0, keyed[1500:]))
+            await whole(peer, frame(0, keyed[:1500]))
+            await whole(peer, frame(0, keyed[1500:]))
             position = store.written_position
 
             def refuse(*_: Any) -> None:
@@ -272,11 +278,11 @@ def test_a_full_disk_refuses_a_batch_whole(tmp_path: Path, full: str, monkeypatc
             with monkeypatch.context() as patched:
                 patched.setattr(owner, what, refuse)
                 wire.written = b""
-                peer.data_received(frame(1, keyed))
+                await whole(peer, frame(1, keyed))
             code = frames.decode(next(split(wire.written))).code
             assert (code, store.written_position, store.queue_range("A", 0)) == (14, position, (0, 3000))
             wire.written = b""
-            peer.data_received(frame(2, keyed))
+            await whole(peer, frame(2, keyed))
             assert frames.decode(next(split(wire.written))).code == 0
             assert store.queue_range("A", 0) == (0, 6000)
             assert len(list(store.index_service.find("A", "key2999", 0, 1 << 60))) == 2

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.protocol.json.registrations import encode_compressed
 
 from rocketspark.errors import ProtocolError
+from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import (
     DataVersion,
     QueueMapping,
@@ -17,7 +18,7 @@ from rocketspark.protocol.json.bodies import (
     TopicConfig,
     TopicConfigTable,
 )
-from rocketspark.protocol.json.registration import INFLATED_BYTES_MAX, decode_compressed
+from rocketspark.protocol.json.registration import INFLATED_BYTES_MAX, decode_compressed, decode_plain
 
 
 def part(text: bytes) -> bytes:
@@ -48,6 +49,25 @@ def test_a_registration_laid_out_by_hand() -> None:
         ),
     }
     assert found.filter_server_list == ["f:1"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"topicConfigSerializeWrapper":{"dataVersion":{"counter":"7"},"topicConfigTable":{"A":{"topicName":"A","perm":"6"},'
+        b'"B":{"topicName":"B","order":true,"attributes":{"a":"b"}}}},"filterServerList":["f:1"]}',
+        b'{"topicConfigSerializeWrapper":{"topicQueueMappingInfoMap":{"S":{"topic":"S","currIdMap":{0:0,3:1}}},'
+        b'"topicConfigTable":{"S":{"topicName":"S"}}}}',
+        b"{}",
+    ],
+    ids=["plain", "number keys", "nothing"],
+)
+def test_a_plain_registration_is_read_topic_by_topic_as_in_one(body: bytes) -> None:
+    assert decode_plain(body) == java_json.decode(body, RegisterBrokerBody)
+    for cut in (body[:-1], body.replace(b'"topicName":"S"', b'"perm":4'), body.replace(b"}", b"x", 1)):
+        if cut != body:
+            with pytest.raises(ProtocolError):
+                decode_plain(cut)
 
 
 def test_mappings_of_static_topics_are_read() -> None:

@@ -18,7 +18,7 @@ from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
 
-ECHO, LARGE, SLOW = 9001, 9002, 9003
+ECHO, LARGE, SLOW, ALONE = 9001, 9002, 9003, 9004
 # The head of a frame of 1 MiB.
 BEGIN = (1 << 20).to_bytes(4, "big") + (10).to_bytes(4, "big")
 
@@ -33,6 +33,7 @@ class Made:
         routes.add(ECHO, lambda peer, request, body: reply(request.opaque, body=body))
         routes.add(LARGE, lambda peer, request, body: reply(request.opaque, body=bytes(1 << 20)))
         routes.add(SLOW, lambda peer, request, body: self._slow(request.opaque))
+        routes.add(ALONE, lambda peer, request, body: peer.alone(self._slow(request.opaque)))
         self.server = Server(routes, bounds=bounds, **options)
 
     async def _slow(self, opaque: int) -> bytes:
@@ -211,6 +212,48 @@ def test_requests_worked_on_in_tasks_are_bounded_and_the_others_wait(monkeypatch
             made.go_on.set()
             assert [r.code for r in await asyncio.gather(*asked)] == [0] * 60
             assert made.waiting == 60
+            peer.close()
+
+    run(main())
+
+
+def test_bytes_of_requests_worked_on_are_bounded_for_a_connection_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "TASK_BYTES_MAX", 10_000)
+    body = bytes(4000)
+
+    async def main() -> None:
+        async with Made(Bounds(unfinished_bytes=11_000)) as made:
+            bounds = made.server.bounds
+            one, other, third = [await dial(made.server.address) for _ in range(3)]
+            asked = [peer.ask(SLOW, None, body) for peer in (one,) * 6 + (other,) * 6]
+            # A connection's own 10,000 are full with the third; all connections' 11,000 are, with the other's first.
+            await until(lambda: made.waiting == 4)
+            await echoes(made)
+            assert (made.waiting, bounds.is_busy) == (4, True)
+            assert 16_000 < bounds.worked_on_bytes < 17_000
+            # Who holds nothing is served.
+            await third.request(ECHO, None)
+            made.go_on.set()
+            assert [r.code for r in await asyncio.gather(*asked)] == [0] * 12
+            await until(lambda: not bounds.worked_on_bytes)
+            for peer in (one, other, third):
+                peer.close()
+
+    run(main())
+
+
+def test_what_follows_a_request_that_is_answered_alone_waits_for_it() -> None:
+    async def main() -> None:
+        async with Made() as made:
+            peer = await dial(made.server.address)
+            first, then = peer.ask(ALONE, None), [peer.ask(ECHO, None), peer.ask(SLOW, None)]
+            await until(lambda: made.waiting == 1)
+            await echoes(made)
+            then.append(peer.ask(ECHO, None))
+            await echoes(made)
+            assert (made.waiting, [each.done() for each in then]) == (1, [False] * 3)
+            made.go_on.set()
+            assert [r.code for r in await asyncio.gather(first, *then)] == [0] * 4
             peer.close()
 
     run(main())

@@ -21,7 +21,7 @@ from rocketspark.broker.access.plain_acl.documents import Document
 from rocketspark.broker.access.plain_acl.requested import resources
 from rocketspark.broker.access.plain_acl.rule_files import LoadedRules, RuleFiles, read_document
 from rocketspark.broker.access.plain_acl.rules import Asked, Verdict, decide, exception_text
-from rocketspark.errors import ConfigError, ProtocolError
+from rocketspark.errors import ConfigError, ProtocolError, ServerError
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.transport.gate import ReceivedRequest, Refusal, Sender
@@ -85,7 +85,7 @@ class PlainAcl:
     def _verdict(self, request: ReceivedRequest) -> Verdict:
         try:
             needed = resources(request.code, request.ext, request.body, complete=self._complete)
-        except ProtocolError as e:
+        except (ProtocolError, ServerError) as e:
             # Before anything else, as in RocketMQ: whatever is broken goes nowhere.
             return Verdict(exception_text(shown(e), _PARSE), "unreadable")
         asked = Asked(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
@@ -41,8 +40,6 @@ from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
 
 UNITS_MAX = 10_000
-# Topics of one request that are looked at in a turn of the loop.
-TOPICS_IN_TURN = 1000
 
 
 class AdminHandler:
@@ -179,9 +176,10 @@ class AdminHandler:
                     value = self._progress(group, topic, queue_id)
                     total += value["brokerOffset"] - value["consumerOffset"]
                     inflight += value["pullOffset"] - value["consumerOffset"]
-                    queues.append((QueueBody.of(MessageQueue(topic, self._settings.broker_name, queue_id)), value))
+                    queue = QueueBody.of(MessageQueue(topic, self._settings.broker_name, queue_id))
+                    queues.append(java_json.encode_object_key(queue, value))
                 tps = msgspec.json.encode(self._stats.consume_tps(group, topic))
-                rows.append(b'{"consumeTps":%b,"offsetTable":%b}' % (tps, java_json.encode_object_keys(queues)))
+                rows.append(b'{"consumeTps":%b,"offsetTable":{%b}}' % (tps, b",".join(queues)))
             groups.append(b"{%b:[%b]}" % (msgspec.json.encode(group), b",".join(rows)))
         text = b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d,"totalInflightDiff":%d}' % (
             msgspec.json.encode(self._address),
@@ -247,17 +245,15 @@ class AdminHandler:
     async def create_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """UPDATE_AND_CREATE_TOPIC_LIST (18): all of them, or none if one may not be."""
         wanted = java_json.decode_request(body, bodies.TopicConfigList).topic_config_list
-        for number, config in enumerate(wanted, 1):
-            if number % TOPICS_IN_TURN == 0:
-                await asyncio.sleep(0)
-            check_new(config.topic_name, config.read_queue_nums, config.write_queue_nums, config.topic_filter_type)
-        for number, config in enumerate(wanted, 1):
-            if number % TOPICS_IN_TURN == 0:
-                await asyncio.sleep(0)
-            known = self._topics.get(config.topic_name)
-            change = ",".join(f"{k if k[:1] in '+-' else '+' + k}={v}" for k, v in config.attributes.items())
-            config.attributes = merged_attributes(known.attributes if known else {}, change)
-            batch_queue_topics.check_queue_type(config.topic_name, known, config.attributes)
+        async for part in self._long_scans.pieces(wanted):
+            for config in part:
+                check_new(config.topic_name, config.read_queue_nums, config.write_queue_nums, config.topic_filter_type)
+        async for part in self._long_scans.pieces(wanted):
+            for config in part:
+                known = self._topics.get(config.topic_name)
+                change = ",".join(f"{k if k[:1] in '+-' else '+' + k}={v}" for k, v in config.attributes.items())
+                config.attributes = merged_attributes(known.attributes if known else {}, change)
+                batch_queue_topics.check_queue_type(config.topic_name, known, config.attributes)
         self._topics.put_all(wanted)
         for topic in batch_queue_topics.batch_topics(wanted):
             self._store.make_batch_topic(topic)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator
 from datetime import datetime
 from typing import Any
@@ -60,8 +59,6 @@ log = LimitedLog("rocketspark.broker")
 
 # Clients of this version (V3_0_7_SNAPSHOT) and later reset their offsets when told.
 _RESETS_SINCE = 16
-# Groups of one request that are looked at in a turn of the loop.
-GROUPS_IN_TURN = 1000
 
 
 class GroupHandler:
@@ -132,11 +129,10 @@ class GroupHandler:
     async def put_all(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
         configs = java_json.decode_request(body, GroupConfigList).group_config_list
-        for number, config in enumerate(configs, 1):
-            if number % GROUPS_IN_TURN == 0:
-                await asyncio.sleep(0)
-            self._check_new(config)
-            self._merge_attributes(config)
+        async for part in self._long_scans.pieces(configs):
+            for config in part:
+                self._check_new(config)
+                self._merge_attributes(config)
         self._groups.put_all(configs)
         await self._groups.unsaved.saved()
         return reply(request.opaque)
@@ -235,22 +231,23 @@ class GroupHandler:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"the producer group[{request.ext.group}] not exist")
         return reply(request.opaque, body=bodies.encode({"connectionSet": [_connection(c) for c in members.values()]}))
 
-    def producers(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+    async def producers(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """GET_ALL_PRODUCER_INFO (328)."""
-        data = {
-            group: [
-                {
-                    "clientId": c.client_id,
-                    "language": c.language,
-                    "lastUpdateTimestamp": c.beat_ms,
-                    "remoteIP": f"/{c.peer.address}",
-                    "version": c.version,
-                }
-                for c in members.values()
-            ]
-            for group, members in self._clients.producers.items()
-        }
-        return reply(request.opaque, body=bodies.encode({"data": data}))
+        rows = []
+        async for part in self._long_scans.pieces(list(self._clients.producers.items())):
+            for group, members in part:
+                told = [
+                    {
+                        "clientId": c.client_id,
+                        "language": c.language,
+                        "lastUpdateTimestamp": c.beat_ms,
+                        "remoteIP": f"/{c.peer.address}",
+                        "version": c.version,
+                    }
+                    for c in members.values()
+                ]
+                rows.append(b"%b:%b" % (msgspec.json.encode(group), bodies.encode(told)))
+        return reply(request.opaque, body=b'{"data":{%b}}' % b",".join(rows))
 
     # -- progress -------------------------------------------------------------------------------------------------
 
@@ -260,7 +257,7 @@ class GroupHandler:
 
     def _progress(self, request: Request[ConsumerStatsHeader]) -> Generator[None, None, bytes]:
         h = request.ext
-        rows: list[tuple[QueueBody, dict[str, int]]] = []
+        rows: list[bytes] = []
         tps = 0.0
         for topic in [h.topic] if h.topic else self._offsets.topics_of(h.group):
             config = self._topics.get(topic)
@@ -284,9 +281,10 @@ class GroupHandler:
                         offset + self._pops.count(topic, h.group, queue_id),
                     ),
                 }
-                rows.append((QueueBody.of(MessageQueue(topic, self._settings.broker_name, queue_id)), value))
-        text = java_json.encode_object_keys(rows)
-        return reply(request.opaque, body=b'{"consumeTps":%b,"offsetTable":%b}' % (msgspec.json.encode(tps), text))
+                queue = QueueBody.of(MessageQueue(topic, self._settings.broker_name, queue_id))
+                rows.append(java_json.encode_object_key(queue, value))
+        text = b",".join(rows)
+        return reply(request.opaque, body=b'{"consumeTps":%b,"offsetTable":{%b}}' % (msgspec.json.encode(tps), text))
 
     def groups_of_topic(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
         """QUERY_TOPIC_CONSUME_BY_WHO (300): groups that subscribe or have offsets there."""
@@ -329,19 +327,18 @@ class GroupHandler:
             offset = self._offsets.get(h.group, topic, queue_id) or 0
             consumed = self._store.store_time_at(topic, queue_id, offset - 1) if offset > 0 else first
             oldest = self._store.store_time_at(topic, queue_id, offset) if offset < high else now_ms()
-            spans.append(
-                {
-                    "consumeTimeStamp": consumed,
-                    "consumeTimeStampStr": _clock(consumed),
-                    "delayTime": max(0, now_ms() - oldest) if offset < high else 0,
-                    "maxTimeStamp": last,
-                    "maxTimeStampStr": _clock(last),
-                    "messageQueue": QueueBody.of(MessageQueue(topic, self._settings.broker_name, queue_id)),
-                    "minTimeStamp": first,
-                    "minTimeStampStr": _clock(first),
-                }
-            )
-        return reply(request.opaque, body=bodies.encode({"consumeTimeSpanSet": spans}))
+            span = {
+                "consumeTimeStamp": consumed,
+                "consumeTimeStampStr": _clock(consumed),
+                "delayTime": max(0, now_ms() - oldest) if offset < high else 0,
+                "maxTimeStamp": last,
+                "maxTimeStampStr": _clock(last),
+                "messageQueue": QueueBody.of(MessageQueue(topic, self._settings.broker_name, queue_id)),
+                "minTimeStamp": first,
+                "minTimeStampStr": _clock(first),
+            }
+            spans.append(bodies.encode(span))
+        return reply(request.opaque, body=b'{"consumeTimeSpanSet":[%b]}' % b",".join(spans))
 
     # -- offsets --------------------------------------------------------------------------------------------------
 
@@ -359,30 +356,38 @@ class GroupHandler:
         if self._groups.table.get(h.group) is None:
             raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {h.group} does not exist")
         rows = []
-        for queue_id in [h.queue_id] if h.queue_id >= 0 else range(config.read_queue_nums):
-            low, high = self._store.queue_range(h.topic, queue_id)
-            by_hand = h.queue_id >= 0 and h.offset is not None and h.offset >= 0
-            if by_hand:
-                target = h.offset if h.offset is not None else high
-                if not low <= target <= high:
-                    raise ServerError(
-                        ResponseCode.SYSTEM_ERROR,
-                        f"Target offset {target} not in consume queue range [{low}-{high}]",
-                    )
-            elif h.time_ms < 0:
-                target = high
-            else:
-                target = self._store.offset_at_time(h.topic, queue_id, h.time_ms)
-                current = self._offsets.get(h.group, h.topic, queue_id)
-                if not h.force and current is not None and current <= target:
-                    target = current
-            self._offsets.reset(h.group, h.topic, queue_id, target)
-            # A held pull must hear of it now.
-            self._long_polling.mark(h.topic, queue_id)
-            self._pops.reset(h.topic, h.group, queue_id)
-            rows.append((QueueBody.of(MessageQueue(h.topic, self._settings.broker_name, queue_id)), target))
+        ids = [h.queue_id] if h.queue_id >= 0 else range(config.read_queue_nums)
+        async for part in self._long_scans.pieces(ids):
+            for queue_id in part:
+                target = self._reset_queue(h, queue_id)
+                queue = QueueBody.of(MessageQueue(h.topic, self._settings.broker_name, queue_id))
+                rows.append(java_json.encode_object_key(queue, target))
         await self._offsets.saved()
-        return reply(request.opaque, body=b'{"offsetTable":%b}' % java_json.encode_object_keys(rows))
+        return reply(request.opaque, body=b'{"offsetTable":{%b}}' % b",".join(rows))
+
+    def _reset_queue(self, h: ResetOffsetHeader, queue_id: int) -> int:
+        """Set the offset of one queue; return it."""
+        low, high = self._store.queue_range(h.topic, queue_id)
+        by_hand = h.queue_id >= 0 and h.offset is not None and h.offset >= 0
+        if by_hand:
+            target = h.offset if h.offset is not None else high
+            if not low <= target <= high:
+                raise ServerError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"Target offset {target} not in consume queue range [{low}-{high}]",
+                )
+        elif h.time_ms < 0:
+            target = high
+        else:
+            target = self._store.offset_at_time(h.topic, queue_id, h.time_ms)
+            current = self._offsets.get(h.group, h.topic, queue_id)
+            if not h.force and current is not None and current <= target:
+                target = current
+        self._offsets.reset(h.group, h.topic, queue_id, target)
+        # A held pull must hear of it now.
+        self._long_polling.mark(h.topic, queue_id)
+        self._pops.reset(h.topic, h.group, queue_id)
+        return target
 
     def _reset_by_clients(self, request: Request[ResetOffsetHeader], config: TopicConfig | None) -> bytes:
         """Make the group's live consumers reset their offsets, as before 5.x (rule: Broker2Client, 5.x).
@@ -442,13 +447,14 @@ class GroupHandler:
         for topic in [h.topic] if h.topic else self._offsets.topics_of(h.source):
             if self._topics.get(topic) is None:
                 continue
-            for queue_id, offset in self._offsets.of(h.source, topic).items():
-                self._offsets.asked(h.target, topic, queue_id)
-                self._offsets.commit(h.target, topic, queue_id, offset)
+            async for part in self._long_scans.pieces(list(self._offsets.of(h.source, topic).items())):
+                for queue_id, offset in part:
+                    self._offsets.asked(h.target, topic, queue_id)
+                    self._offsets.commit(h.target, topic, queue_id, offset)
         await self._offsets.saved()
         return reply(request.opaque)
 
-    def correction(self, peer: Peer, request: Request[CorrectionHeader], body: bytes) -> bytes:
+    async def correction(self, peer: Peer, request: Request[CorrectionHeader], body: bytes) -> bytes:
         """QUERY_CORRECTION_OFFSET (308): the lowest offset per queue of all groups but those left out."""
         h = request.ext
         left_out = {g.strip() for g in (h.filtered or "").split(",")} | {h.compared}
@@ -456,8 +462,9 @@ class GroupHandler:
         for group in self._offsets.groups_of(h.topic):
             if group in left_out:
                 continue
-            for queue_id, offset in self._offsets.of(group, h.topic).items():
-                lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
+            async for part in self._long_scans.pieces(list(self._offsets.of(group, h.topic).items())):
+                for queue_id, offset in part:
+                    lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
         return reply(request.opaque, body=b'{"correctionOffsets":%b}' % java_json.encode_number_keys(lowest))
 
     def all_offsets(self, peer: Peer, request: Request[KnownStateHeader], body: bytes) -> Answer:

@@ -199,10 +199,10 @@ class TopicHandler:
             low, high = self._store.queue_range(config.topic_name, queue_id)
             last_ms = self._store.store_time_at(config.topic_name, queue_id, high - 1) if high > low else 0
             queue = bodies.QueueBody.of(MessageQueue(config.topic_name, self._broker_name, queue_id))
-            rows.append((queue, {"lastUpdateTimestamp": max(last_ms, 0), "maxOffset": high, "minOffset": low}))
+            value = {"lastUpdateTimestamp": max(last_ms, 0), "maxOffset": high, "minOffset": low}
+            rows.append(java_json.encode_object_key(queue, value))
         tps = bodies.encode(self._traffic.put_tps(config.topic_name))
-        table = java_json.encode_object_keys(rows)
-        return reply(request.opaque, body=b'{"offsetTable":%b,"topicPutTps":%b}' % (table, tps))
+        return reply(request.opaque, body=b'{"offsetTable":{%b},"topicPutTps":%b}' % (b",".join(rows), tps))
 
     def _known(self, topic: str) -> TopicConfig:
         config = self._topics.get(topic)

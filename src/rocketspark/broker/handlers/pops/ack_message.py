@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.pop.block_ends import BlockEnds
 from rocketspark.broker.pop.check_points import CheckPoint
 from rocketspark.broker.pop.in_flight import InFlightMessages
@@ -16,17 +17,17 @@ from rocketspark.protocol import frames, retry_topics
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import AckHeader, Request
 from rocketspark.protocol.json import batch_ack
-from rocketspark.protocol.json.batch_ack import AckedBatch
+from rocketspark.protocol.json.batch_ack import AckedBatch, BatchAck
 from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.json.pop_records import CheckPointKey
 from rocketspark.protocol.receipt_handle import ORDERED_REVIVE_QUEUE
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
 
-# The limits of one request: a few ms.
-BATCHES_MAX = 4096
+# Of one request, looked at in a turn of the loop: some ms.
+BATCHES_IN_TURN = 512
 # The offsets of one pop of a queue lie closer together.
 SPREAD_MAX = 16_384
 # Of ordered pops, whose offsets are looked at one by one.
@@ -90,6 +91,7 @@ class AckHandler:
         ordered: OrderedPops,
         block_ends: BlockEnds,
         answers: Answers,
+        scans: LongScans,
     ) -> None:
         self._checks = checks
         self._store = store
@@ -98,6 +100,7 @@ class AckHandler:
         self._ordered = ordered
         self._block_ends = block_ends
         self._answers = answers
+        self._scans = scans
         # Of this turn, by the handles without their last field.
         self._runs: dict[str, _Run] = {}
 
@@ -184,21 +187,23 @@ class AckHandler:
             self._offsets.commit(group, topic, queue_id, next_offset)
         self._block_ends.look(topic, group, queue_id)
 
-    def ack_batch(self, peer: Peer, request: Request[Any], body: bytes) -> bytes | None:
+    def ack_batch(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
         """BATCH_ACK_MESSAGE (200151): what is not there any more is passed over."""
         found = batch_ack.decode(body) if body else None
         if found is None or not found.acks:
             return reply(request.opaque, ResponseCode.NO_MESSAGE)
-        if len(found.acks) > BATCHES_MAX:
-            raise ServerError(
-                ResponseCode.INVALID_PARAMETER,
-                f"{len(found.acks)} batches are acknowledged at once, the limit is {BATCHES_MAX}",
-            )
         self._checks.check_master()
         noted = _Noted(self._answers, peer, request, len(found.acks))
+        if len(found.acks) > BATCHES_IN_TURN:
+            return self._ack_in_turns(peer, found, noted)
         for batch in found.acks:
             self._ack_one_batch(peer, batch, found.broker_name, noted)
         return None
+
+    async def _ack_in_turns(self, peer: Peer, found: BatchAck, noted: _Noted) -> None:
+        async for part in self._scans.pieces(found.acks or [], BATCHES_IN_TURN):
+            for batch in part:
+                self._ack_one_batch(peer, batch, found.broker_name, noted)
 
     def _ack_one_batch(self, peer: Peer, batch: AckedBatch, broker_name: str | None, noted: _Noted) -> None:
         topic = retry_topics.real_topic(batch.topic, batch.group, batch.retry_flag)

@@ -11,6 +11,7 @@ from rocketspark.broker.handlers.pops.lite_topics import LiteHandler
 from rocketspark.broker.handlers.pops.notification import NotificationHandler
 from rocketspark.broker.handlers.pops.peek_message import PeekHandler
 from rocketspark.broker.handlers.pops.pop_message import PopHandler
+from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.parts import HasRoutes, Tables
 from rocketspark.broker.pop.pop_filter import PopFilters
 from rocketspark.broker.pop.pops import Pops
@@ -31,6 +32,7 @@ def pop_handlers(
     filtering: BackgroundThread,
     durability: Durability,
     stats: Stats,
+    scans: LongScans,
 ) -> Iterator[HasRoutes]:
     """Make the handlers. `filtering`: the thread that costly filters run in."""
     topics, offsets = tables.topics, tables.offsets
@@ -41,6 +43,6 @@ def pop_handlers(
     yield PeekHandler(settings, checks, store, topics, reading)
     yield NotificationHandler(settings, checks, filters, store, topics, reading, ordered, pops.waiting, pops.notified)
     answers = Answers(durability)
-    yield AckHandler(checks, store, offsets, in_flight, ordered, block_ends, answers)
+    yield AckHandler(checks, store, offsets, in_flight, ordered, block_ends, answers, scans)
     yield ChangeInvisibleTimeHandler(checks, store, offsets, in_flight, ordered, block_ends, answers)
     yield LiteHandler()

@@ -28,6 +28,7 @@ from rocketspark.broker.messages.half_batches.half_runs import (
 from rocketspark.broker.messages.half_batches.half_shapes import HalfShape, Rest, StoredAlike
 from rocketspark.broker.messages.half_messages import immunity_ms_of
 from rocketspark.broker.messages.put_message import AcceptedBatch, PutMessage, pairs_of
+from rocketspark.broker.messages.send_rules import layout_of
 from rocketspark.broker.statistics.histograms import FINISH_BOUNDS
 from rocketspark.broker.statistics.stats import Stats, count_all
 from rocketspark.errors import ServerError
@@ -95,7 +96,7 @@ class BatchedHalves:
         self, topic: str, queue_id: int, body: bytes, sys_flag: int, born_time_ms: int, born_host: bytes, now_ms: int
     ) -> PreparedBatch | None:
         """Store a batch's messages as half messages; None if they must be prepared one by one. Raises ServerError."""
-        layout = batch.scan(body)
+        layout = layout_of(body)
         if layout is not None and layout.message_count > BATCH_MAX:
             raise too_many(layout.message_count, BATCH_MAX)
         target = {b"REAL_TOPIC": topic.encode(), b"REAL_QID": b"%d" % queue_id}

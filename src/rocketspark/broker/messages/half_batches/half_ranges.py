@@ -32,6 +32,8 @@ _COST_BYTES = 1024
 TURN = 2048
 # Half messages of a batch that go one by one in one turn: some 20 us each.
 SINGLE_BATCH_MAX = 1024
+# And their properties together, counted by what ends one.
+SINGLE_PROPERTIES_MAX = 1 << 15
 
 
 class EndedRange(NamedTuple):
@@ -68,7 +70,7 @@ class HalfRanges:
             self._transactions.note_batch(found)
             return found.accepted
         items = items_of(body)
-        if len(items) > SINGLE_BATCH_MAX:
+        if len(items) > SINGLE_BATCH_MAX or body.count(b"\2") > SINGLE_PROPERTIES_MAX:
             raise too_many(len(items), SINGLE_BATCH_MAX)
         placed = [
             self._transactions.prepare(
