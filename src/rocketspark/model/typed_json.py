@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from decimal import Decimal
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -57,6 +57,6 @@ class OwnType:
         return msgspec.convert(values, self._kind)
 
 
-def decimal_decoder() -> msgspec.json.Decoder[Any]:
-    """Return a decoder to plain values that keeps every digit of a number with a fraction."""
-    return msgspec.json.Decoder(float_hook=Decimal)
+def plain_decoder(number: Callable[[str], Any]) -> msgspec.json.Decoder[Any]:
+    """Return a decoder to plain values; `number` makes one of a number with a fraction or an exponent, of its text."""
+    return msgspec.json.Decoder(float_hook=number)

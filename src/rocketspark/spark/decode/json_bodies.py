@@ -209,18 +209,36 @@ def of_json_schema(text: str) -> str:
         raise ConfigError("the registry's schema is no JSON Schema: give decodeSchema as DDL") from None
 
 
+class _Written(Decimal):
+    """A number with a fraction or an exponent, with its text."""
+
+    text: str
+
+
+def _written(text: str) -> _Written:
+    made = _Written(text)
+    made.text = text
+    return made
+
+
+# A time finer than Spark's, which msgspec would round: to the next year, at the end of one.
+_FINE, _FINE_TIME = re.compile(rb"\.\d{7}"), re.compile(r"(\.\d{6})\d+")
+
+
 class JsonDecoder:
     """Decodes bodies to values of a type. Raises ConfigError for a type that JSON cannot have."""
 
     def __init__(self, kind: t.DataType) -> None:
         self._kind = kind
+        self._has_times = "timestamp" in kind.simpleString()
         self._type = typed_json.OwnType(_python_type(kind, [0]))
-        self._any = typed_json.decimal_decoder()
+        self._any = typed_json.plain_decoder(_written)
 
     def decode(self, body: bytes) -> Any:
         """Return a value as Arrow takes it. Raises ValueError saying what is wrong."""
         try:
-            return self._type.decode(body)
+            if not self._has_times or _FINE.search(body) is None:
+                return self._type.decode(body)
         except msgspec.ValidationError:
             pass
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -276,7 +294,7 @@ def _python_type(kind: t.DataType, count: list[int]) -> Any:
 
 
 def _lenient(value: Any, kind: t.DataType) -> Any:
-    """Return a value with text where text is wanted, and decimals rounded to their scale."""
+    """Return a value with text where text is wanted, and times as fine as Spark's."""
     if isinstance(kind, t.StructType) and isinstance(value, dict):
         return {f.name: _lenient(value[f.name], f.dataType) for f in kind.fields if f.name in value}
     if isinstance(kind, t.ArrayType) and isinstance(value, list):
@@ -284,12 +302,16 @@ def _lenient(value: Any, kind: t.DataType) -> Any:
     if isinstance(kind, t.MapType) and isinstance(value, dict):
         return {name: _lenient(one, kind.valueType) for name, one in value.items()}
     if isinstance(kind, t.StringType) and value is not None and not isinstance(value, str):
-        if isinstance(value, Decimal):
-            return str(value)
-        return msgspec.json.Encoder(decimal_format="number").encode(value).decode()
+        return msgspec.json.Encoder(enc_hook=_text_of).encode(value).decode()
     if isinstance(kind, t.FloatType | t.DoubleType):
         return float(value) if isinstance(value, Decimal) or value in ("NaN", "Infinity", "-Infinity") else value
-    return value
+    if isinstance(kind, t.TimestampType | t.TimestampNTZType) and isinstance(value, str):
+        return _FINE_TIME.sub(r"\1", value)
+    return Decimal(value) if isinstance(value, _Written) else value
+
+
+def _text_of(number: _Written) -> msgspec.Raw:
+    return msgspec.Raw(number.text.encode())
 
 
 def rounded(value: Any, kind: t.DataType) -> Any:

@@ -25,6 +25,7 @@ from rocketspark.model.text import shown
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.default_names import check_delivery, check_name, default_name
 from rocketspark.spark.pipelines.outbox.row_claims import REFUSED, ClaimedRow, RowClaims
+from rocketspark.spark.pipelines.outbox.row_values import JsonText
 from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.pipelines.session import one_line_errors
 from rocketspark.spark.pipelines.streaming import run_query
@@ -303,8 +304,8 @@ def message_of(row: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str, 
 
 def _properties(value: Any, column: str) -> list[tuple[str, str]]:
     try:
-        found = value if isinstance(value, dict) else json.loads(value)
-    except (TypeError, ValueError):
+        found = value if isinstance(value, dict) else json.loads(value, parse_float=JsonText)
+    except (TypeError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ConfigError(f"a row's {column} is no JSON object: message properties are needed there")
@@ -315,6 +316,8 @@ def text_of(value: Any) -> str:
     """Return a value of a database as text: times as ISO 8601, bytes as base64, numbers and JSON as JSON
     writes them.
     """
+    if isinstance(value, JsonText) and value.lstrip().startswith('"'):
+        return str(json.loads(value))
     if isinstance(value, str):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
@@ -332,20 +335,15 @@ def text_of(value: Any) -> str:
 
 def _json(value: Any) -> str:
     """Return JSON as every reader takes it: numbers outside JSON become texts, as PostgreSQL and Spark write them."""
-    try:
-        return json.dumps(value, default=text_of, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value), default=text_of, ensure_ascii=False, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return _not_finite(value)
+    if isinstance(value, JsonText):
+        return str(value)
     if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
+        return "{" + ", ".join(f"{_json(str(name))}: {_json(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return value
+        return "[" + ", ".join(map(_json, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        value = _not_finite(value)
+    return json.dumps(value, default=text_of, ensure_ascii=False)
 
 
 def _not_finite(value: float) -> str:

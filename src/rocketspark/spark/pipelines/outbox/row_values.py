@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-# Types of PostgreSQL with values that psycopg has no object for: infinity, years before 1 and after 9999, 24:00,
-# intervals of ages, JSON too deep or with numbers too long. Arrays and ranges of them are read by the same loaders.
-_BEYOND = ("date", "time", "timetz", "timestamp", "timestamptz", "interval", "json", "jsonb")
+# Types of PostgreSQL with values that psycopg has no object for: infinity, years before 1 and after 9999, 24:00.
+# Arrays of them are read by the same loaders.
+_BEYOND = ("date", "time", "timetz", "timestamp", "timestamptz")
+# Those whose objects are not the same: a month of an interval is 30 days there, a range has no quotes.
+_BOUNDS = ("int4", "int8", "num", "ts", "tstz", "date")
+_AS_TEXT = ("interval", *(f"{name}{kind}" for name in _BOUNDS for kind in ("range", "multirange")))
+
+
+class JsonText(str):
+    """JSON as the database writes it: Python's floats would round its numbers."""
 
 
 def reading(connection: Any, kind: str) -> Any:
@@ -22,7 +29,20 @@ def reading(connection: Any, kind: str) -> Any:
         oid = cursor.adapters.types[name].oid
         exact = cursor.adapters.get_loader(oid, Format.TEXT)
         cursor.adapters.register_loader(oid, _lenient(Loader, exact))
+    for names, load in ((_AS_TEXT, _written), (("json", "jsonb"), _json)):
+        loader = type("AsWritten", (Loader,), {"load": staticmethod(load)})
+        for name in names:
+            cursor.adapters.register_loader(cursor.adapters.types[name].oid, loader)
     return cursor
+
+
+def _written(data: Any) -> str:
+    return bytes(data).decode("utf-8", "replace")
+
+
+def _json(data: Any) -> JsonText | None:
+    text = JsonText(_written(data))
+    return None if text.strip() == "null" else text
 
 
 def _lenient(base: Any, exact: Any) -> Any:
@@ -37,7 +57,7 @@ def _lenient(base: Any, exact: Any) -> Any:
             try:
                 return self._exact.load(data)
             except (DataError, ValueError, OverflowError, RecursionError):
-                return bytes(data).decode("utf-8", "replace")
+                return _written(data)
 
     return Lenient
 
