@@ -14,6 +14,8 @@ from tests.java.apache import ask
 from tests.patience import LIMIT_S
 
 from rocketspark import Producer, PullConsumer, PushConsumer, ReceivedMessage
+from rocketspark.admin.groups import GroupSettings
+from rocketspark.admin.operations import SyncOperations
 from rocketspark.client.consumer.pop.popper import PopSettings
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
@@ -47,10 +49,14 @@ def until(true: Any) -> None:
         time.sleep(0.02)
 
 
-def test_done_failed_and_given_up(scene: Scene) -> None:
+@pytest.mark.parametrize("options", [{"max_reconsume_times": 1}, {}], ids=["own", "of the group"])
+def test_done_failed_and_given_up(scene: Scene, options: dict[str, int]) -> None:
     set_mode(scene, "POP")
+    if not options:
+        with SyncOperations(scene.namesrv) as operations:
+            operations.put_group(scene.group, GroupSettings(retry_max_times=1))
     inbox = Inbox(lambda m: m.body.startswith(b"good") or (m.body == b"twice" and m.reconsume_times > 0))
-    with consumer_of(scene, inbox, pop_settings=QUICK, max_reconsume_times=1) as consumer:
+    with consumer_of(scene, inbox, pop_settings=QUICK, **options) as consumer:
         assert [q.queue_id for q in consumer.queues() if q.topic == scene.topic] == [-1]
         send(scene, [*(f"good{i}" for i in range(40)), "twice", "never"])
         until(lambda: scene.has_topic(f"%DLQ%{scene.group}"))

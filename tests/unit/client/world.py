@@ -230,7 +230,8 @@ class World:
         instance = consumer._instance
         instance.client_id = name
         broker = SimpleNamespace(addresses={0: "address"})
-        route = SimpleNamespace(brokers=[broker], read_queues=lambda: list(QUEUES))
+        counts = SimpleNamespace(broker_name="broker-a", perm=6, read_queue_count=len(QUEUES))
+        route = SimpleNamespace(brokers=[broker], queues=[counts], read_queues=lambda: list(QUEUES))
         retries = SimpleNamespace(brokers=[broker], read_queues=lambda: [RETRIES])
 
         async def answer(*_: Any, **__: Any) -> Any:
@@ -493,7 +494,8 @@ class World:
             for puller in self.live(name):
                 known = consumer._rebalance.pullers.get(puller.queue)
                 assert puller.dropped or known is puller, f"{puller.queue} is read by who is not known"
-            for queue, puller in consumer._rebalance.pullers.items():
+            rebalance = getattr(consumer, "_rebalance", None)  # A simple consumer has none.
+            for queue, puller in rebalance.pullers.items() if rebalance is not None else ():
                 if puller.committed_at is not None and puller.committed_at is self.lines.get(name):
                     failed = self.not_kept.get((name, queue)) == puller.committed
                     assert not failed, f"{name} takes {puller.committed} of {queue} for committed, which failed"

@@ -60,8 +60,8 @@ class AsyncPushConsumer(ConsumerLife):
         threads: how many calls of the listener may run at once, in threads or as coroutines.
         batch_max: over 1, the listener gets lists of up to that many messages of one queue.
         max_reconsume_times: attempts after which a message goes to the group's dead letters; None: as many as the
-            broker has for the group (16), for `pop` 16; -1: 16; both: never for `ordered`. One whose body does not
-            inflate goes there at once.
+            broker has for the group (16, also where it does not tell, which `pop` needs); -1: 16; both: never for
+            `ordered`. One whose body does not inflate goes there at once.
         consume_timeout_ms: messages of a call that takes longer are delivered again elsewhere; not for `ordered`.
         pull_count_max, pull_bytes_max: of one pull; a broker has limits of its own.
         backlog_count_max, backlog_bytes_max: how much of each queue is held here at most; `topic_count_max`,
@@ -137,11 +137,12 @@ class AsyncPushConsumer(ConsumerLife):
             raise ConfigError(
                 f"pop=True takes consume_from last or first, and as strategy one of {', '.join(STRATEGIES)}"
             )
+        of_group = max_reconsume_times is None and not ordered
         self._returned = ReturnedMessages(
             self._instance,
             self.group,
             self._namespace,
-            attempts_max=None if max_reconsume_times is None and not (ordered or pop) else self._attempts_max,
+            attempts_max=None if of_group else self._attempts_max,
             runs=lambda: self._state == "started",
             again=self._again,
         )
@@ -185,7 +186,7 @@ class AsyncPushConsumer(ConsumerLife):
                 self._namespace,
                 how._replace(from_first=consume_from == "first"),
                 strategy=STRATEGIES[str(strategy)],
-                attempts_max=self._attempts_max,
+                attempts_max=None if of_group else self._attempts_max,
                 subscriptions=self._rebalance.subscriptions,
                 rates=self._rebalance.rates,
                 deliver=self._deliver_popped,

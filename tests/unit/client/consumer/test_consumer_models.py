@@ -37,6 +37,8 @@ which = st.integers(0, MEMBERS_MAX - 1)
 class Machine(RuleBasedStateMachine):
     """What all kinds of consumers live through."""
 
+    world_of: type[World] = World
+
     def __init__(self) -> None:
         super().__init__()
         self.tasks: list[asyncio.Task[Any]] = []
@@ -52,7 +54,7 @@ class Machine(RuleBasedStateMachine):
         failures=st.sampled_from([0, 0.03, 0.1, 0.3]),
     )
     def begin(self, seed: int, sizes: list[int], seconds: int, failures: float) -> None:
-        self.world = World(seed, failures)
+        self.world = self.world_of(seed, failures)
         self.world.loop.set_exception_handler(self.note_fault)
         for queue, size in zip(QUEUES, sizes, strict=True):
             self.world.sizes[queue] = size

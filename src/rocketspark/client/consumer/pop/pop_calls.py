@@ -11,7 +11,7 @@ import time
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import NamedTuple
 
-from rocketspark.client.connection import pop_api
+from rocketspark.client.connection import admin_api, pop_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
 from rocketspark.errors import BrokerNotFound, ProtocolError, ReceiptExpired, RocketSparkError, ServerError, UsageError
@@ -23,6 +23,7 @@ from rocketspark.protocol.message import record
 from rocketspark.protocol.pop_answers import Popped, give_handles
 from rocketspark.protocol.receipt_handle import ReceiptHandle
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.shared_task import outcome_of
 
 log = logging.getLogger("rocketspark.client")
 
@@ -38,6 +39,9 @@ HELD_S = 0.05
 # How many messages are given back at a time.
 GIVE_BACK_AT_ONCE = 64
 INFLATED_BYTES = 64 << 20
+# Attempts until a message is a dead letter, where a broker does not tell the group's number, which is kept so long.
+ATTEMPTS_MAX = 16
+ATTEMPTS_MAX_AGE_S = 20.0
 
 
 class Wanted(NamedTuple):
@@ -64,6 +68,8 @@ class PopCalls:
         self._namespace = bare
         # By broker, how far its clock is ahead of our monotonic one, in ms.
         self._clock_ms: dict[str, float] = {}
+        # By broker, after how many attempts the group's messages are dead letters, and since when that is known.
+        self._attempts_max: dict[str, tuple[float, asyncio.Task[int]]] = {}
         self._giving_back: set[asyncio.Task[None]] = set()
         self._abandoned: set[asyncio.Task[list[ReceivedMessage]]] = set()
 
@@ -218,6 +224,24 @@ class PopCalls:
             peer, self.group, topic, handle, invisible_ms, timeout_ms=self._instance.timeout_ms
         )
         message.receipt_handle = new.encode()
+
+    async def attempts_max(self, message: ReceivedMessage) -> int:
+        """Return after how many attempts a message is a dead letter, as its broker has it for the group."""
+        broker_name, now_s = message.broker_name, time.monotonic()
+        since_s, asking = self._attempts_max.get(broker_name, (-ATTEMPTS_MAX_AGE_S, None))
+        if asking is None or now_s - since_s >= ATTEMPTS_MAX_AGE_S:
+            asking = asyncio.create_task(self._ask_attempts_max(self._full_topic(message), broker_name))
+            self._attempts_max[broker_name] = now_s, asking
+        return await outcome_of(asking)
+
+    async def _ask_attempts_max(self, topic: str, broker_name: str) -> int:
+        try:
+            peer = await self._peer(topic, broker_name)
+            group = await admin_api.group_config(peer, self.group, timeout_ms=self._instance.timeout_ms)
+        except RocketSparkError as e:
+            log.info("group %s: its retryMaxTimes is not told, %d is taken: %s", self.group, ATTEMPTS_MAX, e)
+            return ATTEMPTS_MAX
+        return ATTEMPTS_MAX if group is None else group.retry_max_times
 
     # -- given back ----------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ class PopReading:
     """What one push consumer pops.
 
     `subscriptions`: by topic, shared with the rebalance; `deliver` gets what is popped; `give_up(message)` hands a
-    message that failed too often to the dead letter queue. `attempts_max` below 0: there is no limit.
+    message that failed too often to the dead letter queue. `attempts_max` None: the group's.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PopReading:
         how: PopSettings,
         *,
         strategy: str,
-        attempts_max: int,
+        attempts_max: int | None,
         subscriptions: dict[str, Subscription],
         rates: ConsumeStats,
         deliver: Callable[[PopBatch, list[ReceivedMessage]], None],
@@ -209,7 +209,8 @@ class PopReading:
     async def _fail(self, batch: PopBatch, message: ReceivedMessage) -> None:
         if self._is_late(message):
             return
-        if 0 <= self._attempts_max <= message.reconsume_times:
+        limit = self._attempts_max
+        if message.reconsume_times >= (await self._calls.attempts_max(message) if limit is None else limit):
             await self._bury(batch, message)
             return
         try:
