@@ -104,7 +104,8 @@ class ConsumerOffsets:
 
     def topics_of(self, group: str) -> list[str]:
         """Return the topics a group has offsets in."""
-        return [t for t, _, g in (key.rpartition("@") for key in self.table) if g == group]
+        # No name holds an @.
+        return [key[: -len(group) - 1] for key in self.table if key.endswith(f"@{group}")]
 
     def topics_by_group(self) -> dict[str, list[str]]:
         """Return `topics_of` for all groups, in one pass."""
@@ -116,7 +117,7 @@ class ConsumerOffsets:
 
     def groups_of(self, topic: str) -> list[str]:
         """Return the groups that have offsets in a topic."""
-        return [g for t, _, g in (key.rpartition("@") for key in self.table) if t == topic]
+        return [key[len(topic) + 1 :] for key in self.table if key.startswith(f"{topic}@")]
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set an offset by hand: the consumer's own commits count for nothing until its next pull heard of it."""
@@ -153,8 +154,8 @@ class ConsumerOffsets:
     def delete_group(self, group: str) -> None:
         """Forget all offsets of a group, and those set by hand."""
         self.drop_resets(group=group)
-        for key in [k for k in self.table if k.rpartition("@")[2] == group]:
-            del self.table[key]
+        for topic in self.topics_of(group):
+            del self.table[f"{topic}@{group}"]
             self.changes += 1
 
     def drop_resets(self, *, group: str | None = None, topic: str | None = None) -> None:
@@ -227,8 +228,8 @@ class ConsumerOffsets:
         """Forget all offsets in a topic, and those set by hand; who read it begins the next of its name at 0."""
         anew = [key for key in (*self._pulled, *self._anew) if key[1] == topic]
         self.drop_resets(topic=topic)
-        for key in [k for k in self.table if k.rpartition("@")[0] == topic]:
-            anew += [(key.rpartition("@")[2], topic, queue_id) for queue_id in self.table.pop(key)]
+        for group in self.groups_of(topic):
+            anew += [(group, topic, queue_id) for queue_id in self.table.pop(f"{topic}@{group}")]
             self.changes += 1
         self._anew |= dict.fromkeys(anew)
         for oldest in list(self._anew)[: max(len(self._anew) - ANEW_MAX, 0)]:
