@@ -94,21 +94,28 @@ class Sends:
         first = listed[0].topic
         topic = checked_topic(first.name)
         now_ms = int(time.time() * 1000)
-        forms = []
+        forms, items = [], []
         for at, message in enumerate(listed):
             if message.topic != first:
                 raise Refused(Code.MESSAGE_CORRUPTED, "messages: their topics are not the same")
             if at % TURN == TURN - 1:
                 await asyncio.sleep(0)
-            forms.append(stored_form(message, topic, call.remote_address, now_ms, self._limits))
+            form = stored_form(message, topic, call.remote_address, now_ms, self._limits)
+            forms.append(form)
+            items.append(batch.encode_item(0, form.body, form.properties.encode()))
         if self._check_types:
             for kind in {form.type: None for form in forms}:
                 await check_type(self._brokers, topic, kind)
-        whole = _batch_form(forms, topic)
+        whole = _batch_form(forms, topic, b"".join(items))
         check_body(len(whole.body), self._limits)
         reply, _ = await self._send(call, topic, whole.message_group, whole, code=_BATCH)
         told = reply.header(SendReply)
-        return _response([_batch_entry(form, reply.code, told, at) for at, form in enumerate(forms)])
+        entries = []
+        for at, form in enumerate(forms):
+            if at % TURN == TURN - 1:
+                await asyncio.sleep(0)
+            entries.append(_batch_entry(form, reply.code, told, at))
+        return _response(entries)
 
     # -- one send ------------------------------------------------------------------------------------------------
 
@@ -264,8 +271,8 @@ def _header(topic: str, queue: MessageQueue, form: StoredForm, code: int) -> Sen
     )
 
 
-def _batch_form(forms: Sequence[StoredForm], topic: str) -> StoredForm:
-    """Return messages as one batch. Raises Refused 40016 for those that brokers cannot store together."""
+def _batch_form(forms: Sequence[StoredForm], topic: str, body: bytes) -> StoredForm:
+    """Return messages as a batch with this body. Raises Refused 40016 for those that brokers cannot store together."""
     first = forms[0]
     for form in forms:
         if form.sys_flag != first.sys_flag:
@@ -277,7 +284,6 @@ def _batch_form(forms: Sequence[StoredForm], topic: str) -> StoredForm:
             raise Refused(Code.MESSAGE_CORRUPTED, text)
     if topic.startswith("%RETRY%"):
         raise Refused(Code.MESSAGE_CORRUPTED, "messages: those of a retry topic go alone")
-    body = batch.encode(batch.BatchItem(0, form.body, form.properties.encode()) for form in forms)
     return first._replace(body=body)
 
 

@@ -25,11 +25,14 @@ from rocketspark.proxy.consuming.outcomes import Outcomes
 from rocketspark.proxy.consuming.popped import popped
 from rocketspark.proxy.consuming.receive import Receives
 from rocketspark.proxy.consuming.renewals import Renewals, RenewSettings
+from rocketspark.proxy.producing.send import Sends
+from rocketspark.proxy.producing.validation import SendLimits
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.telemetry import WAITING_BYTES_MAX, TelemetryStream
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import Cluster
+from rocketspark.transport.request_frames import Reply
 
 T, G = {"name": "T"}, {"name": "G"}
 
@@ -64,14 +67,24 @@ def test_a_call_that_is_too_large_is_told_so(client: RawClient) -> None:
     assert client.call("AckMessage", request).status.code == Code.BAD_REQUEST
 
 
-def test_handles_that_are_refused_at_once_let_others_have_their_turn() -> None:
+async def stored_batch(*_: Any, **__: Any) -> tuple[Reply, str]:
+    """Answer as a broker that stored a batch."""
+    return Reply(0, None, b'{"msgId":"m","queueId":"0","queueOffset":"0"}', b"", "b"), "b"
+
+
+def test_entries_that_wait_for_nobody_let_others_have_their_turn() -> None:
     async def main() -> None:
         unused: Any = None
+        sends = Sends(unused, unused, SendLimits(), check_types=False)
+        sends._send = stored_batch  # type: ignore[method-assign]
         renewals = Renewals(unused, unused, lambda: 0, RenewSettings())
         calls: Any = SimpleNamespace(ack=None)
         outcomes = Outcomes(ProxySettings(namesrv="n"), unused, calls, renewals, lambda identity: True)
         request = messages.AckMessageRequest(topic=T, group=G, entries=[{"receipt_handle": "x"}] * (4 * TURN))
-        call: Any = SimpleNamespace(identity="/c")
+        call: Any = SimpleNamespace(identity="/c", remote_address="1.2.3.4:5")
+        sent = messages.SendMessageRequest(
+            messages=[{"topic": T, "system_properties": {"message_id": "m"}, "body": b"x"}] * (4 * TURN)
+        )
         turns = 0
 
         async def other() -> None:
@@ -82,9 +95,12 @@ def test_handles_that_are_refused_at_once_let_others_have_their_turn() -> None:
 
         task = asyncio.ensure_future(other())
         answer = await outcomes.ack_message(call, request)
+        assert (answer.status.code, turns >= 3) == (Code.INVALID_RECEIPT_HANDLE, True)
+        turns = 0
+        answer = await sends.send_message(call, sent)
+        # As they are read, and as their results are made.
+        assert (answer.status.code, len(answer.entries), turns >= 7) == (Code.OK, 4 * TURN, True)
         task.cancel()
-        assert answer.status.code == Code.INVALID_RECEIPT_HANDLE
-        assert turns >= 3
 
     asyncio.run(main())
 
