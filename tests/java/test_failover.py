@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.failovers import Load, ReplicaSet, check, kill, turn
+from tests.access_rows import ADMIN, CONFIG, SECRET
+from tests.failovers import Load, ReplicaSet, check, kill, stored, turn
 from tests.java.apache_pair import NAME, caught_up, log_end, members, until
 from tests.java.mqadmin import MqAdmin
 
@@ -72,6 +73,39 @@ def test_masters_elected_in_turn_under_load(tmp_path: Path, kinds: str, controll
             check(pair, load, twice=True)
         finally:
             load.close()
+    finally:
+        pair.close()
+
+
+@pytest.mark.parametrize(("kinds", "controller"), PAIRS)
+def test_a_pair_under_access_control_fails_over_both_ways(tmp_path: Path, kinds: str, controller: Any) -> None:
+    """Each copies from the other, ours by haTrustedAddresses and signed, and all that was answered is on both."""
+    pair = ReplicaSet(tmp_path, kinds, controller, CONFIG | {"haTrustedAddresses": "127.0.0.1"})
+    answered = []
+    try:
+        with Producer(pair.namesrv, "p", retries=50, access_key=ADMIN, secret_key=SECRET) as producer:
+            for number in range(3):
+                for body in (b"%d before" % number, b"%d and more" % number):
+                    producer.send(Message(topic="T", body=body))
+                    answered.append(body)
+                before = until(pair.master)
+                before.kill()
+                other = pair.other(before).broker
+                until(lambda other=other: members(pair.namesrv).get(0) == other)
+                producer.send(Message(topic="T", body=b"%d after" % number))
+                answered.append(b"%d after" % number)
+                before.start()
+                pair.wait_in_sync()
+        until(lambda: pair.state().epoch == 4)
+        for member in pair.members:
+            member.kill()
+        one, two = (stored(member.store) for member in pair.members)
+        try:
+            assert [r.body for r in one.iterate(0) if r.topic == b"T"] == answered
+            assert bytes(one.log_bytes(0, one.written_position)) == bytes(two.log_bytes(0, two.written_position))
+        finally:
+            one.close()
+            two.close()
     finally:
         pair.close()
 

@@ -380,7 +380,7 @@ def test_beside_a_name_server_that_just_started_a_slave_in_sync_is_waited_for(tm
                 await sent(peer, b"one")
                 await r.copied()
                 master.replication.members._routed = nobody  # type: ignore[method-assign]
-                await until(lambda: master.replication.alive_members() == 1)
+                await until(lambda: master.replication.standing.alive_members() == 1)
                 with deaf(slave):
                     assert (await send(peer)).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
 

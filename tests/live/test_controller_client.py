@@ -21,9 +21,10 @@ from rocketspark.controller.server import ControllerServer
 from rocketspark.controller.settings import ControllerSettings
 from rocketspark.errors import NoReply, NotSent, ServerError, TransportError
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import Header
 from rocketspark.protocol.headers.controller import ControllerMetadataReply, ReplicaHeartbeatHeader
 from rocketspark.transport.processor_table import Routes
-from rocketspark.transport.request_frames import reply
+from rocketspark.transport.request_frames import Reply, reply
 from rocketspark.transport.server import Server
 
 
@@ -193,5 +194,45 @@ def test_who_leads_no_more_is_left_for_the_one_that_does() -> None:
         await client.close()
         for each in (one, two):
             await each.server.close()
+
+    run(main())
+
+
+def test_a_request_that_arrives_after_its_master_looked_anew_is_not_taken(tmp_path: Path) -> None:
+    """It was made over a connection that is gone at the master, which goes by what it was told since."""
+
+    async def main() -> None:
+        async with controller(tmp_path) as server:
+            master, slave = (ControllerClient([server.address]) for _ in range(2))
+            for client, number in ((master, 1), (slave, 2)):
+                await client.apply_id("c", "b", number, f"127.0.0.1:{number};1")
+                await client.register("c", "b", number, f"127.0.0.1:{number}")
+                await client.heartbeat(beat(number))
+            await master.elect("c", "b", 1)
+            held: list[tuple[int, Header, bytes]] = []
+            ask = master._ask_leader
+
+            async def hold(code: int, header: Header, body: bytes = b"") -> Reply:
+                held.append((code, header, body))
+                raise NoReply("cut", address=server.address)
+
+            master._ask_leader = hold  # type: ignore[method-assign]
+            with pytest.raises(NoReply):
+                await master.alter_in_sync("b", 1, 1, {1, 2}, 1)
+            master._ask_leader = ask  # type: ignore[method-assign]
+            # An operator's look ends nothing; the master's own does.
+            assert (await slave.replica_info("b")).in_sync == {1}
+            assert (await master.replica_info("b", 1)).in_sync == {1}
+            # Now it acknowledges alone, and the request arrives.
+            assert (await slave._ask_leader(*held[0])).code == 2001
+            assert (await slave.replica_info("b")).in_sync == {1}
+            # So does one of the process before.
+            other = ControllerClient([server.address])
+            assert await code_of(other.alter_in_sync("b", 1, 1, {1, 2}, 1)) == 2001
+            assert await master.alter_in_sync("b", 1, 1, {1, 2}, 1) == InSync(frozenset({1, 2}), 2)
+            await other.replica_info("b", 1)
+            assert await other.alter_in_sync("b", 1, 1, {1}, 2) == InSync(frozenset({1}), 3)
+            for client in (master, slave, other):
+                await client.close()
 
     run(main())

@@ -163,7 +163,7 @@ def test_pairs_by_hand(tmp_path: Path, name: str) -> None:
             await p.copied()
             if row.acting:
                 # As long as the NameServer has not told of it, the slave counts for no send.
-                await until(lambda: master.replication.alive_members() == 2)
+                await until(lambda: master.replication.standing.alive_members() == 2)
             with deaf(slave):
                 lost = await sends.some(master, row.behind, 2)
                 await p.stop(0, killed=True)
@@ -184,7 +184,7 @@ def test_pairs_by_hand(tmp_path: Path, name: str) -> None:
         master = p.brokers[0]
         await until(lambda: not master.replication.listener.connections)
         if row.acting:
-            await until(lambda: master.replication.alive_members() == 1)
+            await until(lambda: master.replication.standing.alive_members() == 1)
         found = await sends.some(master, row.away, 1)
         return [] if row.away == OK else found
 

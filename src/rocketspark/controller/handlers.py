@@ -18,6 +18,7 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.headers.controller import (
     AlterSyncStateSetHeader,
+    AlterSyncStateSetReply,
     ApplyBrokerIdHeader,
     BrokerSetHeader,
     CleanBrokerDataHeader,
@@ -54,6 +55,8 @@ class ControllerHandlers:
         self._live = live
         self._elections = elections
         self._leader = leader
+        # Of a set's master, by name and id: the process that looked last, and its count of requests then.
+        self._looked: dict[tuple[str, int], tuple[int, int]] = {}
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -98,9 +101,15 @@ class ControllerHandlers:
         """CONTROLLER_GET_NEXT_BROKER_ID (1012)."""
         return _answer(request, replicas_info.next_id(self._journal.sets, request.ext))
 
-    def replica_info(self, peer: Peer, request: Request[ReplicaInfoHeader], body: bytes) -> bytes:
-        """CONTROLLER_GET_REPLICA_INFO (1004)."""
-        return _answer(request, replicas_info.replica_info(self._journal.sets, request.ext.broker_name))
+    async def replica_info(self, peer: Peer, request: Request[ReplicaInfoHeader], body: bytes) -> bytes:
+        """CONTROLLER_GET_REPLICA_INFO (1004), after what is being written; a master's ends what it asked for before."""
+        h = request.ext
+        s = self._journal.sets.get(h.broker_name)
+        if s is not None and h.master_broker_id in s.replicas and h.asker is not None and h.asked is not None:
+            self._looked[h.broker_name, h.master_broker_id] = h.asker, h.asked
+        return _answer(
+            request, await self._journal.carry_out(lambda sets: replicas_info.replica_info(sets, h.broker_name))
+        )
 
     def sync_state(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """CONTROLLER_GET_SYNC_STATE_DATA (1006)."""
@@ -128,6 +137,16 @@ class ControllerHandlers:
     async def alter(self, peer: Peer, request: Request[AlterSyncStateSetHeader], body: bytes) -> bytes:
         """CONTROLLER_ALTER_SYNC_STATE_SET (1001)."""
         h, wanted = request.ext, java_json.decode_request(body, SyncStateSet)
+
+        looked = self._looked.get((h.broker_name, h.master_broker_id))
+        if looked is not None and h.asker is not None and (h.asker != looked[0] or (h.asked or 0) < looked[1]):
+            # Over a connection that its master has given up: it goes by what it was told since.
+            why = (
+                f"the in-sync set of {h.broker_name}: its master looked at it after it asked for another; it asks again"
+            )
+            log.info("%s", why)
+            code = ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
+            return _answer(request, Decision(code, AlterSyncStateSetReply(), remark=why))
 
         def decide(sets: Sets) -> Decision:
             return replicas_info.alter(sets, h, wanted, self._live)

@@ -7,6 +7,7 @@ that a controller refuses with are ServerErrors: see ResponseCode, CONTROLLER_â€
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -87,6 +88,8 @@ class ControllerClient:
         self._timeout_ms = timeout_ms
         self._connections = connections or Connections(connect_timeout_ms=timeout_ms, language="JAVA")
         self.leader: str | None = None
+        # This process, and how many requests about its in-sync set it made.
+        self._asker, self._asked = secrets.randbits(62), 0
 
     async def find_leader(self) -> str:
         """Ask the controllers in turn who leads, until one knows. Raises TransportError if none does."""
@@ -178,8 +181,14 @@ class ControllerClient:
         Raises ServerError: 2000, 2001 another epoch, 2002 not the master, 2003 or 2006 an unknown or dead member, 2013
         the same set; TransportError, after which the set may be either.
         """
+        self._asked += 1
         header = AlterSyncStateSetHeader(
-            broker_name=broker_name, master_broker_id=master_id, master_epoch=master_epoch, invoke_time=_now_ms()
+            broker_name=broker_name,
+            master_broker_id=master_id,
+            master_epoch=master_epoch,
+            invoke_time=_now_ms(),
+            asker=self._asker,
+            asked=self._asked,
         )
         wanted = SyncStateSet(sync_state_set=sorted(members), sync_state_set_epoch=set_epoch)
         reply = await self._ask_leader(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, header, bodies.encode(wanted))
@@ -187,9 +196,18 @@ class ControllerClient:
         taken = java_json.decode(reply.body, SyncStateSet) if reply.body else wanted
         return InSync(frozenset(taken.sync_state_set), epoch.new_sync_state_set_epoch)
 
-    async def replica_info(self, broker_name: str) -> SetState:
-        """Return a set as the controller has it. Raises ServerError 2008 if it is not known; TransportError."""
+    async def replica_info(self, broker_name: str, master_id: int | None = None) -> SetState:
+        """Return a set as the controller has it. Raises ServerError 2008 if it is not known; TransportError.
+
+        `master_id`: of who asks as its master: a controller of ours takes none of its requests for another in-sync set
+        that were made before, over a connection that is gone here, and arrive later.
+        """
         header = ReplicaInfoHeader(broker_name=broker_name)
+        if master_id is not None:
+            self._asked += 1
+            header = ReplicaInfoHeader(
+                broker_name=broker_name, master_broker_id=master_id, asker=self._asker, asked=self._asked
+            )
         reply = await self._ask_leader(RequestCode.CONTROLLER_GET_REPLICA_INFO, header)
         found = reply.raise_for_code(f"replicas of {broker_name}").header(ReplicaInfoReply)
         return _state(found.master_broker_id, found.master_address, found.master_epoch, reply.body)

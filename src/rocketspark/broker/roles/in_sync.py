@@ -195,7 +195,7 @@ class InSyncReplicas:
 
     async def _look(self) -> None:
         """Ask which set the controller has: what it did not get or take of the requests before it never will."""
-        state = await self._controller.replica_info(self._settings.broker_name)
+        state = await self._controller.replica_info(self._settings.broker_name, self.set.own_id)
         if state.master is not None and (state.master.broker_id, state.epoch) == (self.set.own_id, self._role.epoch):
             if not self.set.settle(state.in_sync, state.set_epoch):
                 log.warning(

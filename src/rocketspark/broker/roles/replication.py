@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Set
+from collections.abc import Awaitable
 from typing import Any
 
 from rocketspark.broker.consumers.lock_quorum import LockQuorum
@@ -27,6 +27,7 @@ from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.refusals import Refusal, Situation, refusal
 from rocketspark.broker.replication.replica_waits import Mode, ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole, Role
+from rocketspark.broker.replication.sync_state_set import SyncStateSet
 from rocketspark.broker.replication.tables.ha_info import HaInfo, HaInfoExchange
 from rocketspark.broker.replication.tables.master_identity import MasterIdentity
 from rocketspark.broker.replication.tables.mend_log import mend_log
@@ -60,8 +61,6 @@ ADDRESS_CHARACTERS_MIN = 6
 HAND_OVER_S = 5.0
 # How long one that was elected goes on copying from a master that has not left yet.
 LAST_PIECES_S = 0.5
-# A slave that said nothing for so many intervals may hang.
-HEARTBEATS_HEARD = 2
 # How long it waits for the tables of one that may be gone.
 LAST_TABLES_S = 1.0
 # How long it takes those of one that leaves and waits: less than a request of its waits.
@@ -111,7 +110,9 @@ class Replication(RoleDriver):
             check=self._check_master,
             connect=connect_of(settings),
         )
-        self.standing = Standing(store, role, self.listener, self.client, waits, self._in_sync_ids)
+        self.standing = Standing(
+            settings, store, role, self.listener, self.client, waits, self.members, lambda: self._sync_set
+        )
         self._search = MasterSearch(
             settings,
             self._connections,
@@ -136,7 +137,7 @@ class Replication(RoleDriver):
         self.manager: ReplicasManager | None = None
         if settings.controller_mode:
             self._be_controlled()
-        durability.in_sync = self
+        durability.in_sync = self.standing
         durability.wake = self.wake
 
     def _be_controlled(self) -> None:
@@ -179,6 +180,11 @@ class Replication(RoleDriver):
         )
         made.routes(self._routes)
         return made
+
+    @property
+    def _sync_set(self) -> SyncStateSet | None:
+        found = self.controlled.in_sync if self.manager is not None else None
+        return None if found is None else found.set
 
     def lock_quorum(self) -> LockQuorum:
         """Return who asks the other brokers of the name for queue locks."""
@@ -471,31 +477,6 @@ class Replication(RoleDriver):
         )
         found = {code: refusal(code, situation, host=self._address) for code in self._routes.table}
         self._routes.refuse({code: _refusing(answer) for code, answer in found.items() if answer is not None})
-
-    # -- who holds copies -----------------------------------------------------------------------------------------
-
-    def in_sync_slaves(self) -> int:
-        """Return how many slaves are connected and close to the log's end."""
-        return self.listener.in_sync_count(self._store.end_position)
-
-    def heard_slaves(self) -> int:
-        """Return how many of these were heard of lately: each speaks at least every haSendHeartbeatInterval."""
-        lately_s = HEARTBEATS_HEARD * self._settings.ha_heartbeat_interval_ms / 1000
-        since_s = asyncio.get_running_loop().time() - lately_s
-        return self.listener.in_sync_count(self._store.end_position, since_s)
-
-    def alive_members(self) -> int:
-        """Return how many brokers of the name are alive for a NameServer, this one among them."""
-        return self.members.alive_count
-
-    def _in_sync_ids(self) -> Set[int] | None:
-        found = self.controlled.in_sync if self.manager is not None else None
-        return None if found is None else found.set.members
-
-    def sync_set_size(self) -> int:
-        """Return how many brokers count as the in-sync set, this one among them."""
-        found = self.controlled.in_sync if self.manager is not None else None
-        return found.set.size if found is not None else 1
 
     # -- a slave's master -----------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
-"""How replication stands on one broker: for `mqadmin haStatus`, for metrics, and for who counts copies."""
+"""How replication stands on one broker: who holds copies, which answers wait for; `mqadmin haStatus`, metrics."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from typing import Any
 
 from rocketspark.broker.replication.figures import ReplicationFigures, SlaveFigures
@@ -13,39 +13,77 @@ from rocketspark.broker.replication.link.ha_status import master_status, slave_s
 from rocketspark.broker.replication.link.slave_link import State
 from rocketspark.broker.replication.replica_waits import ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole, Role
+from rocketspark.broker.replication.sync_state_set import SyncStateSet
+from rocketspark.broker.roles.member_group import MemberGroup
+from rocketspark.broker.settings import BrokerSettings
 from rocketspark.store.store import Store
+
+# A slave that said nothing for so many intervals may hang.
+HEARTBEATS_HEARD = 2
+
+
+def lately_s(settings: BrokerSettings) -> float:
+    """Return since when a slave that lives has said something."""
+    return asyncio.get_running_loop().time() - HEARTBEATS_HEARD * settings.ha_heartbeat_interval_ms / 1000
 
 
 class Standing:
-    """`in_sync`: the in-sync set under a controller while this broker is master, None without one."""
+    """`sync_set`: the in-sync set under a controller while this broker is master, None without one."""
 
     def __init__(
         self,
+        settings: BrokerSettings,
         store: Store,
         role: BrokerRole,
         listener: HaListener,
         client: HaClient,
         waits: ReplicaWaits,
-        in_sync: Callable[[], Set[int] | None],
+        members: MemberGroup,
+        sync_set: Callable[[], SyncStateSet | None],
     ) -> None:
+        self._settings = settings
         self._store = store
         self._role = role
         self._listener = listener
         self._client = client
         self._waits = waits
-        self._in_sync = in_sync
+        self._members = members
+        self._sync_set = sync_set
+
+    # -- who holds copies -----------------------------------------------------------------------------------------
+
+    def in_sync_slaves(self) -> int:
+        """Return how many slaves are connected and close to the log's end."""
+        return self._listener.in_sync_count(self._store.end_position)
+
+    def heard_slaves(self) -> int:
+        """Return how many of these were heard of lately: each speaks at least every haSendHeartbeatInterval."""
+        return self._listener.in_sync_count(self._store.end_position, lately_s(self._settings))
+
+    def alive_members(self) -> int:
+        """Return how many brokers of the name are alive for a NameServer, this one among them."""
+        return self._members.alive_count
+
+    def sync_set_size(self) -> int:
+        """Return how many brokers count as the in-sync set, this one among them."""
+        found = self._sync_set()
+        return found.size if found is not None else 1
+
+    # -- for operators --------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Return how replication stands, as `mqadmin haStatus` reads it."""
         store, now_s = self._store, asyncio.get_running_loop().time()
         if self._role.kind is Role.MASTER:
-            return master_status(self._listener, store.end_position, now_s, self._in_sync())
+            found = self._sync_set()
+            return master_status(self._listener, store.end_position, now_s, None if found is None else found.members)
         return slave_status(self._client, store.end_position, now_s, store.master_flushed_position)
 
     def figures(self) -> ReplicationFigures:
         """Return how replication stands, for metrics."""
         end, now_s = self._store.written_position, asyncio.get_running_loop().time()
-        members = self._in_sync()
+        found = self._sync_set()
+        members = None if found is None else found.members
         slaves = []
         for connection in self._listener.connections:
             link = connection.link

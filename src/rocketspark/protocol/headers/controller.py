@@ -112,9 +112,12 @@ class ElectMasterReply(Header, kw_only=True, gc=False):
 
 
 class ReplicaInfoHeader(Header, kw_only=True, gc=False):
-    """CONTROLLER_GET_REPLICA_INFO (1004)."""
+    """CONTROLLER_GET_REPLICA_INFO (1004). Ours alone: which master asks, as which process, by its count of requests."""
 
     broker_name: str
+    master_broker_id: Long | None = None
+    asker: Long | None = None
+    asked: Long | None = None
 
 
 class ReplicaInfoReply(Header, kw_only=True, gc=False):
@@ -126,12 +129,14 @@ class ReplicaInfoReply(Header, kw_only=True, gc=False):
 
 
 class AlterSyncStateSetHeader(Header, kw_only=True, gc=False):
-    """CONTROLLER_ALTER_SYNC_STATE_SET (1001), asked by the master."""
+    """CONTROLLER_ALTER_SYNC_STATE_SET (1001), asked by the master; `asker`, `asked`: as in `ReplicaInfoHeader`."""
 
     broker_name: str
     master_broker_id: Long
     master_epoch: Long
     invoke_time: Long | None = None
+    asker: Long | None = None
+    asked: Long | None = None
 
 
 class AlterSyncStateSetReply(Header, kw_only=True, gc=False):

@@ -71,7 +71,7 @@ class FakeController:
 
         return await self._asked(decide)
 
-    async def replica_info(self, name: str) -> SetState:
+    async def replica_info(self, name: str, own_id: int | None = None) -> SetState:
         return await self._asked(self.world.now)
 
     async def _asked(self, decide: Callable[[], Any]) -> Any:
@@ -421,7 +421,7 @@ def test_a_controller_whose_data_are_older_is_asked_once_a_while() -> None:
         broker = Broker(SimpleNamespace(), 1, made)  # type: ignore[arg-type]
         looks = 0
 
-        async def replica_info(name: str) -> SetState:
+        async def replica_info(name: str, own_id: int | None = None) -> SetState:
             nonlocal looks
             looks += 1
             await asyncio.sleep(0)

@@ -26,6 +26,7 @@ from rocketspark.broker.roles.acting.office import Office
 from rocketspark.broker.roles.acting.pre_online import PreOnline, is_needed
 from rocketspark.broker.roles.member_group import MemberGroup
 from rocketspark.broker.roles.special_services import SpecialServices
+from rocketspark.broker.roles.standing import lately_s
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
@@ -36,8 +37,6 @@ from rocketspark.transport.processor_table import Routes
 
 log = LimitedLog("rocketspark.broker.replication")
 
-# Who said nothing for so many intervals may copy no more.
-HEARTBEATS_HEARD = 2
 # A start waits so long for the way back, which goes on behind it.
 JOIN_S = 3.0
 
@@ -195,8 +194,7 @@ class ActingMode:
         log.info("broker %s is back", self._settings.broker_name)
 
     def _is_held(self) -> bool:
-        lately_s = HEARTBEATS_HEARD * self._settings.ha_heartbeat_interval_ms / 1000
-        since_s = asyncio.get_running_loop().time() - lately_s
+        since_s = lately_s(self._settings)
         others = [parse_address(address)[0] for address in self._members.others()]
         return bool(others) and all(_is_linked(self._listener, host, since_s) for host in others)
 
