@@ -41,6 +41,13 @@ TABLE = [
         "tests/live/test_slave_synchronize_hostile.py",
     ),
     Planted(
+        "who took over forgets, while it reads the queue of timers, what the master before had delivered",
+        "broker/messages/timers/timer_messages.py",
+        "max(self._offset, self._taken_to),",
+        "self._offset,",
+        "tests/unit/broker/messages/timers/test_timer_messages.py",
+    ),
+    Planted(
         "a master that hung delivers again what its slave moved on",
         "broker/roles/acting/office.py",
         "        if self.is_away:\n            raise MessageStays(AWAY)",

@@ -128,12 +128,12 @@ class TimerMessages:
         self._is_open = True
         self._version = self._files.checkpoint
         self._offset = self._version.queue_offset
-        self._taken_to = self._version.master_queue_offset
         self._read_ms = self._version.read_time_ms
         low, high = self._store.stored_range(topic_names.TIMER_TOPIC, 0)
         if self._offset > high:
             log.error("timer messages: offset %d is beyond the queue's end %d; set to the end", self._offset, high)
         self._offset = max(low, min(self._offset, high))
+        self._taken_to = min(self._version.master_queue_offset, high)
         self._precision_ms, self._regrid_to = self._files.wheel.precision_ms, high
         if self._files.used:
             self._open_again(self._clock(), self._version.physical_offset)
@@ -526,7 +526,8 @@ class TimerMessages:
             # Until the queue is read up to what the last run read, its units are to be known after a kill as well.
             self._logged_from if self._logged else self._files.log.end,
             self._offset,
-            self._offset,
+            # What the broker before had read and delivered is still so while this one reads it.
+            max(self._offset, self._taken_to),
             v.state_version,
             now,
             v.version_counter + 1,

@@ -408,6 +408,30 @@ def test_a_kill_in_the_middle_of_a_slot_delivers_each_once(rig: Callable[..., Ri
     assert before == min(1000, max(0, pieces - 3) * 256)
 
 
+@pytest.mark.parametrize("pieces", range(1, 5))
+def test_a_slave_that_took_over_and_is_killed_while_it_reads_delivers_nothing_again(
+    rig: Callable[..., Rig], clock: Clock, pieces: int
+) -> None:
+    """Its wheel is made from the queue; up to which message the master before had read stays known meanwhile."""
+    broker = rig(log_bytes=1 << 20)
+    sent = [f"K{n}" for n in range(1000)]
+    broker.send(key="waits", TIMER_DELAY_SEC=5000)
+    for key in sent:
+        broker.send(key=key, TIMER_DELAY_SEC=10)
+    broker.at(NOW + 11_000)
+    # Long after, so that the deliveries are no more looked for.
+    broker.at(NOW + 100_000).checkpoint()
+    broker.timers.queue_was_cut()
+    broker.timers.close()
+    broker.timers.open()
+    for _ in range(pieces):
+        broker.timers.work()
+    broker.checkpoint()
+    broker = broker.killed()
+    broker.settle()
+    assert broker.keys() == sent
+
+
 def test_a_message_that_comes_too_late_for_its_slot_is_delivered_at_once(rig: Callable[..., Rig], clock: Clock) -> None:
     broker = rig()
     broker.send(key="first", TIMER_DELAY_SEC=1)
