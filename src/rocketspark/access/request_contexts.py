@@ -186,10 +186,14 @@ def _group_field(field: str, *actions: str) -> Contexts:
 
 
 def _heartbeat(ext: Ext, body: bytes) -> Iterator[Context]:
+    seen: set[str] = set()
     for consumer in bodies.heartbeat(body).consumer_data_set:
         yield _group(consumer.group_name, SUB)
         for subscription in consumer.subscription_data_set:
-            yield _read(subscription.topic, SUB)
+            # Groups of one client often read the same topics.
+            if subscription.topic not in seen:
+                seen.add(subscription.topic)
+                yield _read(subscription.topic, SUB)
 
 
 def _lock(ext: Ext, body: bytes) -> Iterator[Context]:
