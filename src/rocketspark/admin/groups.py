@@ -11,6 +11,7 @@ from rocketspark.admin.cluster_client import ClusterClient
 from rocketspark.client import validators
 from rocketspark.client.connection import admin_api
 from rocketspark.errors import UsageError
+from rocketspark.model.named_fields import NamedFields
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.protocol.json.metadata import RequestMode
 from rocketspark.transport.peer import Peer
@@ -21,7 +22,7 @@ POLICIES = {"EXPONENTIAL": "exponentialRetryPolicy", "CUSTOMIZED": "customizedRe
 MS_MAX = 2**53
 
 
-class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
+class GroupSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedFields):
     """Changes of a group's settings; None leaves one as it is (RocketMQ's name in brackets).
 
     `ordered`: its messages are given out in order [consumeMessageOrderly]; `consume_enabled`: it may consume at all

@@ -7,27 +7,11 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from rocketspark.model.named_fields import NamedFields
 from rocketspark.model.queue import MessageQueue
-from rocketspark.model.text import nearest
 
 
-class _MessageType(msgspec.StructMeta):
-    def __call__(cls, *args: Any, **fields: Any) -> Any:
-        try:
-            return make(cls, *args, **fields)
-        except TypeError:
-            unknown = fields.keys() - cls.__struct_fields__
-            for name in unknown:
-                text = f"Message has no argument {name!r}{nearest(name, cls.__struct_fields__)}"
-                raise TypeError(text) from None
-            raise
-
-
-# Makes a message of fields that are known: the call of the class costs half as much again.
-make = msgspec.StructMeta.__call__
-
-
-class _Placed(msgspec.Struct, metaclass=_MessageType):
+class _Placed(msgspec.Struct, metaclass=NamedFields):
     topic: str
     body: bytes
 

@@ -21,7 +21,9 @@ from rocketspark import (
     ReceivedMessage,
     SimpleConsumer,
 )
+from rocketspark.admin.groups import GroupSettings
 from rocketspark.admin.operations import SyncOperations
+from rocketspark.client.consumer.pop.popper import PopSettings
 from rocketspark.client.producer.prepared_message import PackingSettings, make_message, pack
 from rocketspark.client.validators import check_queue
 from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal, UsageError
@@ -112,6 +114,11 @@ async def call_async(kind: Any, name: str, **wrong: Any) -> None:
         ),
         (lambda: Outbox(Producer(NAMESRV), "x.db", pol_ms=1), "no argument 'pol_ms': did you mean 'poll_ms'?"),  # type: ignore[call-arg]
         (lambda: deduplicate("x.db", key="a"), "deduplicate() has no argument 'key'"),  # type: ignore[call-overload]
+        (
+            lambda: GroupSettings(retry_max_time=1),  # type: ignore[call-arg]
+            "GroupSettings has no argument 'retry_max_time': did you mean 'retry_max_times'?",
+        ),
+        (lambda: PopSettings(invisible=1), "PopSettings has no argument 'invisible': did you mean 'invisible_ms'?"),  # type: ignore[call-arg]
         (lambda: run_cluster(broker=2).__enter__(), "has no argument 'broker': did you mean 'brokers'?"),
     ],
 )

@@ -7,13 +7,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.java.apache import ask
 from tests.unit.proxy.conftest import RawClient, RunningProxy
 from tests.unit.proxy.consuming.support import make_topic
 from tests.unit.proxy.consuming.test_consuming import wait_until
+from tests.unit.proxy.producing.support import Producer
 
 from rocketspark.errors import NoReply, RouteNotFound
+from rocketspark.model import BrokerData, TopicRoute
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.json.bodies import BrokerDataBody, ClusterInfo
 from rocketspark.proxy import brokers
-from rocketspark.proxy.brokers import AGAIN_S, AHEAD, _Cache
+from rocketspark.proxy.brokers import AGAIN_S, AHEAD, Brokers, _Cache
+from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import Cluster
@@ -111,3 +117,56 @@ def test_a_topic_that_takes_other_messages_now_takes_them_now_and_the_old_ones_n
     make_topic(cluster.brokers[0], "changed")
     known._found["changed"] = (found[0] - proxy.server.settings.route_refresh_ms / 1000, found[1])
     assert send(3, message_group="g") == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+
+
+def test_the_address_of_a_master_holds_until_it_is_silent_or_a_route_names_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        known, asked = Brokers(ProxySettings(namesrv="127.0.0.1:1")), [0]
+
+        async def info(_: str) -> ClusterInfo:
+            asked[0] += 1
+            return ClusterInfo(broker_addr_table={"b": BrokerDataBody(broker_addrs={0: f"b:{asked[0]}"})})
+
+        async def refresh(topic: str) -> TopicRoute:
+            return TopicRoute(topic, brokers=(BrokerData("c", "b", {0: "b:8"}),), queues=())
+
+        monkeypatch.setattr(known, "_infos", _Cache(info, 0))
+        for _ in range(2):
+            assert await known.master("b") == "b:1"
+        known.note_lost("b")
+        for _ in range(2):
+            assert await known.master("b") == "b:2"
+        monkeypatch.setattr(known.routes, "refresh", refresh)
+        monkeypatch.setattr(known.routes, "master", lambda name: "b:8")
+        await known.route("T")
+        assert (await known.master("b"), asked) == ("b:8", [2])
+        await known.close()
+
+    asyncio.run(main())
+
+
+def test_brokers_ask_about_transactions_of_a_topic_once_its_type_is_known(
+    cluster: Cluster, proxy: RunningProxy
+) -> None:
+    """It is told with what else is, every 20 s."""
+    server, topic = proxy.server, "halves"
+    groups, known = server.producing._groups, server.brokers._topic_types
+    assert server.settings.heartbeat_interval_ms == 20_000
+
+    def is_told() -> bool:
+        fields = {"producerGroup": topic}
+        return ask(cluster.brokers[0], RequestCode.GET_PRODUCER_CONNECTION_LIST, ext_fields=fields).code == 0
+
+    make_topic(cluster.brokers[0], topic)
+    producer = Producer(proxy.address, "halves-producer", topic)
+    wait_until(lambda: bool(server.clients.producers_of(topic)))
+    proxy.run(groups.tell)
+    assert not is_told()
+    make_topic(cluster.brokers[0], topic, kind="TRANSACTION")
+    found = known._found[topic]
+    known._found[topic] = (found[0] - server.settings.route_refresh_ms / 1000, found[1])
+    proxy.run(groups.tell)
+    assert is_told()
+    producer.close()

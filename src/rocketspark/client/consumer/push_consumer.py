@@ -14,6 +14,8 @@ from itertools import chain, groupby, repeat
 from operator import itemgetter
 from typing import Any, TypeVar, Unpack
 
+import msgspec
+
 from rocketspark.client import validators
 from rocketspark.client.consumer.allocate_queues import Strategy, StrategyName, strategy_of
 from rocketspark.client.consumer.consumer_status import PushConsumerStatus
@@ -184,7 +186,7 @@ class AsyncPushConsumer(ConsumerLife):
                 self._instance,
                 self.group,
                 self._namespace,
-                how._replace(from_first=consume_from == "first"),
+                msgspec.structs.replace(how, from_first=consume_from == "first"),
                 strategy=STRATEGIES[str(strategy)],
                 attempts_max=None if of_group else self._attempts_max,
                 subscriptions=self._rebalance.subscriptions,

@@ -10,7 +10,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+
+import msgspec
 
 from rocketspark.client.callbacks import passes_on, trouble_log
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX, INVISIBLE_MS_MAX, PopCalls, Wanted
@@ -18,6 +19,7 @@ from rocketspark.client.consumer.refusals import is_refusal
 from rocketspark.client.observe.consume_stats import TopicCounts
 from rocketspark.errors import ConfigError, RocketSparkError, ServerError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription
+from rocketspark.model.named_fields import NamedFields
 from rocketspark.protocol.codes import ResponseCode
 
 log = logging.getLogger("rocketspark.client")
@@ -37,7 +39,7 @@ DELAYS_MS = (
 )
 
 
-class PopSettings(NamedTuple):
+class PopSettings(msgspec.Struct, frozen=True, metaclass=NamedFields):
     """Settings of a popper.
 
     `backlog_count_max`: it pops no more while so many messages of its are not finished; `delays_ms`: after which a
@@ -63,7 +65,9 @@ def check_settings(how: PopSettings) -> PopSettings:
         raise ConfigError(f"count_max must be 1 to {COUNT_MAX}, backlog_count_max 1 or more")
     if not how.delays_ms or not all(1 <= ms <= INVISIBLE_MS_MAX for ms in how.delays_ms):
         raise ConfigError(f"delays_ms must be some times from 1 to {INVISIBLE_MS_MAX} ms")
-    return how._replace(invisible_ms=int(how.invisible_ms), delays_ms=tuple(int(ms) for ms in how.delays_ms))
+    return msgspec.structs.replace(
+        how, invisible_ms=int(how.invisible_ms), delays_ms=tuple(int(ms) for ms in how.delays_ms)
+    )
 
 
 class PopBatch:
