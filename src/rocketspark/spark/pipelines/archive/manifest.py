@@ -16,6 +16,7 @@ import calendar
 import ctypes
 import fcntl
 import os
+import re
 import shutil
 import time
 import uuid
@@ -41,6 +42,9 @@ HOUR_MS = 3_600_000
 # Characters that Hive, and so Spark, escapes in names of partition folders.
 _ESCAPED = frozenset("\"#%'*/:=?\\\x7f{[]^" + "".join(map(chr, range(0x20))))
 
+# Names that Spark takes for a number, a date or null where it guesses the type of a partition column.
+_GUESSED = re.compile(r"[-+]?\d[-+\da-fA-FxXpPT]*|NaN|Infinity|__HIVE_DEFAULT_PARTITION__")
+
 
 class ArchivedRange(msgspec.Struct, array_like=True, frozen=True, order=True):
     """Rows of one queue that follow each other in a file: queue offsets within [first, end), ascending."""
@@ -52,8 +56,10 @@ class ArchivedRange(msgspec.Struct, array_like=True, frozen=True, order=True):
     rows: int
 
 
-class ArchiveFile(msgspec.Struct, frozen=True):
-    """A Parquet file; `name` without its folder. Its rows are those of the segments, in their order. Time in ms."""
+class ArchiveFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A Parquet file; `name` without its folder. Its rows are those of the segments, in their order. Time in ms.
+    `as_text`: its folder is named so that Spark takes the topic for text, whatever it looks like.
+    """
 
     topic: str
     hour: str
@@ -62,11 +68,12 @@ class ArchiveFile(msgspec.Struct, frozen=True):
     bytes: int
     time_ms: int
     segments: list[ArchivedRange]
+    as_text: bool = False
 
     @property
     def folder(self) -> str:
         """Return the hour's folder, relative to the archive or its `_files`."""
-        return partition_folder(self.topic, self.hour)
+        return partition_folder(self.topic, self.hour, as_text=self.as_text)
 
     @property
     def path(self) -> str:
@@ -112,10 +119,11 @@ def hour_start_ms(hour: str) -> int:
     return calendar.timegm(time.strptime(hour, "%Y-%m-%dT%H")) * 1000
 
 
-def partition_folder(topic: str, hour: str) -> str:
-    """Return the folder of a topic's hour, named as Spark names it."""
-    escaped = in_file_name("".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in topic))
-    return f"topic={escaped}/hour={hour}"
+def partition_folder(topic: str, hour: str, *, as_text: bool = False) -> str:
+    """Return the folder of a topic's hour, named as Spark names it; `as_text`: one that is not taken for a number."""
+    escaped = _ESCAPED | {topic[0]} if as_text else _ESCAPED
+    kept = "".join(f"%{ord(c):02X}" if c in escaped else c for c in topic)
+    return f"topic={in_file_name(kept)}/hour={hour}"
 
 
 def due(files: Iterable[ArchiveFile], now_ms: int, close_after_ms: int, file_bytes: int) -> list[list[ArchiveFile]]:
@@ -195,10 +203,13 @@ class Archive:
         """
         now_ms = time.time_ns() // 1_000_000
         sequence = self.manifest.sequence + 1
+        named_before = {file.topic for file in self.manifest.files if not file.as_text}
         made = []
         for number, one in enumerate(written):
             name = f"part-{sequence:08}-{number:04}.parquet"
-            file = ArchiveFile(one.topic, one.hour, name, one.rows, one.bytes, now_ms, one.segments)
+            # A topic's folders are named in one way: those of an older version as they were.
+            as_text = _GUESSED.fullmatch(one.topic) is not None and one.topic not in named_before
+            file = ArchiveFile(one.topic, one.hour, name, one.rows, one.bytes, now_ms, one.segments, as_text)
             target = self.folder / FILES / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             try:

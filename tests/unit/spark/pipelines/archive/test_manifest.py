@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from urllib.request import url2pathname
 import pytest
 
 from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.spark.pipelines.archive import manifest
 from rocketspark.spark.pipelines.archive.manifest import (
     FILES,
     SPARK_LOG,
@@ -34,7 +36,7 @@ HOUR = "2026-11-21T06"
 KILLED = 9
 
 
-def written(archive: Archive, *names: str, hour: str = HOUR) -> list[WrittenFile]:
+def written(archive: Archive, *names: str, hour: str = HOUR, topic: str = "t") -> list[WrittenFile]:
     """Files as tasks leave them, one row each; the content is the name."""
     staging = archive.folder / STATE / "staging-test"
     staging.mkdir(exist_ok=True)
@@ -42,7 +44,7 @@ def written(archive: Archive, *names: str, hour: str = HOUR) -> list[WrittenFile
     for number, name in enumerate(names):
         (staging / name).write_text(name)
         segments = [ArchivedRange("b", 0, number, number + 1, 1)]
-        made.append(WrittenFile(str(staging / name), "t", hour, 1, len(name), segments))
+        made.append(WrittenFile(str(staging / name), topic, hour, 1, len(name), segments))
     return made
 
 
@@ -245,6 +247,34 @@ def test_hours_are_utc() -> None:
 )
 def test_folders_are_named_as_spark_names_them(topic: str, folder: str) -> None:
     assert partition_folder(topic, HOUR) == f"{folder}/hour={HOUR}"
+
+
+@pytest.mark.parametrize(
+    ("topic", "folder"),
+    [
+        ("007", "%30%307"),
+        ("1e3", "%31e3"),
+        ("-5", "%2D5"),
+        ("2026-01-01", "%320%326-01-01"),
+        ("NaN", "%4Ea%4E"),
+        ("__HIVE_DEFAULT_PARTITION__", "%5F%5FHIVE%5FDEFAULT%5FPARTITION%5F%5F"),
+        ("7up", "7up"),
+    ],
+)
+def test_a_topic_that_looks_like_a_number_is_text_to_spark(
+    tmp_path: Path, topic: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def folders(name: str) -> set[str]:
+        with open_archive(tmp_path / name) as archive:
+            archive.commit(written(archive, "a", topic=topic))
+            return {file.folder for file in archive.manifest.files}
+
+    assert folders("new") == {f"topic={folder}/hour={HOUR}"}
+    # One that an older version began goes on with the names that it has.
+    with monkeypatch.context() as older:
+        older.setattr(manifest, "_GUESSED", re.compile("(?!)"))
+        folders("old")
+    assert folders("old") == {f"topic={topic}/hour={HOUR}"}
 
 
 def test_closed_hours_that_would_fit_into_fewer_files_are_due() -> None:
