@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import pickle
 import uuid
 from collections import Counter
@@ -16,6 +17,7 @@ from pyspark.sql import SparkSession
 from tests.spark.conftest import read_rows
 
 from rocketspark import Message, Producer
+from rocketspark.cli.main import run as cli
 from rocketspark.errors import ConfigError, MessageIllegal, NoReply, RouteNotFound, ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
@@ -90,6 +92,34 @@ def test_old_ids_and_times_are_told(
     thrice = read.option("topic", f"{topic}-3").load().collect()
     assert {r["properties"][origin_properties.ORIGIN_PLACE].split("/")[0] for r in thrice} == {f"{topic}-1"}
     assert len(thrice) == 30
+
+
+def test_a_target_that_holds_messages_is_asked_about(
+    spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
+) -> None:
+    load(topic, 30)
+    said, asked = io.StringIO(), []
+
+    def run(**options: Any) -> restore.RestoreResult:
+        progress = Progress("replay", said)
+        return restore.replay(spark, cluster.namesrv, topic, topic, state=tmp_path, progress=progress, **options)
+
+    def refuse(text: str) -> None:
+        raise ConfigError(text)
+
+    told = f"topic {topic} holds 30 messages, and up to 30 more are sent beside them"
+    assert run(dry_run=True, sure=refuse).rows == 30
+    assert f"replay: {told}\n" in said.getvalue()
+    with pytest.raises(ConfigError, match=told):
+        run(sure=refuse)
+    assert len(rows_of(spark, cluster, topic)) == 30
+    assert (run(sure=asked.append).rows, asked) == (30, [told])
+    # What was begun goes on, and --again says it itself.
+    assert (run(sure=refuse).rows, run(sure=refuse, again=True).rows) == (0, 60)
+    command = ["pipeline", "replay", topic, "--to", topic, "--state", str(tmp_path / "other"), "-n", cluster.namesrv]
+    assert cli(command) == 1
+    assert len(rows_of(spark, cluster, topic)) == 120
+    assert (cli([*command, "--yes"]), len(rows_of(spark, cluster, topic))) == (0, 240)
 
 
 def test_a_chunk_that_was_cut_short_is_sent_once(

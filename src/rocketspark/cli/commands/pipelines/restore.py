@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -10,6 +11,7 @@ import typer
 from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName, check_archive, not_empty
 from rocketspark.cli.commands.pipelines.times import check_times, moment
 from rocketspark.cli.options import LeftOut
+from rocketspark.errors import ConfigError
 
 
 class RowOptions(NamedTuple):
@@ -24,6 +26,7 @@ class RowOptions(NamedTuple):
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be sent.")] = False
     again: Annotated[bool, typer.Option("--again", help="Send all once more, whatever earlier runs sent.")] = False
     create: Annotated[bool, typer.Option(help="Make the target topic if it is not there.")] = True
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask if the target holds messages.")] = False
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `pipeline.restore` and `pipeline.replay`. Raises BadParameter."""
@@ -37,6 +40,7 @@ class RowOptions(NamedTuple):
             "dry_run": self.dry_run,
             "again": self.again,
             "create": self.create,
+            "sure": None if self.yes else _sure,
         }
 
 
@@ -114,6 +118,13 @@ def replay(
 
         result = pipeline.replay(spark, where, topic, to, target=target, progress=progress, **arguments)
     shared.finish(result, progress)
+
+
+def _sure(text: str) -> None:
+    """Have the user confirm it."""
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{text}: confirm with --yes, or name another topic with --to")
+    typer.confirm("Send them?", abort=True)
 
 
 def _fixed(text: str | None, option: str) -> int | None:

@@ -12,7 +12,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -145,13 +145,15 @@ def restore(
     chunk_rows: int = CHUNK_ROWS,
     state: str | Path | None = None,
     progress: Progress | None = None,
+    sure: Callable[[str], None] | None = None,
 ) -> RestoreResult:
     """Send an archive's rows of one topic (the only one, if it is not named) to the topic `to` (the same name).
 
     since_ms, until_ms: only rows stored in [since, until); tags: "A || B"; rate: rows/s at most; dry_run: only count.
     A run that was stopped or killed goes on where it was; again: from the begin, once more. create: make the topic if
     it is not there. state: folder of the progress file, by default in the archive's, or for a table
-    .rocketspark/restores in the working folder. Raises ConfigError, RouteNotFound, RocketSparkError.
+    .rocketspark/restores in the working folder. sure: called before a first run sends into a topic that holds messages,
+    with a text that says so; it may raise. Raises ConfigError, RouteNotFound, RocketSparkError.
     """
     check_choice(since_ms, until_ms, rate, chunk_rows)
     _check_target(to)
@@ -164,6 +166,7 @@ def restore(
         job = _Job(
             *(spark, connection(where), (topic, to or topic), wanted, Path(state or RESTORES), progress),
             place=str(folder),
+            sure=sure,
         )
         job.open(again=again, dry=dry_run)
         return job.run(source, archived_spans(source.ranges()), rate, dry_run, create, chunk_rows)
@@ -180,6 +183,7 @@ def restore(
         wanted,
         Path(state) if state else root / STATE / "restores",
         progress,
+        sure=sure,
     )
     job.open(again=again, dry=dry_run)
     return job.run(ArchiveSource(root, files), archived_spans(files), rate, dry_run, create, chunk_rows)
@@ -223,6 +227,7 @@ def replay(
     chunk_rows: int = CHUNK_ROWS,
     state: str | Path | None = None,
     progress: Progress | None = None,
+    sure: Callable[[str], None] | None = None,
 ) -> RestoreResult:
     """Send the messages of a topic to the topic `to`, of the same cluster or of `target`'s; arguments as of `restore`.
 
@@ -238,6 +243,7 @@ def replay(
         RowSelection(since_ms, until_ms, _tags(tags)),
         Path(state) if state else REPLAYS,
         progress or Progress("replay"),
+        sure=sure,
     )
     job.open(again=again, dry=dry_run)
     found = job.state
@@ -283,6 +289,7 @@ class _Job:
         progress: Progress,
         *,
         place: str = "",
+        sure: Callable[[str], None] | None = None,
     ) -> None:
         validators.check_target(topics[1])
         if topics[1].startswith(validators.RETRY_PREFIX):
@@ -294,6 +301,7 @@ class _Job:
         what = msgspec.json.encode([where.namesrv, where.namespace, *topics, wanted, *([place] if place else [])])
         self._path = folder.absolute() / f"{file_name(*topics)}-{hashlib.sha256(what).hexdigest()[:12]}.json"
         self.state = RestoreState(uuid.uuid4().hex)
+        self._sure, self._is_first = sure, True
 
     def open(self, *, again: bool, dry: bool) -> None:
         """Load the progress of an earlier run."""
@@ -302,6 +310,7 @@ class _Job:
                 self.state = typed_json.decode(self._path.read_bytes(), RestoreState)
             except msgspec.DecodeError as e:
                 raise ConfigError(f"{self._path} cannot be read ({e}); --again begins anew") from None
+        self._is_first = not again and not self.state.reach
         if not dry:
             self._path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -319,10 +328,12 @@ class _Job:
         rows_max = max(1, min(chunk_rows, round(rate * CHUNK_S))) if rate else chunk_rows
         todo = chunks(groups, rows_max, dict(state.sent))
         queues = sorted({span.queue for chunk in todo for span in chunk})
+        left = sum(span.rows for chunk in todo for span in chunk)
+        if left and self._is_first:
+            self._check_target(left, dry)
         mapping = self._mapping(queues, dry, create) if queues else {}
         if state.doubtful and todo and not dry:
             self._await_quiet()
-        left = sum(span.rows for chunk in todo for span in chunk)
         count = there = done = refused = 0
         moved: Counter[Queue] = Counter()
         began_s, rows_before = time.monotonic(), state.rows
@@ -357,6 +368,19 @@ class _Job:
             [MovedQueue(_text(queue), _text(mapping[queue]), moved[queue]) for queue in queues],
             *(dry, round(self._progress.seconds, 3), self._progress.stop.asked, refused),
         )
+
+    def _check_target(self, rows: int, dry: bool) -> None:
+        """Tell, and ask whether it is meant, if rows go beside other messages: readers would see both."""
+        to = self._topics[1]
+        try:
+            held = sum(self._tail().values()) - sum(self._offsets("earliest").values())
+        except RouteNotFound:
+            return
+        if held > 0:
+            text = f"topic {to} holds {held:,} messages, and up to {rows:,} more are sent beside them"
+            self._progress.say(text)
+            if self._sure is not None and not dry:
+                self._sure(text)
 
     def _set_aside(self, told: TaskReport) -> None:
         """Note rows that may not be written, in the progress file too."""
@@ -412,7 +436,10 @@ class _Job:
         return found
 
     def _tail(self) -> dict[Queue, int]:
-        return _offsets_at(self._where.without_options(), self._topics[1], None, "latest")
+        return self._offsets("latest")
+
+    def _offsets(self, where: str) -> dict[Queue, int]:
+        return _offsets_at(self._where.without_options(), self._topics[1], None, where)
 
     def _await_quiet(self) -> None:
         """Wait until no more messages come to the target, or for a while."""
