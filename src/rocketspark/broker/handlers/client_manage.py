@@ -69,16 +69,20 @@ class ClientHandler:
 
     def heartbeat(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
         """HEART_BEAT (34): a group's first one makes its settings and its retry topic."""
+        if len(body) > LONG_BEAT_BYTES:
+            return peer.alone(self._beat_in_turns(peer, request, body, peer.sender))
         beat = bodies.heartbeat(body)
         self._clients.check(peer, beat)
-        if len(body) > LONG_BEAT_BYTES:
-            return peer.alone(self._beat_in_turns(peer, request, beat))
         return self._beat(peer, request, beat, peer.sender)
 
-    async def _beat_in_turns(self, peer: Peer, request: Request[Any], beat: bodies.Heartbeat) -> bytes | None:
+    async def _beat_in_turns(
+        self, peer: Peer, request: Request[Any], body: bytes, sender: Sender | None
+    ) -> bytes | None:
         """Take a long heartbeat some groups at a time: each group is told whole, and no other heartbeat of the
         connection comes between."""
-        sender, answer = peer.sender, None
+        beat, answer = bodies.heartbeat(body), None
+        await self._scans.next()
+        self._clients.check(peer, beat)
         for part in beat.parts(TOLD_IN_TURN):
             await self._scans.next()
             if not peer.is_open:
@@ -150,6 +154,8 @@ class ClientHandler:
             taken = self._locks.lock(wanted.consumer_group, wanted.client_id, queues, now_ms())
             held += taken
             rows += [bodies.QueueBody.of(q) for q in taken]
+        if len(rows) > LOCKS_IN_TURN:
+            await self._scans.next()
         if self.quorum is not None and self.quorum.is_needed(wanted):
             rows = [bodies.QueueBody.of(q) for q in await self.quorum.lock(wanted, held)]
         return reply(request.opaque, body=bodies.encode(bodies.LockReply(lock_ok_mq_set=rows)))
