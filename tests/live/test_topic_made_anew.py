@@ -122,7 +122,8 @@ def test_a_held_pull_hears_of_it(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_commit_of_a_reader_that_ends_before_it_heard_of_it_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["request", "pull"])
+def test_a_commit_of_a_reader_that_ends_before_it_heard_of_it_is_left_out(tmp_path: Path, by: str) -> None:
     """It would pass over as many messages of the new one as it had read of the one before."""
 
     async def main() -> None:
@@ -131,6 +132,10 @@ def test_a_commit_of_a_reader_that_ends_before_it_heard_of_it_is_left_out(tmp_pa
             await create_group(peer)
 
             async def commit(offset: int) -> None:
+                if by == "pull":
+                    # It commits where it stands beside what it asks for; what it carries after a move, too.
+                    (await pull(peer, TOPIC, 0, 0, sys_flag=5, commit_offset=offset)).raise_for_code("pull")
+                    return
                 header = UpdateConsumerOffsetHeader(group=GROUP, topic=TOPIC, queue_id=0, commit_offset=offset)
                 (await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)).raise_for_code("commit")
 

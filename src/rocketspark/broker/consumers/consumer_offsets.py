@@ -21,6 +21,7 @@ from rocketspark.errors import StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.bodies import DataVersion, OffsetTable
+from rocketspark.store.store import Store
 
 log = LimitedLog("rocketspark.broker")
 VERSION_STEP = 500
@@ -49,6 +50,16 @@ def encode_rows(rows: list[tuple[str, dict[int, int]]]) -> bytes:
 def is_kept_number(topic: str, group: str) -> bool:
     """Tell whether what a group commits in a topic is a number that an exactly-once write keeps there."""
     return topic == group and KEPT_NUMBERS.fullmatch(topic) is not None
+
+
+def is_of_before(store: Store, group: str, topic: str, queue_id: int, offset: int) -> bool:
+    """Tell whether an offset counts messages of a topic that was deleted: its consumer has not heard of it yet.
+
+    Taken as one of the topic made anew, it would pass over what comes until there.
+    """
+    if store.made_at(topic) is None or is_kept_number(topic, group):
+        return False
+    return offset > store.stored_range(topic, queue_id)[1]
 
 
 class ConsumerOffsets:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, is_kept_number
+from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, is_of_before
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
@@ -78,21 +78,14 @@ class ConsumerManageHandler:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"Offset is less than 0, offset: {h.commit_offset}")
         if self._offsets.is_reset(h.group, h.topic, h.queue_id):
             return reply(request.opaque, header={}, remark="Offset has been previously reset")
-        if h.queue_id < topic.read_queue_nums and self._is_of_before(h):
+        if h.queue_id < topic.read_queue_nums and is_of_before(
+            self._store, h.group, h.topic, h.queue_id, h.commit_offset
+        ):
             remark = "the offset is beyond the queue's end, of a topic that was deleted: it is left out"
             return reply(request.opaque, header={}, remark=remark)
         self._offsets.admit(h.group, h.topic, peer.address)
         self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
         return reply(request.opaque)
-
-    def _is_of_before(self, h: UpdateConsumerOffsetHeader) -> bool:
-        """Tell whether an offset counts messages of a topic that was deleted: its consumer ends before it heard of it.
-
-        Taken as one of the topic made anew, it would pass over what comes until there.
-        """
-        if self._store.made_at(h.topic) is None or is_kept_number(h.topic, h.group):
-            return False
-        return h.commit_offset > self._store.stored_range(h.topic, h.queue_id)[1]
 
     def max_offset(self, peer: Peer, request: Request[MaxOffsetHeader], body: bytes) -> bytes:
         """GET_MAX_OFFSET (30): the next offset to be written."""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.consumers.consumer_offsets import is_of_before
 from rocketspark.broker.consumers.filter_compiler import TEXT_KEPT_MAX, ToCompile
 from rocketspark.broker.consumers.long_polling import NO_QUEUE, HeldRequest, LongPolling, request_weight
 from rocketspark.broker.consumers.pull_filter import PullFilter
@@ -111,7 +112,11 @@ class PullHandler:
         reset_to = self._reset_to(h, h.queue_offset)
         if reset_to is not None:
             return self._moved(request, reset_to, topic_sys_flag)
-        if h.sys_flag & sysflags.PULL_COMMIT_OFFSET:
+        if (
+            h.sys_flag & sysflags.PULL_COMMIT_OFFSET
+            and h.commit_offset >= 0
+            and not is_of_before(self._store, h.group, h.topic, h.queue_id, h.commit_offset)
+        ):
             self._offsets.admit(h.group, h.topic, peer.address)
             self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
         in_own_turn = accepts is None or not self._filter_turn.is_over()

@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import initialize, rule
 from tests.unit.client.consumer.test_consumer_models import Machine, which
 from tests.unit.client.machines import run_machine
 from tests.unit.client.world import QUEUES, Line, World
@@ -33,8 +33,8 @@ BROKER = MessageQueue("t", "broker-a", -1)
 INVISIBLE_MS = 5000
 # As take_time has it.
 REPLY_MS = 500
-# A reply, and what becomes of what nobody takes.
-ON_ITS_WAY_MS = 3 * REPLY_MS
+# A reply, the wait for a taker, and giving back.
+ON_ITS_WAY_MS = 2 * REPLY_MS + 1500
 Place = tuple[int, int]
 
 
@@ -232,6 +232,20 @@ class PopMachine(Machine):
 
     world: PopWorld
     world_of = PopWorld
+
+    @initialize(
+        seed=st.integers(0, 1 << 32),
+        sizes=st.lists(st.integers(0, 30), min_size=3, max_size=3),
+        seconds=st.sampled_from([0, 3]),
+        # What is held back shows where nothing fails.
+        failures=st.sampled_from([0, 0, 0.1, 0.3]),
+    )
+    def begin(self, seed: int, sizes: list[int], seconds: int, failures: float) -> None:
+        Machine.begin(self, seed, sizes, seconds, failures)
+
+    @rule()
+    def what_is_on_its_way_comes(self) -> None:
+        self.world.run(asyncio.sleep(ON_ITS_WAY_MS / 1000 + 0.3))
 
     def messages_are_deleted(self, **_: Any) -> None:
         """Brokers tell a pop nothing of it."""
