@@ -454,6 +454,10 @@ def test_a_notification_tells_that_there_is_something(tmp_path: Path) -> None:
                 return reply.raise_for_code("notification").header(headers.NotificationReply)
 
             assert not (await notified()).has_message
+            # At once, also for a client whose clock is ahead.
+            ahead = {"born_time_ms": int(time.time() * 1000) + 600_000}
+            assert not (await notified(**ahead)).has_message
+            assert await popped(peer, **ahead) == []
             waiting = [asyncio.create_task(notified(poll_time_ms=250_000)) for _ in range(2)]
             await until(lambda: server._pop_state.notified.total == 2)
             await sent(peer, b"0", pairs={"TAGS": "a"})

@@ -11,7 +11,7 @@ from tests.live.support import GROUP, TOPIC, broker, connected, run, sent, until
 from tests.live.test_broker_pop import HOLD, bodies_of, filled
 
 from rocketspark.broker.consumers import pull_filter
-from rocketspark.broker.pop import reading
+from rocketspark.broker.pop import reading, revive
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import record
@@ -44,6 +44,19 @@ def test_retries_of_the_other_form_are_left_for_a_pop_that_finds_nothing(
                 setattr(server.settings, name, value)
             found = [bodies_of(await popped(peer)) for _ in range(len(order) + 1)]
             assert found == [[body] for body in order] + [[]]
+
+    run(main())
+
+
+def test_a_shorter_interval_of_deliveries_holds_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revive, "LOOK_S", 0.05)
+
+    async def main() -> None:
+        async with broker(tmp_path, revive_interval_ms=300_000) as server, connected(server.address) as peer:
+            await filled(peer, 1)
+            assert len(await popped(peer, invisible_time_ms=300)) == 1
+            server.settings.revive_interval_ms = 100
+            assert bodies_of(messages(await pop(peer, **HOLD))) == [b"0"]
 
     run(main())
 

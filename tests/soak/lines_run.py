@@ -66,7 +66,7 @@ if os.environ.get("LINES_RUN"):
 def lines_that_tell(tree: ast.Module, line: int) -> set[int]:
     """Return the lines of which a test that can notice a change at `line` runs one.
 
-    Those of its statement's head; for a signature those of its body; for what is run at the import any of the file.
+    Those of its statement's head; for a signature those of its body; none for what is run at the import alone.
     """
     functions = ast.FunctionDef | ast.AsyncFunctionDef
     around = [node for node in ast.walk(tree) if isinstance(node, STATEMENTS) and first_line(node) <= line <= end(node)]
@@ -76,7 +76,7 @@ def lines_that_tell(tree: ast.Module, line: int) -> set[int]:
     if isinstance(inner, functions):
         return set(range(head_ends, end(inner) + 1))
     if not any(isinstance(node, functions) for node in around):
-        return set(range(1, end(tree.body[-1]) + 1))
+        return set()
     return set(range(first_line(inner), head_ends))
 
 

@@ -118,7 +118,7 @@ class AccessControl:
         if username is not None and request.code not in self.told:
             # The hot path: who asked for the same since the last change, and was allowed it, may.
             key = self._key(request, username)
-            if key is not None and key in self._authorization.allowed:
+            if key in self._authorization.allowed:
                 self.authorized += 1
                 return None
         try:

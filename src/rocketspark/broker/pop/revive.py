@@ -107,7 +107,6 @@ class Revive:
         self._gone = GoneMessages(
             in_flight.check_points, lambda topic, q: store.stored_range(topic, q)[0], lambda: store.min_position
         )
-        self.running = False
         self.queues: dict[int, ReviveQueue] = {}
         # (when, number, check point) of what is in a revive queue.
         self._due: list[tuple[int, int, CheckPoint]] = []
@@ -153,12 +152,10 @@ class Revive:
 
     def start(self) -> None:
         """Begin on the running loop, after `begin` and the rebuild."""
-        self.running = True
         self._arm(0)
 
     def stop(self) -> None:
         """Deliver nothing more."""
-        self.running = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -183,7 +180,7 @@ class Revive:
 
     def _turn(self) -> None:
         wait_s = self.work()
-        if self.running:
+        if self._timer is not None:
             self._arm(wait_s)
 
     # -- work -----------------------------------------------------------------------------------------------------

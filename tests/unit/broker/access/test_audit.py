@@ -273,6 +273,7 @@ def test_a_flood_is_counted_and_summed_up_and_hides_nobody_else(tmp_path: Path) 
     audit.tick()
     clock.s += 0.1
     audit.tick()
+    assert not audit._unwritten
     audit.tick()
     audit.decided(DENIED)
     audit.close()
@@ -312,7 +313,7 @@ def test_a_flood_from_everywhere_is_bounded_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bytes_max", [990, 1000])
 def test_files_are_turned_over_and_never_take_more_than_they_may(tmp_path: Path, bytes_max: int) -> None:
-    path = tmp_path / "deep" / "audit.log"
+    path = tmp_path / "deep" / "deeper" / "audit.log"
     file = AuditFile(path, bytes_max=bytes_max, files_max=3, logger=logging.getLogger("x"), lost_line=lambda n: b"")
     for number in range(100):
         file.put(b"%098d\n" % number)

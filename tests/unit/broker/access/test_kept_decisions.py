@@ -156,6 +156,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
     for i in range(20):
         assert kept.gate.refuses(asked(("ask", "ann", "one", 1, f"topic{i}", "10.0.0.1"), {})) is None
         assert 0 < len(authorization.allowed) <= 4
+        assert 0 < len(authorization._kept) <= 4
     before = set(authorization.allowed)
     assert kept.gate.refuses(asked(("ask", "ann", "one", 1, "t" * 600, "10.0.0.1"), {})) is None
     assert authorization.allowed == before

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tests.live.support import run, send_header
 from tests.unit.broker.offline import Broker, same_clock, split
 
 from rocketspark.broker.messages import batch_properties, put_message
+from rocketspark.broker.replication.link.ha_listener import HaListener
 from rocketspark.errors import RecordError, StoreFull
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import frames
@@ -156,7 +158,8 @@ Sent = tuple[str, int, bytes, int]
 
 
 async def outcome(root: Path, frames_sent: list[bytes], at_once: bool, **changes: Any) -> tuple[Any, ...]:
-    broker = await Broker(root, **{"message_bytes_max": 1 << 15} | changes).start()
+    with mock.patch.object(HaListener, "wake") as wake:
+        broker = await Broker(root, **{"message_bytes_max": 1 << 15} | changes).start()
     try:
         topics = broker.server._topics
         for name_, attributes in (("A", {}), ("Q" * 127, {}), ("inner", {"queue.type": "BatchCQ"})):
@@ -175,6 +178,8 @@ async def outcome(root: Path, frames_sent: list[bytes], at_once: bool, **changes
         stats.collect()
         counters = (stats.stored, stats.put_failures, {k: (v.value, v.times) for k, v in stats._items.items()})
         queues = {q: broker.server.store.queue_range("A", q) for q in (0, 1)}
+        # Slaves hear of all that was stored.
+        assert wake.called == bool(stats.stored.messages)
         return wire.replies(), broker.files(), counters, queues
     finally:
         await broker.server.close()

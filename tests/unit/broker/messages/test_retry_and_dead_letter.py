@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.live.support import send_header
 
 from rocketspark.broker.messages import retry_and_dead_letter
 from rocketspark.protocol.message import message_ids, properties, record
@@ -69,6 +70,17 @@ def test_after_the_last_attempt_it_is_a_dead_letter(times: int, level: int, limi
     assert plan.topic == ("%DLQ%G" if dead else "%RETRY%G")
     assert (plan.properties["DELAY"] == "0") == dead
     assert (plan.properties["RETRY_TOPIC"], plan.properties["ORIGIN_MESSAGE_ID"]) == ("T", ID)
+
+
+@pytest.mark.parametrize(
+    ("stated", "of_group", "times", "dead"),
+    [(None, 3, 3, False), (None, 3, 4, True), (2, 3, 2, False), (2, 3, 3, True), (5, 3, 5, False)],
+)
+def test_what_a_consumer_stores_itself_is_a_dead_letter_after_the_times_it_states(
+    stated: int | None, of_group: int, times: int, dead: bool
+) -> None:
+    header = send_header("%RETRY%G", 0, max_reconsume_times=stated, reconsume_times=times)
+    assert retry_and_dead_letter.is_dead_letter(header, of_group) is dead
 
 
 def test_the_first_topic_and_id_are_kept_and_what_parking_added_is_not() -> None:

@@ -280,6 +280,23 @@ def test_a_message_given_up_is_resumed_until_it_is_committed(tmp_path: Path) -> 
     asyncio.run(main())
 
 
+def test_one_that_is_open_and_resumed_is_open_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path)
+        rig.prepare("K")
+        for _ in range(2):
+            rig.transactions.resume(rig.open["K"].position)
+        rig.end_open({"K": COMMIT})
+        assert rig.delivered() == Counter({"K": 1})
+        rig.transactions.stop()
+        rig.kill()
+        rig = Rig(tmp_path)
+        assert (rig.transactions.open_count, rig.delivered()) == (0, Counter({"K": 1}))
+        rig.kill()
+
+    asyncio.run(main())
+
+
 def check_round(rig: Rig) -> None:
     """A round of checks, to its end."""
     transactions = rig.transactions

@@ -224,7 +224,7 @@ async def test_progress_is_noted_after_the_ends_it_stands_for_are_on_the_disk(tm
         rig.transactions._commit_progress()
         assert rig.offsets.get(half_messages.GROUP, topic_names.HALF_TOPIC, 0) is None
     rig.store.flush_log()
-    rig.transactions._commit_progress()
+    check_round(rig)
     assert rig.offsets.get(half_messages.GROUP, topic_names.HALF_TOPIC, 0) == 1
     assert rig.offsets.get(half_messages.GROUP, topic_names.OP_HALF_TOPIC, 0) == 1
     rig.transactions.stop()
