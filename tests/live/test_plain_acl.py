@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests import plain_acl_rows as rows
@@ -22,12 +23,12 @@ REFUSED = "org.apache.rocketmq.acl.common.AclException: "
 
 
 @asynccontextmanager
-async def guarded(tmp_path: Path, *, complete: bool = True) -> AsyncIterator[BrokerServer]:
+async def guarded(tmp_path: Path, *, complete: bool = True, **changes: Any) -> AsyncIterator[BrokerServer]:
     home = tmp_path / "home"
     if not home.exists():
         rows.write_files(home)
     access = AccessSettings(authorization_complete_enable=complete)
-    async with broker(tmp_path / "store", acl=True, acl_home=str(home), access=access) as server:
+    async with broker(tmp_path / "store", acl=True, acl_home=str(home), access=access, **changes) as server:
         yield server
 
 
@@ -206,3 +207,15 @@ def test_accounts_become_users(tmp_path: Path) -> None:
 
 async def send_code(server: BrokerServer, row: Row) -> int:
     return int((await asyncio.to_thread(rows.answer, server.address, row))["code"])
+
+
+@pytest.mark.parametrize(("role", "warned"), [("ASYNC_MASTER", 0), ("SYNC_MASTER", 1), ("SLAVE", 1)])
+def test_who_has_replicas_is_told_that_the_brokers_own_credentials_are_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, role: str, warned: int
+) -> None:
+    async def main() -> None:
+        async with guarded(tmp_path, broker_role=role, broker_id=int(role == "SLAVE")):
+            lines = [line for line in caplog.messages if "innerClientAuthenticationCredentials is not set" in line]
+            assert len(lines) == warned
+
+    run(main())
