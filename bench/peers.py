@@ -25,7 +25,7 @@ STOP_TIMEOUT_S = 60.0
 class Servers(NamedTuple):
     """A NameServer and a broker (with --brokers N the first): addresses, process id, seconds until ready, the store.
 
-    `brokers`, `pids`: every broker's address and process.
+    `brokers`, `pids`: every broker's address and process; `grpc`: the proxy's address.
     """
 
     namesrv: str
@@ -36,6 +36,7 @@ class Servers(NamedTuple):
     brokers: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
     name: str = "ours"
+    grpc: str = ""
 
     def kill(self) -> None:
         """SIGKILL of the process that was started."""
@@ -44,23 +45,29 @@ class Servers(NamedTuple):
 
 @contextmanager
 def ours(
-    *options: str, config: Config | None = None, store: Path | None = None, source: Path | None = None
+    *options: str,
+    config: Config | None = None,
+    store: Path | None = None,
+    source: Path | None = None,
+    grpc: bool = False,
 ) -> Iterator[Servers]:
     """`rocketspark server` on free ports, `config` in its broker.conf, with a store of its own or the one given.
 
-    `source`: the root of another version of this repository, whose code it runs.
+    `grpc`: with the proxy that it starts; `source`: the root of another version of this repository, whose code it runs.
     """
     with tempfile.TemporaryDirectory(prefix="rocketspark-bench-") as folder:
         root = store or Path(folder) / "store"
-        command = ["server", "--no-grpc", "--namesrv-port", "0", "--broker-port", "0", "--store", str(root), *options]
+        command = ["server", "--namesrv-port", "0", "--broker-port", "0", "--store", str(root), *options]
+        command += ["--grpc-port", "0"] if grpc else ["--no-grpc"]
         if config:
             conf = Path(folder) / "broker.conf"
             conf.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
             command += ["--config", str(conf)]
-        with started(command, r"ready namesrv=(\S+) broker=(\S+)", Path(folder), source) as (pid, found, ready_s):
+        ready = r"ready namesrv=(\S+) broker=(\S+)(?: grpc=(\S+))?"
+        with started(command, ready, Path(folder), source) as (pid, found, ready_s):
             brokers = tuple(found[2].split(","))
             pids = tuple(children(pid)) if len(brokers) > 1 else (pid,)
-            yield Servers(found[1], brokers[0], pid, ready_s, root, brokers, pids)
+            yield Servers(found[1], brokers[0], pid, ready_s, root, brokers, pids, grpc=found[3] or "")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 Ours are two processes, Apache's is one: `CPU s/s` is of all of a side. The tool is a plain grpc.aio client (see
 bench.grpc_load) and takes about a core; two cores are shared by all. POP on the remoting protocol: the part `pop`.
+`python -m bench.v5` measures its last rows alone: remoting beside gRPC under load, in 7 rounds.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from typing import Any, NamedTuple
 from tests.java.apache import ask
 from tests.v5.apache_proxy import ApacheLocalProxy, ApacheProxy
 
+from bench.floor import floor
 from bench.peers import JAVA_DEFAULTS, JIT, cpu_seconds, memory_kib, ours, started
 from bench.plan import Plan
 from bench.raw_send import frame
 from bench.report import Figure, Row, percentile, progress, rates_row, show, values_row
 from rocketspark.transport.connections import parse_address
+from rocketspark.transport.request_frames import reply
 
 QUEUES = 8
 TOOL_S_MAX = 300.0
@@ -165,7 +168,7 @@ def run(plan: Plan) -> list[Row]:
         for number, pid in enumerate(mine.pids):
             memory = memory_kib(pid)["VmRSS"] / 1024
             add(values_row(("broker" if number == 0 else "proxy") + ": VmRSS", "MiB", [(memory, None)]))
-    for row in _two_proxies(plan, seconds):
+    for row in [*_two_proxies(plan, seconds), *_remoting_beside(plan, 2 * seconds)]:
         add(row)
     return rows
 
@@ -190,25 +193,46 @@ def _latency(side: Proxies, topic: str, count: int) -> dict[str, Any]:
 
 
 def _two_proxies(plan: Plan, seconds: float) -> list[Row]:
-    """One and two proxies before a broker; sends on the remoting protocol beside, without and with gRPC under load."""
+    """One and two proxies before a broker."""
     with our_proxies(1) as one, our_proxies(2) as two:
         for side in (one, two):
             prepare(side, "bench-send", "bench-grpc")
         pairs = []
         for _ in range(plan.rounds()):
             pairs.append([load(side, "send", "bench-send", window=64, seconds=seconds)[0] for side in (two, one)])
-        rows = [values_row("two proxies beside one", "x", [(a.rate / b.rate, None) for a, b in pairs])]
-        alone, loaded = [], []
-        remoting_s = seconds * 2
+    return [values_row("two proxies beside one", "x", [(a.rate / b.rate, None) for a, b in pairs])]
+
+
+def _remoting_beside(plan: Plan, seconds: float) -> list[Row]:
+    """Sends on the remoting protocol, without and with gRPC under load at the proxy that the server starts.
+
+    Beside the broker a process that only answers: what the machine's own turns cost whoever is asked.
+    """
+    alone: list[tuple[float, float]] = []
+    loaded: list[tuple[float, float]] = []
+    with ours(grpc=True) as servers, floor(reply(1)) as bare:
+        prepare(Proxies((servers.grpc,), servers.broker, ()), "bench-send", "bench-grpc")
+
+        def both_p99_ms() -> tuple[float, float]:
+            ours_ms, bare_ms = (remoting_p99_ms(one.broker, "bench-send", seconds) for one in (servers, bare))
+            return ours_ms, bare_ms
+
         for _ in range(plan.rounds()):
             progress("remoting without and with gRPC under load")
-            alone.append(remoting_p99_ms(one.broker, "bench-send", remoting_s))
-            beside = tool(one.endpoints[0], "send", "bench-send", window=64, seconds=remoting_s + 1)
+            alone.append(both_p99_ms())
+            beside = tool(servers.grpc, "send", "bench-send", window=64, seconds=2 * seconds + 1)
             time.sleep(0.5)
-            loaded.append(remoting_p99_ms(one.broker, "bench-send", remoting_s))
+            loaded.append(both_p99_ms())
             answer(beside)
-    rows.append(values_row("remoting send p99, no gRPC", "ms", [(value, None) for value in alone]))
-    rows.append(values_row("remoting send p99, gRPC under full load", "ms", [(value, None) for value in loaded]))
-    ratios = [b / a for a, b in zip(alone, loaded, strict=True)]
-    rows.append(values_row("  with beside without", "x", [(ratio, None) for ratio in ratios]))
+    rows = []
+    for number, who in enumerate(("remoting send p99", "  of what only answers")):
+        without, beside_ms = [one[number] for one in alone], [one[number] for one in loaded]
+        rows.append(values_row(f"{who}, no gRPC", "ms", [(value, None) for value in without]))
+        rows.append(values_row(f"{who}, gRPC under full load", "ms", [(value, None) for value in beside_ms]))
+        ratios = [(b / a, None) for a, b in zip(without, beside_ms, strict=True)]
+        rows.append(values_row("  with beside without", "x", ratios))
     return rows
+
+
+if __name__ == "__main__":
+    show(_remoting_beside(Plan(runs=7), 3.0), heading=True)

@@ -17,6 +17,7 @@ import grpc
 import pytest
 from tests.ports import free_ports
 
+from rocketspark.cli.serving.proxy_process import BEHIND
 from rocketspark.proxy.wire import messages
 from rocketspark.testing import run_cluster
 
@@ -68,6 +69,11 @@ def child_of(pid: int) -> int:
     return int(found[0]) if found else 0
 
 
+def priorities(pid: int) -> set[int]:
+    """The niceness of all threads of a process."""
+    return {os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()}
+
+
 def has_ended(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -81,9 +87,13 @@ def test_the_proxy_comes_back_and_ends_with_its_server(server: subprocess.Popen[
     assert ready is not None
     assert answers(ready[1])
     first = child_of(server.pid)
+    # Where both want a core, clients of the broker go before those of the proxy.
+    behind = {min(os.getpriority(os.PRIO_PROCESS, server.pid) + BEHIND, 19)}
+    assert priorities(first) == behind
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: child_of(server.pid) not in (0, first) and answers(ready[1]))
     second = child_of(server.pid)
+    assert priorities(second) == behind
     server.kill()
     server.wait(60)
     wait_until(

@@ -5,6 +5,7 @@ outlives its parent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import logging
 import os
@@ -35,6 +36,7 @@ def die_with_parent() -> Callable[[], None] | None:
 class ChildProcess:
     """One `rocketspark` command. `arguments`: what follows it, by the port it is to take (0: a free one, kept later);
     it is ready once it prints "ready `kind`=HOST:PORT". `environment`: what it has besides this process's, for secrets.
+    `behind`: by how much its niceness is above this process's.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class ChildProcess:
         arguments: Callable[[int], list[str]],
         port: int,
         environment: Mapping[str, str] | None = None,
+        behind: int = 0,
     ) -> None:
         self.name = name
         self.address = ""
@@ -51,6 +54,7 @@ class ChildProcess:
         self._arguments = arguments
         self._environment = {**os.environ, **environment} if environment else None
         self._port = port
+        self._behind = behind
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
         self._keeper: asyncio.Task[None] | None = None
@@ -71,6 +75,11 @@ class ChildProcess:
             start_new_session=True,
             preexec_fn=die_with_parent(),
         )
+        if self._behind and hasattr(os, "setpriority"):
+            # Now, while it has one thread: those that it makes have the same. It may have ended already.
+            with contextlib.suppress(OSError):
+                own = os.getpriority(os.PRIO_PROCESS, 0)
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, own + self._behind)
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
