@@ -11,6 +11,7 @@ import ast
 import collections
 import contextlib
 import difflib
+import functools
 import glob
 import hashlib
 import json
@@ -121,6 +122,12 @@ def files_of_tests(room: str) -> list[str]:
     return [path for pattern in patterns for path in sorted(glob.glob(pattern, root_dir=ROOT, recursive=True))]
 
 
+@functools.cache
+def text_of(name: str) -> str:
+    """Return a file of src as it was when the changes were drawn: somebody may work on while they are tried."""
+    return (PACKAGE / name).read_text()
+
+
 def operator_named(name: str) -> Any:
     import parso
     from cosmic_ray import plugins
@@ -146,11 +153,12 @@ def operator_named(name: str) -> Any:
 
 def places(room: str) -> Iterator[Mutant]:
     """Yield every change that could be made in a room."""
-    from cosmic_ray.ast import ast_nodes, get_ast_from_path
+    from cosmic_ray.ast import ast_nodes, get_ast
 
     for path in sources(room):
-        name, lines = str(path.relative_to(PACKAGE)), path.read_text().splitlines()
-        nodes = list(ast_nodes(get_ast_from_path(path)))
+        name = str(path.relative_to(PACKAGE))
+        lines = text_of(name).splitlines()
+        nodes = list(ast_nodes(get_ast(text_of(name))))
         alike: collections.Counter[str] = collections.Counter()
         for operator in OPERATORS:
             make = operator_named(operator)
@@ -178,7 +186,7 @@ def changed(mutant: Mutant) -> tuple[str, list[str]]:
     """Return the text of the file with the change, and how it differs."""
     from cosmic_ray.mutating import mutate_code
 
-    before = (PACKAGE / mutant.name).read_text()
+    before = text_of(mutant.name)
     made = str(mutate_code(before, operator_named(mutant.operator), mutant.occurrence))
     return made, list(difflib.unified_diff(before.splitlines(), made.splitlines(), lineterm="", n=2))[2:]
 
@@ -205,7 +213,7 @@ class Room:
 
     def tests_for(self, mutant: Mutant) -> list[str]:
         """Return those that run the changed line, all for one that the import runs: quick ones first, sockets last."""
-        tells = lines_that_tell(ast.parse((PACKAGE / mutant.name).read_text()), mutant.line)
+        tells = lines_that_tell(ast.parse(text_of(mutant.name)), mutant.line)
         ran = {test: found["lines"].get(mutant.name, ()) for test, found in self.tests.items()}
         tests = [test for test, lines in ran.items() if not tells or tells.intersection(lines)]
         return sorted(tests, key=lambda test: (test.startswith(LIVE), not ran[test], self.tests[test]["seconds"]))
@@ -301,7 +309,7 @@ def test_small_changes_are_noticed(tmp_path: Path) -> None:
             target = src / "rocketspark" / mutant.name
             target.write_text(text)
             known = met[mutant.key] = {"by": room.notices(tests), "state": room.state}
-            target.write_text((PACKAGE / mutant.name).read_text())
+            target.write_text(text_of(mutant.name))
             kept.write_text(json.dumps(met, indent=1))
         counted[mutant.room] += 1
         if not known["by"]:
