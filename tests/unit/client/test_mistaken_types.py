@@ -26,7 +26,7 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.client.consumer.pop.popper import PopSettings
 from rocketspark.client.producer.prepared_message import PackingSettings, make_message, pack
 from rocketspark.client.validators import check_queue
-from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal, UsageError
+from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal, NotSent, UsageError
 from rocketspark.recipes import Outbox, deduplicate
 from rocketspark.testing import run_cluster
 
@@ -182,3 +182,31 @@ def test_what_a_type_checker_finds() -> None:
         PushConsumer(NAMESRV, "g", on_error=5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="strategy 'averge' is not known: average"):
         PullConsumer(NAMESRV, "g", strategy="averge")  # type: ignore[arg-type]
+
+
+def test_times_and_addresses_of_calls() -> None:
+    with run_cluster() as cluster:
+        pull, simple = PullConsumer(cluster.namesrv, "g"), SimpleConsumer(cluster.namesrv, "h")
+        for consumer in (pull, simple):
+            consumer.subscribe("t")
+        with Producer(cluster.namesrv) as producer, pull, simple:
+            producer.send("t", b"x")
+            wrong: Any = "100"
+            calls: list[Callable[[], Any]] = [
+                lambda: producer.send("t", b"x", timeout_ms=wrong),
+                lambda: producer.send_batch([Message("t", b"x")], timeout_ms=wrong),
+                lambda: producer.send_future("t", b"x", timeout_ms=wrong),
+                lambda: pull.poll(wrong),
+                lambda: simple.receive(timeout_ms=wrong),
+                lambda: simple.receive(invisible_ms=wrong),
+            ]
+            for call in calls:
+                with pytest.raises(UsageError, match=r"_ms.*'100'"):
+                    call()
+        # A broker's address is no NameServer's, whoever asks first.
+        for client in (PullConsumer(cluster.brokers[0], "g"), SimpleConsumer(cluster.brokers[0], "g")):
+            client.subscribe("t")
+            with pytest.raises(NotSent, match="is no NameServer, but perhaps a broker: check the address"):
+                client.start()
+        with Producer(cluster.brokers[0]) as mistaken, pytest.raises(NotSent, match="perhaps a broker"):
+            mistaken.send("t", b"x")

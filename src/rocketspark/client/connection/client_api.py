@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rocketspark.errors import RecordError, RouteNotFound
+from rocketspark.errors import NotSent, RecordError, RouteNotFound
 from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
 from rocketspark.model.namespace import RETRY_PREFIX
 from rocketspark.model.queue import DEFAULT_QUEUE_COUNT
@@ -63,6 +63,9 @@ async def fetch_route(namesrv: Peer, topic: str, *, timeout_ms: float = TIMEOUT_
     )
     if reply.code == ResponseCode.TOPIC_NOT_EXIST:
         raise RouteNotFound(topic, address=reply.address)
+    if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        text = f"{reply.address} is no NameServer, but perhaps a broker: check the address"
+        raise NotSent(text, address=reply.address)
     reply.raise_for_code(f"route of topic {topic!r}")
     return bodies.decode_route(topic, reply.body)
 

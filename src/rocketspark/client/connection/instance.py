@@ -273,6 +273,9 @@ class Instance:
             # A proxy answers so: it serves routes alone.
             if e.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
+            # A broker serves not even those.
+            with contextlib.suppress(ServerError):
+                await self.routes.refresh(DEFAULT_TOPIC)
 
     async def close(
         self,

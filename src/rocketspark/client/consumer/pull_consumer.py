@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from numbers import Real
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -312,8 +313,8 @@ class AsyncPullConsumer(ConsumerLife):
 
     async def _next(self, timeout_ms: float, count_max: int) -> list[Run]:
         self._check_started()
-        if math.isnan(timeout_ms):
-            raise UsageError("timeout_ms is no number: give milliseconds, 0 or more")
+        if not isinstance(timeout_ms, Real) or math.isnan(timeout_ms):
+            raise UsageError(f"timeout_ms {timeout_ms!r} is no number: give milliseconds, 0 or more")
         self._settle(self._rebalance.pullers.values())
         self._poller = asyncio.current_task()
         self._in_a_row += 1

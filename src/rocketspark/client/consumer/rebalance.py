@@ -191,7 +191,8 @@ class Rebalance:
             async with asyncio.timeout(JOIN_S):
                 await self.balanced.wait()
         except TimeoutError:
-            log.warning("group %s: no broker answered within %.0f s; it is tried on", self.group, JOIN_S)
+            why = "on_assigned did not end" if self.pullers and self._on_taken is not None else "no broker answered"
+            log.warning("group %s: %s within %.0f s; it goes on", self.group, why, JOIN_S)
 
     def keep_committing(self) -> None:
         """Commit offsets at every interval, and count the messages consumed meanwhile."""

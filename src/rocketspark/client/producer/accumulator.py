@@ -108,7 +108,7 @@ class Accumulator:
                 self._timers[kind] = loop.call_soon(self._flush, kind)
         waiting.append(send)
         self._sizes[kind] = size = size + len(item)
-        if size >= self._bytes_max:
+        if size >= self._bytes_max or len(waiting) >= batch.COUNT_MAX:
             self._flush(kind)
         return True
 

@@ -103,6 +103,10 @@ def pack_batch(messages: Sequence[Message], packing: PackingSettings) -> Prepare
         raise MessageIllegal("the batch is empty")
     if not isinstance(messages, Sequence) or not all(isinstance(each, Message) for each in messages):
         raise MessageIllegal("a batch is a list of Messages; send takes a single one")
+    if len(messages) > batch.COUNT_MAX:
+        # A reply names each: with more of them its header is over what clients take.
+        text = f"the batch has {len(messages)} messages; at most {batch.COUNT_MAX} are allowed: send it in parts"
+        raise MessageIllegal(text, topic=messages[0].topic)
     first = messages[0]
     validators.check_target(first.topic)
     if first.topic.startswith(validators.RETRY_PREFIX):
@@ -131,7 +135,7 @@ def pack_batch(messages: Sequence[Message], packing: PackingSettings) -> Prepare
 
 
 def split(messages: Iterable[Message], bytes_max: int = 1 << 20) -> Iterator[list[Message]]:
-    """Split messages into batches of at most `bytes_max` bytes, in order, each for one `send_batch`.
+    """Split messages into batches of at most `bytes_max` bytes and 30,000 messages, in order, for `send_batch`.
 
     Raises MessageIllegal for a message that is larger by itself (rule: the batches' size as RocketMQ counts it).
     """
@@ -142,7 +146,7 @@ def split(messages: Iterable[Message], bytes_max: int = 1 << 20) -> Iterator[lis
         if size > bytes_max:
             text = f"a message for topic {message.topic!r} has {size} bytes with its properties, over {bytes_max}"
             raise MessageIllegal(f"{text}: send it alone", topic=message.topic)
-        if total + size > bytes_max:
+        if total + size > bytes_max or len(together) >= batch.COUNT_MAX:
             yield together
             together, total = [], 0
         together.append(message)

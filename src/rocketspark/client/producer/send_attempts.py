@@ -10,6 +10,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from rocketspark.client.connection import client_api
@@ -125,8 +126,8 @@ class SendAttempts:
         began_s = time.monotonic() if began_s is None else began_s
         if timeout_ms is None:
             return began_s + self.timeout_s
-        if not math.isfinite(timeout_ms):
-            raise UsageError(f"timeout_ms={timeout_ms}: a number of milliseconds is needed, or None")
+        if not isinstance(timeout_ms, Real) or not math.isfinite(timeout_ms):
+            raise UsageError(f"timeout_ms={timeout_ms!r}: a number of milliseconds is needed, or None")
         return began_s + timeout_ms / 1000
 
     # -- one send ------------------------------------------------------------------------------------------------

@@ -78,6 +78,8 @@ def encode(properties: Mapping[str, str]) -> str:
     parts = []
     for name, value in properties.items():
         if NAME_END in name or PAIR_END in name or NAME_END in value or PAIR_END in value or not name:
+            if not name:
+                raise MessageIllegal(f"a property with the value {value!r} has no name: give it one")
             raise MessageIllegal(f"property {name!r}: names and values may not hold the characters 0x01 and 0x02")
         parts.append(f"{name}\x01{value}\x02")
     return "".join(parts)

@@ -8,7 +8,14 @@ import zlib
 import pytest
 
 from rocketspark.client import validators
-from rocketspark.client.producer.prepared_message import PackingSettings, make_message, pack, pack_batch, queue_of_key
+from rocketspark.client.producer.prepared_message import (
+    PackingSettings,
+    make_message,
+    pack,
+    pack_batch,
+    queue_of_key,
+    split,
+)
 from rocketspark.errors import MessageIllegal, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue
 from rocketspark.protocol.codes import RequestCode
@@ -140,6 +147,8 @@ MIXED = {
     "delay": [Message(topic="t", body=b"b", delay_level=1)],
     "retry": [Message(topic="%RETRY%g", body=b"b")],
     "large": [Message(topic="t", body=b"b" * (3 << 20))] * 2,
+    # A reply with all their ids would be over what a client reads.
+    "many": [Message(topic="t", body=b"b")] * 30_001,
 }
 
 
@@ -147,6 +156,11 @@ MIXED = {
 def test_batches_that_cannot_be(name: str) -> None:
     with pytest.raises(MessageIllegal):
         pack_batch(MIXED[name], PACKING)
+
+
+def test_what_is_split_is_no_larger_than_a_batch_may_be() -> None:
+    message = Message(topic="t", body=b"b")
+    assert [len(each) for each in split([message] * 30_001, 4 << 20)] == [30_000, 1]
 
 
 def test_message_and_fields_are_not_mixed() -> None:
@@ -176,6 +190,7 @@ def test_the_fields_of_a_send_call_are_a_messages() -> None:
         ({"properties": {"a": 0}}, "'a': 0: names and values are texts"),
         ({"properties": {5: "a"}}, "5: 'a': names and values are texts"),
         ({"properties": {"a": None}}, "'a' has no value"),
+        ({"properties": {"": "a"}}, "a property with the value 'a' has no name"),
         ({"properties": ["a"]}, "a dict of texts is needed"),
         ({"keys": 5}, "keys 5: a list of texts is needed"),
         ({"delay_level": "1"}, "delay level '1': a whole number is needed"),

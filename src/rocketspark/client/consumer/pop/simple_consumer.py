@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
+from numbers import Real
 from typing import Unpack
 
 from rocketspark.client import validators
@@ -189,8 +190,8 @@ class AsyncSimpleConsumer(ConsumerLife):
         self._check_started()
         if not isinstance(count_max, int) or not 1 <= count_max <= COUNT_MAX:
             raise UsageError(f"count_max {count_max} is not a whole number from 1 to {COUNT_MAX}")
-        if not 0 <= timeout_ms <= WAIT_MS_MAX:
-            raise UsageError(f"timeout_ms {timeout_ms} is not from 0 to {WAIT_MS_MAX}")
+        if not isinstance(timeout_ms, Real) or not 0 <= timeout_ms <= WAIT_MS_MAX:
+            raise UsageError(f"timeout_ms {timeout_ms!r} is not from 0 to {WAIT_MS_MAX}")
         if not self._subscriptions:
             raise StateError("nothing to receive: call subscribe(topic) first")
         invisible = self._invisible_ms if invisible_ms is None else _invisible(invisible_ms, UsageError)
@@ -405,8 +406,8 @@ class AsyncSimpleConsumer(ConsumerLife):
 
 
 def _invisible(invisible_ms: float, kind: type[UsageError]) -> int:
-    if not 1 <= invisible_ms <= INVISIBLE_MS_MAX:
-        raise kind(f"invisible_ms {invisible_ms} is not from 1 to {INVISIBLE_MS_MAX} (12 h)")
+    if not isinstance(invisible_ms, Real) or not 1 <= invisible_ms <= INVISIBLE_MS_MAX:
+        raise kind(f"invisible_ms {invisible_ms!r} is not from 1 to {INVISIBLE_MS_MAX} (12 h)")
     return int(invisible_ms)
 
 
