@@ -444,6 +444,8 @@ class PutMessage:
         if found[1].count > BATCH_KEYS_MAX:
             raise illegal(f"a batch of {found[1].count} keys, at most {BATCH_KEYS_MAX} are taken: send smaller ones")
         yield
+        found[1].hash_first(h.topic, layout.message_count)
+        yield
         if NOT_IN_BATCHES.isdisjoint(wanted.names):
             return ReadBatch(layout, found)
         if layout.message_count > ITEMS_MAX:

@@ -55,7 +55,7 @@ class BatchKeys:
     `Pending` has them.
     """
 
-    __slots__ = ("ids", "lists", "single", "tags", "words")
+    __slots__ = ("hashed", "ids", "lists", "single", "tags", "words")
 
     def __init__(self) -> None:
         self.ids: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = []
@@ -63,6 +63,12 @@ class BatchKeys:
         self.lists: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = []
         self.tags: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = []
         self.single: list[tuple[int, bytes | None, bytes | None, bytes | None]] = []
+        # For a topic, what `batch_columns` returns, if that is made already.
+        self.hashed: tuple[str, Any, npt.NDArray[np.int32]] | None = None
+
+    def hash_first(self, topic: str, count: int) -> None:
+        """Hash the keys of a long batch of so many messages before it is stored."""
+        self.hashed = topic, *batch_columns(TopicKeys(topic), self, count)
 
     @property
     def count(self) -> int:
