@@ -32,8 +32,8 @@ OnQueues = Callable[[list[MessageQueue]], object]
 
 
 class Sending(msgspec.Struct, kw_only=True):
-    """One attempt of a send. `properties`: as they go out, a hook may change them; `body`: as it goes out, which hooks
-    see; `address`: of the broker, connected or not; `notes`: for hooks, from before to after.
+    """One attempt of a send. `properties`, `body`: as they go out, compressed or a whole batch; a hook may change them.
+    `address`: of the broker, connected or not; `notes`: for hooks, from before to after.
 
     `keys`: of the message, or of all messages of a batch; `region`, `trace_on`: what the broker's reply says.
     """
@@ -89,7 +89,7 @@ class Hooks:
         """Raise to refuse a send; the exception reaches the caller, and nothing is tried again."""
 
     def before_send(self, sending: Sending) -> None:
-        """Before each attempt, and its connection; properties may be added and changed."""
+        """Before each attempt, and its connection; properties may be added and changed, and the body be another one."""
 
     def after_send(self, sending: Sending) -> None:
         """After each attempt, also one that failed or could not connect."""

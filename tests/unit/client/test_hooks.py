@@ -78,6 +78,21 @@ def test_each_attempt_is_seen_before_and_after(error: Exception | None) -> None:
     run()
 
 
+@in_loop
+async def test_a_hook_may_change_the_body() -> None:
+    class Sealed(Hooks):
+        def before_send(self, sending: Sending) -> None:
+            sending.body = sending.body[::-1]
+            sending.properties["sealed"] = "yes"
+
+    async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg", hooks=[Sealed()]) as producer:
+        fake.broker.rules[SEND] = failing(1)
+        await producer.send("t", b"one")  # Each attempt begins with the body of the message.
+        await producer.send_oneway("t", b"two")
+        await until(lambda: len(fake.broker.queues["t", 0]) == 2)
+        assert [record.decode(each).body for each in fake.broker.queues["t", 0]] == [b"eno", b"owt"]
+
+
 @pytest.mark.parametrize("options", [{"log_sends": True}, {"hooks": [LogSends()]}], ids=["option", "hook"])
 def test_sends_are_logged_with_result_and_keys(options: Any, caplog: pytest.LogCaptureFixture) -> None:
     @in_loop

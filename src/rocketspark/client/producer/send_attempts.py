@@ -258,7 +258,7 @@ class SendAttempts:
             header = self._header(out, sending, given)
             send.state = AFTER_WRITE[send.state]
             left_ms = max((end_s - time.monotonic()) * 1000, 1)
-            reply = await peer.request(out.code, header, out.body, timeout_ms=left_ms)
+            reply = await peer.request(out.code, header, sending.body, timeout_ms=left_ms)
             send.state = AFTER_REPLY[send.state]
             told = stored(reply)
             sending.result = result_of(out, queue, reply, told)
@@ -359,7 +359,7 @@ class SendAttempts:
                 sending, given = self._begin(out, queue, oneway=True)
                 try:
                     peer = await self._writable_peer(queue, end_s)
-                    peer.oneway(out.code, self._header(out, sending, given), out.body)
+                    peer.oneway(out.code, self._header(out, sending, given), sending.body)
                 except BaseException as e:
                     sending.error = e
                     raise

@@ -65,7 +65,7 @@ def test_find_takes_whole_names_only() -> None:
 
 @pytest.mark.parametrize("pairs", [{"a\x01": "b"}, {"a\x02": "b"}, {"a": "b\x01"}, {"a": "b\x02"}, {"": "b"}])
 def test_separators_are_refused(pairs: dict[str, str]) -> None:
-    with pytest.raises(MessageIllegal, match="0x01"):
+    with pytest.raises(MessageIllegal, match=r"0x01|has no name"):
         properties.encode(pairs)
 
 
