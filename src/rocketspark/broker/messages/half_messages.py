@@ -128,7 +128,7 @@ class HalfMessages:
         place = stored.topic.decode("utf-8", "replace"), stored.queue_offset
         if place != (topic, queue_offset):
             raise RecordError(f"the record at physical offset {position} is another: {place}")
-        return stored
+        return _with_id(stored)
 
     def _is_queued(self, stored: Record) -> bool:
         """Tell whether a record lies where its queue says; bytes like a record elsewhere may be part of a body."""
@@ -147,7 +147,7 @@ class HalfMessages:
         except RecordError as e:
             log.error("the half message at physical offset %d cannot be read: %s", position, e)
             return None
-        return stored if stored is not None and self._is_queued(stored) else None
+        return _with_id(stored) if stored is not None and self._is_queued(stored) else None
 
     def set_aside_before(self, entry: Quarantined) -> Record:
         """Return what was set aside, from its place or from where its queue says now. Raises RecordError."""
@@ -181,6 +181,19 @@ class HalfMessages:
         found = self._store.query(topic, key.unique_id, RESUMED_COUNT_MAX, 0, NEVER_MS, "U")
         copies = [record.decode(stored, check_crc=False) for stored in found]
         return max((c for c in copies if key.is_of(c, copy=True)), key=lambda c: c.position, default=None)
+
+
+def _with_id(half: Record) -> Record:
+    """Return a half message with a unique id: RocketMQ stores one without, as its producer sent it.
+
+    What is told of it names its place, so its first place is its id; copies and commits of it are stored with that.
+    """
+    pairs = pairs_of(half.properties)
+    if b"UNIQ_KEY" in pairs:
+        return half
+    pairs[b"UNIQ_KEY"] = offset_message_id(half.store_host, half.position).encode()
+    stored = properties.of_pairs(pairs)
+    return half._replace(properties=stored) if len(stored) <= properties.BYTES_MAX else half
 
 
 def is_commit(stored: memoryview) -> bool:

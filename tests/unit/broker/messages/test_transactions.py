@@ -25,7 +25,7 @@ from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
 from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.statistics.stats import Stats
-from rocketspark.broker.storage.json_tables import JsonFile
+from rocketspark.broker.storage.json_tables import JsonFile, now_ms
 from rocketspark.errors import ServerError
 from rocketspark.protocol.headers import EndTransactionHeader
 from rocketspark.protocol.json import bodies
@@ -427,6 +427,53 @@ def test_a_round_of_checks_leaves_turns_to_others(
                 asked.append(len(rig.producer.asked))
         assert asked == turns
         rig.transactions.stop()
+        rig.kill()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("told_by", ["the first handle", "the check"])
+@pytest.mark.parametrize("ends", [COMMIT, ROLLBACK])
+def test_one_without_a_unique_id_is_told_by_its_place(tmp_path: Path, told_by: str, ends: int) -> None:
+    """RocketMQ stores a half message as it comes, and ends it by its offsets."""
+
+    async def main() -> None:
+        rig = Rig(tmp_path)
+        for body in (b"a", b"b"):
+            stored = b"PGROUP\x01P\x02TRAN_MSG\x01true\x02REAL_TOPIC\x01T\x02REAL_QID\x010\x02"
+            rig.store.append(
+                topic_names.HALF_TOPIC.encode(), 0, body, stored, 0, None, None, None, now_ms(), 0, 0, 0, BORN
+            )
+        first, second = (rig.at(position) for position, _, _ in rig.store.queue_units(topic_names.HALF_TOPIC, 0, 0, 2))
+        rig.kill()
+        rig = Rig(tmp_path)
+        assert rig.transactions.open_count == 2
+        for _ in range(2):
+            check_round(rig)
+        assert len(rig.producer.asked) == 4
+        rig.transactions._op_messages.write()
+        rig.kill()
+        rig = Rig(tmp_path)
+        half = first
+        if told_by == "the check":
+            half = next(h for h in map(rig.at, [o.position for o in rig.open.values()]) if h.body == b"a")
+        for _ in range(2):
+            rig.end(half, ends)
+        # The other one is still open, and given up later; its first handle commits it even then, once.
+        assert rig.transactions.open_count == 1
+        rig.transactions.set_limits(
+            CheckLimits(timeout_ms=0, interval_ms=1_000_000, checks_max=1, reserved_ms=1_000_000)
+        )
+        check_round(rig)
+        assert rig.transactions.open_count == 0
+        rig.end(second, COMMIT)
+        assert rig.delivered() == Counter({"b": 1} | ({"a": 1} if ends == COMMIT else {}))
+        rig.transactions._op_messages.write()
+        rig.kill()
+        rig = Rig(tmp_path)
+        rig.end(second, COMMIT)
+        assert rig.transactions.open_count == 0
+        assert rig.delivered() == Counter({"b": 1} | ({"a": 1} if ends == COMMIT else {}))
         rig.kill()
 
     asyncio.run(main())
