@@ -36,6 +36,8 @@ NEIGHBOURS_MAX = 64
 # A reader of old messages reads on: so many, or so many bytes of records, are checked together.
 AHEAD_COUNT = 512
 AHEAD_BYTES = 256 << 10
+# Of so many tags in a topic each is looked up in the log once; of more none, as each message may have its own.
+CODES_MAX = 2000
 # Readers of one queue, each at its own place, that do not make each other's units be looked at again.
 READERS_MAX = 4
 _GIVEN_UP_MAX = 10_000
@@ -57,6 +59,8 @@ class UnitRepair:
         self.news: deque[str] = deque(maxlen=_NEWS_MAX)
         self._given_up: set[tuple[bytes, int, int]] = set()
         self._told: set[tuple[bytes, int, int]] = set()
+        # Tags codes of each topic that a record of it has.
+        self._codes: dict[bytes, set[int]] = {}
 
     def right_until(self, queue: ConsumeQueue, offset: int, count: int, bytes_max: int) -> int:
         """Return how many of the next messages have a right unit or a gap: `count`, or up to the first that has none.
@@ -91,6 +95,43 @@ class UnitRepair:
     def _right(self, queue: ConsumeQueue, offset: int, units: NDArray[Any]) -> NDArray[np.bool_]:
         return right_units(self._log, queue, np.arange(offset, offset + len(units)), units)
 
+    def look_before_tags(self, queue: ConsumeQueue, offset: int, count: int) -> None:
+        """Mend units that a reader by tags would pass over unseen: with a code that no record has, or out of order.
+
+        The log is looked at for those alone, once for each code: some 35 us for 800 units. Raises StoreError.
+        """
+        known = self._codes.setdefault(queue.topic, set())
+        while count and len(known) <= CODES_MAX and queue.delay_ms is None and not queue.topic.startswith(SHARED):
+            view, at, here = queue.place(offset, count)
+            self._look_before_tags(queue, offset, np.frombuffer(view, UNIT_TYPE, here, at), known)
+            offset, count = offset + here, count - here
+
+    def _look_before_tags(self, queue: ConsumeQueue, offset: int, units: NDArray[Any], known: set[int]) -> None:
+        sizes = units["size"].astype(np.int64)
+        there = np.flatnonzero(sizes != GAP_SIZE)
+        rows = slice(None) if len(there) == len(units) else there
+        positions, sizes = units["position"].astype(np.int64)[rows], sizes[rows]
+        codes = units["code"].astype(np.int64)[rows]
+        late = positions[:-1] + sizes[:-1] > positions[1:]
+        if late.any() or sizes.min(initial=RECORD_BYTES_MIN) < RECORD_BYTES_MIN:
+            odd = sizes < RECORD_BYTES_MIN
+            odd[:-1] |= late
+            odd[1:] |= late
+            for row in there[odd].tolist():
+                if not self.is_right(queue, offset + row, *units[row].item()[:2]):
+                    self.mend(queue, offset + row)
+        new = {code for code in np.unique(codes).tolist() if code not in known and not is_address(code)}
+        for row in there[np.isin(codes, list(new))].tolist() if new else ():
+            position, size, code = units[row].item()
+            if code in new and self.is_right(queue, offset + row, position, size):
+                found = self._log.record_at(position)
+                right = code if found is None else self._code(queue, offset + row, found)
+                if right == code:
+                    new.discard(code)
+                    known.add(code)
+                else:
+                    self._put(queue, {offset + row: (position, size, right)}, offset + row)
+
     def is_right(self, queue: ConsumeQueue, offset: int, position: int, size: int) -> bool:
         """Tell whether a record of the queue with this offset and size is there."""
         found = self._log.record_at(position)
@@ -104,29 +145,33 @@ class UnitRepair:
         if key in self._given_up:
             return False
         found = self._search(queue, offset)
-        for at, (position, size, code) in found.items():
-            queue.mapped_files.write(at * UNIT_BYTES, UNIT.pack(position, size, code))
-            self.mended += 1
-        place = f"queue {queue.queue_id} of topic {topic_of(queue)}"
         if found:
+            self._put(queue, found, offset)
             # What was not found before may be found between nearer neighbours.
             self._given_up = {known for known in self._given_up if known[:2] != key[:2]}
-            which = f"the unit of offset {offset} of {place} was damaged and is"
-            if len(found) > 1:
-                which = f"{len(found)} units of offsets {min(found)} to {max(found)} of {place} were damaged and are"
-            self.news.append(f"{which} made anew from the log: check the disk")
         if offset in found:
             return True
         if key not in self._told:
             self.lost += 1
             self.news.append(
-                f"the unit of offset {offset} of {place} is damaged and the log has no record of it:"
+                f"the unit of offset {offset} of {_place(queue)} is damaged and the log has no record of it:"
                 " consumers pass it over; check the disk"
             )
         for known in (self._given_up, self._told):
             if len(known) < _GIVEN_UP_MAX:
                 known.add(key)
         return False
+
+    def _put(self, queue: ConsumeQueue, found: dict[int, tuple[int, int, int]], offset: int) -> None:
+        for at, unit in found.items():
+            queue.mapped_files.write(at * UNIT_BYTES, UNIT.pack(*unit))
+            self.mended += 1
+        which = f"the unit of offset {offset} of {_place(queue)} was damaged and is"
+        if len(found) > 1:
+            which = (
+                f"{len(found)} units of offsets {min(found)} to {max(found)} of {_place(queue)} were damaged and are"
+            )
+        self.news.append(f"{which} made anew from the log: check the disk")
 
     def _search(self, queue: ConsumeQueue, offset: int) -> dict[int, tuple[int, int, int]]:
         """Return units by offset, from the log: of a message and of those beside it whose units are wrong."""
@@ -279,6 +324,10 @@ def records_between(log: CommitLog, at: int, stop: int) -> Iterator[memoryview]:
             at = log.next_file(at)
         else:
             at = log.next_mark(at)
+
+
+def _place(queue: ConsumeQueue) -> str:
+    return f"queue {queue.queue_id} of topic {topic_of(queue)}"
 
 
 def topic_of(queue: ConsumeQueue) -> str:

@@ -156,6 +156,8 @@ class MessageReader:
                 return whole
         else:
             units_max = min(max(_SCAN_BYTES_MIN // UNIT_BYTES, count_max) - so_far.looked_at, high - queue_offset)
+            if codes is not None and queue_offset < queue.loaded_next:
+                self.mender.look_before_tags(queue, queue_offset, min(units_max, queue.loaded_next - queue_offset))
         before, total_before = so_far.messages, so_far.size
         count, total = before, total_before
         runs: list[tuple[int, int]] = []
