@@ -265,21 +265,29 @@ class Replay:
 
     def put(self, found: Record) -> None:
         """Queue unit and index keys of one record. Raises _QueueHole if its queue lacks units before it."""
-        queues, index = self._queues, self._index
+        queues = self._queues
         if not queues.can_have(found.topic):
             self.unnamed += 1
             return
         request = dispatch_request(found.sys_flag, found.properties)
+        self._put_in_queue(found, request)
+        self._put_keys(found, request)
+
+    def _put_in_queue(self, found: Record, request: DispatchRequest) -> None:
+        queues = self._queues
         if enters_queue(found.sys_flag) and found.position >= self._deleted.get(found.topic, 0):
             if found.sys_flag & sysflags.INNER_BATCH and queues.may_be_batch(found.topic):
                 queues.batch_topics.add(found.topic)
             queue = queues.make(found.topic, found.queue_id, self._safe)
             if self._has_place(queue, found):
                 _put_unit(queue, found, request)
+
+    def _put_keys(self, found: Record, request: DispatchRequest) -> None:
+        index = self._index
         if index is not None and enters_index(found.sys_flag):
             index.pending.append(
                 (
-                    queues.keys_of(found.topic.decode("utf-8", "replace")),
+                    self._queues.keys_of(found.topic.decode("utf-8", "replace")),
                     found.position,
                     found.store_time_ms,
                     request.unique_id,
@@ -291,10 +299,7 @@ class Replay:
                 _write_keys(index)
 
     def put_late(self, found: Record) -> None:
-        """Put a record that was damaged when its turn came: into the gap of its queue, or at its end.
-
-        In a gap it is in no index, whose entries ascend; in a batch queue the gap stays.
-        """
+        """Put a record that was damaged when its turn came: into the gap of its queue, or at its end."""
         if (
             not self._queues.can_have(found.topic)
             or not enters_queue(found.sys_flag)
@@ -302,12 +307,18 @@ class Replay:
         ):
             return
         queue = self._queues.find(found.topic.decode(), found.queue_id, self._safe)
+        request = dispatch_request(found.sys_flag, found.properties)
         if queue is None or found.queue_offset >= queue.next:
-            self.put(found)
-        elif not queue.is_batch:
-            code = dispatch_request(found.sys_flag, found.properties).tags_code
-            code = queue.unit_code(code, found.store_time_ms)
-            queue.put_in_gap(found.queue_offset, found.position, found.size, code)
+            self._put_in_queue(found, request)
+        else:
+            code = queue.unit_code(request.tags_code, found.store_time_ms)
+            place = found.position, found.size, code, found.store_time_ms
+            queue.put_in_gap(found.queue_offset, *place, request.message_count)
+
+    def put_keys_again(self, found: Record) -> None:
+        """Put the index keys of a record whose queue has it."""
+        if self._queues.can_have(found.topic):
+            self._put_keys(found, dispatch_request(found.sys_flag, found.properties))
 
     def _has_place(self, queue: ConsumeQueue, found: Record) -> bool:
         """Bring the queue's end to the record's offset; False if the record stays out (its offset is damaged)."""

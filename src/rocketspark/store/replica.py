@@ -30,6 +30,7 @@ from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.deleted_topics import DeletedTopics
 from rocketspark.store.index.index_service import PENDING_MAX, IndexService
 from rocketspark.store.index.key_hashes import Pending
+from rocketspark.store.late_keys import index_late
 from rocketspark.store.recovery import Replay
 
 _log = logging.getLogger("rocketspark.store")
@@ -515,9 +516,12 @@ class ReplicaReceiver:
         # Not flushed by itself: after a power cut it is found, and mended, again.
         log.damaged = tuple(found for found in log.damaged if found != (begin, end))
         if begin < log.written:
-            for found in record.decode_all(records):
+            late = list(record.decode_all(records))
+            for found in late:
                 # Where the queues were made anew since, they left it out.
                 self._replay.put_late(found)
+            if self.index_service is not None:
+                index_late(log, self.index_service, self._replay, begin, late)
         return True
 
     # -- what readers see

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.unit.store.consumequeue.test_batch_consume_queue import send_batch
 
 from rocketspark.errors import NotMaster, ReplicationError, StoreFull
 from rocketspark.model.java import string_hash
 from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record, sysflags
 from rocketspark.protocol.message.record_layout import MAGIC_V1
-from rocketspark.store import GetStatus, Store
+from rocketspark.store import GetStatus, Store, late_keys
 
 NOW_MS = 1_700_000_000_000
 BORN = bytes.fromhex("7f0000010000c001")
@@ -262,15 +263,22 @@ def test_the_newest_record_is_found_whatever_lies_in_bodies(make_store: Any, tmp
     assert store.newest_record()[0] == ends[-1]
 
 
+@pytest.mark.parametrize("batches", [False, True])
 @pytest.mark.parametrize("which", [[0], [1], [1, 2], [0, 3]])
 def test_what_is_mended_is_read_also_where_queues_were_made_anew_without_it(
-    make_store: Any, tmp_path: Path, send: Any, which: list[int]
+    make_store: Any, tmp_path: Path, send: Any, which: list[int], batches: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else nobody gets it from whoever is elected, though its log has it."""
+    """Else nobody gets it from whoever is elected, though its log has it; by its key too."""
     bodies = [b"one", b"two", b"three", b"four"]
     master, slave = make_store(tmp_path / "m"), make_store(tmp_path / "s")
-    for body in [*bodies, b"last of another"]:
-        send(master, "t" if body in bodies else "u", 0, body)
+    if batches:
+        master.make_batch_topic("b")
+        for body in bodies:
+            send_batch(master, [body.decode(), "more"])
+    else:
+        for body in bodies:
+            send(master, "b", 0, body, keys=f"k{body.decode()}")
+    send(master, "u", 0, b"last of another", keys="ku")
     slave.become_replica()
     content = log_of(master)
     slave.append_raw(0, content)
@@ -281,7 +289,16 @@ def test_what_is_mended_is_read_also_where_queues_were_made_anew_without_it(
     for number in which:
         stored[stored.index(bodies[number])] ^= 1
     file.write_bytes(stored)
-    shutil.rmtree(tmp_path / "s/consumequeue")
+    for folder in ("consumequeue", "batchconsumequeue"):
+        shutil.rmtree(tmp_path / "s" / folder, ignore_errors=True)
+
+    def found_by_keys(store: Store) -> list[tuple[int, list[bytes]]]:
+        found = []
+        for number, topic in [*((body.decode(), "b") for body in bodies), ("u", "u")]:
+            records = store.query(topic, f"k{number}", 10, 0, 1 << 62)
+            positions = list(store.index_service.find(topic, f"k{number}", 0, 1 << 62))
+            found.append((positions, [bytes(r) for r in records]))
+        return found
 
     slave = make_store(tmp_path / "s")
     slave.become_replica()
@@ -293,10 +310,34 @@ def test_what_is_mended_is_read_also_where_queues_were_made_anew_without_it(
         assert not slave.mend(begin, content[begin:end])
     assert log_of(slave) == content
     assert (slave.log.damaged, units_of(slave)) == ((), units_of(master))
+    assert found_by_keys(slave) == found_by_keys(master)
     slave.close()
     slave = make_store(tmp_path / "s")
-    found = slave.read("t", 0, 0, 10, 1 << 20)
-    assert (found.status, found.count, found.next_offset) == (GetStatus.FOUND, 4, 4)
+    count = 8 if batches else 4
+    found = slave.read("b", 0, 0, 10, 1 << 20)
+    assert (found.status, found.count, found.next_offset) == (GetStatus.FOUND, count, count)
+    assert found_by_keys(slave) == found_by_keys(master)
+    assert "by key" not in caplog.text
+
+
+def test_mended_long_ago_and_not_found_by_key_is_told(
+    make_store: Any, tmp_path: Path, send: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(late_keys, "REINDEX_BYTES_MAX", 100)
+    master, slave = make_store(tmp_path / "m"), make_store(tmp_path / "s")
+    for body in (b"one", b"two", b"three"):
+        send(master, "t", 0, body, keys="k")
+    slave.become_replica()
+    content = log_of(master)
+    slave.append_raw(0, content)
+    slave.dispatch_received()
+    begin, end = (unit[0] for unit in units_of(master)["t", 0][2:4])
+    for known in (True, False):
+        if not known:
+            slave.index_service.cut(begin)
+        slave.log.damaged = ((begin, end),)
+        assert slave.mend(begin, content[begin:end])
+        assert ("1 mended messages are not found by key" in caplog.text) is not known
 
 
 def test_a_stretch_that_was_cut_away_meanwhile_is_not_mended(make_store: Any, tmp_path: Path, send: Any) -> None:

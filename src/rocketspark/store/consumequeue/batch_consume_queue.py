@@ -211,6 +211,28 @@ class BatchConsumeQueue(ConsumeQueue):
         self._written += BATCH_UNIT_BYTES
         self.next += count
 
+    def put_in_gap(self, offset: int, position: int, size: int, code: int, stored_ms: int = 0, count: int = 1) -> None:
+        """Write the unit of a record that was left out, between those beside it; nothing happens if they know of it."""
+        first, end = self._first(), self._written // BATCH_UNIT_BYTES
+        index = self.index_of(offset) if first < end else end
+        if index < end and self._stated(index)[1] <= offset:
+            if sum(self._stated(index)[1:]) > offset:
+                return
+            index += 1
+        rows = self.table(index, end) if index < end else np.empty(0, BATCH_UNIT_TYPE)
+        if len(rows) and rows["base"][0] < offset + count:
+            return
+        new = np.array((position, size, code, stored_ms, offset, count, -1, 0), BATCH_UNIT_TYPE).tobytes()
+        moved = memoryview(new + rows.tobytes())
+        # The last first: a kill leaves it twice at most, which readers pass over.
+        following = self.next
+        place, last_size, last_code, last_ms, self.next, last_count = _WRITTEN_UNIT.unpack(moved[-BATCH_UNIT_BYTES:])
+        self.put(place, last_size, last_code, last_ms, last_count)
+        self.next = following
+        self.write_units(index, bytes(moved[:-BATCH_UNIT_BYTES]))
+        self.flushed = min(self.flushed, index * BATCH_UNIT_BYTES)
+        self.min = min(self.min, offset)
+
     def start_at(self, offset: int) -> None:
         """Make an empty queue begin at `offset`."""
         assert not self.mapped_files.starts

@@ -465,7 +465,7 @@ class ConsumeQueue:
         while self.next < offset:
             self._put(0, GAP_SIZE, 0)
 
-    def put_in_gap(self, offset: int, position: int, size: int, code: int) -> None:
+    def put_in_gap(self, offset: int, position: int, size: int, code: int, stored_ms: int = 0, count: int = 1) -> None:
         """Write the unit of a message that was left out; nothing happens if its place is no gap."""
         byte = offset * UNIT_BYTES
         first = self.mapped_files.starts[0] if self.mapped_files.starts else self.start
