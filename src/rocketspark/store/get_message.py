@@ -23,7 +23,8 @@ from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_BYTES, U
 from rocketspark.store.consumequeue.consume_queue_ext import is_address
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.deleted_topics import DeletedTopics
-from rocketspark.store.index.index_service import PAUSE, IndexService
+from rocketspark.store.index.index_file import PAUSE
+from rocketspark.store.index.index_service import IndexService
 from rocketspark.store.tag_filter import with_tags_codes
 
 _SCAN_BYTES_MIN = 16000

@@ -112,6 +112,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self._pending = self.index_service.pending if self.index_service else None
         self._deletions = DeletedTopics(s.root, self._files)
         abort = f"{s.root}/abort"
+        crashed = self.crashed = os.path.exists(abort)
         try:
             inventory.read()
             self._check_sizes(inventory)
@@ -120,8 +121,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             self.consume_queues.scan()
             if self.index_service is not None:
                 self.index_service.certain = "maxIndexNum" in inventory.sizes
-                self.index_service.scan()
-            crashed = self.crashed = os.path.exists(abort)
+                self.index_service.scan(crashed=self.crashed)
             found = checkpoint.read(f"{s.root}/checkpoint")
             self._deletions.read(self.log.mapped_files.end())
             self.recovered = recovery.recover(

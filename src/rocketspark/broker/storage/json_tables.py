@@ -64,10 +64,16 @@ class JsonFile(Generic[T]):
         self._keep_before = True
 
     def load(self) -> T | None:
-        """The table, from the file or else its .bak; None if neither exists. Raises ConfigError if both are broken."""
+        """The table, from the file or else its .bak; None if neither exists.
+
+        Raises ConfigError if both are broken, or empty: no kill leaves an empty one, and going on as a new broker would
+        lose what it held.
+        """
         error: ProtocolError | None = None
+        is_there = False
         for read in (config_files.read_whole, config_files.read_backup):
             text = read(str(self._path))
+            is_there |= text is not None
             if not text or not text.strip():
                 continue
             try:
@@ -85,6 +91,11 @@ class JsonFile(Generic[T]):
             return table
         if error is not None:
             raise ConfigError(f"{self._path} and its .bak cannot be read: {error}; mend or remove them") from error
+        if is_there:
+            raise ConfigError(
+                f"{self._path} is empty and there is no .bak of it: put it back from a backup, or remove it to begin"
+                " without what it held"
+            )
         return None
 
     def check_version(self, known: int) -> None:

@@ -58,3 +58,21 @@ def test_a_broken_file_never_takes_the_place_of_the_version_before(
     path.with_name("topics.json.bak").write_text("[")
     with pytest.raises(ConfigError, match="mend or remove them"):
         made(path).load()
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("left", ["", "\0" * 50, '{"a":', '{"a":2}'[:3] + "\0" * 4, "[]"])
+def test_a_damaged_file_is_read_from_the_version_before_or_named(
+    tmp_path: Path, before: bool, left: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "topics.json"
+    for value in (1, 2) if before else (2,):
+        made(path).save({"a": value})
+    path.write_text(left)
+    if before:
+        assert made(path).load() == {"a": 1}
+        assert str(path) in caplog.text
+    else:
+        with pytest.raises(ConfigError, match=r"topics\.json .*(mend or remove them|put it back from a backup)"):
+            made(path).load()
+    assert path.read_text() == left
