@@ -268,7 +268,11 @@ class BrokerServer:
         )
         deliver = unpark_message.delivery(messages.put_message, self._stats)
         self._services = SpecialServices(
-            self._delays, self._wheel, self._transactions, pop_lifecycle(s, self.store, tables, messages), deliver
+            self._delays,
+            self._wheel,
+            self._transactions,
+            pop_lifecycle(s, self.store, tables, messages, others),
+            deliver,
         )
         self.replication = Replication(
             s,

@@ -16,6 +16,8 @@ from rocketspark.protocol.json.pop_records import CheckPointKey, CheckPointRecor
 UNNEEDED_MAX = 1_000_000
 # Keys of check points that are done, and whose record may still come or come twice.
 PAST_MAX = 20_000
+# So long after its time a check point is late; looked for so often.
+LATE_MS = 60_000
 # Some 2 ms.
 _LOOK_COUNT = 2000
 
@@ -233,6 +235,38 @@ class GoneMessages:
                 self._points.note_past(point.record)
             else:
                 self._again_ms = min(self._again_ms, point.record.next_visible_ms)
+        if len(piece) < _LOOK_COUNT:
+            self._left = None
+        return self._left is not None
+
+
+class LateCheckPoints:
+    """Puts check points again whose time is over and whose record never came, as it is damaged.
+
+    Else their messages would be in flight until the next start, and then nobody's. One whose record comes all the same
+    is known as done by then. `wheel_ms`: the time before which all of the timer wheel is done.
+    """
+
+    def __init__(self, points: CheckPoints, put_again: Callable[[CheckPoint], None]) -> None:
+        self._points = points
+        self._put_again = put_again
+        self.wheel_ms: Callable[[], int] = lambda: 0
+        self._left: Iterator[CheckPoint] | None = None
+        self._looked_ms = 0
+
+    def look(self, now_ms: int) -> bool:
+        """Do the next piece, after all that came was read; True if there is more. Raises what `put_again` does."""
+        if self._left is None:
+            if 0 <= now_ms - self._looked_ms < LATE_MS:
+                return False
+            self._looked_ms, self._left = now_ms, iter(self._points)
+        before_ms = min(now_ms, self.wheel_ms()) - LATE_MS
+        piece = list(islice(self._left, _LOOK_COUNT))
+        for point in piece:
+            # What is acknowledged in this turn is looked at in the next round.
+            waits = point.is_done or point.revive_offset >= 0 or point.acked != point.stored
+            if not waits and point.record.next_visible_ms <= before_ms:
+                self._put_again(point)
         if len(piece) < _LOOK_COUNT:
             self._left = None
         return self._left is not None

@@ -11,6 +11,7 @@ from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.messages.timers.timer_messages import TimerMessages
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.pop.in_flight import InFlightMessages
+from rocketspark.broker.pop.popped_messages import Asks
 from rocketspark.broker.pop.rebuild import Rebuild, saved_ms
 from rocketspark.broker.pop.revive import Revive
 from rocketspark.broker.settings import BrokerSettings
@@ -66,6 +67,7 @@ class PopLifecycle:
         consumer_offsets.set_by_hand = self._set_by_hand
         timers.doubt(in_flight.topic, in_flight.check_points.is_unneeded)
         in_flight.check_points.read_all = revive.read_all
+        revive.late.wheel_ms = lambda: timers.read_ms
 
     def start(self) -> None:
         """Begin on the running loop, once the timer messages have. Raises StoreError."""
@@ -118,7 +120,9 @@ class PopLifecycle:
             log.warning("%s cannot be written: %s; pops are looked through at the next start", self._note, e.strerror)
 
 
-def pop_lifecycle(settings: BrokerSettings, store: Store, tables: Tables, messages: Messages) -> PopLifecycle:
+def pop_lifecycle(
+    settings: BrokerSettings, store: Store, tables: Tables, messages: Messages, others: Asks
+) -> PopLifecycle:
     """Make the lifecycle of a broker's pops, and their revival."""
     revive = Revive(
         settings,
@@ -130,4 +134,5 @@ def pop_lifecycle(settings: BrokerSettings, store: Store, tables: Tables, messag
         messages.pops,
         messages.quarantine,
     )
+    revive.messages.others = others
     return PopLifecycle(store, messages.timers, messages.pops, revive, tables.offsets, settings.broker_name)

@@ -17,11 +17,13 @@ from time import perf_counter
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
+from rocketspark.broker.messages import mended_body
 from rocketspark.broker.messages.delivery_recovery import DeliveryRecovery
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
-from rocketspark.broker.pop.check_points import CheckPoint, GoneMessages
+from rocketspark.broker.pop.check_points import CheckPoint, GoneMessages, LateCheckPoints
 from rocketspark.broker.pop.in_flight import InFlightMessages
+from rocketspark.broker.pop.popped_messages import PoppedMessages
 from rocketspark.broker.repeated_work import LOOK_S
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
@@ -34,7 +36,7 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json import pop_records
 from rocketspark.protocol.json.bodies import Quarantined
 from rocketspark.protocol.json.pop_records import CheckPointKey, CheckPointRecord
-from rocketspark.protocol.message import properties, record, record_crc
+from rocketspark.protocol.message import properties, record_crc
 from rocketspark.protocol.message.record import Record
 from rocketspark.protocol.receipt_handle import GIVEN_BACK_MS
 from rocketspark.protocol.retry_topics import RETRY_V1, RETRY_V2
@@ -52,6 +54,8 @@ SOON_S = 0.02
 RE_PUT_S = (10, 20, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 SCAN_COUNT = 64
 RETRY_S = 1.0
+# Before a message on another broker is looked for again.
+ASK_MS = 500
 TURN_S = 0.01
 
 FIRST_POP_TIME, ORIGIN_GROUP = b"1ST_POP_TIME", properties.ORIGIN_GROUP.encode()
@@ -107,6 +111,8 @@ class Revive:
         self._gone = GoneMessages(
             in_flight.check_points, lambda topic, q: store.stored_range(topic, q)[0], lambda: store.min_position
         )
+        self.late = LateCheckPoints(in_flight.check_points, self._put_late)
+        self.messages = PoppedMessages(settings, store)
         self.queues: dict[int, ReviveQueue] = {}
         # (when, number, check point) of what is in a revive queue.
         self._due: list[tuple[int, int, CheckPoint]] = []
@@ -159,6 +165,7 @@ class Revive:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self.messages.forget_all()
 
     def _arm(self, delay_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -202,6 +209,7 @@ class Revive:
         more = self._read_until(until)
         now = self._clock()
         more |= self._gone.look(now)
+        more = more or self.late.look(now)
         try:
             while self._due and self._due[0][0] <= now:
                 if perf_counter() >= until:
@@ -256,19 +264,13 @@ class Revive:
         for offset, (position, size, _) in enumerate(units, queue.read):
             if size != GAP_SIZE and position >= self._store.min_position:
                 try:
-                    self._take(queue, offset, self._record(position))
+                    self._take(queue, offset, self.messages.record(position))
                 except Exception as e:
                     if not fails_again(e):
                         raise
                     self._quarantine.add(KIND, topic, queue.queue_id, offset, position, e)
             queue.read = offset + 1
         return True
-
-    def _record(self, position: int) -> Record:
-        found = self._store.record_at(position)
-        if found is None:
-            raise RecordError(f"no record begins at physical offset {position}, where the queue says one does")
-        return record.decode(found)
 
     def _take(self, queue: ReviveQueue, offset: int, stored: Record) -> None:
         points, name = self._in_flight.check_points, self._settings.broker_name
@@ -300,20 +302,28 @@ class Revive:
         """Note that a check point is in its revive queue."""
         point.revive_offset = offset
         queue.open[offset] = point
-        self._numbers += 1
         # What was given back nobody can acknowledge: the handle before it is void already.
-        grace_ms = 0 if point.record.invisible_time_ms == GIVEN_BACK_MS else GRACE_MS
-        heapq.heappush(self._due, (point.record.next_visible_ms + grace_ms, self._numbers, point))
+        self._wait_for(
+            point, point.record.next_visible_ms + GRACE_MS * (point.record.invisible_time_ms != GIVEN_BACK_MS)
+        )
+
+    def _wait_for(self, point: CheckPoint, due_ms: int) -> None:
+        self._numbers += 1
+        heapq.heappush(self._due, (due_ms, self._numbers, point))
 
     # -- delivery -------------------------------------------------------------------------------------------------
 
     def _deliver(self, point: CheckPoint) -> bool:
         """Deliver what is open of a check point; False if that is not certain yet."""
+        points, key = self._in_flight.check_points, point.record.key
         if point.is_done:
+            self.messages.forget(key)
             return True
         if point.acked != point.stored:
             return False
-        points, key = self._in_flight.check_points, point.record.key
+        if not self.messages.are_here(key, point.open_offsets):
+            self._wait_for(point, self._clock() + ASK_MS)
+            return True
         wanted = self._is_wanted(key)
         for offset in point.open_offsets:
             if wanted:
@@ -329,6 +339,7 @@ class Revive:
             points.acknowledge(point, bits)
             point.stored |= bits
         points.remove(point)
+        self.messages.forget(key)
         return True
 
     def _deliver_or_put_again(self, point: CheckPoint, offset: int) -> None:
@@ -342,6 +353,8 @@ class Revive:
     def _is_wanted(self, key: CheckPointKey) -> bool:
         """Tell whether topic and group are still there."""
         topic = retry_topics.normal_topic(key.topic, key.group)
+        if self.messages.is_foreign(key):
+            return True  # Its own broker tells, as long as it can be asked.
         if self._topics.get(topic) is None:
             log.warning("what group %s popped of topic %s is dropped: no such topic", shown(key.group), shown(topic))
             return False
@@ -355,34 +368,18 @@ class Revive:
 
     def _deliver_one(self, point: CheckPoint, offset: int) -> None:
         key = point.record.key
-        if key.broker_name != self._settings.broker_name:
-            # An acting master's came here: the message is on another broker, the same place here is another message.
-            raise ServerError(ResponseCode.SYSTEM_BUSY, f"the message is on broker {shown(key.broker_name)}")
-        stored = self._message(key, offset)
+        stored = self.messages.get(key, offset)
         if stored is None:
             log.warning(
                 "a popped message is gone before its second delivery: topic %s, queue %d, offset %d, group %s",
                 *(shown(key.topic), key.queue_id, offset, shown(key.group)),
             )
             return
-        if 0 <= point.position < stored.position:
+        if 0 <= point.position < stored.position and not self.messages.is_foreign(key):
             # It was stored after the pop: the topic was deleted and made anew.
             return
         attempts = 0 if point.record.suspended else 1
         self._to_retry_topic(stored, key.topic, key.group, key.pop_time_ms, attempts=attempts)
-
-    def _message(self, key: CheckPointKey, offset: int) -> Record | None:
-        """Return a message that was popped, None if it was removed. Raises RecordError."""
-        low, high = self._store.stored_range(key.topic, key.queue_id)
-        if not low <= offset < high:
-            return None
-        ((position, size, _),) = self._store.queue_units(key.topic, key.queue_id, offset, 1)
-        if size == GAP_SIZE or position < self._store.min_position:
-            return None
-        found = self._record(position)
-        if found.topic != key.topic.encode() or found.queue_id != key.queue_id:
-            raise RecordError(f"the record at physical offset {position} is another: of topic {found.topic[:200]!r}")
-        return found
 
     def _to_retry_topic(self, stored: Record, topic: str, group: str, pop_time_ms: int, *, attempts: int) -> None:
         """Store a message in the retry topic of its group. Raises ServerError, MessageStays."""
@@ -442,20 +439,29 @@ class Revive:
         takes_place = point if again.key == old.key else None
         self._in_flight.store_check_point(again, point.revive_queue_id, instead_of=takes_place)
 
+    def _put_late(self, point: CheckPoint) -> None:
+        log.warning(
+            "what group %s popped of topic %s is delivered again late: its record did not come out of the timer wheel,"
+            " check the disk",
+            *(shown(point.record.key.group), shown(point.record.key.topic)),
+        )
+        again = point.record._replace(acked=point.acked)
+        self._in_flight.store_check_point(again, point.revive_queue_id, instead_of=point)
+
     # -- what is set aside ----------------------------------------------------------------------------------------
 
     def _set_aside(self, point: CheckPoint, offset: int, error: Exception) -> None:
         key = point.record.key
         low, high = self._store.stored_range(key.topic, key.queue_id)
         position = -1
-        if low <= offset < high:
+        if low <= offset < high and not self.messages.is_foreign(key):
             ((position, _, _),) = self._store.queue_units(key.topic, key.queue_id, offset, 1)
         entry = self._quarantine.add(KIND, key.topic, key.queue_id, offset, position, error)
         entry.group = key.group
 
     def _retry(self, entry: Quarantined) -> None:
         """Deliver a message that was set aside, or read its record again."""
-        stored = self._record(entry.physical_offset)
+        stored = self.messages.record(entry.physical_offset)
         if entry.group:
             if stored.topic != entry.topic.encode():
                 raise RecordError(f"the record at physical offset {stored.position} is another")
@@ -486,7 +492,7 @@ def records_of(store: Store, topic: str, queue_id: int, start: int) -> Iterator[
             found = store.record_at(position)
             if found is not None:
                 try:
-                    yield offset, record.decode(found)
+                    yield offset, mended_body.decode(found)
                 except RecordError:
                     continue
         at += len(units)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from rocketspark.broker import topic_names
+from rocketspark.broker.messages import mended_body
 from rocketspark.broker.messages.delivery_recovery import DeliveryRecovery
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
@@ -20,7 +21,7 @@ from rocketspark.model.java import string_hash
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, whole_number
 from rocketspark.protocol.json.bodies import Quarantined
-from rocketspark.protocol.message import properties, record
+from rocketspark.protocol.message import properties
 from rocketspark.protocol.message.record import Record
 from rocketspark.store.store import Store
 from rocketspark.store.timers.timer_files import TimerFiles
@@ -99,7 +100,7 @@ class TimerDelivery:
             raise RecordError(
                 f"no record begins at physical offset {position}, where the queue or the wheel says one does"
             )
-        stored = record.decode(found)
+        stored = mended_body.decode(found)
         if stored.topic != topic_names.TIMER_TOPIC.encode():
             raise RecordError(f"the record at physical offset {position} is another: of topic {stored.topic[:200]!r}")
         if queue_offset not in (-1, stored.queue_offset):

@@ -184,8 +184,9 @@ def test_on_the_same_grid_no_byte_is_changed(rig: Callable[..., Rig], clock: Clo
     assert [path.read_bytes() for path in paths] == kept
 
 
+@pytest.mark.parametrize("second", [100, 200, 500, 1000])
 def test_a_kill_in_the_midst_of_the_remaking_loses_and_doubles_nothing(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, second: int
 ) -> None:
     moments = 0
     while True:
@@ -193,6 +194,9 @@ def test_a_kill_in_the_midst_of_the_remaking_loses_and_doubles_nothing(
         broker = Rig(tmp_path / f"s{moments}", clock, precision_ms=1000)
         for n in range(5):
             broker.send(key=f"K{n}", TIMER_DELAY_MS=2000 + n * 700)
+        out_ms = broker.send(key="gone", TIMER_DELAY_MS=4100)[b"TIMER_OUT_MS"]
+        broker.settle()
+        broker.recall(int(out_ms), "gone")
         broker.at(NOW + 3500)
         broker.stop()
         left = [moments]
@@ -219,9 +223,10 @@ def test_a_kill_in_the_midst_of_the_remaking_loses_and_doubles_nothing(
                 again.store.close()
             except Killed:
                 killed = True
-        again = Rig(broker.root.rename(tmp_path / f"k{moments}"), clock, precision_ms=100)
+        again = Rig(broker.root.rename(tmp_path / f"k{moments}"), clock, precision_ms=second)
         run_out(again)
-        assert delivered(again) == {f"K{n}": max(NOW + 3500, slot_end(NOW + 2000 + n * 700, 1000)) for n in range(5)}
+        due = {f"K{n}": slot_end(NOW + 2000 + n * 700, 1000) for n in range(5)}
+        assert delivered(again) == {key: max(NOW + 3500, due_ms) for key, due_ms in due.items()}
         assert not [name for name in os.listdir(again.root) if "remade" in name]
         again.stop()
         if not killed:

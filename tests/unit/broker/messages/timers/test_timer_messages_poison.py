@@ -16,9 +16,9 @@ __all__ = ["clock", "rig"]
 
 
 def rot(broker: Rig, number: int) -> int:
-    """One bit of a parked message's body flips."""
+    """Two bits of a parked message's body flip."""
     ((position, _, _),) = broker.store.queue_units(topic_names.TIMER_TOPIC, 0, number, 1)
-    broker.store.log.mapped_files.get(0).map[position + record_layout.FIXED_BYTES_V4] ^= 1
+    broker.store.log.mapped_files.get(0).map[position + record_layout.FIXED_BYTES_V4] ^= 3
     return position
 
 

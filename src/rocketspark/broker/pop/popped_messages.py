@@ -1,0 +1,129 @@
+"""Messages that were popped, for their second delivery: from this store, or from the broker that they are on.
+
+Rule (PopReviveService, EscapeBridge, 5.5.0): a check point that left a broker whose master was away is done where it
+came to; its messages are pulled from the broker that it names, from the master or whoever serves in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+from rocketspark.broker.messages import mended_body
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import RecordError, RocketSparkError, ServerError
+from rocketspark.model.text import shown
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Header, PullHeader
+from rocketspark.protocol.json.pop_records import CheckPointKey
+from rocketspark.protocol.message import record, sysflags
+from rocketspark.protocol.message.record import Record
+from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
+from rocketspark.store.store import Store
+from rocketspark.transport.request_frames import Reply
+
+# Check points of other brokers that are asked for at a time, of at most 32 messages each.
+ASKED_MAX = 64
+_GONE = (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.TOPIC_NOT_EXIST)
+
+
+class Asks(Protocol):
+    """Whoever can ask the other brokers of the cluster."""
+
+    async def ask(self, broker_name: str, code: int, header: Header) -> Reply:
+        """Return a broker's reply, whatever its code. Raises ServerError."""
+
+
+class PoppedMessages:
+    """The messages of check points. `others`: None where nobody else can be asked."""
+
+    def __init__(self, settings: BrokerSettings, store: Store) -> None:
+        self._settings = settings
+        self._store = store
+        self.others: Asks | None = None
+        self._asked: dict[CheckPointKey, dict[int, asyncio.Task[Record | None]]] = {}
+
+    def record(self, position: int) -> Record:
+        """Return the record at a position. Raises RecordError."""
+        found = self._store.record_at(position)
+        if found is None:
+            raise RecordError(f"no record begins at physical offset {position}, where the queue says one does")
+        return mended_body.decode(found)
+
+    def is_foreign(self, key: CheckPointKey) -> bool:
+        """Tell whether an acting master's check point came here: the same place here is another message."""
+        return key.broker_name != self._settings.broker_name
+
+    def are_here(self, key: CheckPointKey, offsets: Iterable[int]) -> bool:
+        """Tell whether `get` has its answers; else they are asked for."""
+        if not self.is_foreign(key) or self.others is None:
+            return True
+        asked = self._asked.get(key)
+        if asked is None:
+            if len(self._asked) >= ASKED_MAX:
+                return False
+            asked = self._asked[key] = {
+                offset: asyncio.get_running_loop().create_task(self._fetch(self.others, key, offset))
+                for offset in offsets
+            }
+        return all(task.done() for task in asked.values())
+
+    def get(self, key: CheckPointKey, offset: int) -> Record | None:
+        """Return a message, None if it was removed.
+
+        Raises RecordError, ServerError 2 if the broker that it is on cannot be asked now.
+        """
+        if not self.is_foreign(key):
+            return self._here(key, offset)
+        task = self._asked.get(key, {}).get(offset)
+        why: object = "it cannot be asked"
+        if task is not None and task.done() and not task.cancelled():
+            error = task.exception()
+            if error is None:
+                return task.result()
+            if not isinstance(error, RocketSparkError):
+                raise error
+            why = error
+        raise ServerError(ResponseCode.SYSTEM_BUSY, f"the message is on broker {shown(key.broker_name)}: {why}")
+
+    def forget(self, key: CheckPointKey) -> None:
+        """Ask no more for a check point's messages."""
+        for task in self._asked.pop(key, {}).values():
+            task.cancel()
+
+    def forget_all(self) -> None:
+        """Ask no more for any."""
+        for key in list(self._asked):
+            self.forget(key)
+
+    def _here(self, key: CheckPointKey, offset: int) -> Record | None:
+        low, high = self._store.stored_range(key.topic, key.queue_id)
+        if not low <= offset < high:
+            return None
+        ((position, size, _),) = self._store.queue_units(key.topic, key.queue_id, offset, 1)
+        if size == GAP_SIZE or position < self._store.min_position:
+            return None
+        found = self.record(position)
+        if found.topic != key.topic.encode() or found.queue_id != key.queue_id:
+            raise RecordError(f"the record at physical offset {position} is another: of topic {found.topic[:200]!r}")
+        return found
+
+    async def _fetch(self, others: Asks, key: CheckPointKey, offset: int) -> Record | None:
+        header = PullHeader(
+            group=f"InnerConsumerGroup_{self._settings.broker_name}_{self._settings.broker_id}",
+            topic=key.topic,
+            queue_id=key.queue_id,
+            queue_offset=offset,
+            count_max=1,
+            sys_flag=sysflags.PULL_SUBSCRIPTION,
+            commit_offset=0,
+            suspend_ms=0,
+            subscription="*",
+            subscription_version=0,
+        )
+        reply = await others.ask(key.broker_name, RequestCode.PULL_MESSAGE, header)
+        if reply.code in _GONE:
+            return None
+        found = next(record.decode_all(reply.raise_for_code("pull of a popped message").body), None)
+        return found if found is not None and found.queue_offset == offset else None
