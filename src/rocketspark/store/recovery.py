@@ -57,7 +57,8 @@ class Recovered(NamedTuple):
             places = ", ".join(f"{begin} to {end}" for begin, end in self.missing)
             lines.append(
                 f"files of the log are missing: {places}; those before {self.missing[-1][1]} are left where they are"
-                " and not read, their messages count as removed; put the missing ones back and start again to have all"
+                " and not read, their messages count as removed: put the missing ones back and start again to have all,"
+                f" or start on a copy of the store without the files from {self.missing[-1][1]} on to read these"
             )
         if self.cut:
             lines.append(

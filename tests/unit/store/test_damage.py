@@ -357,6 +357,7 @@ def test_a_missing_file_in_the_midst_of_the_log_is_named_and_what_is_before_it_k
     again = make_store()
     (line,) = [line for line in again.recovered.remarks() if "missing" in line]
     assert f"missing: {starts[2]} to {starts[3]};" in line
+    assert f"without the files from {starts[3]} on" in line
     assert again.min_position == starts[3]
     low, high = again.queue_range("T", 0)
     assert high == number
@@ -365,6 +366,17 @@ def test_a_missing_file_in_the_midst_of_the_log_is_named_and_what_is_before_it_k
     assert send(again, "T", 0, b"new")[2] >= 0
     again.close()
     assert {name: (directory / name).read_bytes() for name in names[:2]} == kept
+    # What the line says: a copy of what is before the hole can be read.
+    shutil.copytree(root, tmp_path / "copy")
+    for name in names[3:]:
+        (tmp_path / "copy/commitlog" / name).unlink()
+    before = make_store(tmp_path / "copy")
+    assert before.recovered.cut
+    offsets = [r.queue_offset for r in before.iterate(0)]
+    assert 0 < len(offsets) < low
+    assert offsets == list(range(len(offsets)))
+    assert before.queue_range("T", 0) == (0, len(offsets))
+    before.close()
     # Without a hole nothing is said.
     away.rename(directory / names[2])
     whole = make_store()
