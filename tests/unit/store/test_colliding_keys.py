@@ -9,7 +9,7 @@ import pytest
 
 from rocketspark.model.java import string_hash
 from rocketspark.store import get_message
-from rocketspark.store.index import index_service
+from rocketspark.store.index import index_file
 from rocketspark.store.index.index_service import KEYS_LONG
 
 # All of one hash, in Java.
@@ -48,7 +48,7 @@ def test_a_long_look_is_made_in_steps_and_finds_what_a_short_one_does(
     make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(get_message, "LOOKS_PER_TURN", 8)
-    monkeypatch.setattr(index_service, "ENTRIES_PER_TURN", 16)
+    monkeypatch.setattr(index_file, "ENTRIES_PER_TURN", 16)
     store = make_store(index_entries=10_000, log_file_bytes=1 << 20)
     for n in range(100):
         send(store, "t", 0, b"%d" % n, keys=WORDS[n % 2], unique_id=f"U{n}")
