@@ -13,10 +13,12 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import ConfigError, NoReply, RouteNotFound
 from rocketspark.spark.pipelines.archive import pipeline as archive
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.read.pull_records import DataLost
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.testing import Cluster
 
@@ -48,6 +50,22 @@ def time_zone(spark: SparkSession, name: str) -> Iterator[None]:
         yield
     finally:
         spark.conf.set("spark.sql.session.timeZone", str(before))
+
+
+def test_a_topic_made_anew_needs_a_folder_of_its_own(
+    spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
+) -> None:
+    load(topic, 20)
+    archive.run(spark, cluster.namesrv, [topic], tmp_path)
+    with SyncOperations(cluster.namesrv) as operations:
+        operations.delete_topic(topic)
+        operations.create_topic(topic, queue_count=2)
+    load(topic, 40)
+    for error, options in ((DataLost, {}), (ConfigError, {"failOnDataLoss": "false"})):
+        with pytest.raises(error, match="made anew"):
+            archive.run(spark, Connection(cluster.namesrv, options=options), [topic], tmp_path)
+    assert archive.read(spark, tmp_path).count() == 20
+    assert archive.run(spark, cluster.namesrv, [topic], tmp_path / "new").rows == 40
 
 
 def test_all_columns_of_every_message_are_there_once(

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from rocketspark.errors import RocketSparkError, RouteNotFound
+from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.pipelines.archive.decoding import archive_options
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.progress import Progress, lag_of, step_report
 from rocketspark.spark.pipelines.session import one_line
+from rocketspark.spark.plan.offset_ranges import START_KEY, from_json
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.transport.retries import Retries, RetryRule
 
@@ -112,6 +113,7 @@ class MicroBatches:
         if end == start:
             self._progress.hear(step_report(self.batches, start=start, end=end))
             return False
+        _refuse_made_anew(start, end)
         asked_s = time.monotonic()
         rows = self._target.store(self._reader, self._reader.partitions(start, end), {**others, **end})
         self._reader.commit(end)
@@ -138,6 +140,17 @@ class MicroBatches:
                     raise
                 self._progress.say(f"{one_line(str(e))}; trying again in {wait_s:.0f} s")
                 self._progress.stop.wait(wait_s)
+
+
+def _refuse_made_anew(start: dict[str, Any], end: dict[str, Any]) -> None:
+    """Raise ConfigError for topics whose offsets begin again: two rows of an archive would have one place."""
+    before = from_json(start)
+    begun = from_json(end.get(START_KEY, {}))
+    if anew := sorted({queue.topic for queue, offset in begun.items() if offset < before.get(queue, 0)}):
+        raise ConfigError(
+            f"topic {', '.join(anew)} was deleted and made anew, and its offsets begin again: give the new one a folder"
+            " of its own"
+        )
 
 
 # Spark's errors of a task that failed because of the network, or lost its executor.
