@@ -18,6 +18,8 @@ from rocketspark.broker.messages.schedule_messages import ScheduleMessages, enco
 from rocketspark.broker.messages.timers.timer_messages import TimerMessages
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.tables.slave_synchronize import SlaveSynchronize, StoreSide
+from rocketspark.broker.static_topics import mappings
+from rocketspark.broker.static_topics.mappings import StaticTopics
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.broker.topics import Topics
 from rocketspark.protocol.json.bodies import (
@@ -28,6 +30,7 @@ from rocketspark.protocol.json.bodies import (
     TopicConfigTable,
 )
 from rocketspark.protocol.json.metadata import RequestModeTable
+from rocketspark.protocol.json.static_topics import MappingTable
 from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store import Store
 from rocketspark.store.timers.timer_files import TimerFiles
@@ -46,7 +49,11 @@ class TableCopies:
         nothing: Any = None
         quarantine = Quarantine(self._file("quarantine.json", QuarantineTable))
         self.tables = Tables(
-            Topics(s, self._file("topics.json", TopicConfigTable)),
+            Topics(
+                s,
+                self._file("topics.json", TopicConfigTable),
+                statics=StaticTopics(s.broker_name, self._file(mappings.FILE_NAME, MappingTable)),
+            ),
             SubscriptionGroups(s, self._file("subscriptionGroup.json", GroupConfigTable)),
             ConsumerOffsets(JsonFile(root / "config" / "consumerOffset.json", OffsetTable, encode_offsets)),
             ConnectedClients(lambda group: None),

@@ -19,6 +19,7 @@ from rocketspark.broker.replication.tables.slave_synchronize import StoreSide
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.protocol.json.static_topics import MappingDetail
 from rocketspark.transport.connections import Connections
 
 
@@ -30,6 +31,10 @@ def assert_equal(copies: TableCopies, server: Any) -> None:
     """Every table is the master's, with its version."""
     mine = copies.tables
     assert (mine.topics.table, mine.topics.version) == (server._topics.table, server._topics.version)
+    assert (mine.topics.statics.table, mine.topics.statics.version) == (
+        server._topics.statics.table,
+        server._topics.statics.version,
+    )
     assert (mine.groups.table, mine.groups.version) == (server._groups.table, server._groups.version)
     assert mine.groups.forbidden == server._groups.forbidden
     assert offsets_of(mine) == server._offsets.table
@@ -51,6 +56,9 @@ async def change_everything(peer: Any, server: Any, number: int) -> None:
     )
     (await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).raise_for_code("commit")
     server._offsets.reset(f"G{number}", f"T{number}", 0, 3)
+    server._topics.statics.put(
+        MappingDetail(topic=f"T{number}", bname="broker-a", epoch=1000, total_queues=1, hosted_queues={})
+    )
     server._quarantine.add("delay", f"T{number}", 0, number, 1000 + number, "no record")
 
 
