@@ -11,7 +11,7 @@ from rocketspark.protocol.message.record_layout import CRC_MASK
 
 log = LimitedLog("rocketspark.broker")
 
-# Longer ones are not tried: each bit takes a checksum of the whole, some 10 ms for so many bytes.
+# Longer ones are not tried: each bit takes a checksum of the whole, some ms for so many bytes.
 BODY_BYTES_MAX = 1024
 
 

@@ -578,6 +578,23 @@ def test_a_damaged_check_point_holds_no_message_back(
         assert rig.pops.count(TOPIC, GROUP, 0) == 0
 
 
+def test_a_check_point_that_leaves_its_broker_is_not_written_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    left: list[str] = []
+
+    class Door:
+        def leave(self, kept: record.Record, topic: str, *args: Any, **options: Any) -> None:
+            left.append(topic)
+
+    rig.pop(1)
+    rig.put_message.door = Door()
+    monkeypatch.setattr(rig.put_message, "accept_own", None)
+    rig.at(NOW + 10_000 + 3 * LATE_MS)
+    assert left == [REVIVE]
+    assert "popped" not in caplog.text
+
+
 def test_what_retention_takes_is_in_flight_no_more_once_its_time_is_over(tmp_path: Path, clock: Clock) -> None:
     broker = Rig(tmp_path, clock)
     for n in range(20):
