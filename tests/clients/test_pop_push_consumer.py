@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 from tests.clients.scene import Inbox, Scene
 from tests.java.apache import ask
@@ -83,7 +84,7 @@ def test_a_listener_that_outlives_the_invisible_time_is_dropped(scene: Scene) ->
             slow.wait(LIMIT_S)
 
     inbox = Inbox(listener)
-    with consumer_of(scene, inbox, pop_settings=QUICK._replace(invisible_ms=1000)):
+    with consumer_of(scene, inbox, pop_settings=msgspec.structs.replace(QUICK, invisible_ms=1000)):
         send(scene, ["x"])
         until(lambda: len(inbox.received) == 2)
         slow.set()
@@ -94,7 +95,7 @@ def test_a_close_gives_back_what_was_not_begun(scene: Scene) -> None:
     set_mode(scene, "POP")
     hold = threading.Event()
     first = Inbox(lambda m: hold.wait(LIMIT_S))
-    consumer = consumer_of(scene, first, threads=1, pop_settings=QUICK._replace(invisible_ms=600_000))
+    consumer = consumer_of(scene, first, threads=1, pop_settings=msgspec.structs.replace(QUICK, invisible_ms=600_000))
     consumer.start()
     send(scene, [str(i) for i in range(8)])
     popping = consumer._core._popping

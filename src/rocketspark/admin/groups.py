@@ -11,7 +11,7 @@ from rocketspark.admin.cluster_client import ClusterClient
 from rocketspark.client import validators
 from rocketspark.client.connection import admin_api
 from rocketspark.errors import UsageError
-from rocketspark.model.named_fields import NamedFields
+from rocketspark.model.message import NamedFields
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.protocol.json.metadata import RequestMode
 from rocketspark.transport.peer import Peer

@@ -19,7 +19,7 @@ from rocketspark.client.consumer.refusals import is_refusal
 from rocketspark.client.observe.consume_stats import TopicCounts
 from rocketspark.errors import ConfigError, RocketSparkError, ServerError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription
-from rocketspark.model.named_fields import NamedFields
+from rocketspark.model.message import NamedFields
 from rocketspark.protocol.codes import ResponseCode
 
 log = logging.getLogger("rocketspark.client")
