@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from rocketspark.errors import UsageError
 from rocketspark.protocol.message import properties
+from rocketspark.spark.exactly_once.commit_topic import DEDUPE_KEY
 from rocketspark.spark.lakehouse.table import TablePlace
 from rocketspark.spark.option_kinds.time_options import check_range
 from rocketspark.spark.pipelines.archive import pipeline as archive
@@ -198,8 +199,10 @@ def _normal(rows: DataFrame, by: str, since_ms: int | None, until_ms: int | None
 
 
 def content() -> Column:
-    """Return a 64-bit hash of a message's content: body, tag, keys, flag and its own properties."""
-    system = [*sorted(properties.SYSTEM_NAMES - {properties.SHARDING_KEY}), *origin_properties.NAMES]
+    """Return a 64-bit hash of a message's content: body, tag, keys, flag and its own properties, without those that a
+    restore or an exactly-once write adds.
+    """
+    system = [*sorted(properties.SYSTEM_NAMES - {properties.SHARDING_KEY}), *origin_properties.NAMES, DEDUPE_KEY]
     own = F.map_filter("properties", lambda name, value: ~name.isin(system))
     entries = F.array_sort(F.map_entries(own))
     # Hashes skip nulls, and lists run into one another without their lengths.
