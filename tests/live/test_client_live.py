@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.patience import LIMIT_MS, LIMIT_S
@@ -23,6 +24,7 @@ from rocketspark import (
     PullConsumer,
     PushConsumer,
     ReceivedMessage,
+    SimpleConsumer,
 )
 from rocketspark.admin.operations import Operations, SyncOperations
 from rocketspark.errors import RouteNotFound, SendFailed, ServerError, UsageError
@@ -325,24 +327,38 @@ def test_a_messages_queue_is_one_that_every_method_takes(cluster: Cluster) -> No
             producer.send("again", b"y", queue="q0")  # type: ignore[arg-type]
 
 
-def test_members_with_different_subscriptions_are_warned_of(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", ["push", "pop", "simple"])
+def test_members_with_different_subscriptions_are_warned_of(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("rocketspark.client.consumer.pop.simple_consumer.OTHERS_S", 0)
+
+    def made() -> Any:
+        if kind == "simple":
+            return SimpleConsumer(cluster.namesrv, f"mixed-{kind}")
+        return PushConsumer(cluster.namesrv, f"mixed-{kind}", rebalance_interval_ms=50, pop=kind == "pop")
+
     def of(part: str) -> list[str]:
         return [r.getMessage() for r in caplog.records if part in r.getMessage() and r.levelname == "WARNING"]
 
     with SyncOperations(cluster.namesrv) as operations:
         for topic in ("fruit", "bread"):
             operations.create_topic(topic, queue_count=2)
-    consumers = [PushConsumer(cluster.namesrv, "mixed", rebalance_interval_ms=50) for _ in range(2)]
+    consumers = [made() for _ in range(2)]
     for consumer, topic in zip(consumers, ("fruit", "bread"), strict=True):
         consumer.subscribe(topic, "a || b")
-        consumer.listen(lambda message: None)
+        if kind != "simple":
+            consumer.listen(lambda message: None)
     first, second = consumers
     with first, second:
         end_s = time.monotonic() + LIMIT_S
-        while not (of("members of group mixed subscribe") and of("group mixed: this member")):
+        group = f"mixed-{kind}"
+        while not (of(f"members of group {group} subscribe") and of(f"group {group}: this member")):
             assert time.monotonic() < end_s
             time.sleep(0.01)
-        brokers, members = of("members of group mixed subscribe"), of("group mixed: this member")
+            for consumer in consumers if kind == "simple" else ():
+                consumer.receive(timeout_ms=1)
+        brokers, members = of(f"members of group {group} subscribe"), of(f"group {group}: this member")
         assert len(brokers) == 2
         assert f"{second.client_id} only to bread (a || b), {first.client_id} only to fruit (a || b)" in brokers[0]
         assert "this member subscribes to {'fruit': 'a || b'}, another of " in members[0]
@@ -355,13 +371,13 @@ def test_members_alike_are_not_warned_of(cluster: Cluster, caplog: pytest.LogCap
     for consumer in consumers:
         consumer.subscribe("fruit")
         consumer.listen(lambda message: None)
-        look = consumer._core._rebalance._look_at_others
+        look = consumer._core._rebalance._others.look
 
-        async def looking(look: Callable[[], Awaitable[None]] = look) -> None:
-            await look()
+        async def looking(own: Any, look: Callable[[Any], Awaitable[None]] = look) -> None:
+            await look(own)
             looked.append(None)
 
-        consumer._core._rebalance._look_at_others = looking  # type: ignore[method-assign]
+        consumer._core._rebalance._others.look = looking  # type: ignore[method-assign]
     with consumers[0], consumers[1]:
         end_s = time.monotonic() + LIMIT_S
         while len(looked) < 6:

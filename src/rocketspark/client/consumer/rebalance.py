@@ -21,20 +21,18 @@ from rocketspark.client.consumer.offset_commits import ConsumeFrom, OffsetCommit
 from rocketspark.client.consumer.offset_stores import BrokerOffsets, OffsetStore
 from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
-from rocketspark.client.consumer.refusals import is_refusal, refusal_text
+from rocketspark.client.consumer.refusals import OtherSubscriptions, is_refusal, refusal_text
 from rocketspark.client.hooks import OnQueues, call_with_queues
 from rocketspark.client.observe.consume_stats import SAMPLE_S, ConsumeStats
-from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError, StateError
+from rocketspark.errors import RocketSparkError, RouteNotFound, StateError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, TopicRoute, subscribe
 from rocketspark.model.subscription import TAG
-from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json import bodies
 
 log = logging.getLogger("rocketspark.client")
 
 TROUBLE_S = 1.0
 # After these a member does not ask again what its group subscribes to.
-UNASKED_CODES = (ResponseCode.NO_PERMISSION, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 # Time for which a queue is left to the member that may still have it when members join.
 HANDOVER_S = 0.2
 JOIN_S = 3.0
@@ -95,8 +93,7 @@ class Rebalance:
     ) -> None:
         self._refused = refused
         # Whether brokers say what the group subscribes to, and what that was when it was not what this member does.
-        self._may_look = True
-        self._others: dict[str, str] = {}
+        self._others = OtherSubscriptions(instance, group)
         # What the last rebalance was refused.
         self._refusal: RocketSparkError | None = None
         self.instance = instance
@@ -321,30 +318,9 @@ class Rebalance:
             await asyncio.sleep(HANDOVER_S)
         for topic, share in shares.items():
             whole = await self.own(topic, share) and whole
-        await self._look_at_others()
+        if self.assignment is not None or len(self._known_members) > 1:
+            await self._others.look(self.subscriptions)
         return whole
-
-    async def _look_at_others(self) -> None:
-        """Warn if another member told a broker of other subscriptions than this one's."""
-        addresses = self.instance.routes.broker_addresses(slaves=False)
-        if len(self._known_members) < 2 or not addresses or not self._may_look:
-            return
-        try:
-            peer = await self.instance.broker(random.choice(addresses))
-            told = await client_api.group_subscriptions(peer, self.group)
-        except RocketSparkError as e:
-            self._may_look = not (isinstance(e, ServerError) and e.code in UNASKED_CODES)
-            return
-        own = {t: s.expression for t, s in self.subscriptions.items() if not t.startswith(validators.RETRY_PREFIX)}
-        if told and told != own and told != self._others:
-            self._others = told
-            others = ", ".join(sorted(self._known_members - {self.instance.client_id}))
-            text = (
-                "group %s: this member subscribes to %s, another of %s to %s; a group has one subscription, so that its"
-            )
-            log.warning(
-                text + " members lose messages to each other: use a group for each", self.group, own, others, told
-            )
 
     def _note_refusal(self, error: RocketSparkError) -> None:
         if is_refusal(error):

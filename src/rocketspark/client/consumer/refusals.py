@@ -1,4 +1,5 @@
-"""What brokers refuse a consumer so that no retry mends it: a filter, a right, a group that may not.
+"""What no retry mends: what brokers refuse a consumer (a filter, a right, a group that may not), and members of one
+group with different subscriptions.
 
 Rule: it is tried again all the same, as an operator may mend it; but the application is told.
 """
@@ -7,12 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rocketspark.client.callbacks import on_loop, passes_on
+from rocketspark.client.connection import client_api
+from rocketspark.client.connection.instance import Instance
 from rocketspark.client.hooks import is_coroutine_function
+from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import FilterIllegal, RocketSparkError, ServerError
+from rocketspark.model import Subscription
 from rocketspark.protocol.codes import ResponseCode
 
 log = logging.getLogger("rocketspark.client")
@@ -22,6 +28,7 @@ OnError = Callable[[RocketSparkError], object]
 # The same error is told again after so long.
 AGAIN_S = 30.0
 TOLD_MAX = 1000
+_UNASKED_CODES = (ResponseCode.NO_PERMISSION, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 _CODES = frozenset((ResponseCode.NO_PERMISSION, ResponseCode.SUBSCRIPTION_PARSE_FAILED))
 # Told with a code that brokers have for everything.
 _NO_SUCH_FILTERS = "The broker does not support consumer to filter message"
@@ -37,6 +44,36 @@ def is_refusal(error: BaseException) -> bool:
 def refusal_text(error: RocketSparkError) -> str:
     """Return what tells refusals apart: not the queue, which the whole text names."""
     return getattr(error, "remark", "") or str(error)
+
+
+class OtherSubscriptions:
+    """Warns if another member of a group told a broker of other subscriptions than this one's."""
+
+    def __init__(self, instance: Instance, group: str) -> None:
+        self._instance = instance
+        self._group = group
+        self._may_ask = True
+        self._told: dict[str, str] = {}
+
+    async def look(self, subscriptions: Mapping[str, Subscription]) -> None:
+        """Ask any broker what it knows last."""
+        addresses = self._instance.routes.broker_addresses(slaves=False)
+        if not addresses or not self._may_ask:
+            return
+        try:
+            peer = await self._instance.broker(random.choice(addresses))
+            told = await client_api.group_subscriptions(peer, self._group)
+            own = {t: s.expression for t, s in subscriptions.items() if not t.startswith(RETRY_PREFIX)}
+            if not told or told in (own, self._told):
+                return
+            members = await client_api.consumer_list(peer, self._group)
+        except RocketSparkError as e:
+            self._may_ask = not (isinstance(e, ServerError) and e.code in _UNASKED_CODES)
+            return
+        self._told = told
+        others = ", ".join(sorted({*members} - {self._instance.client_id}))
+        text = "group %s: this member subscribes to %s, another of %s to %s; a group has one subscription, so that its"
+        log.warning(text + " members lose messages to each other: use a group for each", self._group, own, others, told)
 
 
 class ErrorCalls:

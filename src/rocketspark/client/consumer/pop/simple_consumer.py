@@ -19,7 +19,7 @@ from rocketspark.client import validators
 from rocketspark.client.callbacks import end_all, trouble_log
 from rocketspark.client.consumer.lifecycle import ConsumerLife
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX, INVISIBLE_MS_MAX, PopCalls, Wanted, every_broker
-from rocketspark.client.consumer.refusals import is_refusal
+from rocketspark.client.consumer.refusals import OtherSubscriptions, is_refusal
 from rocketspark.client.options import ClientOptions
 from rocketspark.errors import (
     ConfigError,
@@ -49,6 +49,8 @@ UNHELD_PAUSE_S = 0.05
 # For so long messages that came after their receive ended wait for the next one.
 KEPT_S = 1.0
 GIVE_BACK_S = 3.0
+# How often a receive has it looked whether others of the group subscribe to something else.
+OTHERS_S = 20.0
 
 # A queue to pop, and the invisible time that messages of it get.
 Place = tuple[MessageQueue, int]
@@ -103,6 +105,8 @@ class AsyncSimpleConsumer(ConsumerLife):
         self._receiving: Counter[int] = Counter()
         self._turn = 0
         self._telling: set[asyncio.Task[None]] = set()
+        self._others = OtherSubscriptions(self._instance, self.group)
+        self._others_at_s = -OTHERS_S
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -195,6 +199,11 @@ class AsyncSimpleConsumer(ConsumerLife):
         if not self._subscriptions:
             raise StateError("nothing to receive: call subscribe(topic) first")
         invisible = self._invisible_ms if invisible_ms is None else _invisible(invisible_ms, UsageError)
+        if (now_s := asyncio.get_running_loop().time()) - self._others_at_s >= OTHERS_S:
+            self._others_at_s = now_s
+            task = asyncio.create_task(self._others.look(self._subscriptions))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
         self._receiving[invisible] += 1
         try:
             return await self._receive(count_max, invisible, asyncio.get_running_loop().time() + timeout_ms / 1000)
