@@ -226,6 +226,36 @@ def test_a_master_that_was_away_is_followed_again(tmp_path: Path, caplog: pytest
     ]
 
 
+def test_a_new_version_that_came_with_the_old_rows_comes_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics_of = MasterApi.topics
+
+    async def before_its_rows(api: MasterApi, known: Any) -> Any:
+        found = await topics_of(api, known)
+        assert found is not None
+        del found.table["late"]
+        monkeypatch.setattr(MasterApi, "topics", topics_of)
+        return found
+
+    async def main() -> None:
+        async with (
+            broker(tmp_path / "m") as server,
+            connected(server.address) as peer,
+            slave(tmp_path / "s", server.address) as (copies, follow),
+        ):
+            await look(follow)
+            await create(peer, "late")
+            monkeypatch.setattr(MasterApi, "topics", before_its_rows)
+            await look(follow)
+            assert "late" not in copies.tables.topics.table
+            assert copies.tables.topics.version == server._topics.version
+            await look(follow)
+            assert_equal(copies, server)
+
+    run(main())
+
+
 def test_a_broker_never_follows_itself(tmp_path: Path) -> None:
     async def main() -> None:
         async with slave(tmp_path, None, own_address="127.0.0.1:1") as (_, follow):

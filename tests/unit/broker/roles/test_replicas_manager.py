@@ -246,6 +246,14 @@ def registered(folder: Path, taken: dict[int, str]) -> int:
         begun: list[int] = []
         controlled: Any = SimpleNamespace(begin=begun.append)
         role, controller = BrokerRole(made), FakeController(taken)
+        apply_id = controller.apply_id
+
+        async def noted_first(cluster: str, name: str, broker_id: int, code: str) -> None:
+            noted = (folder / "brokerIdentity-temp").read_text()
+            assert noted == f"{cluster}#{name}#{broker_id}#{code}"
+            await apply_id(cluster, name, broker_id, code)
+
+        controller.apply_id = noted_first  # type: ignore[method-assign]
         manager = ReplicasManager(made, store, role, EpochList(None), controlled, controller)  # type: ignore[arg-type]
         manager._address = "127.0.0.1:10911"
         for _ in range(3):
