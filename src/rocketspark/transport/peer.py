@@ -431,9 +431,10 @@ class Peer(Outgoing):
             self.bounds.worked_on_bytes += size
 
     def _done(self, task: asyncio.Task[Any]) -> None:
-        size = self._tasks.pop(task)
-        self._count(-size)
-        if self._held is not None and (size or len(self._tasks) == TASKS_MAX // 2):
+        was_large = self._task_bytes > TASK_BYTES_MAX
+        self._count(-self._tasks.pop(task))
+        left = len(self._tasks)
+        if self._held is not None and (left in (0, TASKS_MAX // 2) or (was_large and not self._is_full())):
             self.loop.call_soon(self._go_on)
         self._end_if_all_answered()
 
