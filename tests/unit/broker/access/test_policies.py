@@ -182,7 +182,7 @@ INNER = {"innerClientAuthenticationCredentials": CONFIG["innerClientAuthenticati
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"authenticationEnabled": "true"}, ["every request is refused"]),
+        ({"authenticationEnabled": "true"}, ["are not signed", "every request is refused"]),
         ({"authenticationEnabled": "true", "authenticationMetadataProvider": KEPT, **INNER}, []),
         ({"authenticationEnabled": "true", "authenticationMetadataProvider": KEPT}, ["are not signed"]),
         ({"authorizationEnabled": "true", "authenticationMetadataProvider": KEPT}, ["whoever names an access key"]),
