@@ -23,6 +23,7 @@ MESSAGE = Message(topic="t", body=b"x")
         (1 << 33, 2),
         (5 - (1 << 40), -251),
         ((1 << 63) - 1, 1 << 31),
+        (-(1 << 31), 1 << 31),
     ],
 )
 def test_by_hash(argument: object, hash_code: int) -> None:

@@ -13,6 +13,7 @@ from tests.unit.client.fake import Fake, in_loop, until
 from rocketspark.client import AsyncProducer, AsyncPullConsumer, Producer, callbacks
 from rocketspark.client.connection import instance
 from rocketspark.errors import ConfigError, NotSent, StateError
+from rocketspark.model import MessageQueue
 
 
 @in_loop
@@ -42,6 +43,25 @@ async def test_one_connection_for_all_of_a_name() -> None:
         # All have gone: the name is free.
         async with AsyncProducer(fake.namesrv, "p1", timeout_ms=100, **options) as again:
             await again.send("t", b"4")
+
+
+@in_loop
+async def test_a_slave_is_asked_first_only_while_the_route_names_no_master() -> None:
+    async with Fake(2, t=1) as fake, AsyncProducer(fake.namesrv, "p") as producer:
+        queue, client = MessageQueue("t", "broker-a", 0), producer._instance
+        master, slave = (broker.address for broker in fake.brokers)
+        for known, now, first, fetched, found in [
+            ({0: master, 1: slave}, {0: master, 1: slave}, True, 0, master),
+            ({1: slave}, {1: slave}, True, 1, slave),
+            ({1: slave}, {0: master, 1: slave}, True, 1, master),
+            ({1: slave}, {0: master, 1: slave}, False, 0, slave),
+        ]:
+            fake.names.addresses["broker-a"] = known
+            await client.routes.refresh("t")
+            fake.names.addresses["broker-a"] = now
+            before = fake.names.fetches["t"]
+            peer = await client.peer_of(queue, master_first=first)
+            assert (peer.address, fake.names.fetches["t"] - before) == (found, fetched)
 
 
 @in_loop

@@ -271,9 +271,18 @@ async def test_who_subscribes_is_told_of_queues_that_come_and_go() -> None:
 async def test_a_namespace_is_put_on_and_taken_off() -> None:
     async with Fake(**{"space%t": 1}) as fake:
         fake.broker.put("space%t", 0, b"in")
-        made = AsyncPullConsumer(fake.namesrv, "g", namespace="space", consume_from="first", auto_commit=False)
+        told: list[list[MessageQueue]] = []
+        made = AsyncPullConsumer(
+            fake.namesrv,
+            "g",
+            namespace="space",
+            consume_from="first",
+            auto_commit=False,
+            on_assigned=told.append,
+        )
         made.subscribe("t")
         async with made:
+            assert told == [[Q0]]
             assert await made.queues("t") == made.assignment() == [Q0]
             (message,) = await read(made, 1)
             assert message.topic == "t"

@@ -13,6 +13,7 @@ from tests.unit.client.consumer.test_push_consumer import consumer
 from tests.unit.client.fake import Fake, in_loop, until
 
 from rocketspark.client import AsyncPullConsumer, AsyncPushConsumer
+from rocketspark.client.consumer import rebalance
 from rocketspark.client.consumer.listening.listeners import Overdue
 from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.hooks import Hooks
@@ -306,7 +307,7 @@ async def test_functions_that_are_told_of_queues_may_raise_anything() -> None:
 
 
 @in_loop
-async def test_a_reset_goes_on_when_who_asked_is_gone() -> None:
+async def test_a_reset_goes_on_when_who_asked_is_gone(caplog: pytest.LogCaptureFixture) -> None:
     async with Fake(t=1) as fake:
         fill(fake, 5)
         got: list[int] = []
@@ -325,6 +326,29 @@ async def test_a_reset_goes_on_when_who_asked_is_gone() -> None:
             await until(lambda: c._rebalance.pullers[Q0].process_queue.lowest == 5)
         assert set(got[5:]) in ({3, 4}, {2, 3, 4})
         assert fake.broker.offsets["g", "t", 0] == 5
+        assert "is not committed" not in caplog.text
+
+
+@in_loop
+async def test_only_newcomers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Fake(t=2) as fake:
+        first, second = (
+            AsyncPullConsumer(fake.namesrv, "g", instance_name=name, rebalance_interval_ms=50) for name in "ab"
+        )
+        first.subscribe("t")
+        second.subscribe("t")
+        # Who is alone waits for nobody.
+        monkeypatch.setattr(rebalance, "HANDOVER_S", 1e6)
+        async with first:
+            assert first.assignment() == [Q0, Q1]
+            monkeypatch.setattr(rebalance, "HANDOVER_S", 0)
+            async with second:
+                await until(lambda: (first.assignment(), second.assignment()) == ([Q0], [Q1]))
+                # Nor do those that know each other.
+                monkeypatch.setattr(rebalance, "HANDOVER_S", 1e6)
+                fake.names.topics["t"] = {"broker-a": 4}
+                await first._instance.routes.refresh("t")
+                await until(lambda: len(first.assignment()) == 2)
 
 
 @in_loop

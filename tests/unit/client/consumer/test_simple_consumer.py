@@ -11,7 +11,7 @@ import pytest
 from tests.unit.client.fake import Fake, in_loop, until
 
 from rocketspark.client import AsyncPushConsumer, AsyncSimpleConsumer
-from rocketspark.errors import ConnectionLost, ProtocolError, RocketSparkError, ServerError, StateError
+from rocketspark.errors import ConnectionLost, ProtocolError, RocketSparkError, ServerError, StateError, UsageError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers.pop import (
@@ -176,9 +176,15 @@ async def test_one_broker_of_two_that_is_silent_holds_up_nothing() -> None:
         speaking.answer = lambda header: (0, found) if header.poll_time_ms else (210, {})
         got = await consumer.receive(timeout_ms=8000)
         assert [m.body for m in got] == [b"y"]
-        await consumer.change_invisible_time(got[0], 5)
-        assert got[0].receipt_handle == "0 1 5 0 0 broker-b 0 0"
-        await until(lambda: not speaking.changed or speaking.changed[0].invisible_time_ms == 5)
+        handle, longest = got[0].receipt_handle, 12 * 3600 * 1000
+        for wrong in (0, longest + 1):
+            with pytest.raises(UsageError, match="not from 1 to"):
+                await consumer.change_invisible_time(got[0], wrong)
+        for right in (longest, 1):
+            got[0].receipt_handle = handle
+            await consumer.change_invisible_time(got[0], right)
+            assert got[0].receipt_handle == f"0 1 {right} 0 0 broker-b 0 0"
+        assert [h.invisible_time_ms for h in speaking.changed] == [longest, 1]
 
 
 @in_loop
@@ -196,6 +202,32 @@ async def test_what_comes_after_the_end_of_a_receive_is_given_back() -> None:
         consumer._pops.give_back(messages)
         await until(lambda: pops.changed)
         assert [h.invisible_time_ms for h in pops.changed] == [1000]
+
+
+@pytest.mark.parametrize("end", [lambda c: c.unsubscribe("t"), lambda c: c.subscribe("t", "new")])
+def test_what_waits_for_a_taker_is_given_back_when_its_subscription_ends_or_changes(
+    end: Callable[[AsyncSimpleConsumer], None],
+) -> None:
+    @in_loop
+    async def main() -> None:
+        async with Fake(t=1) as fake, consumer_of(fake) as consumer:
+            pops = Pops(fake)
+            pops.records = one_record(fake)
+            pops.answer = lambda header: None
+            receiving = asyncio.ensure_future(consumer.receive())
+            await until(lambda: pops.asked)
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            found = {"start_offsets": "0 0 0", "message_offsets": "0 0 0"}
+            pops.peers[0].send(pops.reply(pops.opaques[0], 0, found))
+            await until(lambda: consumer._kept)
+            consumer.unsubscribe("never-subscribed")
+            assert consumer._kept
+            end(consumer)
+            assert not consumer._kept
+            await until(lambda: [h.invisible_time_ms for h in pops.changed] == [1000])
+
+    main()
 
 
 @pytest.mark.parametrize("kind", [AsyncSimpleConsumer, AsyncPushConsumer])

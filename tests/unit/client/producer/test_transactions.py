@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.client.fake import Fake, in_loop, until
 
-from rocketspark.client import AsyncTransactionProducer, TransactionState
+from rocketspark.client import AsyncTransactionProducer, TransactionProducer, TransactionState
 from rocketspark.errors import StateError
 from rocketspark.model import Message, ReceivedMessage
 from rocketspark.protocol import headers
@@ -115,6 +115,26 @@ def test_every_check_is_answered(act: Any, outcome: int) -> None:
                 await until(lambda: len(told) == 3)
                 assert told[2].outcome == sysflags.TRANSACTION_COMMIT
                 assert record.decode(fake.broker.queues["t", 0][-1]).body == b"x"
+
+    run()
+
+
+@pytest.mark.parametrize(("code", "ran"), [(0, 1), (10, 0)])
+def test_a_half_message_that_may_be_lost_is_rolled_back_at_once(code: int, ran: int) -> None:
+    @in_loop
+    async def run() -> None:
+        async with Fake(t=1) as fake:
+            fake.broker.reply_code = code
+            told, bank = ends(fake), Bank()
+            made = TransactionProducer(fake.namesrv, "pg", listener=bank)
+            await asyncio.to_thread(made.start)
+            result = await asyncio.to_thread(made.send_in_transaction, "t", b"x")
+            await asyncio.to_thread(made.close)
+            states = (TransactionState.ROLLBACK, sysflags.TRANSACTION_ROLLBACK)
+            if ran:
+                states = (TransactionState.COMMIT, sysflags.TRANSACTION_COMMIT)
+            await until(lambda: told)
+            assert (result.state, told[0].outcome, len(bank.messages)) == (*states, ran)
 
     run()
 

@@ -132,8 +132,8 @@ class AsyncSimpleConsumer(ConsumerLife):
     def unsubscribe(self, topic: str) -> None:
         """End a topic's subscription. Also while running: what was popped of it and not received is given back."""
         full = namespace.wrap(self._namespace, topic)
-        if self._subscriptions.pop(full, None) is not None:
-            self._give_back_kept(full)
+        self._subscriptions.pop(full, None)
+        self._give_back_kept(full)
         self._tell_brokers()
 
     def _tell_brokers(self) -> None:
