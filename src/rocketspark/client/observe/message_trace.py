@@ -12,7 +12,7 @@ from collections import deque
 
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.hooks import Consuming, Ending, Hooks, HookSet, Sending
-from rocketspark.client.producer.in_flight_send import AwaitedSend
+from rocketspark.client.producer.in_flight_send import AwaitedSend, InFlightSend
 from rocketspark.client.producer.prepared_message import PackingSettings, pack
 from rocketspark.client.producer.send_attempts import SendAttempts, SendSettings
 from rocketspark.client.producer.send_path import SendPath
@@ -51,7 +51,7 @@ class Tracer(Hooks):
         # No hook sees its own sends.
         attempts = SendAttempts(instance, f"{GROUP_PREFIX}-{group}-{what}-1", SendSettings(), HookSet())
         # It sends as long as it runs.
-        self._send_path = SendPath(attempts, lambda: None)
+        self._send_path: SendPath[InFlightSend] = SendPath(attempts, lambda: None)
         self._waiting: deque[tuple[str, str]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closing = False

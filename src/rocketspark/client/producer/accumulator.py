@@ -32,7 +32,7 @@ class Accumulator:
     which it came: each batch, and what goes alone, waits for the one before.
     """
 
-    def __init__(self, path: SendPath, attempts: int, *, linger_ms: float, bytes_max: int) -> None:
+    def __init__(self, path: SendPath[InFlightSend], attempts: int, *, linger_ms: float, bytes_max: int) -> None:
         if not linger_ms >= 0 or bytes_max < 1:
             raise ConfigError("linger_ms must be 0 or more, batch_bytes 1 or more")
         self._path = path

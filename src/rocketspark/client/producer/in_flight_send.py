@@ -50,7 +50,7 @@ class InFlightSend(msgspec.Struct, eq=False):
         oneway: no reply is wanted.
     """
 
-    path: SendPath
+    path: SendPath[InFlightSend]
     out: PreparedMessage
     sharding_key: str | None
     queue: MessageQueue | None
@@ -83,7 +83,7 @@ class InFlightSend(msgspec.Struct, eq=False):
     _cause: RocketSparkError | None = None
     _brokers: tuple[str, ...] = ()
     _task: asyncio.Task[None] | None = None
-    accumulator: Gatherer | None = None
+    accumulator: Gatherer[InFlightSend] | None = None
     # It may go in one request with others: then `item` is its part of the body.
     gathers: bool = False
     wait_store_ok: bool = True

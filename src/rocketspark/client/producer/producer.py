@@ -16,7 +16,7 @@ from rocketspark.client.hooks import LogSends
 from rocketspark.client.options import ProducerOptions, producer_settings
 from rocketspark.client.producer.accumulator import Accumulator
 from rocketspark.client.producer.fault_detector import FaultDetector
-from rocketspark.client.producer.in_flight_send import AwaitedSend, Choose
+from rocketspark.client.producer.in_flight_send import AwaitedSend, Choose, InFlightSend
 from rocketspark.client.producer.latency_faults import LatencyFaults, table_of
 from rocketspark.client.producer.prepared_message import (
     PackingSettings,
@@ -98,7 +98,7 @@ class AsyncProducer(Queries):
         self._trace_as(self.group, "PRODUCE")
         if settings.log_sends:
             self._hooks.add(LogSends())
-        self.send_path = SendPath(
+        self.send_path: SendPath[InFlightSend] = SendPath(
             self._send_attempts,
             self._check_started,
             namespace=self._namespace,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -19,8 +19,16 @@ from rocketspark.client.results import SendResult
 from rocketspark.errors import ConfigError, MessageIllegal, TooManyInFlight
 from rocketspark.model import MessageQueue, namespace
 
-if TYPE_CHECKING:
-    from rocketspark.client.producer.in_flight_send import InFlightSend
+
+class Ending(Protocol):
+    """The part of a send that the path sees."""
+
+    def finish(self, result: SendResult | None, error: BaseException | None) -> None:
+        """End the send, and tell its caller."""
+
+
+S = TypeVar("S", bound=Ending)
+Gathered = TypeVar("Gathered", contravariant=True)
 
 
 class InFlightLimit:
@@ -86,17 +94,17 @@ class InFlightLimit:
             turn.set_result(None)
 
 
-class Gatherer(Protocol):
+class Gatherer(Protocol[Gathered]):
     """The part of an accumulator that a send sees."""
 
-    def add(self, send: InFlightSend) -> bool:
+    def add(self, send: Gathered) -> bool:
         """Take a send: it is ended, or begun, later. False if it goes alone, and now."""
 
     def close(self) -> Coroutine[Any, Any, None]:
         """Send what waits."""
 
 
-class SendPath:
+class SendPath(Generic[S]):
     """The limits, the key gate and the accumulator of one producer's sends, and the brokers that they go to.
 
     `check_started`: raises StateError if nothing may be sent; `closing`: the producer waits until no send is left.
@@ -120,10 +128,10 @@ class SendPath:
         self.oneway_limit = InFlightLimit(oneway_in_flight_max, in_flight_bytes_max)
         self.gate = KeyGate()
         # The last send to each queue that was chosen, while its reply is awaited.
-        self.newest: dict[MessageQueue, InFlightSend] = {}
-        self.accumulator: Gatherer | None = None
+        self.newest: dict[MessageQueue, S] = {}
+        self.accumulator: Gatherer[S] | None = None
         # Those that wait without a task.
-        self.waiting: dict[InFlightSend, None] = {}
+        self.waiting: dict[S, None] = {}
         self.closing = False
         self._idle = asyncio.Event()
 
