@@ -11,7 +11,7 @@ import pytest
 from tests.clients.scene import Inbox
 from tests.live.support import connected
 from tests.patience import LIMIT_S
-from tests.unit.proxy.access.test_control import USERS, guarded, locked
+from tests.unit.proxy.access.test_control import USERS, locked, locked_proxy
 from tests.unit.proxy.conftest import RunningProxy, running_proxy
 
 from rocketspark import Producer, PushConsumer
@@ -25,7 +25,7 @@ from rocketspark.transport.connections import dial
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 
-__all__ = ["guarded", "locked"]
+__all__ = ["locked", "locked_proxy"]
 
 
 @pytest.fixture(scope="module")
@@ -196,9 +196,9 @@ def signer(user: str, secret: str) -> HookSet:
         ("", "", ResponseCode.NO_PERMISSION),
     ],
 )
-def test_a_locked_cluster_is_locked_here_too(guarded: RunningProxy, user: str, secret: str, code: int) -> None:
+def test_a_locked_cluster_is_locked_here_too(locked_proxy: RunningProxy, user: str, secret: str, code: int) -> None:
     async def run() -> None:
-        client = await dial(guarded.address, hooks=signer(user, secret) if user else None)
+        client = await dial(locked_proxy.address, hooks=signer(user, secret) if user else None)
         ext = {"a": "pg", "b": "orders", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0"}
         ext |= {"i": "", "j": "0", "k": "false", "m": "false", "n": "broker-a"}
         found = await client.request(RequestCode.SEND_MESSAGE_V2, ext, b"x")

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "rocketspark"
 OUT = ROOT / "mutants-out"
 NOTICED_MIN = 0.9
-SOCKETS = LIVE, CLIENTS = "tests/live/test_", "tests/clients/test_"
+SOCKETS = LIVE, CLIENTS, SPARK = "tests/live/test_", "tests/clients/test_", "tests/spark/test_"
 # What is changed, and the tests that should notice.
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "access": (
@@ -82,7 +82,14 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         ],
     ),
     "proxy": (["proxy"], ["tests/unit/proxy", *(LIVE + f"proxy_{name}.py" for name in ("remoting", "secure"))]),
-    "spark": (["spark/plan", "spark/exactly_once", "spark/option_kinds"], ["tests/unit/spark"]),
+    "spark": (
+        ["spark/plan", "spark/exactly_once", "spark/option_kinds"],
+        [
+            "tests/unit/spark",
+            *(SPARK + f"{name}.py" for name in ("exactly_once", "exactly_once_failover", "fetch", "failover", "gaps")),
+            *(SPARK + f"{name}.py" for name in ("times", "progress")),
+        ],
+    ),
 }
 # Those of cosmic-ray's operators whose changes a reader would call mistakes; with them a call is left out.
 OPERATORS = (

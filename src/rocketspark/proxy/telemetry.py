@@ -21,6 +21,8 @@ from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code
 
 # Of commands that wait for one client to read those before; they may hold messages.
 WAITING_BYTES_MAX = 32 << 20
+# So long after its end a stream may still turn out to have been reset.
+RESET_S = 0.05
 
 
 class TelemetryStream:
@@ -108,6 +110,8 @@ class Telemetry:
                     self._clients.heard(client)
                     stream.answered(command)
                 del command
+            # gRPC tells of the end of a stream that was reset before it cancels what serves it.
+            await asyncio.sleep(RESET_S)
             cut = False
         finally:
             stream.end()

@@ -48,7 +48,7 @@ def locked() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def guarded(locked: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
+def locked_proxy(locked: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
     options = locked.client_options
     own = {
         "signer": Signer(options["access_key"], options["secret_key"]),
@@ -112,10 +112,10 @@ def status_of(client: RawClient, rpc: str, request: Any) -> Any:
         ("shop", "wrong", "check signature failed."),
     ],
 )
-def test_every_call_needs_somebody(guarded: RunningProxy, user: str, secret: str | None, why: str) -> None:
-    client = as_user(guarded, user, secret)
+def test_every_call_needs_somebody(locked_proxy: RunningProxy, user: str, secret: str | None, why: str) -> None:
+    client = as_user(locked_proxy, user, secret)
     for rpc, request in calls("orders", "billing").items():
-        if rpc in served_by(guarded):
+        if rpc in served_by(locked_proxy):
             answer = status_of(client, rpc, request)
             assert (answer.code, answer.message) == (Code.UNAUTHORIZED, why), rpc
     client.close()
@@ -126,45 +126,45 @@ BILLING_MAY = contexts.RPCS - {"SendMessage", "RecallMessage", "EndTransaction",
 
 
 @pytest.mark.parametrize(("user", "may"), [("shop", SHOP_MAY), ("billing", BILLING_MAY)])
-def test_each_user_may_what_the_rules_say(guarded: RunningProxy, user: str, may: set[str]) -> None:
-    client = as_user(guarded, user)
+def test_each_user_may_what_the_rules_say(locked_proxy: RunningProxy, user: str, may: set[str]) -> None:
+    client = as_user(locked_proxy, user)
     for topic, group, mine in (("orders", "billing", may), ("bills", "other", set[str]())):
         for rpc, request in calls(topic, group).items():
-            if rpc in served_by(guarded):
+            if rpc in served_by(locked_proxy):
                 allowed = status_of(client, rpc, request).code != Code.UNAUTHORIZED
                 assert allowed is (rpc in mine), (rpc, topic)
     client.close()
 
 
-def test_a_refusal_says_what_was_missing(guarded: RunningProxy) -> None:
-    client = as_user(guarded, "shop")
+def test_a_refusal_says_what_was_missing(locked_proxy: RunningProxy) -> None:
+    client = as_user(locked_proxy, "shop")
     answer = client.call("QueryRoute", route_of("bills")).status
     assert answer.message == "User:shop has no permission to access Topic:bills from 127.0.0.1, no matched policies."
     client.close()
 
 
-def test_settings_that_are_not_allowed_end_the_stream(guarded: RunningProxy) -> None:
+def test_settings_that_are_not_allowed_end_the_stream(locked_proxy: RunningProxy) -> None:
     settings = messages.Settings(client_type=int(ClientType.PRODUCER))
     settings.publishing.topics.add(name="bills")
-    client = as_user(guarded, "shop")
+    client = as_user(locked_proxy, "shop")
     with pytest.raises(grpc.RpcError) as caught:
         next(client.telemetry(iter([messages.TelemetryCommand(settings=settings)])))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "Topic:bills" in caught.value.details()
-    assert guarded.server.clients.get("shop/client-of-shop") is None
+    assert locked_proxy.server.clients.get("shop/client-of-shop") is None
     client.close()
 
 
-def test_a_client_id_that_another_user_names_is_another_client(guarded: RunningProxy) -> None:
+def test_a_client_id_that_another_user_names_is_another_client(locked_proxy: RunningProxy) -> None:
     """Nobody takes an id away from who has a right to it, whoever came first."""
     settings = messages.Settings(client_type=int(ClientType.PRODUCER), publishing={})
-    early, late = as_user(guarded, "billing", client_id="mine"), as_user(guarded, "shop", client_id="mine")
+    early, late = as_user(locked_proxy, "billing", client_id="mine"), as_user(locked_proxy, "shop", client_id="mine")
     streams = [early.telemetry(iter([messages.TelemetryCommand(settings=settings)]))]
     settings.publishing.topics.add(name="orders")
     streams.append(late.telemetry(iter([messages.TelemetryCommand(settings=settings)])))
     assert [next(stream).status.code for stream in streams] == [Code.OK, Code.OK]
     early.call("NotifyClientTermination", messages.NotifyClientTerminationRequest())
-    clients = guarded.server.clients
+    clients = locked_proxy.server.clients
     assert clients.get("billing/mine") is None
     kept = clients.get("shop/mine")
     assert kept is not None
@@ -173,11 +173,11 @@ def test_a_client_id_that_another_user_names_is_another_client(guarded: RunningP
         each.close()
 
 
-def test_a_change_holds_within_the_refresh(guarded: RunningProxy, locked: Cluster) -> None:
+def test_a_change_holds_within_the_refresh(locked_proxy: RunningProxy, locked: Cluster) -> None:
     with SyncOperations(locked.namesrv, **locked.client_options) as operations:
         operations.create_user("late", "late-secret")
         operations.create_acl("late", ["Topic:orders"], ["Pub"])
-        client = as_user(guarded, "late", "late-secret")
+        client = as_user(locked_proxy, "late", "late-secret")
 
         def becomes(wanted: int) -> bool:
             return any(client.call("QueryRoute", route_of("orders")).status.code == wanted for _ in range(5000))
@@ -188,22 +188,22 @@ def test_a_change_holds_within_the_refresh(guarded: RunningProxy, locked: Cluste
         client.close()
 
 
-def on_record(guarded: RunningProxy) -> list[dict[str, Any]]:
-    path = Path(guarded.server.settings.audit_path)
+def on_record(locked_proxy: RunningProxy) -> list[dict[str, Any]]:
+    path = Path(locked_proxy.server.settings.audit_path)
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def test_who_was_refused_what_by_grpc_is_in_the_audit(guarded: RunningProxy) -> None:
+def test_who_was_refused_what_by_grpc_is_in_the_audit(locked_proxy: RunningProxy) -> None:
     """Each call that is served, by nobody, with a wrong signature and without a right; by remoting as a broker does."""
 
     def refused(user: str, secret: str | None, topic: str, group: str) -> list[dict[str, Any]]:
-        before, wanted = len(on_record(guarded)), 0
-        client = as_user(guarded, user, secret)
+        before, wanted = len(on_record(locked_proxy)), 0
+        client = as_user(locked_proxy, user, secret)
         for rpc, request in calls(topic, group).items():
             wanted += status_of(client, rpc, request).code == Code.UNAUTHORIZED
         client.close()
-        wait_until(lambda: len(on_record(guarded)) == before + wanted)
-        rows = on_record(guarded)[before:]
+        wait_until(lambda: len(on_record(locked_proxy)) == before + wanted)
+        rows = on_record(locked_proxy)[before:]
         assert {(row["server"], row["event"], row["user"], row["outcome"]) for row in rows} == {
             ("proxy", "refused", user, "refused")
         }
@@ -212,7 +212,7 @@ def test_who_was_refused_what_by_grpc_is_in_the_audit(guarded: RunningProxy) -> 
         return rows
 
     # In one period, of one address, 50 are written.
-    guarded.run(lambda: asyncio.sleep(0, guarded.server._audit._end_period()))
+    locked_proxy.run(lambda: asyncio.sleep(0, locked_proxy.server._audit._end_period()))
     rows = refused("", None, "orders", "billing")
     assert {row["request"] for row in rows} == set(calls("", ""))
     assert {(row["check"], row["rule"], row["remark"]) for row in rows} == {
@@ -220,7 +220,7 @@ def test_who_was_refused_what_by_grpc_is_in_the_audit(guarded: RunningProxy) -> 
     }
     rows = refused("shop", "wrong", "orders", "billing")
     assert {(row["check"], row.get("resource")) for row in rows} == {("authentication", None)}
-    guarded.run(lambda: asyncio.sleep(0, guarded.server._audit._end_period()))
+    locked_proxy.run(lambda: asyncio.sleep(0, locked_proxy.server._audit._end_period()))
     rows = {row["request"]: row for row in refused("shop", None, "bills", "other")}
     assert rows.keys() == set(calls("", ""))
     (sent, received) = rows["SendMessage"], rows["ReceiveMessage"]
@@ -228,20 +228,20 @@ def test_who_was_refused_what_by_grpc_is_in_the_audit(guarded: RunningProxy) -> 
     assert (received["resource"], received["actions"]) == ("Group:other", ["Sub"])
     assert "Signature" not in json.dumps(rows)
     options = {"access_key": "shop", "secret_key": "shop-secret"}
-    before = len(on_record(guarded))
-    with pytest.raises(RocketSparkError), Producer(guarded.address, **options) as producer:
+    before = len(on_record(locked_proxy))
+    with pytest.raises(RocketSparkError), Producer(locked_proxy.address, **options) as producer:
         producer.send("bills", b"x")
     wanted = ("proxy", "shop", 105, "Topic:bills")
     wait_until(
         lambda: (
             wanted
-            in [(row["server"], row["user"], row["code"], row["resource"]) for row in on_record(guarded)[before:]]
+            in [(row["server"], row["user"], row["code"], row["resource"]) for row in on_record(locked_proxy)[before:]]
         )
     )
 
 
-def test_refusals_are_told_without_secrets(guarded: RunningProxy, caplog: pytest.LogCaptureFixture) -> None:
-    client = as_user(guarded, "shop")
+def test_refusals_are_told_without_secrets(locked_proxy: RunningProxy, caplog: pytest.LogCaptureFixture) -> None:
+    client = as_user(locked_proxy, "shop")
     with caplog.at_level("INFO", logger="rocketspark.proxy.audit"):
         client.call("QueryRoute", route_of("bills"))
     client.close()
@@ -251,13 +251,13 @@ def test_refusals_are_told_without_secrets(guarded: RunningProxy, caplog: pytest
     assert "Signature" not in line
 
 
-def test_every_served_call_has_its_contexts(guarded: RunningProxy) -> None:
-    assert served_by(guarded) <= contexts.RPCS
+def test_every_served_call_has_its_contexts(locked_proxy: RunningProxy) -> None:
+    assert served_by(locked_proxy) <= contexts.RPCS
 
 
 @pytest.mark.parametrize(("topic", "allowed"), [("orders", True), ("bills", False)])
 def test_a_handle_that_was_made_up_moves_no_foreign_message(
-    guarded: RunningProxy, locked: Cluster, topic: str, allowed: bool
+    locked_proxy: RunningProxy, locked: Cluster, topic: str, allowed: bool
 ) -> None:
     rpc = "ForwardMessageToDeadLetterQueue"
 
@@ -265,22 +265,22 @@ def test_a_handle_that_was_made_up_moves_no_foreign_message(
         return messages.ForwardMessageToDeadLetterQueueResponse(status=messages.Status(code=int(Code.OK)))
 
     path = f"/{messages.SERVICE}/{rpc}"
-    before = guarded.server.service._handlers.get(path)
-    guarded.server.service.serve(rpc, done)
+    before = locked_proxy.server.service._handlers.get(path)
+    locked_proxy.server.service.serve(rpc, done)
     with Producer(locked.namesrv, **locked.client_options) as producer:
         place = parse_offset_message_id(producer.send(topic, b"secret").offset_message_id)[2]
     handle = f"0 {10**13} 60000 0 0 broker-a 0 0 {place}"
     request = calls("orders", "billing")[rpc]
     request.receipt_handle = handle
-    client = as_user(guarded, "billing")
+    client = as_user(locked_proxy, "billing")
     code = client.call(rpc, request).status.code
     client.close()
     if before is not None:
-        guarded.server.service._handlers[path] = before
+        locked_proxy.server.service._handlers[path] = before
     assert code == (Code.OK if allowed else Code.UNAUTHORIZED)
 
 
-def test_who_may_not_send_to_the_topic_is_not_asked_about_its_half_messages(guarded: RunningProxy) -> None:
+def test_who_may_not_send_to_the_topic_is_not_asked_about_its_half_messages(locked_proxy: RunningProxy) -> None:
     """Whatever their group is called: a producer group of remoting may have the name of a topic."""
     asked: list[str] = []
 
@@ -295,7 +295,7 @@ def test_who_may_not_send_to_the_topic_is_not_asked_about_its_half_messages(guar
         async def ask(self, command: Any, kind: str, nonce: str, timeout_s: float) -> Any:
             raise TimeoutError
 
-    server = guarded.server
+    server = locked_proxy.server
     members: list[ProxyClient] = []
     for name in ("billing", "shop"):
         who = {"identity": f"{name}/{name}", "client_id": name, "user": name, "remote_address": "127.0.0.1:9"}
@@ -311,5 +311,5 @@ def test_who_may_not_send_to_the_topic_is_not_asked_about_its_half_messages(guar
         for _ in range(4):
             await orphans._ask("payments", "orders", "id", messages.TelemetryCommand())
 
-    guarded.run(main)
+    locked_proxy.run(main)
     assert asked == ["shop"] * 4

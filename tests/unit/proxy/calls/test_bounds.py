@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from google.protobuf import message_factory
@@ -19,7 +19,7 @@ from rocketspark.proxy import telemetry
 from rocketspark.proxy.calls.bounds import ENTRIES_MAX, REQUEST_BYTES_MAX, TURN, check_size
 from rocketspark.proxy.calls.service import Service
 from rocketspark.proxy.calls.statuses import Refused
-from rocketspark.proxy.clients import Clients
+from rocketspark.proxy.clients import TOPIC_BYTES, Clients
 from rocketspark.proxy.consuming import receive
 from rocketspark.proxy.consuming.outcomes import Outcomes
 from rocketspark.proxy.consuming.popped import popped
@@ -117,6 +117,7 @@ def test_of_settings_what_is_used_is_kept_and_all_together_are_bounded() -> None
         told.publishing.topics.add(name="T")
         kept = clients.put(call_of(0), told)
         assert (kept.settings.ByteSize() < 300, kept.topics) == (True, {"T"})
+        assert kept.kept_bytes - kept.least_bytes - kept.settings.ByteSize() == len("T") + TOPIC_BYTES
         clients.kept.most = 8 * kept.kept_bytes
         for number in range(1, 6):
             clients.put(call_of(number), told)
@@ -149,6 +150,32 @@ def test_what_a_client_says_of_itself_in_each_call_counts_or_is_cut() -> None:
         assert (clients.kept.total > 3 * 5000, len(client.language), len(client.version)) == (True, 64, 64)
         clients.end(client)
         assert clients.kept.total == 0
+
+    asyncio.run(main())
+
+
+def test_a_receive_goes_to_the_broker_asked_for_or_to_those_that_can_be_read_in_turn() -> None:
+    async def main() -> None:
+        masters = {"a": "1", "b": "1", "c": "1", "slaves": None, "full": "1"}
+        queues = [SimpleNamespace(broker_name=name, perm=6, read_queue_count=1) for name in masters]
+        queues[2].perm, queues[4].read_queue_count = 2, 0
+        queues.append(SimpleNamespace(broker_name="gone", perm=6, read_queue_count=1))
+        held = {name: SimpleNamespace(master=master) for name, master in masters.items()}
+        route = SimpleNamespace(queues=queues, broker=held.get)
+        unused: Any = None
+        brokers: Any = SimpleNamespace(route=lambda topic: asyncio.sleep(0, route))
+        receives = Receives(ProxySettings(namesrv="n"), brokers, unused, unused, unused)
+
+        async def asked(name: str) -> str:
+            return await receives._broker_name(cast(Any, SimpleNamespace(topic="T", broker_name=name)))
+
+        assert [await asked("b") for _ in range(2)] == ["b", "b"]
+        for name in ("", "c", "slaves", "full", "gone"):
+            assert {await asked(name), await asked(name)} == {"a", "b"}
+        del queues[:2]
+        with pytest.raises(Refused) as caught:
+            await asked("c")
+        assert (caught.value.code, str(caught.value)) == (Code.FORBIDDEN, "no readable queue")
 
     asyncio.run(main())
 

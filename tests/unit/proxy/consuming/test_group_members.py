@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -295,3 +297,24 @@ def test_a_broker_that_starts_again_is_told_again(tmp_path: Any) -> None:
         answer = asked(server.broker, RequestCode.GET_CONSUMER_RUNNING_INFO, consumer)
         assert json.loads(answer.body)["properties"]["PROP_CONSUMEORDERLY"] == "true"
         consumer.terminate()
+
+
+def test_who_changes_its_settings_stays_the_member_it_is() -> None:
+    def client(group: str) -> Any:
+        return SimpleNamespace(identity="/1", group=group, is_consumer=True, language="X")
+
+    async def main() -> None:
+        unused: Any = None
+        members = group_members.GroupMembers(unused, unused, lambda language: unused, 1)
+        found = []
+        one = client("g")
+        for told in (one, one, client("g"), client("g")):
+            members.changed(told)
+            found.append(members._members["/1"])
+        told.group = "h"
+        members.changed(told)
+        found.append(members._members["/1"])
+        assert [found.index(member) for member in found] == [0, 0, 2, 3, 4]
+        await asyncio.gather(*members._leaving)
+
+    asyncio.run(main())

@@ -133,6 +133,12 @@ def test_a_stream_that_something_between_cuts_takes_nothing_from_a_consumer_that
     held.cancel()
     assert bodies(other.receive(polling_ms=10_000)) == [b"1"]
     assert world.proxy.server.clients.get(client.identity) is None
+    # As is one that waits for nothing.
+    silent = world.consumer(PUSH)
+    identity = f"/{silent.raw.metadata['x-mq-client-id']}"
+    assert world.proxy.server.clients.get(identity) is not None
+    silent.stream.cancel()
+    wait_until(lambda: world.proxy.server.clients.get(identity) is None)
 
 
 def test_what_calls_say_is_told_to_brokers_until_the_settings_come(world: World) -> None:

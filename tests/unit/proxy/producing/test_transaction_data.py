@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rocketspark.errors import NotSent
+from rocketspark.proxy.brokers import Brokers
+from rocketspark.proxy.producing import half_messages
 from rocketspark.proxy.producing.transaction_data import CROSSED_MS, HalfPlace, TransactionData
 
 A, B = HalfPlace("a", 5, 1000), HalfPlace("b", 7, 2000)
@@ -88,3 +97,33 @@ def test_sweep_drops_what_is_old() -> None:
     assert data.was_ended("T", "old")
     data.sweep(201)
     assert not data.was_ended("T", "old")
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ({}, None),
+        ({"a": None, "b": None}, None),
+        ({"a": None, "b": B, "c": NotSent("silent")}, B),
+        ({"a": None, "b": NotSent("silent")}, NotSent),
+    ],
+)
+def test_no_broker_has_a_half_message_only_if_all_say_so(
+    told: dict[str, Any], found: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look(brokers: Any, topic: str, name: str, *_: Any) -> Any:
+        if isinstance(told[name], Exception):
+            raise told[name]
+        return told[name]
+
+    async def route(topic: str) -> Any:
+        masters = [SimpleNamespace(broker_name=name, master="127.0.0.1:1") for name in told]
+        return SimpleNamespace(brokers=[*masters, SimpleNamespace(broker_name="slaves alone", master=None)])
+
+    monkeypatch.setattr(half_messages, "_look", look)
+    finding = half_messages.find_half_message(cast(Brokers, SimpleNamespace(route=route)), "t", "id", 1000)
+    if found is NotSent:
+        with pytest.raises(NotSent):
+            asyncio.run(finding)
+    else:
+        assert asyncio.run(finding) == found
