@@ -305,7 +305,8 @@ def test_who_changes_its_settings_stays_the_member_it_is() -> None:
 
     async def main() -> None:
         unused: Any = None
-        members = group_members.GroupMembers(unused, unused, lambda language: unused, 1)
+        connections: Any = SimpleNamespace(close=lambda: asyncio.sleep(0))
+        members = group_members.GroupMembers(unused, unused, lambda language: connections, 1)
         found = []
         one = client("g")
         for told in (one, one, client("g"), client("g")):
