@@ -53,7 +53,7 @@ def instance_of(master: Callable[[], str]) -> Any:
     return SimpleNamespace(routes=SimpleNamespace(master=lambda name: master()))
 
 
-async def commit(manifest: HandleManifest, broker: BusyBroker, *, once: bool) -> None:
+async def commit(manifest: HandleManifest, broker: BusyBroker, *, once: bool, roll_back: bool = False) -> None:
     async def master(ask: Any, topic: str) -> BusyBroker:
         return broker
 
@@ -73,7 +73,7 @@ async def commit(manifest: HandleManifest, broker: BusyBroker, *, once: bool) ->
         return ask(peer, frame, of, chunk)
 
     made._ask = noted  # type: ignore[method-assign]
-    await made.commit(manifest)
+    await (made.roll_back if roll_back else made.commit)(manifest)
 
 
 @pytest.mark.parametrize("once", [True, False])
@@ -111,7 +111,7 @@ class LossyBroker(BusyBroker):
 
 
 @pytest.mark.parametrize("once", [True, False])
-def test_rows_whose_commit_is_refused_as_lost_fail_the_batch(once: bool) -> None:
+def test_rows_whose_commit_is_refused_as_lost_fail_the_batch(once: bool, caplog: pytest.LogCaptureFixture) -> None:
     rows = np.arange(3, dtype=np.int64)
     head = HandleHead("a", 0, 3, "q", 1, False, (("t", "b", 0),))
     manifest = HandleManifest(head, np.zeros(3, np.int32), rows, rows)
@@ -119,6 +119,10 @@ def test_rows_whose_commit_is_refused_as_lost_fail_the_batch(once: bool) -> None
     with pytest.raises(RocketSparkError, match="1 rows of batch 1 cannot be committed"):
         asyncio.run(commit(manifest, broker, once=once))
     assert broker.committed == [0, 2]
+    # What shall be rolled back may be gone.
+    broker = LossyBroker({1})
+    asyncio.run(commit(manifest, broker, once=once, roll_back=True))
+    assert (broker.committed, caplog.text) == ([0, 2], "")
 
 
 def test_a_master_of_the_other_kind_is_asked_how_it_ends() -> None:
