@@ -155,6 +155,21 @@ def test_a_preface_may_come_byte_by_byte() -> None:
     asyncio.run(run())
 
 
+def test_a_port_that_is_closed_ends_its_connections_and_takes_none() -> None:
+    async def run() -> None:
+        async with behind() as b:
+            reader, writer = await dial(b.port)
+            writer.write(PREFACE)
+            kept, port = await b.one(), b.port.server.port
+            await b.port.close()
+            assert await closed(reader)
+            await asyncio.wait_for(kept.ended.wait(), WAIT_S)
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", port)
+
+    asyncio.run(run())
+
+
 def test_a_proxy_header_may_come_byte_by_byte() -> None:
     async def run() -> None:
         async with behind(tls=TlsSettings(mode="disabled", proxy_networks="127.0.0.1")) as b:
