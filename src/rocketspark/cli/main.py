@@ -19,10 +19,9 @@ def _terminate(number: int, frame: object) -> None:
     """Have what runs end as by Ctrl-C; servers and pipelines have handlers of their own."""
     global _terminated
     _terminated = True
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # Shells have it ignored in what scripts run in the background.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.raise_signal(signal.SIGINT)
+    end = signal.getsignal(signal.SIGINT)
+    # Shells have it ignored in what scripts run in the background.
+    (end if callable(end) else signal.default_int_handler)(signal.SIGINT, None)
 
 
 def main(arguments: list[str] | None = None) -> None:

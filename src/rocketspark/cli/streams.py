@@ -1,5 +1,6 @@
 """stdin, stdout and stderr of a command. Rule: a stream that is closed, full, left by its reader or in another encoding
-never causes a traceback; a failed write on stdout ends the command.
+never causes a traceback; a failed write on stdout ends the command; what an
+interrupt finds written is not written again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from typing import BinaryIO, TextIO
 from rocketspark.errors import UsageError
 
 ESCAPE = "rocketspark-escape"
+
+
+# Whether Ctrl-C came with a write on stdout that was done.
+_interrupted = False
 
 
 class ReaderLeft(Exception):
@@ -52,9 +57,20 @@ class _Stdout(io.FileIO):
     muted = False
 
     def write(self, data: object) -> int:
+        global _interrupted
+        raise_interrupt()
         if not self.muted:
+            written: list[int | None] = []
             try:
-                return super().write(data) or 0  # type: ignore[arg-type]
+                # By one call, so that Ctrl-C comes before the bytes are written, or with their number at hand.
+                written.extend(map(super().write, (data,)))  # type: ignore[arg-type]
+                return written[0] or 0
+            except KeyboardInterrupt:
+                if not written:
+                    raise
+                # Who keeps what is still to be written must hear of it first.
+                _interrupted = True
+                return written[0] or 0
             except BrokenPipeError:
                 self.muted = True
                 raise ReaderLeft from None
@@ -80,6 +96,15 @@ def write(text: str) -> None:
     """Write on stdout at once. Raises ReaderLeft, or UsageError if there is no room or no stdout."""
     sys.stdout.write(text)
     sys.stdout.flush()
+    raise_interrupt()
+
+
+def raise_interrupt() -> None:
+    """Raise the KeyboardInterrupt that came while something was written on stdout, if there was one."""
+    global _interrupted
+    if _interrupted:
+        _interrupted = False
+        raise KeyboardInterrupt
 
 
 def lines(source: BinaryIO, bytes_max: int) -> Iterator[bytes]:

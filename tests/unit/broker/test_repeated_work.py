@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_popped_messages_go_by_a_shorter_interval_at_once() -> None:
     async def main() -> None:
         interval, turns = Interval(), asyncio.Queue[int]()
         revived: Any = object.__new__(revive.Revive)
-        revived._settings, revived._timer, revived.running = interval, None, True
+        revived._settings, revived._timer, revived.messages = interval, None, Mock()
 
         def work() -> float:
             turns.put_nowait(interval.asked)

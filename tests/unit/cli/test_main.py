@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import sys
+from typing import Any
 
 import pytest
 
 from rocketspark.admin.states import BrokerState
-from rocketspark.cli import main
+from rocketspark.cli import main, streams
 from rocketspark.cli.commands.consume import _where
 from rocketspark.cli.commands.topic import users_topics
 
@@ -142,3 +146,24 @@ def test_without_a_command_the_help_is_shown_once(capsys: pytest.CaptureFixture[
         assert main.run(group) == 2
         said = capsys.readouterr()
         assert (said.out + said.err).count("Usage:") == 1
+
+
+def test_what_an_interrupt_finds_written_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(streams._Stdout(writing, "w"))))
+
+    def interrupt(frame: object, event: str, called: Any) -> None:
+        if event == "c_return" and called.__name__ == "extend":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            streams.write("one\n")
+    finally:
+        sys.setprofile(None)
+    streams.write("two\n")
+    sys.stdout.close()
+    with os.fdopen(reading, "rb") as read:
+        assert read.read() == b"one\ntwo\n"

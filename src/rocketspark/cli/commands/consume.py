@@ -5,6 +5,7 @@ printed messages are committed.
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,6 +51,10 @@ def consume(
     from rocketspark.cli.serving.serve import loop_factory
 
     where = _where(start)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Blocked it is ignored as well, and the runner has its handler, which SIGTERM calls: what is printed is noted.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         if group is None:
             runner.run(_tail(topic, where, count, tags, at, json))
