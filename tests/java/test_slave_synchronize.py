@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import json
 import subprocess
 import time
@@ -32,6 +33,8 @@ from rocketspark.transport.connections import Connections
 TOOL = Path(__file__).parent / "tools" / "SlaveAsks.java"
 TOPIC, GROUP = "SyncT", "SyncG"
 PAGE = {"dataVersion": ""}
+# How many delayed messages each master was sent.
+delayed: collections.Counter[str] = collections.Counter()
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +86,13 @@ def fill(address: str) -> None:
     mode = {"topic": TOPIC, "consumerGroup": GROUP, "mode": "PULL", "popShareQueueNum": 0}
     done(ask(address, 401, json.dumps(mode).encode()))
     send(address, "DELAY\x011\x02")
+    delayed[address] += 1
     send(address, f"TIMER_DELIVER_MS\x01{int(time.time() * 1000) + 3_600_000}\x02")
 
 
 async def filled(address: str) -> None:
-    """Wait until the delayed message was delivered and the timer message counted."""
-    await until(lambda: table(ask(address, 45))["offsetTable"].get("1", 0) >= 1)
+    """Wait until all delayed messages were delivered and the timer message counted."""
+    await until(lambda: table(ask(address, 45))["offsetTable"].get("1", 0) == delayed[address])
     await until(lambda: TOPIC in table(ask(address, 61))["timingCount"])
 
 
@@ -204,7 +208,7 @@ def test_the_master_takes_back_from_a_java_broker(master: ApacheCluster, tmp_pat
     async def main() -> None:
         fill(master.broker)
         commit(master.broker, 0, 50)
-        await filled_again(master.broker)
+        await filled(master.broker)
         connections = Connections(language="JAVA")
         info = await ask_ha_info(connections, master.broker)
         host, _, port = master.broker.rpartition(":")
@@ -223,9 +227,6 @@ def test_the_master_takes_back_from_a_java_broker(master: ApacheCluster, tmp_pat
             theirs = decode_checkpoint(done(ask(master.broker, 60)).body)
             assert copies.messages.timers.checkpoint().read_time_ms == theirs.read_time_ms
         await connections.close()
-
-    async def filled_again(address: str) -> None:
-        await until(lambda: table(ask(address, 45))["offsetTable"].get("1", 0) >= 1)
 
     run(main())
 
