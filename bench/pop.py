@@ -131,7 +131,7 @@ def _answers(s: socket.socket, left: bytes) -> tuple[list[dict[str, object]], by
 def run(plan: Plan) -> list[Row]:
     """One row per window: messages popped and acknowledged per second, ours first."""
     seconds = plan.of(3.0, 1.0, 0.05)
-    count = plan.of(1_500_000, 200_000, 4000)
+    count = plan.of(1_500_000, 600_000, 4000)
     rows = []
     with both(plan.alone, ours(config=plan.config)) as (mine, java):
         for servers in (java, mine):
