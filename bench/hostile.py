@@ -27,8 +27,7 @@ from bench.plan import Plan
 from bench.report import Row, percentile, progress, show
 from rocketspark.cli.serving.serve import GC_THRESHOLDS
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers import PullHeader
-from rocketspark.protocol.message import sysflags
+from rocketspark.protocol.headers import plain_pull
 from rocketspark.transport.request_frames import request
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,18 +77,7 @@ class Normal:
 
 def pull_frame(offset: int) -> bytes:
     """A pull of the message that was just sent."""
-    header = PullHeader(
-        group="bench-normal",
-        topic=TOPIC,
-        queue_id=QUEUE,
-        queue_offset=offset,
-        count_max=1,
-        sys_flag=sysflags.PULL_SUBSCRIPTION,
-        commit_offset=0,
-        suspend_ms=0,
-        subscription="*",
-        subscription_version=0,
-    )
+    header = plain_pull("bench-normal", TOPIC, QUEUE, offset, 1)
     return request(RequestCode.PULL_MESSAGE, header, opaque=1, language="JAVA")
 
 

@@ -163,14 +163,19 @@ async def locks(address: str, client: str) -> int:
     return len(java_json.decode(reply.raise_for_code("lock").body, bodies.LockReply).lock_ok_mq_set)
 
 
+async def create_on(*brokers: BrokerServer) -> None:
+    """Make the topic and the group on each."""
+    for broker in brokers:
+        async with connected(broker.address) as peer:
+            await create(peer, queues=2)
+            await create_group(peer)
+
+
 def test_a_slave_acts_and_its_master_comes_back(tmp_path: Path) -> None:
     async def main() -> None:
         async with replicas(tmp_path) as r:
             other, master, slave = await r.other(), await r.start(0), await r.start(1)
-            for broker in (other, master):
-                async with connected(broker.address) as peer:
-                    await create(peer, queues=2)
-                    await create_group(peer)
+            await create_on(other, master)
             async with connected(master.address) as peer:
                 await sent(peer, b"plain")
                 await sent(peer, b"level 2 s", pairs={"DELAY": "2"})
@@ -255,10 +260,7 @@ def test_a_master_that_hung_takes_back_what_its_slave_did_and_delivers_nothing_a
             other, hung = await r.other(), Hung(r)
             master, slave = await hung.ready(), await r.start(1)
             try:
-                for broker in (other, master):
-                    async with connected(broker.address) as peer:
-                        await create(peer, queues=2)
-                        await create_group(peer)
+                await create_on(other, master)
                 async with connected(master.address) as peer:
                     await sent(peer, b"level 4 s", pairs={"DELAY": "1"})
                     await sent(peer, b"level 8 s", pairs={"DELAY": "2"})

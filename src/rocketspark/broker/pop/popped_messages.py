@@ -15,9 +15,9 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import RecordError, RocketSparkError, ServerError
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import Header, PullHeader
+from rocketspark.protocol.headers import Header, plain_pull
 from rocketspark.protocol.json.pop_records import CheckPointKey
-from rocketspark.protocol.message import record, sysflags
+from rocketspark.protocol.message import record
 from rocketspark.protocol.message.record import Record
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
 from rocketspark.store.store import Store
@@ -110,18 +110,8 @@ class PoppedMessages:
         return found
 
     async def _fetch(self, others: Asks, key: CheckPointKey, offset: int) -> Record | None:
-        header = PullHeader(
-            group=f"InnerConsumerGroup_{self._settings.broker_name}_{self._settings.broker_id}",
-            topic=key.topic,
-            queue_id=key.queue_id,
-            queue_offset=offset,
-            count_max=1,
-            sys_flag=sysflags.PULL_SUBSCRIPTION,
-            commit_offset=0,
-            suspend_ms=0,
-            subscription="*",
-            subscription_version=0,
-        )
+        group = f"InnerConsumerGroup_{self._settings.broker_name}_{self._settings.broker_id}"
+        header = plain_pull(group, key.topic, key.queue_id, offset, 1)
         reply = await others.ask(key.broker_name, RequestCode.PULL_MESSAGE, header)
         if reply.code in _GONE:
             return None

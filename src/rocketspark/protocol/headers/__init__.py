@@ -59,6 +59,7 @@ from rocketspark.protocol.headers.messages import (
     SendHeaderV1,
     SendReply,
     ViewMessageHeader,
+    plain_pull,
 )
 from rocketspark.protocol.headers.namesrv import (
     BrokerHeader,
@@ -165,6 +166,7 @@ __all__ = [
     "from_ext",
     "from_frame",
     "head_decoder",
+    "plain_pull",
     "request_decoder",
     "sender_language",
     "to_ext",

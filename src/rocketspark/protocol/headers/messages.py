@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rocketspark.protocol.headers.codec import Header, Long
+from rocketspark.protocol.message import sysflags
 
 
 class SendHeader(
@@ -148,6 +151,25 @@ class PullHeader(
     request_source: Long | None = None
     broker_name: str | None = None
     bulk: bool | None = None
+
+
+def plain_pull(
+    group: str, topic: str, queue_id: int, offset: int, count_max: int, subscription: str = "*", **more: Any
+) -> PullHeader:
+    """Return the header of a pull that is answered at once and commits nothing; `more`: fields it has beside these."""
+    return PullHeader(
+        group=group,
+        topic=topic,
+        queue_id=queue_id,
+        queue_offset=offset,
+        count_max=count_max,
+        sys_flag=sysflags.PULL_SUBSCRIPTION,
+        commit_offset=0,
+        suspend_ms=0,
+        subscription=subscription,
+        subscription_version=0,
+        **more,
+    )
 
 
 class PullReply(

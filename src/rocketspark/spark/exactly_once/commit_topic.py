@@ -25,7 +25,7 @@ from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
 from rocketspark.model.route import PERM_READ, PERM_WRITE
 from rocketspark.model.text import whole_number
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import CheckTransactionHeader, EndTransactionHeader, PullHeader
+from rocketspark.protocol.headers import CheckTransactionHeader, EndTransactionHeader, plain_pull
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.message import checksums, properties, record, sysflags
 from rocketspark.protocol.message.message_ids import unique_ids
@@ -240,17 +240,12 @@ class CommitTopic:
         """
 
         async def ask() -> client_api.PullResult:
-            header = PullHeader(
-                group=self.topic,
-                topic=queue.topic,
-                queue_id=queue.queue_id,
-                queue_offset=first,
-                count_max=min(end - first, 1024),
-                sys_flag=sysflags.PULL_SUBSCRIPTION,
-                commit_offset=0,
-                suspend_ms=0,
-                subscription="*",
-                subscription_version=0,
+            header = plain_pull(
+                self.topic,
+                queue.topic,
+                queue.queue_id,
+                first,
+                min(end - first, 1024),
                 expression_type="TAG",
                 bytes_max=PULL_BYTES,
                 broker_name=queue.broker_name,

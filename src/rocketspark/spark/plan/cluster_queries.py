@@ -24,7 +24,7 @@ from rocketspark.model import MessageQueue
 from rocketspark.model.route import MASTER_ID, BrokerData
 from rocketspark.model.subscription import ALL, TAG
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import PullHeader
+from rocketspark.protocol.headers import plain_pull
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.message import record, sysflags
 from rocketspark.spark.client_access import Access
@@ -295,20 +295,8 @@ class ClusterQueries:
         return -math.inf if pulled.header.next_offset > offset else math.inf
 
     async def _pull(self, broker: Peer, queue: MessageQueue, offset: int, count_max: int) -> client_api.PullResult:
-        header = PullHeader(
-            group=self._group,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=offset,
-            count_max=count_max,
-            sys_flag=sysflags.PULL_SUBSCRIPTION,
-            commit_offset=0,
-            suspend_ms=0,
-            subscription=ALL,
-            subscription_version=0,
-            expression_type=TAG,
-            broker_name=queue.broker_name,
-        )
+        at = queue.topic, queue.queue_id, offset
+        header = plain_pull(self._group, *at, count_max, ALL, expression_type=TAG, broker_name=queue.broker_name)
         return await client_api.pull(broker, header, timeout_ms=TIMEOUT_MS)
 
     def record_bytes(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:

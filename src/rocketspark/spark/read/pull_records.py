@@ -20,7 +20,7 @@ from rocketspark.model import Subscription
 from rocketspark.model.subscription import SQL92
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode, verdict
-from rocketspark.protocol.headers import PullHeader, PullReply
+from rocketspark.protocol.headers import PullHeader, PullReply, plain_pull
 from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record_layout import AT
 from rocketspark.spark.options import ReadOptions
@@ -242,17 +242,13 @@ class _Puller:
     def _header(self, wanted: Subscription) -> PullHeader:
         """Return the header of every pull, but for its offset and count."""
         queue = self._source.queue
-        return PullHeader(
-            group=self._options.access.wire(self._options.group),
-            topic=self._options.access.wire(queue.topic),
-            queue_id=queue.queue_id,
-            queue_offset=0,
-            count_max=0,
-            sys_flag=sysflags.PULL_SUBSCRIPTION,
-            commit_offset=0,
-            suspend_ms=0,
-            subscription=wanted.expression,
-            subscription_version=0,
+        return plain_pull(
+            self._options.access.wire(self._options.group),
+            self._options.access.wire(queue.topic),
+            queue.queue_id,
+            0,
+            0,
+            wanted.expression,
             expression_type=wanted.expression_type,
             bytes_max=self._options.bytes_per_pull_max,
             broker_name=queue.broker_name,

@@ -279,7 +279,23 @@ class Machine(RuleBasedStateMachine):
             self.world.close()
 
 
-class PushMachine(Machine):
+class Pausing(Machine):
+    """Consumers that pause and go on."""
+
+    @rule(at=which)
+    def pause(self, at: int) -> None:
+        self.at_once(self.member(at).pause)
+
+    @rule(at=which)
+    def resume(self, at: int) -> None:
+        self.at_once(self.member(at).resume)
+
+    def want_all(self, consumer: Any) -> None:
+        super().want_all(consumer)
+        consumer.resume()
+
+
+class PushMachine(Pausing):
     """Push consumers; their listeners are slow, fail, or are cancelled by something of their own."""
 
     ordered = False
@@ -330,18 +346,6 @@ class PushMachine(Machine):
     @rule(at=which, share=st.floats(0, 1), queues=st.sets(queue_of, min_size=1))
     def a_broker_resets(self, at: int, share: float, queues: set[MessageQueue]) -> None:
         self.reset(at, share, queues)
-
-    @rule(at=which)
-    def pause(self, at: int) -> None:
-        self.at_once(self.member(at).pause)
-
-    @rule(at=which)
-    def resume(self, at: int) -> None:
-        self.at_once(self.member(at).resume)
-
-    def want_all(self, consumer: Any) -> None:
-        super().want_all(consumer)
-        consumer.resume()
 
 
 class OrderedMachine(PushMachine):

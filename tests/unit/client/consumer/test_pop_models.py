@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
-from tests.unit.client.consumer.test_consumer_models import Machine, which
+from tests.unit.client.consumer.test_consumer_models import Machine, Pausing, which
 from tests.unit.client.machines import run_machine
 from tests.unit.client.world import QUEUES, Line, World
 
@@ -270,7 +270,7 @@ class PopMachine(Machine):
         self.world.check_held_back()
 
 
-class PopPushMachine(PopMachine):
+class PopPushMachine(Pausing, PopMachine):
     """Push consumers that pop."""
 
     batch_max = 1
@@ -314,18 +314,6 @@ class PopPushMachine(PopMachine):
     def the_broker_shares(self, at: int, queues: list[MessageQueue]) -> None:
         self.world.shares[self.member(at)._instance.client_id] = queues
         self.at_once(self.world.tell_of_members)
-
-    @rule(at=which)
-    def pause(self, at: int) -> None:
-        self.at_once(self.member(at).pause)
-
-    @rule(at=which)
-    def resume(self, at: int) -> None:
-        self.at_once(self.member(at).resume)
-
-    def want_all(self, consumer: Any) -> None:
-        super().want_all(consumer)
-        consumer.resume()
 
 
 class PopBatchMachine(PopPushMachine):
