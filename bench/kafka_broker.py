@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.java.driver import JARS, java_home, java_tool
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 from bench.peers import Servers, stop
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import spark_classes
-from tests.examples import TIMES
-from tests.official import SMOKE, drives_official_software, watch
-from tests.processor_time import Costs
+from tests.support import spark_classes
+from tests.support.examples import TIMES
+from tests.support.official import SMOKE, drives_official_software, watch
+from tests.support.processor_time import Costs
 
 from rocketspark.model.limited_log import LimitedLog
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.java.apache import ApacheBroker, ApacheNamesrv
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 READY_S = 180
 

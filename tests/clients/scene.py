@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tests.java.apache import make_group
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import PullConsumer, PushConsumer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.clients.scene import Inbox, Scene
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark.admin.groups import GroupSettings
 from rocketspark.admin.operations import SyncOperations

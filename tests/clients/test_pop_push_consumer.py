@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.clients.scene import Inbox, Scene
 from tests.java.apache import ask
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark import Producer, PullConsumer, PushConsumer, ReceivedMessage
 from rocketspark.admin.groups import GroupSettings

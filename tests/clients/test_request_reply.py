@@ -7,7 +7,7 @@ import time
 
 import pytest
 from tests.clients.scene import Scene
-from tests.patience import LIMIT_MS
+from tests.support.patience import LIMIT_MS
 
 from rocketspark.client import AsyncProducer, Producer, PushConsumer
 from rocketspark.errors import NoReply, UsageError

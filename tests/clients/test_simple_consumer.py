@@ -10,7 +10,7 @@ import pytest
 from tests.clients.scene import Scene
 from tests.java.apache import ask
 from tests.live.support import run
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark import AsyncSimpleConsumer, Producer, ReceivedMessage, SimpleConsumer
 from rocketspark.admin.operations import SyncOperations

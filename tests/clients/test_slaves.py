@@ -13,7 +13,7 @@ import pytest
 from tests.clients.scene import Cluster, Inbox, Scene
 from tests.java.apache import ApacheBroker, ApacheNamesrv, committed_offset, max_offset
 from tests.java.mqadmin import until
-from tests.patience import LIMIT_S, PATIENT
+from tests.support.patience import LIMIT_S, PATIENT
 
 from rocketspark.client import Producer, PullConsumer, PushConsumer
 from rocketspark.client.hooks import Hooks

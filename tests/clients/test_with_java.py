@@ -17,7 +17,7 @@ from tests.clients.scene import Inbox, Scene
 from tests.java.conftest import DriverFactory
 from tests.java.driver import JavaDriver, JavaError, body_of, message
 from tests.java.mqadmin import until
-from tests.patience import LIMIT_MS, LIMIT_S
+from tests.support.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import AsyncProducer, Producer, PullConsumer, PushConsumer

@@ -13,7 +13,7 @@ from tests.clients.test_transactions import COMMIT, ROLLBACK, UNKNOWN, Bank
 from tests.clients.test_with_java import java_reader
 from tests.java.driver import JavaDriver, body_of, message
 from tests.java.mqadmin import MqAdmin, same, until
-from tests.patience import LIMIT_MS
+from tests.support.patience import LIMIT_MS
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer, PushConsumer, TransactionProducer

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.commanded import Commanded
+from tests.support.commanded import Commanded
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "go" / "program"

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.commanded import CommandError, message
 from tests.go.driver import GoDriver
 from tests.java import test_java_client_on_ours as on_ours
 from tests.java import test_java_client_wholes as wholes
 from tests.java import test_scenarios as scenarios
 from tests.java.apache import ask
 from tests.java.test_signing_clients import KEYS, cluster
-from tests.patience import LIMIT_MS, LIMIT_S
+from tests.support.commanded import CommandError, message
+from tests.support.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.testing import Cluster
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.live.support import GROUP, TOPIC, broker, connected, create, create_group, pulled, sent
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark.broker.server import BrokerServer
 from rocketspark.protocol import frames

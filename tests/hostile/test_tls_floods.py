@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.certificates import Issuer
 from tests.hostile.beside import beside
 from tests.live.support import run, until
-from tests.raw_tls import raw_tls
+from tests.support.certificates import Issuer
+from tests.support.raw_tls import raw_tls
 
 from rocketspark.transport.connections import dial, parse_address
 from rocketspark.transport.tls import ClientTls, TlsSettings

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.java.driver import JARS, java_tool
-from tests.official import started
-from tests.patience import LIMIT_S
-from tests.ports import free_ports
-from tests.raw_frames import read_frame, write_frame
+from tests.support.official import started
+from tests.support.patience import LIMIT_S
+from tests.support.ports import free_ports
+from tests.support.raw_frames import read_frame, write_frame
 
 SERVER_JARS = JARS / "server-5.5.0"
 BOOT_TIMEOUT_S = 200.0

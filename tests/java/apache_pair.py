@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from tests.java.apache import ApacheBroker, ApacheNamesrv, ask
-from tests.patience import LIMIT_S, PATIENT
-from tests.ports import free_ports
+from tests.support.patience import LIMIT_S, PATIENT
+from tests.support.ports import free_ports
 
 NAME = "broker-a"
 CLUSTER = "DefaultCluster"

@@ -11,7 +11,7 @@ import pytest
 from tests.java.apache import ApacheCluster, ApacheNamesrv
 from tests.java.driver import JavaDriver, missing_tools
 from tests.java.mqadmin import Stage, staged
-from tests.patience import PATIENT
+from tests.support.patience import PATIENT
 
 from rocketspark.testing.process import run_server_process
 

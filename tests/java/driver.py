@@ -12,8 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.commanded import Commanded, body_of, message
-from tests.commanded import CommandError as JavaError
+from tests.support.commanded import Commanded, body_of, message
+from tests.support.commanded import CommandError as JavaError
 
 __all__ = ["CLIENT_VERSIONS", "JARS", "SOURCES", "JavaDriver", "JavaError", "body_of", "message"]
 

@@ -13,8 +13,8 @@ import zlib
 from typing import Any, NamedTuple
 
 from tests.java.apache import Answer
-from tests.patience import LIMIT_S
-from tests.raw_frames import read_frame, write_frame
+from tests.support.patience import LIMIT_S
+from tests.support.raw_frames import read_frame, write_frame
 
 CLUSTER = "c"
 

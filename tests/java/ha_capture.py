@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.ha_streams import VECTORS, body_of
 from tests.java.apache_pair import (
     Mode,
     PairBroker,
@@ -30,7 +29,8 @@ from tests.java.apache_pair import (
     until,
 )
 from tests.java.ha_relay import Relay, Relayed
-from tests.ports import free_ports
+from tests.support.ha_streams import VECTORS, body_of
+from tests.support.ports import free_ports
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer

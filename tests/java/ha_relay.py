@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 
 class Piece(NamedTuple):

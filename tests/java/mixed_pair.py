@@ -13,7 +13,7 @@ from tests.java.apache import ask, max_offset
 from tests.java.apache_pair import CLUSTER, COMMON, NAME, PairBroker, caught_up, ha_status, log_end, members, until
 from tests.java.ha_relay import Relay
 from tests.java.our_controller import OurServer, our_namesrv
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 Kind = Literal["JP", "PJ"]
 UNIT_BYTES = 20

@@ -20,8 +20,8 @@ from typing import Any
 
 from tests.java.apache import SERVER_JARS, ask
 from tests.java.driver import JavaDriver, java_tool, message
-from tests.official import started
-from tests.patience import LIMIT_MS, LIMIT_S
+from tests.support.official import started
+from tests.support.patience import LIMIT_MS, LIMIT_S
 
 LOOP = Path(__file__).parent / "tools" / "MqAdminLoop.java"
 # One command takes some 20 ms; this ends a JVM that hangs.

@@ -7,8 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.patience import LIMIT_S
-from tests.ports import free_ports
+from tests.support.patience import LIMIT_S
+from tests.support.ports import free_ports
 
 EVERY = "scanNotActiveBrokerInterval=1000\n"
 

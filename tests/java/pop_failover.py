@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.failovers import ReplicaSet
 from tests.java import pop_by_hand
 from tests.java.apache import committed_offset
 from tests.java.apache_pair import caught_up, until
 from tests.java.pop_by_hand import GROUP, TOPIC, TooSlowError, are_back, fly, pop, prepare, retries
-from tests.patience import in_time
+from tests.support.failovers import ReplicaSet
+from tests.support.patience import in_time
 
 
 def popped_messages_survive(folder: Path, kinds: str) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.access_rows import CONFIG, Row, play, rows
 from tests.java.apache import ApacheBroker
-from tests.ports import free_ports
+from tests.support.access_rows import CONFIG, Row, play, rows
+from tests.support.ports import free_ports
 
 
 class ClosedBroker(ApacheBroker):

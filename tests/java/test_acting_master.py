@@ -28,7 +28,7 @@ from tests.java.apache_pair import (
     until,
 )
 from tests.java.our_controller import OurServer
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.protocol.message import properties, record

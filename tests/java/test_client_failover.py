@@ -14,7 +14,7 @@ import pytest
 from tests.clients.scene import Inbox
 from tests.java.apache import committed_offset, max_offset
 from tests.java.apache_pair import JavaPair, Mode, until
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark.client import Producer, PullConsumer, PushConsumer, SendStatus
 from rocketspark.errors import RocketSparkError

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests import controller_rows
 from tests.java.apache import ApacheController, ask, max_offset
 from tests.java.apache_pair import PairBroker, Replicas, members, replicas, until
 from tests.java.mqadmin import MqAdmin, same
 from tests.java.our_controller import our_controller, our_namesrv
 from tests.live.support import run
 from tests.live.test_controller_client import every_call
+from tests.support import controller_rows
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.broker.replication.controller_client import ControllerClient

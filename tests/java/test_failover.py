@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.access_rows import ADMIN, CONFIG, SECRET
-from tests.failovers import Load, ReplicaSet, check, kill, stored, turn
 from tests.java.apache_pair import NAME, caught_up, log_end, members, until
 from tests.java.mqadmin import MqAdmin
+from tests.support.access_rows import ADMIN, CONFIG, SECRET
+from tests.support.failovers import Load, ReplicaSet, check, kill, stored, turn
 
 from rocketspark.client import Producer
 from rocketspark.model import Message

@@ -14,7 +14,7 @@ from tests.java.apache import ApacheCluster
 from tests.java.conftest import DriverFactory
 from tests.java.driver import CLIENT_VERSIONS, JavaError, body_of, message
 from tests.java.mqadmin import MqAdmin
-from tests.patience import LIMIT_MS
+from tests.support.patience import LIMIT_MS
 
 
 @pytest.mark.parametrize("version", CLIENT_VERSIONS)

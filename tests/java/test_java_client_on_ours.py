@@ -11,12 +11,12 @@ import time
 from typing import Any
 
 import pytest
-from tests.commanded import Commanded
 from tests.java.apache import committed_offset
 from tests.java.conftest import DriverFactory
 from tests.java.driver import JavaError, body_of, message
 from tests.java.mqadmin import until
-from tests.patience import LIMIT_MS, LIMIT_S
+from tests.support.commanded import Commanded
+from tests.support.patience import LIMIT_MS, LIMIT_S
 
 CLIENTS = [("5.5.0", "JSON"), ("4.9.7", "JSON")]
 BINARY_CLIENTS = [("5.5.0", "ROCKETMQ"), ("4.9.7", "ROCKETMQ")]

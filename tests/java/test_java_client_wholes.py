@@ -12,7 +12,7 @@ import pytest
 from tests.java.conftest import DriverFactory
 from tests.java.driver import body_of, message
 from tests.java.test_java_client_on_ours import CLIENTS, Scene
-from tests.patience import LIMIT_MS
+from tests.support.patience import LIMIT_MS
 
 both_versions = pytest.mark.parametrize("scene", CLIENTS, indirect=True, ids=lambda value: "-".join(value))
 

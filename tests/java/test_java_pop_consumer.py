@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.java.driver import JavaDriver, message
 from tests.java.mqadmin import Stage, until
-from tests.patience import LIMIT_MS
+from tests.support.patience import LIMIT_MS
 
 QUEUES = 4
 MEMBERS = 3

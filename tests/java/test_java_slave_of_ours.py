@@ -11,7 +11,7 @@ from tests.java.apache import ask
 from tests.java.apache_pair import PairBroker
 from tests.java.test_slave_synchronize import GROUP, TOPIC, commit, done, fill, table
 from tests.live.support import broker, name_server, run, until
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 from rocketspark.broker.storage.json_tables import sorted_json
 from rocketspark.store.timers.timer_files import decode_checkpoint

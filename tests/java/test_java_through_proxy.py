@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.java.conftest import DriverFactory
 from tests.java.driver import body_of, message
-from tests.patience import LIMIT_MS
+from tests.support.patience import LIMIT_MS
 from tests.unit.proxy.conftest import RunningProxy, running_proxy
 
 from rocketspark.admin.operations import SyncOperations

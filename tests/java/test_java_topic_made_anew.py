@@ -14,7 +14,7 @@ from tests.java.apache import ask
 from tests.java.conftest import DriverFactory
 from tests.java.driver import body_of
 from tests.java.test_java_client_on_ours import CLIENTS, Scene
-from tests.patience import LIMIT_MS
+from tests.support.patience import LIMIT_MS
 
 
 @pytest.mark.parametrize("count", [3, 9], ids=["shorter", "longer"])

@@ -10,7 +10,7 @@ import time
 
 from tests.java.apache import ask, committed_offset
 from tests.java.mqadmin import Stage, same, table, until
-from tests.patience import LIMIT_MS
+from tests.support.patience import LIMIT_MS
 from tests.unit.proxy.conftest import running_proxy
 from tests.unit.proxy.consuming.support import PUSH, Consumer
 from tests.unit.proxy.consuming.test_group_members import ids as member_ids

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.java.apache import ApacheNamesrv
 from tests.java.fake_brokers import CLUSTER, FakeBroker, Link
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 MEMBERS = "rmq_sys_SYNC_BROKER_MEMBER_a"
 TOPICS = {"T": 6, MEMBERS: 1}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.java.apache import ApacheCluster, committed_offset
 from tests.java.driver import JavaDriver, body_of, message
-from tests.patience import LIMIT_MS, LIMIT_S
+from tests.support.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.client import AsyncProducer, Producer, PullConsumer, PushConsumer
 from rocketspark.errors import MessageIllegal, RocketSparkError

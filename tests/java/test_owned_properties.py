@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.owned_properties import rows
+from tests.support.owned_properties import rows
 
 # Ours drops the handle of an earlier pop on these ways too, by which the message could not be acknowledged, and does
 # not store again what it takes for a checksum of the record.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.java.apache_pair import PairBroker, caught_up, ha_status, members, routed, until
 from tests.java.our_controller import OurServer
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 from rocketspark.admin.operations import SyncOperations
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests import plain_acl_rows as rows
 from tests.java.driver import JARS, java_tool
 from tests.live.support import broker, name_server, run
-from tests.official import SHORT_LIVED, started
-from tests.plain_acl_rows import outcome, outcomes, remembered
-from tests.ports import free_ports
+from tests.support import plain_acl_rows as rows
+from tests.support.official import SHORT_LIVED, started
+from tests.support.plain_acl_rows import outcome, outcomes, remembered
+from tests.support.ports import free_ports
 
 OLD_SERVER = JARS / "server-5.2.0"
 TOOLS = Path(__file__).parent / "tools"

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests import pop_requests
 from tests.java.apache import ApacheBroker, ApacheNamesrv
 from tests.live.pop_support import Popped, ack, popped
 from tests.live.support import TOPIC, broker, connected, create, create_group, run, sent
+from tests.support import pop_requests
 
 FILES = {"log_file_bytes": 16 << 20, "queue_file_bytes": 200_000, "index_slots": 10_000, "index_entries": 40_000}
 IN_ORDER = {"order": True, "count_max": 3, "invisible_time_ms": 3_600_000}

@@ -15,7 +15,7 @@ from tests.java import pop_by_hand
 from tests.java.apache import ApacheNamesrv
 from tests.java.one_store import APACHE_ALONE, Start, starting
 from tests.java.pop_by_hand import GROUP, TOPIC, TooSlowError, are_back, fly, pop, prepare, retries
-from tests.patience import LIMIT_S, PATIENT, in_time
+from tests.support.patience import LIMIT_S, PATIENT, in_time
 
 from rocketspark.protocol.json.bodies import OffsetTable
 from rocketspark.protocol.json.java_json import decode

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.commanded import body_of, message
 from tests.java.apache import Answer, ask
 from tests.java.apache_pair import ha_status, java_json, log_end, members, until
 from tests.java.conftest import DriverFactory
 from tests.java.mixed_pair import MixedPair
 from tests.java.mqadmin import MqAdmin, same
 from tests.java.test_slave_synchronize import put_topic
-from tests.patience import LIMIT_MS
+from tests.support.commanded import body_of, message
+from tests.support.patience import LIMIT_MS
 
 from rocketspark.client import PushConsumer
 from rocketspark.store.timers.timer_files import decode_checkpoint

@@ -16,7 +16,7 @@ from tests.java.conftest import DriverFactory
 from tests.java.driver import body_of
 from tests.java.test_java_client_on_ours import CLIENTS, Scene
 from tests.live.support import run, until
-from tests.patience import LIMIT_MS
+from tests.support.patience import LIMIT_MS
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.commanded import CommandError, body_of, message
 from tests.java.apache import ask
 from tests.java.conftest import DriverFactory
 from tests.java.test_java_client_on_ours import CLIENTS, Scene
-from tests.patience import LIMIT_S
+from tests.support.commanded import CommandError, body_of, message
+from tests.support.patience import LIMIT_S
 
 both_versions = pytest.mark.parametrize("scene", CLIENTS, indirect=True, ids=lambda value: "-".join(value))
 

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.access_rows import ADMIN, CONFIG, SECRET
 from tests.java.conftest import DriverFactory
 from tests.java.driver import CLIENT_VERSIONS, JavaDriver, JavaError, message
-from tests.patience import LIMIT_S
+from tests.support.access_rows import ADMIN, CONFIG, SECRET
+from tests.support.patience import LIMIT_S
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.broker.broker_conf import settings_from

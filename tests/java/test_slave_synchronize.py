@@ -18,9 +18,9 @@ from tests.java.conftest import QUICK
 from tests.java.driver import java_tool
 from tests.live.support import broker, run, until
 from tests.live.table_copies import look, offsets_of, slave
-from tests.official import SHORT_LIVED, started
-from tests.patience import LIMIT_S
-from tests.ports import free_ports
+from tests.support.official import SHORT_LIVED, started
+from tests.support.patience import LIMIT_S
+from tests.support.ports import free_ports
 
 from rocketspark.broker.replication.tables.ha_info import HaInfo, ask_ha_info
 from rocketspark.broker.replication.tables.slave_synchronize import StoreSide, reverse_synchronize

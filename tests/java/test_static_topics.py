@@ -16,7 +16,7 @@ from tests.java.apache import ApacheBroker, ask
 from tests.java.apache_pair import java_json, until
 from tests.java.driver import JavaDriver, message
 from tests.java.mqadmin import MqAdmin
-from tests.patience import LIMIT_MS, PATIENT
+from tests.support.patience import LIMIT_MS, PATIENT
 
 from rocketspark.client import Producer, PushConsumer
 from rocketspark.testing import run_server_process

@@ -19,7 +19,7 @@ from tests.java.apache import ApacheNamesrv
 from tests.java.conftest import DriverFactory
 from tests.java.driver import JavaDriver, message
 from tests.java.one_store import Server, starting
-from tests.patience import PATIENT
+from tests.support.patience import PATIENT
 
 # Small files, so that commit log, consume queues and key index all roll over within a thousand messages.
 SMALL_FILES: dict[str, Any] = {

@@ -28,7 +28,7 @@ from tests.java.test_store_exchange import (
     queue,
     read_all,
 )
-from tests.patience import LIMIT_MS, LIMIT_S
+from tests.support.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.protocol.json import java_json
 

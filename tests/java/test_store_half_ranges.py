@@ -16,8 +16,8 @@ from tests.java.apache_pair import PairBroker
 from tests.java.one_store import APACHE_ALONE, starting, stored_records
 from tests.java.test_store_exchange import SMALL_FILES
 from tests.live.support import beat, broker, create, name_server, run, until
-from tests.patience import LIMIT_S
-from tests.ports import free_ports
+from tests.support.patience import LIMIT_S
+from tests.support.ports import free_ports
 
 from rocketspark.broker import topic_names
 from rocketspark.protocol.codes import RequestCode

@@ -25,7 +25,7 @@ from tests.java.test_store_exchange import (
     read_all,
 )
 from tests.java.test_store_from_java import until
-from tests.patience import LIMIT_MS
+from tests.support.patience import LIMIT_MS
 
 from rocketspark.model.java import string_hash
 from rocketspark.protocol.message import record, record_crc

@@ -15,7 +15,7 @@ import pytest
 from tests.java.apache import ApacheNamesrv, ask
 from tests.java.driver import JavaDriver, JavaError, message
 from tests.java.one_store import Server, Start, starting, stored_records
-from tests.patience import LIMIT_S, PATIENT
+from tests.support.patience import LIMIT_S, PATIENT
 
 from rocketspark.store.timers.timer_files import TimerCheckpoint, read_checkpoint
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.certificates import Issuer, Pair
 from tests.java.apache import ApacheCluster, _JavaServer
 from tests.java.driver import JavaDriver, JavaError, message
 from tests.java.mqadmin import MqAdmin
-from tests.patience import LIMIT_MS
+from tests.support.certificates import Issuer, Pair
+from tests.support.patience import LIMIT_MS
 
 from rocketspark.client import Producer, PullConsumer
 from rocketspark.errors import RocketSparkError

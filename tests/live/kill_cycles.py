@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.live.support import beat, create, pull_header, records, send_header
-from tests.patience import LIMIT_S
-from tests.ports import server_ports
+from tests.support.patience import LIMIT_S
+from tests.support.ports import server_ports
 
 from rocketspark import AsyncProducer, AsyncPushConsumer, ReceivedMessage
 from rocketspark.broker.broker_conf import settings_from

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.live.support import create, send_header
-from tests.patience import LIMIT_S
-from tests.ports import server_ports
+from tests.support.patience import LIMIT_S
+from tests.support.ports import server_ports
 
 from rocketspark.client.connection import pop_api
 from rocketspark.errors import RocketSparkError

@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.certificates import Issuer
 from tests.live.support import broker, connected, create, pull, records, sent
-from tests.raw_tls import raw_tls
+from tests.support.certificates import Issuer
+from tests.support.raw_tls import raw_tls
 from tests.unit.protocol import golden
 
 from rocketspark.broker.settings import FIELDS

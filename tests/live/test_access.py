@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.access_rows import ADMIN, AUTH, SECRET, Row, frame, play
 from tests.live.support import connected, name_server, run, send_header, until
 from tests.live.test_access_decisions import guarded
+from tests.support.access_rows import ADMIN, AUTH, SECRET, Row, frame, play
 
 from rocketspark.access.request_contexts import CHECKED, FORGOTTEN
 from rocketspark.access.write_gate import READS

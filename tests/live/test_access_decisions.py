@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.access_rows import CONFIG, Row, play, rows
 from tests.live.support import run
+from tests.support.access_rows import CONFIG, Row, play, rows
 
 from rocketspark.broker.broker_conf import settings_from
 from rocketspark.broker.server import BrokerServer

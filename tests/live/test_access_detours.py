@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.access_rows import play
 from tests.live.support import run, send_header
 from tests.live.test_access import as_admin, now_ms, row, started, user
+from tests.support.access_rows import play
 
 from rocketspark.access.authorization import KEPT_CHARACTERS_MAX, Authorization
 from rocketspark.access.request_contexts import Context

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import plain_acl_rows
 from tests.live.support import beat, broker, connected, create, run, send, until
 from tests.live.test_access import as_admin, started, user
-from tests.plain_acl_rows import SECRETS
+from tests.support import plain_acl_rows
+from tests.support.plain_acl_rows import SECRETS
 
 from rocketspark.broker.access.recipients import NEEDED
 from rocketspark.broker.consumers import client_ids

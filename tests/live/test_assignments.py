@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests import assignment_rows
 from tests.live.support import broker, connected, create, create_group, run, until
+from tests.support import assignment_rows
 
 from rocketspark.namesrv.server import NameServer
 from rocketspark.protocol.codes import RequestCode

@@ -25,7 +25,7 @@ from tests.live.support import (
     sent,
     until,
 )
-from tests.patience import in_time
+from tests.support.patience import in_time
 from tests.unit.broker.test_settings_table import OURS_ALONE
 from tests.unit.protocol.golden import frames
 

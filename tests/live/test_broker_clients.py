@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from tests.live.support import GROUP, TOPIC, Called, beat, broker, connected, create, run, until
-from tests.patience import in_time
+from tests.support.patience import in_time
 
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode

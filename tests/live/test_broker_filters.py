@@ -23,7 +23,7 @@ from tests.live.support import (
     sent,
     until,
 )
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark.broker.consumers import long_polling, pull_filter
 from rocketspark.filters import sql92

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.live.support import pull_header, send_header
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 from tests.unit.protocol import golden
 
 from rocketspark.protocol import frames, headers

@@ -23,7 +23,7 @@ from tests.live.support import (
     sent,
     until,
 )
-from tests.patience import LIMIT_MS, LIMIT_S
+from tests.support.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode

@@ -25,7 +25,7 @@ from tests.live.support import (
     sent,
     until,
 )
-from tests.patience import LIMIT_S, in_time
+from tests.support.patience import LIMIT_S, in_time
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.declared_settings import QUEUES_MAX

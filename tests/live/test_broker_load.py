@@ -18,7 +18,7 @@ from tests.live.support import (
     run,
     send_header,
 )
-from tests.patience import LIMIT_MS
+from tests.support.patience import LIMIT_MS
 
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullReply, SendReply

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.live.support import TOPIC, broker, connected, create, pull, records, run, send, send_header, sent, until
-from tests.patience import LIMIT_S, in_time
+from tests.support.patience import LIMIT_S, in_time
 
 from rocketspark.broker.operations import fast_failure
 from rocketspark.protocol import frames

@@ -24,7 +24,7 @@ from tests.live.support import (
     sent,
     until,
 )
-from tests.patience import LIMIT_S, in_time
+from tests.support.patience import LIMIT_S, in_time
 
 from rocketspark.model.java import string_hash
 from rocketspark.protocol import headers

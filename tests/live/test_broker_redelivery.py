@@ -25,7 +25,7 @@ from tests.live.support import (
     sent,
     until,
 )
-from tests.patience import LIMIT_MS, in_time
+from tests.support.patience import LIMIT_MS, in_time
 
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode

@@ -23,7 +23,7 @@ from tests.live.support import (
     settings,
     until,
 )
-from tests.patience import in_time
+from tests.support.patience import in_time
 
 from rocketspark import AsyncPullConsumer, MessageQueue
 from rocketspark.broker.server import BrokerServer

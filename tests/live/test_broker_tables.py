@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.live.support import broker, connected, create, create_group, name_server, run, send, sent, until
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark.broker.storage import table_saving
 from rocketspark.broker.storage.json_tables import JsonFile

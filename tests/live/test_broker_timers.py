@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from tests.live.support import TOPIC, broker, connected, create, pairs, pull, pulled, records, run, send, sent
-from tests.patience import in_time
-from tests.ports import server_ports
+from tests.support.patience import in_time
+from tests.support.ports import server_ports
 
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header, SendReply

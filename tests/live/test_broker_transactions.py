@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.live.support import TOPIC, broker, connected, create, pull, records, run, send, until
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.protocol import headers

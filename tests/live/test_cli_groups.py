@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli_calls import call
+from tests.support.cli_calls import call
 
 from rocketspark.admin.groups import GroupSettings
 from rocketspark.admin.operations import SyncOperations

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.java.apache import ask
-from tests.ports import server_ports
+from tests.support.ports import server_ports
 
 from rocketspark import Producer, PullConsumer, RocketSparkError
 from rocketspark.testing import ServerProcess, run_cluster, run_server_process

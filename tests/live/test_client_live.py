@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import LIMIT_MS, LIMIT_S
-from tests.ports import server_ports
+from tests.support.patience import LIMIT_MS, LIMIT_S
+from tests.support.ports import server_ports
 
 from rocketspark import (
     AsyncProducer,

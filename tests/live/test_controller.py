@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import controller_rows
 from tests.live.support import run
-from tests.patience import LIMIT_S
+from tests.support import controller_rows
+from tests.support.patience import LIMIT_S
 
 from rocketspark.broker.replication.controller_client import ControllerClient, SetState
 from rocketspark.controller.server import ControllerServer

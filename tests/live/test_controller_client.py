@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.live.support import run
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 from rocketspark.broker.replication.controller_client import (
     ControllerClient,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark import Producer, PullConsumer, PushConsumer, ReceivedMessage, SimpleConsumer
 from rocketspark.admin.operations import SyncOperations

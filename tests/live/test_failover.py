@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.failovers import Load, ReplicaSet, check, kill, leave, turn
+from tests.support.failovers import Load, ReplicaSet, check, kill, leave, turn
 
 TURNS = 10
 

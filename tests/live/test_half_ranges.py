@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.live.support import TOPIC, beat, broker, connected, create, pull, records, run, send, until
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark.broker.messages.half_batches import half_ranges as broker_ranges
 from rocketspark.protocol import headers

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tests import plain_acl_rows
 from tests.live import test_plain_acl as plain_acl
 from tests.live.support import TOPIC, broker, connected, create, run, send
 from tests.live.test_access import as_admin, started, user
 from tests.live.test_half_ranges import COMMIT, ROLLBACK, end, halves, items, visible
+from tests.support import plain_acl_rows
 
 from rocketspark.client.connection import access_api
 from rocketspark.client.connection.acl_signing import Signer

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from tests.live.support import TOPIC, broker, connected, create, name_server, run, send, sent, until
-from tests.patience import LIMIT_S, in_time
-from tests.ports import free_ports
+from tests.support.patience import LIMIT_S, in_time
+from tests.support.ports import free_ports
 from tests.unit.protocol.json.registrations import encode_compressed
 
 from rocketspark.broker.operations import registration as registration_loop

@@ -9,7 +9,7 @@ import asyncio
 from pathlib import Path
 
 from tests.live.support import broker, connected, create, pulled, run, send_header, sent
-from tests.owned_properties import NAMES, VALUE, WAYS, rows
+from tests.support.owned_properties import NAMES, VALUE, WAYS, rows
 
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch, properties, record, sysflags

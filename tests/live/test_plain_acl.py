@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import plain_acl_rows as rows
 from tests.live.support import broker, run
-from tests.plain_acl_rows import Row, outcome, send
+from tests.support import plain_acl_rows as rows
+from tests.support.plain_acl_rows import Row, outcome, send
 
 from rocketspark.broker.access.settings import AccessSettings
 from rocketspark.broker.server import BrokerServer

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark import Message, Producer, PullConsumer, PushConsumer, ReceivedMessage, SimpleConsumer
 from rocketspark.admin.operations import SyncOperations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests import pop_requests
 from tests.live.support import broker, run
+from tests.support import pop_requests
 
 
 def test_the_replies_are_those_of_rocketmq(tmp_path: Path) -> None:

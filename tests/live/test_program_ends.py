@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 from rocketspark import Producer, PullConsumer
 from rocketspark.client.producer import program_end

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 from rocketspark.cli.serving.proxy_process import BEHIND
 from rocketspark.proxy.wire import messages

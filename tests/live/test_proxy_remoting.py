@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.clients.scene import Inbox
 from tests.live.support import connected
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 from tests.unit.proxy.access.test_control import USERS, locked, locked_proxy
 from tests.unit.proxy.conftest import RunningProxy, running_proxy
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 from tests.unit.proxy.access.test_control import route_of, signed
 from tests.unit.proxy.conftest import RawClient
 from tests.unit.proxy.consuming.test_consuming import wait_until

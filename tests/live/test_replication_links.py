@@ -14,8 +14,8 @@ from tests.java.ha_relay import Relay
 from tests.java.our_controller import OurServer
 from tests.live.support import connected, create, pulled, run, sent, settings, until
 from tests.live.test_replication import Pair
-from tests.patience import LIMIT_S
-from tests.ports import free_ports
+from tests.support.patience import LIMIT_S
+from tests.support.ports import free_ports
 
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import RocketSparkError

@@ -21,8 +21,8 @@ from tests.java.our_controller import OurServer
 from tests.live.support import TOPIC, connected, create, pull, records, run, send, until
 from tests.live.test_controller_mode import Group, group
 from tests.live.test_replication import Pair, pair
-from tests.patience import LIMIT_S
-from tests.ports import free_ports
+from tests.support.patience import LIMIT_S
+from tests.support.ports import free_ports
 
 from rocketspark.broker.operations.clock_watch import ClockWatch
 from rocketspark.broker.replication.role import Role

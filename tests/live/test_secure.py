@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.clients.scene import Inbox
 from tests.live.support import connected
-from tests.patience import LIMIT_MS, LIMIT_S
+from tests.support.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer, PushConsumer

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.live.support import broker, connected, create, create_group, run, sent, until
 from tests.live.table_copies import TableCopies, look, offsets_of, slave
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.replication.tables.master_api import MasterApi

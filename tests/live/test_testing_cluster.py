@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark import Producer, PullConsumer
 from rocketspark.admin.operations import SyncOperations

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.certificates import Issuer
 from tests.live.support import broker, create, pull, records, run, sent, settings, until
-from tests.ports import free_ports
+from tests.support.certificates import Issuer
+from tests.support.ports import free_ports
 
 from rocketspark.broker.inner_connections import inner_connections
 from rocketspark.cli import main

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.live.support import TOPIC, beat, broker, connected, create, name_server, pulled, run, send, sent, until
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 from rocketspark.client import AsyncProducer
 from rocketspark.errors import ConfigError, ConnectionLost, NotSent

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import postgres
+from tests.support import postgres
 
 NUMBERS = itertools.count(1)
 KINDS = ["sqlite", "postgresql"]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ports import server_ports
 from tests.recipes.conftest import Tables
+from tests.support.ports import server_ports
 
 from rocketspark import AsyncProducer, AsyncPushConsumer, Message, Producer, PullConsumer, PushConsumer, SendResult
 from rocketspark.cli import main

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.failovers import Load, ReplicaSet, check, freeze, kill, leave, turn
+from tests.support.failovers import Load, ReplicaSet, check, freeze, kill, leave, turn
 
 # SIGKILL, an election by hand, SIGTERM, SIGSTOP until another is elected: how often of eleven.
 ACTS = [kill] * 6 + [turn] * 3 + [leave, freeze]

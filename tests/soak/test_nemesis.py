@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.failovers import Load, Member, OurMember, ReplicaSet, check
+from tests.support.failovers import Load, Member, OurMember, ReplicaSet, check
 
 ROUNDS, FAULTS = int(os.environ.get("NEMESIS_ROUNDS", "50")), int(os.environ.get("NEMESIS_FAULTS", "8"))
 # Short times: what is drawn lasts up to 5 s.

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.certificates import Issuer
 from tests.live.protocol_fuzz import run_fuzz
 from tests.live.support import run
+from tests.support.certificates import Issuer
 
 
 @pytest.mark.soak

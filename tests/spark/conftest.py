@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 from tests.java.apache import ApacheCluster
 from tests.java.driver import missing_tools
-from tests.patience import LIMIT_S, PATIENT
+from tests.support.patience import LIMIT_S, PATIENT
 
 from rocketspark.client import Producer
 from rocketspark.client.connection import admin_api, client_api

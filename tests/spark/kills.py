@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset
-from tests.ports import server_ports
 from tests.spark.standalone import LOOPBACK, Standalone, environment, until
 from tests.spark.topics import messages_of
+from tests.support.ports import server_ports
 
 from rocketspark import Message, Producer
 from rocketspark.admin.operations import SyncOperations

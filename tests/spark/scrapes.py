@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Callable
 
 from prometheus_client.parser import text_string_to_metric_families
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.patience import LIMIT_S
-from tests.ports import free_ports
+from tests.support.patience import LIMIT_S
+from tests.support.ports import free_ports
 
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pyspark
 from tests.java.driver import java_home
-from tests.ports import free_ports
-from tests.spark_classes import jvm_options
+from tests.support.ports import free_ports
+from tests.support.spark_classes import jvm_options
 
 SPARK = Path(pyspark.__file__).parent
 LOOPBACK = {

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.java.apache import ApacheCluster
-from tests.patience import PATIENT
 from tests.spark.standalone import spark_cluster
+from tests.support.patience import PATIENT
 
 ROOT = Path(__file__).parents[2]
 

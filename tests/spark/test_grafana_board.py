@@ -12,8 +12,8 @@ import promql_parser as promql
 import pytest
 import yaml
 from pyspark.sql import SparkSession
-from tests.ports import free_ports
 from tests.spark.scrapes import Scrape, scrape, scrape_until
+from tests.support.ports import free_ports
 
 from rocketspark.client import Producer, PushConsumer
 from rocketspark.model import Message

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.examples import PATIENT
+from tests.support.examples import PATIENT
 
 from rocketspark import Producer
 from rocketspark.admin.operations import SyncOperations

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from tests.patience import LIMIT_S
-from tests.ports import server_ports
 from tests.spark.topics import messages_of
+from tests.support.patience import LIMIT_S
+from tests.support.ports import server_ports
 
 from rocketspark.client import Producer
 from rocketspark.spark.options import parse_write

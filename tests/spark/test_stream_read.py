@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.ports import server_ports
 from tests.spark.available_now import run_to_end
 from tests.spark.conftest import Place
+from tests.support.ports import server_ports
 
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue

@@ -24,7 +24,7 @@ def drawn(tmp_path: Path, *options: str, **variables: str) -> list[str]:
     file, test = tmp_path / "drawn", tmp_path / "test_drawn.py"
     file.unlink(missing_ok=True)
     test.write_text(A_TEST.format(drawn=str(file)))
-    (tmp_path / "conftest.py").write_text("from tests.examples import TIMES  # noqa: F401")
+    (tmp_path / "conftest.py").write_text("from tests.support.examples import TIMES  # noqa: F401")
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n")
     kept = {name: value for name, value in os.environ.items() if name not in ("CI", "EXAMPLES_TIMES")}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(test)]
@@ -47,6 +47,6 @@ def test_no_test_goes_its_own_way() -> None:
     tests = ROOT / "tests"
     files = [file for file in tests.rglob("*.py") if own.search(file.read_text())]
     assert {str(file.relative_to(tests)) for file in files} == {
-        "examples.py",
+        "support/examples.py",
         "unit/test_same_examples.py",
     }

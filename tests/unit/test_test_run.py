@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.official import SMOKE
-from tests.processor_time import Kin, kind_of
+from tests.support.official import SMOKE
+from tests.support.processor_time import Kin, kind_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.hostile_texts import ANY, MARK, TEXTS, unseen
+from tests.support.hostile_texts import ANY, MARK, TEXTS, unseen
 
 import rocketspark
 from rocketspark.cli.commands import consume

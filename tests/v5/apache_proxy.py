@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.java.apache import QUIET, ApacheNamesrv, _JavaServer, ask
 from tests.java.driver import JARS
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 PROXY_JARS = JARS / "proxy-5.5.0"
 

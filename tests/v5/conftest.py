@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.commanded import Commanded
+from tests.support.commanded import Commanded
 from tests.v5 import drivers
 from tests.v5.scenarios import Play, Scenario
 from tests.v5.servers import Servers, running

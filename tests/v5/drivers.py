@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.commanded import Commanded
 from tests.java.driver import JARS, compiled, java_tool
+from tests.support.commanded import Commanded
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.commanded import Commanded, CommandError, body_of, message
 from tests.java.apache import max_offset
-from tests.patience import LIMIT_MS, LIMIT_S
+from tests.support.commanded import Commanded, CommandError, body_of, message
+from tests.support.patience import LIMIT_MS, LIMIT_S
 from tests.v5.servers import Servers
 
 Json = dict[str, Any]

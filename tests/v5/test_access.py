@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.access_rows import ADMIN, CONFIG, SECRET
+from tests.support.access_rows import ADMIN, CONFIG, SECRET
 from tests.unit.proxy.conftest import RawClient, running_proxy
 from tests.v5.apache_proxy import ApacheProxy
 from tests.v5.conftest import need

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.commanded import body_of, message
 from tests.java.driver import JavaDriver
 from tests.java.mqadmin import MqAdmin, until
-from tests.patience import LIMIT_MS
+from tests.support.commanded import body_of, message
+from tests.support.patience import LIMIT_MS
 from tests.unit.proxy.conftest import RawClient
 from tests.v5 import drivers
 from tests.v5.conftest import Theatre, need

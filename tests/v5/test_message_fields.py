@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from google.protobuf import json_format
 from tests.java.apache import ask
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 from tests.unit.proxy.conftest import RawClient
 from tests.unit.proxy.consuming.support import Consumer
 from tests.v5.apache_proxy import ApacheProxy

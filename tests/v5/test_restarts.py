@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.commanded import body_of
 from tests.java.apache import max_offset
-from tests.patience import LIMIT_MS
+from tests.support.commanded import body_of
+from tests.support.patience import LIMIT_MS
 from tests.unit.proxy.consuming.test_consuming import wait_until
 from tests.v5 import drivers
 from tests.v5.conftest import need

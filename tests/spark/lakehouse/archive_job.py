@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tests.cli_calls import call
 from tests.spark.scrapes import scrape_until
+from tests.support.cli_calls import call
 
 from rocketspark.errors import ConnectionLost, RocketSparkError
 from rocketspark.spark.client_access import Access

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.java.driver import java_home
-from tests.official import SHORT_LIVED
-from tests.ports import free_ports
 from tests.spark.kills import end_tree
 from tests.spark.lakehouse.s3 import REGION, Store
 from tests.spark.standalone import until
+from tests.support.official import SHORT_LIVED
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 # By hand another Spark may be taken, with the jars that fit it.

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.ports import server_ports
 from tests.spark.lakehouse.drivers import JobDriver, driver, local_settings, settings
 from tests.spark.lakehouse.fault_plan import KillPlan
 from tests.spark.lakehouse.kills_on_s3a import KEYS
 from tests.spark.lakehouse.s3 import s3_store
+from tests.support.ports import server_ports
 
 from rocketspark import Message, Producer
 from rocketspark.testing import ServerProcess

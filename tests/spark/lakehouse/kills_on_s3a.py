@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.ports import server_ports
 from tests.spark.lakehouse.drivers import driver, settings
 from tests.spark.lakehouse.fault_plan import KillPlan
 from tests.spark.lakehouse.s3 import ACCESS_KEY, SECRET_KEY, s3_store
+from tests.support.ports import server_ports
 
 from rocketspark import Message, Producer
 from rocketspark.testing import ServerProcess

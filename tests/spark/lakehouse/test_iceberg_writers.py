@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import postgres
-from tests.ports import free_ports
 from tests.spark.lakehouse.drivers import JobDriver, driver, local_settings
+from tests.support import postgres
+from tests.support.ports import free_ports
 
 from rocketspark import Message, Producer
 from rocketspark.testing import Cluster, run_cluster

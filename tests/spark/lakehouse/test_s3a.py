@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.ports import free_ports
 from tests.spark.lakehouse.drivers import driver, settings
 from tests.spark.lakehouse.kills_on_s3a import KillsOnS3a
 from tests.spark.lakehouse.s3 import ACCESS_KEY, PASS, SECRET_KEY, STALL, Fault, Seen, s3_store, status
+from tests.support.ports import free_ports
 
 KINDS = {"/refused": status(403), "/broken": status(500), "/busy": status(503), "/silent": STALL}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
-from tests.cli_calls import call
-from tests.patience import LIMIT_S
 from tests.spark.scrapes import scrape, scrape_until
+from tests.support.cli_calls import call
+from tests.support.patience import LIMIT_S
 
 from rocketspark.errors import ConfigError
 from rocketspark.spark.client_access import Access

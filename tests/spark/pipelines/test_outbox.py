@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 from pyspark.sql import SparkSession
-from tests import postgres
 from tests.spark.topics import messages_of
+from tests.support import postgres
 
 from rocketspark.cli.main import run as cli
 from rocketspark.errors import ConfigError, RocketSparkError

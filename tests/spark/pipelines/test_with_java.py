@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.java.apache import ApacheCluster
 from tests.java.driver import JavaDriver, message
-from tests.patience import LIMIT_MS
+from tests.support.patience import LIMIT_MS
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import PullConsumer

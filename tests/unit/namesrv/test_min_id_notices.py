@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.live.support import run, until
-from tests.patience import LIMIT_S
-from tests.ports import free_ports
+from tests.support.patience import LIMIT_S
+from tests.support.ports import free_ports
 
 from rocketspark.errors import NotSent
 from rocketspark.namesrv import min_id_notices

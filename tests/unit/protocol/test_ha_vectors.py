@@ -6,7 +6,7 @@ import hashlib
 from itertools import pairwise
 
 import pytest
-from tests.ha_streams import (
+from tests.support.ha_streams import (
     Frame,
     Link,
     MasterHandshake,

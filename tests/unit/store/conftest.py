@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.golden_stores import STORES, unpack
+from tests.support.golden_stores import STORES, unpack
 
 from rocketspark.model.java import string_hash
 from rocketspark.protocol.message import properties as props

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.stand_ins import like
+from tests.support.stand_ins import like
 
 from rocketspark.errors import StoreFull
 from rocketspark.protocol.message import record

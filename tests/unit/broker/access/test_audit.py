@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.stand_ins import like
+from tests.support.stand_ins import like
 
 from rocketspark.access.audit import audit_file
 from rocketspark.access.audit.audit_file import AuditFile

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.access_rows import CONFIG
+from tests.support.access_rows import CONFIG
 
 from rocketspark.access.access_control import NAMES_A_PLACE
 from rocketspark.access.policies import ALLOW, CUSTOM, DENY, Acl, Policy, PolicyEntry

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.stand_ins import like
+from tests.support.stand_ins import like
 
 from rocketspark.access.users import User
 from rocketspark.broker.access.plain_acl import changes, documents, rule_files, rules, yaml_text

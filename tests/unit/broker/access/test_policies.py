@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.access_rows import CONFIG
-from tests.stand_ins import like
+from tests.support.access_rows import CONFIG
+from tests.support.stand_ins import like
 
 from rocketspark.access.policies import ALLOW, CUSTOM, DEFAULT, DENY, Acl, Policy, PolicyEntry
 from rocketspark.access.resources import Pattern, Resource, is_in, parse_network, parse_resource

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.stand_ins import like
+from tests.support.stand_ins import like
 
 from rocketspark.broker.access import secure_folder
 from rocketspark.broker.access.secure_folder import ADMIN_SECRET, CERTIFICATE, INNER, INNER_SECRET, KEY, load, prepare

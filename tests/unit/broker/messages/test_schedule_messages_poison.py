@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.stand_ins import like
+from tests.support.stand_ins import like
 from tests.unit.broker.messages import test_schedule_messages as schedule_rig
 from tests.unit.broker.messages.test_schedule_messages import BORN, LEVELS_MS, NOW, Rig
 from tests.unit.broker.offline import quarantine_in

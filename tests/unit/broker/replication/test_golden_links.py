@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.ha_streams import Link, classic_frames, controller_frames, controller_reports, links, manifest
-from tests.ha_streams import MasterHandshake as Greeting
-from tests.ha_streams import SlaveHandshake as Hello
+from tests.support.ha_streams import Link, classic_frames, controller_frames, controller_reports, links, manifest
+from tests.support.ha_streams import MasterHandshake as Greeting
+from tests.support.ha_streams import SlaveHandshake as Hello
 from tests.unit.broker.replication.memory_log import MemoryLog
 
 from rocketspark.broker.replication.link.master_link import MasterLink, SwitchMasterLink

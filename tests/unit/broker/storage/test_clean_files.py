@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.stand_ins import like
+from tests.support.stand_ins import like
 
 from rocketspark.broker.broker_conf import settings_from
 from rocketspark.broker.settings import BrokerSettings

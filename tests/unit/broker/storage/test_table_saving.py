@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets

@@ -7,7 +7,7 @@ import gc
 from typing import Any
 
 import pytest
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 from tests.unit.client.fake import Fake, in_loop, until
 
 from rocketspark.client import AsyncProducer, AsyncPullConsumer, Producer, callbacks

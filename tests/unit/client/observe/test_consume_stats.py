@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.stand_ins import like
+from tests.support.stand_ins import like
 
 from rocketspark.client.observe import consume_stats
 from rocketspark.client.observe.consume_stats import ConsumeStats

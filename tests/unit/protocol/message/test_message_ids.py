@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.stand_ins import like
+from tests.support.stand_ins import like
 from tests.unit.protocol.golden import hashes
 
 from rocketspark.errors import UsageError

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 from tests.unit.proxy.consuming.support import Consumer, bodies, make_group, make_topic
 from tests.unit.proxy.consuming.test_consuming import World, proxy, wait_until, world
 

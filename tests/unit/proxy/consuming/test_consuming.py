@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import in_time
+from tests.support.patience import in_time
 from tests.unit.proxy.conftest import RunningProxy, running_proxy
 from tests.unit.proxy.consuming.support import PUSH, SQL, Consumer, bodies, make_group, make_topic
 from tests.unit.proxy.producing.support import stored

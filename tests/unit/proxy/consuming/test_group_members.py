@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.java.apache import ask
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 from tests.unit.proxy.conftest import RunningProxy, running_proxy
 from tests.unit.proxy.consuming.support import PUSH, SIMPLE, SQL, Consumer, make_group, make_topic
 

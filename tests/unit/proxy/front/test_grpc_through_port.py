@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
 
 from rocketspark.proxy.calls.call import Call

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.certificates import Issuer
 from tests.spark.decode.orders import V1, order_file, serialized
 from tests.spark.decode.registry_server import registry_server
+from tests.support.certificates import Issuer
 
 from rocketspark.errors import ConfigError, RegistryAway, RegistryRefused, RocketSparkError
 from rocketspark.spark.decode.bodies import BodyDecoder, resolve

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.certificates import Issuer
 from tests.spark.decode.orders import V1, V2, avro
 from tests.spark.decode.registry_server import RegistryServer, registry_server
+from tests.support.certificates import Issuer
 
 from rocketspark.errors import ConfigError, RegistryAway, RegistryRefused, SchemaUnknown
 from rocketspark.spark.decode import registry as module

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.types import StructType
-from tests.golden_stores import STORES, unpack
+from tests.support.golden_stores import STORES, unpack
 
 from rocketspark.arrow.columns import COLUMNS
 from rocketspark.arrow.row_by_row import VALUES

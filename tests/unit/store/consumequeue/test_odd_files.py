@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.stand_ins import like
+from tests.support.stand_ins import like
 from tests.unit.store.conftest import NOW_MS, expire
 
 from rocketspark.errors import ConfigError, StoreUnwritable

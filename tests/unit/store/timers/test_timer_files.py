@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.golden_stores import STORES, unpack
+from tests.support.golden_stores import STORES, unpack
 
 from rocketspark.errors import ConfigError, StoreFull
 from rocketspark.store.files.system_calls import OsFiles

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.certificates import Issuer
 from tests.live.support import run, until
-from tests.raw_tls import ECHO, place, raw_tls, serving, settings
-from tests.stand_ins import like
+from tests.support.certificates import Issuer
+from tests.support.raw_tls import ECHO, place, raw_tls, serving, settings
+from tests.support.stand_ins import like
 
 from rocketspark.transport.connections import dial
 from rocketspark.transport.server import Server

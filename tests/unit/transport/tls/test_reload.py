@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.certificates import Issuer
 from tests.live.support import run, until
-from tests.raw_tls import ECHO, place, raw_tls, serving
+from tests.support.certificates import Issuer
+from tests.support.raw_tls import ECHO, place, raw_tls, serving
 
 from rocketspark.errors import NotSent
 from rocketspark.transport.connections import dial

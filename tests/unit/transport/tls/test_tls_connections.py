@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.certificates import Issuer
 from tests.live.support import run, until
-from tests.raw_tls import ECHO, LATER, WHO, bodies, place, raw_tls, request, serving, settings
+from tests.support.certificates import Issuer
+from tests.support.raw_tls import ECHO, LATER, WHO, bodies, place, raw_tls, request, serving, settings
 
 from rocketspark.errors import ConfigError, NotSent, TransportError
 from rocketspark.transport.connections import Connections, dial

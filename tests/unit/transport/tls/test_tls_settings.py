@@ -6,7 +6,7 @@ import ssl
 from pathlib import Path
 
 import pytest
-from tests.certificates import Issuer
+from tests.support.certificates import Issuer
 
 from rocketspark.broker.broker_conf import settings_from
 from rocketspark.controller.settings import ControllerSettings

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.golden_stores import unpack
+from tests.support.golden_stores import unpack
 from tests.unit.broker.offline import quarantine_in, records_in, rules_in
 
 from rocketspark.broker import topic_names

@@ -69,7 +69,7 @@ def watch(item: pytest.Item) -> None:
 
 def started(what: str) -> None:
     """Called where official software is started; fails in a test that does not carry the mark."""
-    assert os.environ.get(_MAY) != "no", f"{what}: a test with this fixture is not known in tests/official.py"
+    assert os.environ.get(_MAY) != "no", f"{what}: a test with this fixture is not known in tests/support/official.py"
 
 
 _MAY = "TEST_MAY_START_OFFICIAL_SOFTWARE"

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.raw_frames import read_frame, write_frame
+from tests.support.raw_frames import read_frame, write_frame
 
 from rocketspark.protocol.message import properties, record
 
-GOLDEN = Path(__file__).parent / "vectors" / "pops_5.5.0.json"
+GOLDEN = Path(__file__).parents[1] / "vectors" / "pops_5.5.0.json"
 # Of the broker that is asked.
 SETTINGS = {"popFromRetryProbability": "0"}
 

@@ -17,9 +17,9 @@ import tempfile
 from pathlib import Path
 
 from tests.java.driver import java_home
-from tests.official import SHORT_LIVED
+from tests.support.official import SHORT_LIVED
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".setup" / "spark_classes"
 # A few tests have ended before it is made.
 MANY = 50
@@ -61,7 +61,7 @@ def begin(count: int) -> subprocess.Popen[bytes] | None:
     if path is None or path.exists() or count < MANY or Path(sys.prefix) != ROOT / ".venv":
         return None
     quiet = subprocess.DEVNULL
-    call = [sys.executable, "-m", "tests.spark_classes", str(path)]
+    call = [sys.executable, "-m", "tests.support.spark_classes", str(path)]
     return subprocess.Popen(call, cwd=ROOT, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.certificates import Issuer, Pair
+from tests.support.certificates import Issuer, Pair
 
 from rocketspark.protocol import frames
 from rocketspark.protocol.frames import Frame

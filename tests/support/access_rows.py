@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
-FILE = Path(__file__).parent / "vectors/access_decisions.jsonl"
+FILE = Path(__file__).parents[1] / "vectors/access_decisions.jsonl"
 AUTH = "org.apache.rocketmq.auth"
 ADMIN, SECRET = "admin", "secret-of-admin"
 CONFIG = {

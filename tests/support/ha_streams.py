@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-VECTORS = Path(__file__).parent / "vectors" / "ha"
+VECTORS = Path(__file__).parents[1] / "vectors" / "ha"
 HANDSHAKE, TRANSFER = 1, 2
 
 

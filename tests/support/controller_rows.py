@@ -14,8 +14,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.patience import LIMIT_S
-from tests.raw_frames import read_frame, write_frame
+from tests.support.patience import LIMIT_S
+from tests.support.raw_frames import read_frame, write_frame
 
 CLUSTER, SET = "c1", "broker-a"
 ADDRESSES = {1: "127.0.0.1:11", 2: "127.0.0.1:21", 3: "127.0.0.1:31"}
@@ -252,7 +252,7 @@ def comparable(rows: dict[str, Row]) -> dict[str, Any]:
     }
 
 
-VECTORS = Path(__file__).parent / "vectors" / "controller_5.5.0.json"
+VECTORS = Path(__file__).parents[1] / "vectors" / "controller_5.5.0.json"
 
 
 def recorded() -> dict[str, Any]:

@@ -10,9 +10,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from tests.raw_frames import read_frame, write_frame
+from tests.support.raw_frames import read_frame, write_frame
 
-GOLDEN = Path(__file__).parent / "vectors" / "assignments_5.5.0.json"
+GOLDEN = Path(__file__).parents[1] / "vectors" / "assignments_5.5.0.json"
 
 MEMBERS = (1, 2, 3, 5, 8, 11)
 QUEUES = (1, 3, 4, 8)

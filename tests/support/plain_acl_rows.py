@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.raw_frames import read_frame, write_frame
+from tests.support.raw_frames import read_frame, write_frame
 
-VECTORS = Path(__file__).parent / "vectors" / "plain_acl_5.2.0.json"
+VECTORS = Path(__file__).parents[1] / "vectors" / "plain_acl_5.2.0.json"
 ACL_MARK = "org.apache.rocketmq.acl.common.AclException"
 
 PLAIN_ACL = """\

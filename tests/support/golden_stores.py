@@ -6,7 +6,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-STORES = Path(__file__).parent / "vectors" / "store"
+STORES = Path(__file__).parents[1] / "vectors" / "store"
 
 
 def unpack(name: str, where: Path, wanted: Callable[[str], bool]) -> Path:

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from tests.java.apache import ask
 from tests.java.apache_pair import COMMON, CONTROLLED, NAME, PairBroker, PairNamesrv, Replicas, elect, replicas, until
 from tests.java.our_controller import OurServer, our_controller, our_namesrv
-from tests.patience import LIMIT_S
-from tests.ports import free_ports
+from tests.support.patience import LIMIT_S
+from tests.support.ports import free_ports
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.broker.broker_conf import settings_from

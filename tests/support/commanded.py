@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.official import started
+from tests.support.official import started
 
 
 class CommandError(Exception):

@@ -12,7 +12,7 @@ import struct
 import time
 
 from tests.java.apache import Answer, ask
-from tests.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 from rocketspark.protocol.message import properties, record
 from rocketspark.protocol.message.record import Record
