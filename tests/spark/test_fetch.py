@@ -14,6 +14,7 @@ import pytest
 from tests.spark.fake_broker import FakeBroker, make_records, running
 
 from rocketspark.arrow import records
+from rocketspark.arrow.decode_request import RowFilter
 from rocketspark.errors import ConnectionLost, NoReply, NotSent, ServerError
 from rocketspark.model import MessageQueue, subscribe
 from rocketspark.protocol.codes import ResponseCode
@@ -49,7 +50,7 @@ def read(broker: FakeBroker, first: int, end: int, *, others: tuple[str, ...] = 
                 ["queueOffset"],
                 offset_first=piece.first,
                 offset_end=piece.end,
-                tags=subscribe("", parsed.tags).tags,
+                wanted=RowFilter(subscribe("", parsed.tags).tags or None),
                 ascending=True,
             )
             found += rows.column(0).to_pylist()

@@ -1,22 +1,42 @@
-"""Where the records of a buffer begin, found by their sizes alone."""
+"""Where the records of a buffer begin, found by their sizes alone, and the messages within inner batches: records whose
+body is messages one after another.
+
+Rule: rows of inner batches equal those of `protocol.record.decode_messages`; a batch that is odd in any way is left to
+it.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from rocketspark.arrow.columns import Ints
+from rocketspark.arrow.columns import Ints, at
+from rocketspark.arrow.row_by_row import INNER
 from rocketspark.errors import RecordError
-from rocketspark.protocol.message import record_layout
-from rocketspark.protocol.message.record_layout import PLACES, RECORD_BYTES_MIN, SIZE_BYTES, Buffer
+from rocketspark.model.text import whole_number
+from rocketspark.protocol.message import checksums
+from rocketspark.protocol.message.batch import HEAD_BYTES
+from rocketspark.protocol.message.record_layout import (
+    CRC_MASK,
+    PLACES,
+    PROPERTIES_LENGTH_BYTES,
+    RECORD_BYTES_MIN,
+    SIZE_BYTES,
+    Buffer,
+)
 
 Span = tuple[int, int]
 
-_SIZE = record_layout.only("size").unpack_from
-# Fewer records of equal size in a row than this: the next ones are walked one by one.
+_SIZE = struct.Struct(">i").unpack_from
+# Fewer records or messages of equal size in a row than this are walked one by one as quickly.
 _RUN_LEAST = 16
 _WALK = 1024
+_FLAG_AT, _BODY_BYTES_AT = 12, 16
+_ITEM_BYTES_MIN = HEAD_BYTES + PROPERTIES_LENGTH_BYTES
+_OFFSET_MAX = (1 << 63) - 1
 
 
 def find_records(buffer: Buffer, span: Span) -> Ints:
@@ -70,3 +90,140 @@ def _walk(buffer: Buffer, start: int, end: int, count_max: int) -> Ints:
         first = int(np.argmax(wrong))
         raise RecordError(f"record at {starts[first]} states {sizes[first]} bytes, fewer than any record has")
     return found
+
+
+class Records(NamedTuple):
+    """Records at which messages are looked for, an array element each: places of their parts, and fields.
+
+    `inner`: which hold messages; `bases`: texts that state the offset of the first message, None where none does.
+    """
+
+    inner: Ints
+    body: Ints
+    body_end: Ints
+    properties: Ints
+    end: Ints
+    offsets: Ints
+    flags: Ints
+    sys_flags: Ints
+    crcs: Ints
+    bases: list[str | None]
+
+
+class Items(NamedTuple):
+    """Messages, an array element each, ascending by place: those of inner batches, and whole records.
+
+    `records`: the place of its record among those given; `inner`: whether it stands in a batch. `body` to `end` are
+    positions in the buffer; `properties` and `end` enclose those of the message.
+    """
+
+    records: Ints
+    inner: Ints
+    offsets: Ints
+    flags: Ints
+    sys_flags: Ints
+    body: Ints
+    body_end: Ints
+    properties: Ints
+    end: Ints
+
+    def only(self, chosen: Ints) -> Items:
+        """Return the messages for which `chosen` is true."""
+        return Items(*[part[chosen] for part in self])
+
+
+# What a message has of its own, by the field of a record in whose place it is.
+OF_ITEM: dict[str, Callable[[Items], Ints]] = {
+    "queue_offset": lambda items: items.offsets,
+    "flag": lambda items: items.flags,
+    "sys_flag": lambda items: items.sys_flags,
+}
+
+
+def items_of(buffer: Buffer, found: Records) -> Items | None:
+    """Return the messages of the records; None if one has to be looked at by the general decoder.
+
+    The CRC of each inner batch is compared: one for all its messages.
+    """
+    view = memoryview(buffer)
+    places = np.flatnonzero(found.inner)
+    counts = np.ones(len(found.inner), np.int64)
+    firsts: list[int] = []
+    starts: list[Ints] = []
+    for place, start, end, crc, offset in zip(
+        places.tolist(),
+        found.body[places].tolist(),
+        found.body_end[places].tolist(),
+        found.crcs[places].tolist(),
+        found.offsets[places].tolist(),
+        strict=True,
+    ):
+        body = view[start:end]
+        if crc and checksums.crc32(body) & CRC_MASK != crc:
+            return None
+        inside = _starts(body)
+        stated = found.bases[place]
+        base = offset if stated is None else whole_number(stated)
+        if inside is None or base is None or base > _OFFSET_MAX - len(inside):
+            return None
+        counts[place] = len(inside)
+        firsts.append(base)
+        starts.append(inside + start)
+    return _items(buffer, found, counts, np.array(firsts, np.int64), np.concatenate(starts))
+
+
+def _items(buffer: Buffer, found: Records, counts: Ints, firsts: Ints, starts: Ints) -> Items | None:
+    """The messages at `starts` and the plain records; `counts`: messages of each record, `firsts`: a batch's offset."""
+    data = np.frombuffer(buffer, np.uint8)
+    records = np.repeat(np.arange(len(counts)), counts)
+    inner = found.inner[records]
+    of_batch = records[inner]
+    # Messages lie side by side, so each ends where the next one begins, or its batch.
+    ends = starts + at(data, ">i4")[starts]
+    body = starts + HEAD_BYTES
+    body_end = body + at(data, ">i4")[starts + _BODY_BYTES_AT]
+    if ((body_end < body) | (body_end + PROPERTIES_LENGTH_BYTES > ends)).any():
+        return None
+    properties = body_end + PROPERTIES_LENGTH_BYTES
+    if (properties + at(data, ">u2")[body_end] != ends).any():
+        return None
+    flags = at(data, ">i4")[starts + _FLAG_AT]
+    inner_counts = counts[found.inner]
+    offsets = np.arange(len(starts)) + np.repeat(firsts - np.cumsum(inner_counts) + inner_counts, inner_counts)
+    sys_flags = found.sys_flags[of_batch] & ~INNER
+    parts: list[Ints] = [offsets, flags, sys_flags, body, body_end, properties, ends]
+    if len(of_batch) < len(records):
+        of_records = [found.offsets, found.flags, found.sys_flags]
+        of_records += [found.body, found.body_end, found.properties, found.end]
+        parts = [_mixed(whole[records], inner, part) for whole, part in zip(of_records, parts, strict=True)]
+    return Items(records, inner, *parts)
+
+
+def _mixed(whole: Ints, inner: Ints, parts: Ints) -> Ints:
+    made = whole.astype(np.int64)
+    made[inner] = parts
+    return made
+
+
+def _starts(body: memoryview) -> Ints | None:
+    """Return where the messages of a batch begin, by their sizes alone; None if these do not fill it."""
+    total = len(body)
+    if total < _ITEM_BYTES_MIN:
+        return None if total else np.zeros(0, np.int64)
+    width = _SIZE(body)[0]
+    if width >= _ITEM_BYTES_MIN and width * _RUN_LEAST <= total and not total % width:
+        sizes = np.ndarray((total // width,), ">i4", body, strides=(width,))
+        if (sizes == width).all():
+            return np.arange(0, total, width, dtype=np.int64)
+    found: list[int] = []
+    add, size_at, here = found.append, _SIZE, 0
+    try:
+        while here < total:
+            size = size_at(body, here)[0]
+            if size < _ITEM_BYTES_MIN:
+                return None
+            add(here)
+            here += size
+    except struct.error:
+        return None
+    return np.array(found, np.int64) if here == total else None

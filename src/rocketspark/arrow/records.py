@@ -16,12 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketspark.arrow.columns import COLUMNS, Ints, at, constant, gather, numbers, schema_of, times, times_us
-from rocketspark.arrow.decode_errors import STRICT, DecodeFindings
-from rocketspark.arrow.inner_batches import OF_ITEM, Items, Records, items_of
+from rocketspark.arrow.decode_request import DecodeFindings, DecodeRequest, RowFilter
 from rocketspark.arrow.properties import Properties, split_keys
-from rocketspark.arrow.record_places import Span, find_records
-from rocketspark.arrow.row_by_row import INNER, DecodeRequest, slow_batches
-from rocketspark.arrow.row_filter import EVERYTHING, RowFilter
+from rocketspark.arrow.record_places import OF_ITEM, Items, Records, Span, find_records, items_of
+from rocketspark.arrow.row_by_row import INNER, slow_batches
 from rocketspark.errors import RecordError
 from rocketspark.protocol.message import checksums, compression, properties, record, record_layout, sysflags
 from rocketspark.protocol.message.message_ids import unpack_host
@@ -41,114 +39,69 @@ from rocketspark.protocol.message.record_layout import (
 # The bytes of a host as one value: those of IPv4 compare like numbers.
 _HOST_V4, _HOST_V6 = f"<u{HOST_V4_BYTES}", f"V{HOST_V6_BYTES}"
 _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), np.uint16)
-OFFSET_END = (1 << 63) - 1
-# Bodies of so many bytes, as they inflate, make one batch of rows; one body alone may be larger.
-INFLATED_BYTES_MAX = 32 << 20
 
 
 def batches(
-    buffer: Buffer,
-    spans: Sequence[Span] | None = None,
-    columns: Sequence[str] = tuple(COLUMNS),
-    *,
-    starts: Ints | None = None,
-    broker: str = "",
-    topic: str | None = None,
-    offset_first: int = 0,
-    offset_end: int = OFFSET_END,
-    position_end: int | None = None,
-    tags: frozenset[str] = frozenset(),
-    wanted: RowFilter = EVERYTHING,
-    ascending: bool = False,
-    check_crc: bool = False,
-    whole: bool = False,
-    findings: DecodeFindings = STRICT,
+    buffer: Buffer, asked: DecodeRequest, spans: Sequence[Span] | None = None, *, starts: Ints | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a buffer as rows; more than one batch only where bodies inflate to much.
 
     Args:
+        asked: the columns and rows that are wanted.
         spans: byte ranges [start, end) of whole records, ascending; all of the buffer by default.
         starts: where each record begins, ascending, if the caller knows; then there are no spans.
-        columns: names of COLUMNS, in the order wanted; none of the others is decoded.
-        broker: for column `broker`, which the records don't know.
-        topic: the topic of all records where the caller knows it, which saves reading it.
-        offset_first, offset_end: rows whose queue offset is outside [first, end) are left out.
-        position_end: if given, so are rows that do not lie before this place in the log.
-        tags: if given, only rows with one of these tags; the broker's own filter lets other tags of equal hash pass.
-        wanted: what else a row must be; columns of other rows are not decoded.
-        ascending: a row whose queue offset does not come after that of every row before it is left out: for a queue
-            that was read in pieces which may overlap.
-        check_crc: compare the bodies with their CRC (adds 0.2 us a row).
-        whole: all offsets from `offset_first` to `offset_end` should be there, ascending: `findings` is told of others.
-        findings: told of what is missing, and of bodies that don't inflate or have a wrong CRC; by default an error.
 
-    Raises RecordError for bytes that are no records, and what `findings` raises.
+    Raises RecordError for bytes that are no records, and what `asked.findings` raises.
     """
     if starts is None:
         found = [find_records(buffer, span) for span in ([(0, len(buffer))] if spans is None else spans)]
         starts = np.concatenate(found) if found else np.zeros(0, np.int64)
-    if tags:
-        wanted = wanted._replace(tags=tags if wanted.tags is None else tags & wanted.tags)
-    asked = DecodeRequest(
-        columns, broker, offset_first, offset_end, position_end, wanted, ascending, whole, findings, INFLATED_BYTES_MAX
-    )
-    rows = _Rows(buffer, starts, broker, topic)
+    rows = _Rows(buffer, starts, asked.broker, asked.topic)
     rows.check()
     try:
-        rows = rows.unwrapped()
+        rows = rows.unwrapped().within(asked)
+        chosen = rows.chosen(asked.wanted)
+        arrays = {name: chosen.column(name) for name in asked.columns if name != "body"}
     except (_NoQuickWay, pa.ArrowInvalid):
         yield from slow_batches(buffer, starts.tolist(), asked)
         return
-    offsets = rows.offsets
-    outside = (offsets < offset_first) | (offsets >= offset_end)
-    if position_end is not None:
-        outside |= rows.number("position") >= position_end
-    if ascending and len(offsets) > 1:
-        tops = np.maximum.accumulate(np.where(outside, offset_first - 1, offsets))
-        outside[1:] |= offsets[1:] <= tops[:-1]
-    if outside.any():
-        rows = rows.only(~outside)
-    try:
-        chosen = rows.chosen(wanted)
-        arrays = {name: chosen.column(name) for name in columns if name != "body"}
-    except (_NoQuickWay, pa.ArrowInvalid):
-        yield from slow_batches(buffer, starts.tolist(), asked)
+    if asked.whole:
+        _tell_missing(rows.offsets, asked)
+    spoiled = chosen.with_wrong_crc(asked.findings) if asked.check_crc else {}
+    schema = schema_of(tuple(asked.columns))
+    if "body" not in asked.columns:
+        yield pa.RecordBatch.from_arrays([arrays[name] for name in asked.columns], schema=schema)
         return
-    if whole and len(rows) != offset_end - offset_first:
-        _tell_missing(rows.offsets, offset_first, offset_end, findings)
-    schema = schema_of(tuple(columns))
-    spoiled = chosen.with_wrong_crc(findings) if check_crc else {}
-    if "body" not in columns:
-        yield pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
-        return
-    for first, bodies in chosen.bodies(findings, spoiled):
+    for first, bodies in chosen.bodies(asked, spoiled):
         count = len(bodies)
-        made = [bodies if name == "body" else arrays[name].slice(first, count) for name in columns]
+        made = [bodies if name == "body" else arrays[name].slice(first, count) for name in asked.columns]
         yield pa.RecordBatch.from_arrays(made, schema=schema)
 
 
 def decode(
-    buffer: Buffer,
-    spans: Sequence[Span] | None = None,
-    columns: Sequence[str] = tuple(COLUMNS),
-    **how: Any,
+    buffer: Buffer, spans: Sequence[Span] | None = None, columns: Sequence[str] = tuple(COLUMNS), **how: Any
 ) -> pa.RecordBatch:
-    """Return the records of a buffer as one batch; arguments as of `batches`.
+    """Return the records of a buffer as one batch; `how`: further fields of a DecodeRequest.
 
     Raises RecordError also for what does not go into one batch, as it inflates to much.
     """
-    found = batches(buffer, spans, columns, **how)
+    asked = DecodeRequest(columns, **how)
+    found = batches(buffer, asked, spans)
     only = next(found)
     if next(found, None) is not None:
-        raise RecordError(f"the bodies inflate to more than {INFLATED_BYTES_MAX} bytes: decode them in several batches")
+        most = asked.inflated_bytes_max
+        raise RecordError(f"the bodies inflate to more than {most} bytes: decode them in several batches")
     return only
 
 
-def _tell_missing(offsets: Ints, first: int, end: int, findings: DecodeFindings) -> None:
-    """Report the offsets of [first, end) that are not among ascending offsets."""
+def _tell_missing(offsets: Ints, asked: DecodeRequest) -> None:
+    """Report the offsets of the range that are not among ascending offsets."""
+    first, end = asked.offset_first, asked.offset_end
+    if len(offsets) == end - first:
+        return
     edges = np.concatenate(([first - 1], offsets, [end]))
     for place in np.flatnonzero(np.diff(edges) > 1).tolist():
-        findings.missing(int(edges[place]) + 1, int(edges[place + 1]))
+        asked.findings.missing(int(edges[place]) + 1, int(edges[place + 1]))
 
 
 class _NoQuickWay(Exception):
@@ -204,6 +157,17 @@ class _Rows:
         if items is None:
             raise _NoQuickWay
         return _Rows(self._buffer, self._starts[items.records], self._broker, self._topic, items)
+
+    def within(self, asked: DecodeRequest) -> _Rows:
+        """Return the rows of the range of offsets and places in the log; only ascending ones, if that is asked."""
+        offsets = self.offsets
+        outside = (offsets < asked.offset_first) | (offsets >= asked.offset_end)
+        if asked.position_end is not None:
+            outside |= self.number("position") >= asked.position_end
+        if asked.ascending and len(offsets) > 1:
+            tops = np.maximum.accumulate(np.where(outside, asked.offset_first - 1, offsets))
+            outside[1:] |= offsets[1:] <= tops[:-1]
+        return self.only(~outside)
 
     def chosen(self, wanted: RowFilter) -> _Rows:
         """Return the rows that are wanted."""
@@ -340,7 +304,7 @@ class _Rows:
     def broker(self) -> pa.Array:
         return constant(self._broker, len(self))
 
-    def bodies(self, findings: DecodeFindings, given: Mapping[int, bytes | None]) -> Iterator[tuple[int, pa.Array]]:
+    def bodies(self, asked: DecodeRequest, given: Mapping[int, bytes | None]) -> Iterator[tuple[int, pa.Array]]:
         """Runs of rows as (first row, their bodies), inflated; at least one. `given`: what stands for some of them."""
         body, body_end = self._bodies_at
         stored = gather(self._buffer, body, body_end, pa.binary())
@@ -354,9 +318,9 @@ class _Rows:
         first = size = 0
         held: list[bytes | None] = []
         for i in np.flatnonzero(packed).tolist():
-            one = given[i] if i in given else self._inflated(i, view[body[i] : body_end[i]], findings)
+            one = given[i] if i in given else self._inflated(i, view[body[i] : body_end[i]], asked.findings)
             size += len(one or b"")
-            if held and size > INFLATED_BYTES_MAX:
+            if held and size > asked.inflated_bytes_max:
                 yield first, _replaced(stored[first:i], packed[first:i], held)
                 first, size, held = i, len(one or b""), []
             held.append(one)

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from rocketspark.arrow.columns import COLUMNS, schema_of, time_us
-from rocketspark.arrow.decode_errors import DecodeFindings
-from rocketspark.arrow.row_filter import RowFilter
+from rocketspark.arrow.decode_request import DecodeRequest
 from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.message import record, sysflags
@@ -21,21 +20,6 @@ _INT = struct.Struct(">i")
 _SIZE = only("size").unpack_from
 
 
-class DecodeRequest(NamedTuple):
-    """The arguments of `records.batches`, as there."""
-
-    columns: Sequence[str]
-    broker: str
-    offset_first: int
-    offset_end: int
-    position_end: int | None
-    wanted: RowFilter
-    ascending: bool
-    whole: bool
-    findings: DecodeFindings
-    bytes_max: int
-
-
 class _Row(NamedTuple):
     message: ReceivedMessage
     body: bytes | None
@@ -43,7 +27,8 @@ class _Row(NamedTuple):
 
 
 def slow_batches(buffer: Buffer, starts: Sequence[int], asked: DecodeRequest) -> Iterator[pa.RecordBatch]:
-    """Yield the records that begin at `starts` as rows; a batch for each `bytes_max` of bodies, at least one batch."""
+    """Yield the records that begin at `starts` as rows; a batch for each
+    `inflated_bytes_max` of bodies, at least one batch."""
     held: list[_Row] = []
     size = 0
     made = False
@@ -51,7 +36,7 @@ def slow_batches(buffer: Buffer, starts: Sequence[int], asked: DecodeRequest) ->
         if not asked.wanted.takes(row.message):
             continue
         length = len(row.body or b"")
-        if held and size + length > asked.bytes_max:
+        if held and size + length > asked.inflated_bytes_max:
             yield _batch(held, asked.columns)
             held, size, made = [], 0, True
         held.append(row)

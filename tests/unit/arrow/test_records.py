@@ -17,6 +17,7 @@ from tests.unit.arrow.property_texts import odd_properties
 
 from rocketspark.arrow import record_places, records
 from rocketspark.arrow.columns import COLUMNS, schema_of
+from rocketspark.arrow.decode_request import DecodeRequest, RowFilter
 from rocketspark.arrow.properties import Properties, split_keys
 from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
@@ -140,7 +141,9 @@ def test_spans_offsets_and_tags_choose_rows() -> None:
     spans = [(0, first), (first + len(junk), len(data))]
     decoded = records.decode(data, spans, ["queueOffset", "tag"], offset_first=10, offset_end=90)
     assert decoded.column("queueOffset").to_pylist() == list(range(10, 90))
-    chosen = records.decode(data, spans, ["queueOffset"], offset_first=10, offset_end=90, tags=frozenset({"tag1", "x"}))
+    chosen = records.decode(
+        data, spans, ["queueOffset"], offset_first=10, offset_end=90, wanted=RowFilter(frozenset({"tag1", "x"}))
+    )
     assert chosen.column("queueOffset").to_pylist() == [i for i in range(10, 90) if i % 3 == 1]
 
 
@@ -159,14 +162,16 @@ def test_records_of_equal_and_other_sizes(runs: list[tuple[int, int]], walk: int
 
 def test_tags_leave_out_messages_without_one() -> None:
     data = make(0, properties=b"") + make(1) + make(2, properties=b"TAGS\x01tag12\x02")
-    assert records.decode(data, columns=["queueOffset"], tags=frozenset({"tag1"})).column(0).to_pylist() == [1]
+    assert records.decode(data, columns=["queueOffset"], wanted=RowFilter(frozenset({"tag1"}))).column(
+        0
+    ).to_pylist() == [1]
 
 
 def test_no_rows_keep_the_schema() -> None:
     for decoded in (
         records.decode(b""),
         records.decode(make(1), offset_first=5),
-        records.decode(make(1), tags=frozenset({"no"})),
+        records.decode(make(1), wanted=RowFilter(frozenset({"no"}))),
     ):
         assert decoded.num_rows == 0
         assert decoded.schema.equals(schema_of())
@@ -191,7 +196,9 @@ def test_inner_batch_rows_are_cut_at_the_offsets() -> None:
     decoded = records.decode(outer, columns=["queueOffset", "body"], offset_first=23, offset_end=28)
     assert decoded.column("queueOffset").to_pylist() == [23, 24, 25, 26, 27]
     assert decoded.column("body")[0].as_py() == b"inner 3"
-    assert records.decode(outer, columns=["queueOffset"], tags=frozenset({"t1"})).column(0).to_pylist() == [
+    assert records.decode(outer, columns=["queueOffset"], wanted=RowFilter(frozenset({"t1"}))).column(
+        0
+    ).to_pylist() == [
         21,
         23,
         25,
@@ -412,8 +419,7 @@ def test_a_column_that_is_not_wanted_is_not_decoded() -> None:
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_bodies_that_inflate_to_much_make_several_batches(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "INFLATED_BYTES_MAX", 10_000)
+def test_bodies_that_inflate_to_much_make_several_batches(slow: bool) -> None:
     packed, flags = compression.deflate(bytes(4000))
     twice = b"a\x011\x02a\x012\x02" if slow else b""
     data = b"".join(
@@ -428,14 +434,14 @@ def test_bodies_that_inflate_to_much_make_several_batches(slow: bool, monkeypatc
         )
         for i in range(40)
     )
-    found = list(records.batches(data, columns=["queueOffset", "body", "properties"]))
+    found = list(records.batches(data, DecodeRequest(["queueOffset", "body", "properties"], inflated_bytes_max=10_000)))
     assert all(sum(map(len, b.column(1).to_pylist())) <= 10_000 for b in found)
     assert len(found) == 15
     rows = [row for b in found for row in rows_of(b)]
     assert [row["queueOffset"] for row in rows] == list(range(40))
     assert all(row["body"] == (b"plain" if i % 4 == 3 else bytes(4000)) for i, row in enumerate(rows))
     with pytest.raises(RecordError, match="several batches"):
-        records.decode(data, columns=["body"])
+        records.decode(data, columns=["body"], inflated_bytes_max=10_000)
 
 
 @pytest.mark.parametrize("properties", [b"", b"a\x011\x02a\x012\x02"], ids=["quick", "slow"])

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from rocketspark.arrow.row_filter import INT64_MAX, INT64_MIN
+from rocketspark.arrow.decode_request import INT64_MAX, INT64_MIN
 from rocketspark.errors import ConfigError
 from rocketspark.spark.option_kinds.offset_options import AtTime, AtTimes
 from rocketspark.spark.options import ReadOptions

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 
-from rocketspark.arrow.decode_errors import DecodeFindings
+from rocketspark.arrow.decode_request import DecodeFindings
 from rocketspark.errors import RecordError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.options import BAD_AS_STORED, BAD_IS_ERROR, ReadOptions

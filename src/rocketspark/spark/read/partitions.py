@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from rocketspark.arrow.row_filter import RowFilter
+from rocketspark.arrow.decode_request import DecodeRequest
 from rocketspark.errors import ConfigError, RecordError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.decode.read_columns import columns_of
@@ -284,12 +284,21 @@ def read_partition(
     with plain_errors():
         columns = columns_of(schema, options)
         rows = ReadFilter.of(options) if rows is None else rows
-        wanted = rows.wanted()
         asked = rows.asked() if partition.filters else EVERY_MESSAGE
         findings = ReadFindings(partition.source.queue, partition.addresses, options)
+        wanted = DecodeRequest(
+            columns.decoded,
+            broker=partition.broker_name,
+            topic=partition.topic,
+            position_end=partition.log_end,
+            wanted=rows.wanted(),
+            ascending=True,
+            check_crc=options.check_crc,
+            findings=findings,
+        )
         for piece in fetch(partition.source, partition.addresses, options, asked):
             if piece.spans:
-                for batch in rows_of(piece, columns.decoded, partition, wanted, findings, check_crc=options.check_crc):
+                for batch in rows_of(piece, partition, wanted):
                     if batch.num_rows:
                         yield columns.given(batch)
             elif piece.whole:
@@ -298,35 +307,16 @@ def read_partition(
     settle()
 
 
-def rows_of(
-    piece: PulledPiece,
-    columns: list[str],
-    partition: QueuePartition,
-    wanted: RowFilter,
-    findings: ReadFindings,
-    *,
-    check_crc: bool,
-) -> Iterator[pa.RecordBatch]:
-    """Return the rows of a piece that are wanted. Raises RecordError naming the queue, and the errors of `findings`."""
+def rows_of(piece: PulledPiece, partition: QueuePartition, wanted: DecodeRequest) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a piece that are wanted. Raises RecordError naming the queue, and the errors of the request's
+    findings.
+    """
     # Not with the module: the driver plans without it.
     from rocketspark.arrow import records
 
+    asked = wanted._replace(offset_first=piece.first, offset_end=piece.end, whole=piece.whole)
     try:
-        yield from records.batches(
-            piece.buffer,
-            piece.spans,
-            columns,
-            broker=partition.broker_name,
-            topic=partition.topic,
-            offset_first=piece.first,
-            offset_end=piece.end,
-            position_end=partition.log_end,
-            wanted=wanted,
-            ascending=True,
-            check_crc=check_crc,
-            whole=piece.whole,
-            findings=findings,
-        )
+        yield from records.batches(piece.buffer, asked, piece.spans)
     except RecordError as e:
         if partition.topic in str(e):
             raise

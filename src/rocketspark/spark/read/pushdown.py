@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from rocketspark.arrow.row_filter import INT64_MAX, INT64_MIN
+from rocketspark.arrow.decode_request import INT64_MAX, INT64_MIN
 from rocketspark.model import MessageQueue
 from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.spark_features import (

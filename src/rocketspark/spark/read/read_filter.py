@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rocketspark.arrow.row_filter import RowFilter
+from rocketspark.arrow.decode_request import RowFilter
 from rocketspark.errors import FilterIllegal
 from rocketspark.filters import sql92
 from rocketspark.model import Subscription, subscribe

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from rocketspark.arrow import records
+from rocketspark.arrow.decode_request import DecodeRequest
 from rocketspark.errors import ConfigError, StoreError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.decode.read_columns import columns_of
@@ -160,7 +161,6 @@ def read_partition(
     with plain_errors():
         columns = columns_of(schema, options)
         rows = ReadFilter.of(options) if rows is None else rows
-        wanted = rows.wanted()
         queue = partition.queue
         source = MessageQueue(partition.topic, partition.broker_name, queue.queue_id)
 
@@ -170,22 +170,21 @@ def read_partition(
                 lost(OffsetRange(source, first, end), why, options)
 
         findings = ReadFindings(source, (), options)
+        asked = DecodeRequest(
+            columns.decoded,
+            broker=partition.broker_name,
+            topic=partition.topic,
+            offset_first=queue.first,
+            offset_end=queue.next,
+            wanted=rows.wanted(),
+            findings=findings,
+        )
         files = LogScan(partition.log_directories)
         try:
             files.check_there()
             reader = RecordReader(queue, files, gone, check_crc=options.check_crc)
             for piece in reader.pieces(rows.codes()):
-                for batch in records.batches(
-                    piece.buffer,
-                    columns=columns.decoded,
-                    starts=piece.starts,
-                    broker=partition.broker_name,
-                    topic=partition.topic,
-                    offset_first=queue.first,
-                    offset_end=queue.next,
-                    wanted=wanted,
-                    findings=findings,
-                ):
+                for batch in records.batches(piece.buffer, asked, starts=piece.starts):
                     if batch.num_rows:
                         yield columns.given(batch)
             findings.done()

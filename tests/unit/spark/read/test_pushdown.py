@@ -33,7 +33,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from rocketspark.arrow.row_filter import INT64_MAX
+from rocketspark.arrow.decode_request import INT64_MAX
 from rocketspark.model import MessageQueue
 from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read import pushdown

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.arrow import records
-from rocketspark.arrow.row_filter import INT64_MAX, INT64_MIN, RowFilter
+from rocketspark.arrow.decode_request import INT64_MAX, INT64_MIN, RowFilter
 from rocketspark.filters import sql92
 from rocketspark.protocol.message import batch, record, sysflags
 
@@ -86,10 +85,3 @@ def test_no_tag_wants_no_row() -> None:
     data = make(0, b"TAGS\x01A\x02") + make(1, b"")
     assert records.decode(data, wanted=RowFilter(frozenset())).num_rows == 0
     assert records.decode(data, wanted=RowFilter()).num_rows == 2
-
-
-@pytest.mark.parametrize("both", [RowFilter(frozenset("AB")), RowFilter(frozenset("B"))])
-def test_tags_given_twice_hold_together(both: RowFilter) -> None:
-    data = b"".join(make(i, b"TAGS\x01%b\x02" % bytes([65 + i])) for i in range(3))
-    decoded = records.decode(data, columns=["tag"], tags=frozenset("BC"), wanted=both)
-    assert decoded.column(0).to_pylist() == ["B"]

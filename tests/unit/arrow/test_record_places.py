@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from tests.unit.arrow.property_texts import odd_properties
 
 from rocketspark.arrow import records
-from rocketspark.arrow.columns import COLUMNS
-from rocketspark.arrow.decode_errors import DecodeFindings
-from rocketspark.arrow.row_by_row import DecodeRequest, slow_batches
-from rocketspark.arrow.row_filter import EVERYTHING
+from rocketspark.arrow.decode_request import DecodeFindings, DecodeRequest, RowFilter
+from rocketspark.arrow.row_by_row import slow_batches
 from rocketspark.errors import RecordError
 from rocketspark.protocol.message import batch, compression, record, sysflags
 
@@ -52,24 +50,20 @@ def outcome(decode: Any) -> tuple[list[dict[str, Any]], list[tuple[Any, ...]], b
     return rows, noted.told, False
 
 
-def assert_as_row_by_row(data: bytes, **how: Any) -> list[dict[str, Any]]:
-    columns = tuple(COLUMNS)
+def assert_as_row_by_row(data: bytes, *, tags: frozenset[str] = frozenset(), **how: Any) -> list[dict[str, Any]]:
+    request = DecodeRequest(broker="b", wanted=RowFilter(tags or None), **how)
 
     def quick(noted: Noted) -> Any:
-        return records.batches(data, None, columns, broker="b", check_crc=True, findings=noted, **how)
+        return records.batches(data, request._replace(check_crc=True, findings=noted))
 
     def slow(noted: Noted) -> Any:
-        first, end = how.get("offset_first", 0), how.get("offset_end", records.OFFSET_END)
-        wanted = EVERYTHING._replace(tags=how.get("tags") or None)
-        ascending, whole = how.get("ascending", False), how.get("whole", False)
-        bounds = (first, end, how.get("position_end"))
-        asked = DecodeRequest(columns, "b", *bounds, wanted, ascending, whole, noted, records.INFLATED_BYTES_MAX)
+        asked = request._replace(findings=noted)
         starts = records.find_records(data, (0, len(data)))
         return slow_batches(data, starts.tolist(), asked)
 
     (rows, told, failed), (slow_rows, slow_told, slow_failed) = outcome(quick), outcome(slow)
     assert (rows, failed) == (slow_rows, slow_failed)
-    if how.keys() & {"tags", "ascending", "position_end"}:
+    if tags or how.keys() & {"ascending", "position_end"}:
         # Row by row, what is wrong with rows that are left out is told too.
         told, slow_told = ([one for one in both if one[0] == "missing"] for both in (told, slow_told))
     assert told == slow_told
