@@ -18,8 +18,7 @@ from tests.support.hostile_texts import ANY, MARK, TEXTS, unseen
 
 import rocketspark
 from rocketspark.cli.commands import consume
-from rocketspark.cli.operate import print_json
-from rocketspark.cli.tables import print_table
+from rocketspark.cli.operate import print_json, print_table
 from rocketspark.model.shown_log import LOGGERS, ShownFormatter
 from rocketspark.model.text import in_file_name, shown, shown_json
 from rocketspark.spark.pipelines.archive.manifest import partition_folder

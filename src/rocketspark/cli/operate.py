@@ -1,15 +1,56 @@
-"""What commands on a cluster share: one operation of an operator's, and its result as JSON."""
+"""What the commands that ask a cluster share: how an operation of an operator is run, on which brokers, whether the
+person at the terminal means it, and how its result is printed: as JSON, or as a table.
+
+Rule: what comes from a server is printed escaped, and styled by nothing in it; in a file or a pipe each row of a table
+is one line, as wide as it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+
+import typer
+
+from rocketspark.cli.options import HERE, ClusterAccess, Json
+from rocketspark.model.text import shown, shown_json
 
 if TYPE_CHECKING:
     from rocketspark.admin.operations import Operations
-    from rocketspark.cli.options import ClusterAccess
 
 T = TypeVar("T")
+
+# The width of a table that is not printed on a terminal.
+NO_WIDTH = 100_000
+
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")]
+CopyFrom = Annotated[str, typer.Argument(metavar="FROM", help="The broker to copy from, a name or host:port.")]
+CopyTo = Annotated[
+    list[str] | None, typer.Option("--to", help="The broker to copy to; may be repeated [default: other masters].")
+]
+
+
+class OnBrokers(NamedTuple):
+    """The options of every command about users and rules: the cluster, and on which of its brokers to work."""
+
+    broker: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-b", "--broker", help="Only on this broker, a name or host:port; may be repeated [default: masters]."
+        ),
+    ] = None
+    cluster: Annotated[str | None, typer.Option("-c", "--cluster", help="Only on the masters of this cluster.")] = None
+    at: ClusterAccess = HERE
+    json: Json = False
+
+    def named(self) -> dict[str, Any]:
+        """Return the arguments by which an operation knows its brokers."""
+        return {"cluster": self.cluster, "brokers": self.broker or None}
+
+
+# The default of a command's argument `on`.
+EVERYWHERE = OnBrokers()
 
 
 def run_operation(at: ClusterAccess, act: Callable[[Operations], Awaitable[T]]) -> T:
@@ -33,6 +74,53 @@ def print_json(value: Any) -> None:
     """Print a value as one line of JSON on stdout."""
     import msgspec
 
-    from rocketspark.model.text import shown_json
-
     print(shown_json(msgspec.json.encode(value)))
+
+
+def confirm(yes: bool, question: str, otherwise: str) -> None:
+    """Have the person at the terminal confirm what cannot be taken back, unless --yes was given.
+
+    Raises BadParameter with the text `otherwise` where stdin is no terminal, Abort if the answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(otherwise)
+    typer.confirm(question, abort=True)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for a person: escaped, with commas between."""
+    return ", ".join(map(shown, names))
+
+
+def print_copied(copied: dict[str, list[str]], *, json: bool) -> None:
+    """Print what was copied, by the broker it was copied to."""
+    if json:
+        print_json(copied)
+        return
+    for broker, names in copied.items():
+        print(f"copied to {shown(broker)}: {listed(names) or 'nothing'}")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows of texts below the columns' names."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(shown(cell)) for cell in row))
+    Console(width=None if sys.stdout.isatty() else NO_WIDTH).print(table)
+
+
+def by_broker(rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[tuple[str, ...]]:
+    """Join (broker, row) of equal rows into one: the brokers' names, then the row."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for broker, row in rows:
+        found.setdefault(row, []).append(broker)
+    return [(", ".join(brokers), *row) for row, brokers in found.items()]

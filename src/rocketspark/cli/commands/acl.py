@@ -9,10 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rocketspark.cli.on_brokers import Broker, Cluster, print_copied
-from rocketspark.cli.operate import print_json, run_operation
+from rocketspark.cli.operate import (
+    EVERYWHERE,
+    CopyFrom,
+    CopyTo,
+    OnBrokers,
+    Yes,
+    by_broker,
+    confirm,
+    listed,
+    print_copied,
+    print_json,
+    print_table,
+    run_operation,
+)
 from rocketspark.cli.options import HERE, ClusterAccess, Json
-from rocketspark.cli.tables import by_broker, print_table
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
@@ -72,10 +83,7 @@ def create(
     ip: SourceIp = None,
     decision: Decide = None,
     policy: Kind = Policy.custom,
-    broker: Broker = None,
-    cluster: Cluster = None,
-    at: ClusterAccess = HERE,
-    json: Json = False,
+    on: OnBrokers = EVERYWHERE,
 ) -> None:
     """Allow a user something, or deny it, on every master; his other rules stay, and what is not given of this one.
 
@@ -84,7 +92,7 @@ def create(
     Example: `rocketspark acl create billing -r Topic:orders -r Group:billing -a Sub`
     """
     brokers = run_operation(
-        at,
+        on.at,
         lambda operations: operations.create_acl(
             name,
             _listed(resource),
@@ -92,11 +100,10 @@ def create(
             decision=decision and decision.value,
             source_ips=_addresses(ip),
             policy_type=policy.value,
-            cluster=cluster,
-            brokers=broker or None,
+            **on.named(),
         ),
     )
-    _done("created", name, brokers, json=json)
+    _done("created", name, brokers, json=on.json)
 
 
 @app.command()
@@ -107,17 +114,14 @@ def update(
     ip: SourceIp = None,
     decision: Decide = None,
     policy: Kind = Policy.custom,
-    broker: Broker = None,
-    cluster: Cluster = None,
-    at: ClusterAccess = HERE,
-    json: Json = False,
+    on: OnBrokers = EVERYWHERE,
 ) -> None:
     """Change a user's rules for these resources on every master: what is given here; a new one needs an action.
 
     Example: `rocketspark acl update billing -r Topic:orders -a Pub,Sub --ip 10.0.0.0/8`
     """
     brokers = run_operation(
-        at,
+        on.at,
         lambda operations: operations.update_acl(
             name,
             _listed(resource),
@@ -125,11 +129,10 @@ def update(
             decision=decision and decision.value,
             source_ips=_addresses(ip),
             policy_type=policy.value,
-            cluster=cluster,
-            brokers=broker or None,
+            **on.named(),
         ),
     )
-    _done("updated", name, brokers, json=json)
+    _done("updated", name, brokers, json=on.json)
 
 
 @app.command()
@@ -139,48 +142,42 @@ def delete(
         str | None, typer.Option("-r", "--resource", help="Only the rule for this resource.", show_default=False)
     ] = None,
     policy: Annotated[Policy | None, typer.Option("--policy", case_sensitive=False)] = None,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")] = False,
-    broker: Broker = None,
-    cluster: Cluster = None,
-    at: ClusterAccess = HERE,
-    json: Json = False,
+    yes: Yes = False,
+    on: OnBrokers = EVERYWHERE,
 ) -> None:
     """Delete a user's rule for a resource, or all of his rules, on every master.
 
     Example: `rocketspark acl delete billing -r Topic:orders`
     """
-    if resource is None and not yes:
-        if not sys.stdin.isatty():
-            raise typer.BadParameter("all of the user's rules will be gone: name a --resource, or confirm with --yes")
-        typer.confirm(f"Delete all rules of {shown(name)}?", abort=True)
+    confirm(
+        yes or resource is not None,
+        f"Delete all rules of {shown(name)}?",
+        "all of the user's rules will be gone: name a --resource, or confirm with --yes",
+    )
     brokers = run_operation(
-        at,
+        on.at,
         lambda operations: operations.delete_acl(
             name,
             resource=resource,
             policy_type=policy and policy.value,
-            cluster=cluster,
-            brokers=broker or None,
+            **on.named(),
         ),
     )
-    _done("deleted", name, brokers, json=json)
+    _done("deleted", name, brokers, json=on.json)
 
 
 @app.command()
 def get(
     name: Name,
-    broker: Broker = None,
-    cluster: Cluster = None,
-    at: ClusterAccess = HERE,
-    json: Json = False,
+    on: OnBrokers = EVERYWHERE,
 ) -> None:
     """Print what one user may do, on each broker.
 
     Example: `rocketspark acl get billing`
     """
     _print(
-        run_operation(at, lambda operations: operations.get_acl(name, cluster=cluster, brokers=broker or None)),
-        json=json,
+        run_operation(on.at, lambda operations: operations.get_acl(name, **on.named())),
+        json=on.json,
     )
 
 
@@ -190,32 +187,25 @@ def list_(
     resource: Annotated[
         str, typer.Option("-r", "--resource", help="Only resources that hold this.", show_default=False)
     ] = "",
-    broker: Broker = None,
-    cluster: Cluster = None,
-    at: ClusterAccess = HERE,
-    json: Json = False,
+    on: OnBrokers = EVERYWHERE,
 ) -> None:
     """Print what all users may do, on all masters.
 
     Example: `rocketspark acl list --resource orders`
     """
     _print(
-        run_operation(
-            at, lambda operations: operations.list_acls(part, resource, cluster=cluster, brokers=broker or None)
-        ),
-        json=json,
+        run_operation(on.at, lambda operations: operations.list_acls(part, resource, **on.named())),
+        json=on.json,
     )
 
 
 @app.command()
 def copy(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="The broker to copy from, a name or host:port.")],
+    source: CopyFrom,
     user: Annotated[
         list[str] | None, typer.Option("-u", "--user", help="Only this user's rules; may be repeated.")
     ] = None,
-    to: Annotated[
-        list[str] | None, typer.Option("--to", help="The broker to copy to; may be repeated [default: other masters].")
-    ] = None,
+    to: CopyTo = None,
     at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
@@ -244,7 +234,7 @@ def _done(what: str, name: str, brokers: Iterable[str], *, json: bool) -> None:
     if json:
         print_json({"user": name, "brokers": list(brokers), "done": what})
     else:
-        print(f"{what} rules of {shown(name)} on {', '.join(map(shown, brokers))}")
+        print(f"{what} rules of {shown(name)} on {listed(brokers)}")
 
 
 def _print(found: list[RuleState], *, json: bool) -> None:

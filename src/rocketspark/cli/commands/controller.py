@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rocketspark.cli.serving import server_tls
-from rocketspark.cli.serving.server_options import Level, LogLevel, Secure, warn
+from rocketspark.cli.serving.server_options import NO_TLS, Level, LogLevel, Secure, TlsOptions, warn
 from rocketspark.errors import ConfigError
 
 
@@ -30,11 +29,7 @@ def controller(
     store: Annotated[
         Path | None, typer.Option(help="Folder of its state [default: controllerStorePath, else ./controller].")
     ] = None,
-    tls_mode: server_tls.Mode = None,
-    tls_cert: server_tls.Cert = None,
-    tls_key: server_tls.Key = None,
-    tls_test: server_tls.Test = False,
-    tls_config: server_tls.Properties = None,
+    tls: TlsOptions = NO_TLS,
     secure: Secure = None,
     log_level: Level = LogLevel.info,
 ) -> None:
@@ -55,13 +50,12 @@ def controller(
     from rocketspark.controller.server import ControllerServer
     from rocketspark.controller.settings import ControllerSettings, read_controller_conf
 
-    tls = server_tls.TlsOptions(tls_mode, tls_cert, tls_key, tls_test, tls_config)
     values = read_controller_conf(config) if config else {}
     try:
         settings = ControllerSettings(values, listen=listen, folder=store or "", conf_path=config or "")
     except ConfigError as e:
         raise ConfigError(f"{config}: {e}" if config else str(e)) from None
-    settings.tls = tls.over(settings.tls, warn)
+    settings.tls = tls.over(settings.tls)
     if secure is not None:
         from rocketspark.broker.access import secure_folder
 

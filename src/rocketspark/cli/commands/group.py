@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from rocketspark.cli.operate import print_json, run_operation
+from rocketspark.cli.operate import listed, print_json, run_operation
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.model.text import shown, shown_json
 
@@ -24,8 +24,22 @@ class Mode(StrEnum):
 
 app = typer.Typer(help="Create, change and show consumer groups.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
-Cluster = Annotated[str | None, typer.Option(help="Only on this cluster's brokers.")]
-Broker = Annotated[list[str] | None, typer.Option(help="Only on this broker; may be repeated.")]
+
+
+class OnMasters(NamedTuple):
+    """The options of commands that change a group: the cluster, and on which of its masters to work."""
+
+    cluster: Annotated[str | None, typer.Option(help="Only on this cluster's brokers.")] = None
+    broker: Annotated[list[str] | None, typer.Option(help="Only on this broker; may be repeated.")] = None
+    at: ClusterAccess = HERE
+    json: Json = False
+
+    def named(self) -> dict[str, Any]:
+        """Return the arguments by which an operation knows its brokers."""
+        return {"cluster": self.cluster, "brokers": self.broker or None}
+
+
+EVERYWHERE = OnMasters()
 
 
 @app.command()
@@ -50,10 +64,7 @@ def create(
         typer.Option(help="When retries are made for clients of RocketMQ 5, as its groupRetryPolicy in JSON."),
     ] = None,
     attributes: Annotated[str, typer.Option(help="Changes of attributes: +name=value,-name.")] = "",
-    cluster: Cluster = None,
-    broker: Broker = None,
-    at: ClusterAccess = HERE,
-    json: Json = False,
+    on: OnMasters = EVERYWHERE,
 ) -> None:
     """Create a consumer group on every broker, or change what is given here of its settings.
 
@@ -70,10 +81,8 @@ def create(
         retry_policy=None if retry_policy is None else _policy(retry_policy),
         attributes=attributes,
     )
-    found = run_operation(
-        at, lambda operations: operations.put_group(group, settings, cluster=cluster, brokers=broker or None)
-    )
-    _print(group, found, json)
+    found = run_operation(on.at, lambda operations: operations.put_group(group, settings, **on.named()))
+    _print(group, found, on.json)
 
 
 @app.command()
@@ -99,10 +108,7 @@ def set_mode(
             " pops all.",
         ),
     ] = None,
-    cluster: Cluster = None,
-    broker: Broker = None,
-    at: ClusterAccess = HERE,
-    json: Json = False,
+    on: OnMasters = EVERYWHERE,
 ) -> None:
     """Have a group pull or pop a topic's messages; for members that let brokers assign queues (`pop=True`).
 
@@ -111,16 +117,16 @@ def set_mode(
     Example: `rocketspark group set-mode billing orders pop --share 2`
     """
     names = run_operation(
-        at,
+        on.at,
         lambda operations: operations.set_request_mode(
-            topic, group, mode.value.upper(), pop_share_queue_count=share, cluster=cluster, brokers=broker or None
+            topic, group, mode.value.upper(), pop_share_queue_count=share, **on.named()
         ),
     )
-    if json:
+    if on.json:
         print_json({"group": group, "topic": topic, "mode": mode.value.upper(), "share": share, "brokers": names})
     else:
         what = "pops" if mode is Mode.pop else "pulls"
-        print(f"group {shown(group)} {what} {shown(topic)} on {', '.join(map(shown, names))}")
+        print(f"group {shown(group)} {what} {shown(topic)} on {listed(names)}")
 
 
 def _policy(text: str) -> dict[str, Any]:

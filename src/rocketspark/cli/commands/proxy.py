@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from rocketspark.cli.options import HERE, NAMESRV_DEFAULT, ClusterAccess
-from rocketspark.cli.serving import server_tls
 from rocketspark.cli.serving.child_processes import ChildProcess
 from rocketspark.cli.serving.proxy_process import AUDIT_FILE, DEFAULT_PORT, EXTRA, PORT_KEY_PASSWORD, is_installed
-from rocketspark.cli.serving.server_options import Level, LogLevel, Secure, warn
+from rocketspark.cli.serving.server_options import Level, LogLevel, Secure, TlsModes, warn
 from rocketspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,13 +23,10 @@ if TYPE_CHECKING:
     from rocketspark.transport.tls.client_tls import ClientTls
     from rocketspark.transport.tls.settings import TlsSettings
 
-Advertised = Annotated[
-    str | None,
-    typer.Option(help="The host that routes tell clients to come to [default: the one by which they asked]."),
-]
 
+class Listening(NamedTuple):
+    """The options of `proxy` about its port, and about the rmq-proxy.json that the others win over."""
 
-def proxy(
     grpc_port: Annotated[
         int | None,
         typer.Option(
@@ -39,31 +35,84 @@ def proxy(
             max=65535,
             help="Port to listen on; 0 takes a free one [default: grpcServerPort, else 8081].",
         ),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    ] = None
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     config: Annotated[
         Path | None, typer.Option("-c", "--config", help="A rmq-proxy.json of Apache's proxy; options win over it.")
-    ] = None,
+    ] = None
     processes: Annotated[
         int,
         typer.Option(min=1, max=64, help="How many processes share the port: each serves the clients that come to it."),
-    ] = 1,
-    share_port: Annotated[bool, typer.Option("--share-port", hidden=True)] = False,
-    advertise: Advertised = None,
-    at: ClusterAccess = HERE,
-    secure: Secure = None,
+    ] = 1
+    share_port: Annotated[bool, typer.Option("--share-port", hidden=True)] = False
+    advertise: Annotated[
+        str | None,
+        typer.Option(help="The host that routes tell clients to come to [default: the one by which they asked]."),
+    ] = None
+
+    def settings(self, namesrv: str) -> ProxySettings:
+        """Return the settings of the file, with these options over them. Raises ConfigError."""
+        from rocketspark.proxy import config_file
+        from rocketspark.proxy.settings import ProxySettings
+
+        values, warnings = config_file.read(self.config) if self.config else ({}, [])
+        warn(warnings)
+        if namesrv != NAMESRV_DEFAULT or not values.get("namesrv"):
+            values["namesrv"] = namesrv
+        if self.grpc_port is not None:
+            values["port"] = self.grpc_port
+        settings = ProxySettings(
+            **{"port": DEFAULT_PORT, **values}, host=self.host, advertised_host=self.advertise or ""
+        )
+        settings.share_port = self.share_port
+        return settings
+
+
+class PortTls(NamedTuple):
+    """The options of `proxy` about TLS on its own port."""
+
     port_tls_mode: Annotated[
-        server_tls.TlsModes | None,
+        TlsModes | None,
         typer.Option(help="TLS on the proxy's port: beside plain, alone, or none [default: permissive]."),
-    ] = None,
+    ] = None
     port_tls_cert: Annotated[
         Path | None,
         typer.Option(help="Its certificate and chain, PEM; new files are taken without a stop [default: made anew]."),
-    ] = None,
-    port_tls_key: Annotated[Path | None, typer.Option(help="The key of that certificate, PEM.")] = None,
+    ] = None
+    port_tls_key: Annotated[Path | None, typer.Option(help="The key of that certificate, PEM.")] = None
     proxy_networks: Annotated[
         str, typer.Option(help="Addresses of load balancers whose PROXY headers are believed: 10.0.0.0/8,…")
-    ] = "",
+    ] = ""
+
+    def settings(self) -> TlsSettings | None:
+        """Return what was said of TLS on the port; None for nothing. Raises ConfigError."""
+        from rocketspark.transport.tls.settings import NETWORKS_KEY, from_values
+
+        mode, cert, key = self.port_tls_mode, self.port_tls_cert, self.port_tls_key
+        given = {
+            "tls.server.mode": mode.value if mode else "",
+            "tls.server.certPath": str(cert or ""),
+            "tls.server.keyPath": str(key or ""),
+            NETWORKS_KEY: self.proxy_networks,
+        }
+        values = {name: value for name, value in given.items() if value}
+        if not values:
+            return None
+        if not cert and not key and mode is not TlsModes.disabled:
+            values["tls.test.mode.enable"] = "true"
+        if os.environ.get(PORT_KEY_PASSWORD):
+            values["tls.server.keyPassword"] = os.environ[PORT_KEY_PASSWORD]
+        return from_values(values)
+
+
+_LISTENING, _PORT_TLS = Listening(), PortTls()
+
+
+def proxy(
+    listening: Listening = _LISTENING,
+    at: ClusterAccess = HERE,
+    secure: Secure = None,
+    own_tls: PortTls = _PORT_TLS,
     remoting_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="One more port for clients before RocketMQ 5.")
     ] = None,
@@ -107,8 +156,7 @@ def proxy(
     from rocketspark.proxy.server import ProxyServer
     from rocketspark.transport.tls.client_tls import client_tls
 
-    settings = _settings(config, at.namesrv, host=host, port=grpc_port, advertised_host=advertise)
-    settings.share_port = share_port
+    settings = listening.settings(at.namesrv)
     settings.remoting_port = remoting_port
     if metrics_port is not None:
         settings.metrics_port = metrics_port
@@ -117,36 +165,20 @@ def proxy(
     tls = client_tls(**{"use_tls": False, **tls_options})
     keys = {name: value for name, value in options.items() if name not in tls_options}
     signer: Any = Signer(**{"access_key": "", "secret_key": "", **keys}) if keys else None
-    port_tls = _port_tls(port_tls_mode, port_tls_cert, port_tls_key, proxy_networks)
+    port_tls = own_tls.settings()
     if secure is not None:
         signer, tls, port_tls = _of_folder(secure)
         audit_log = audit_log or str(secure / AUDIT_FILE)
     settings.audit_path = "" if audit_log == "off" else audit_log
 
     async def start(servers: AsyncExitStack) -> str:
-        if processes > 1:
-            return f"ready proxy={await _several(servers, settings, processes)}"
+        if listening.processes > 1:
+            return f"ready proxy={await _several(servers, settings, listening.processes)}"
         server = await start_in(servers, ProxyServer(settings, signer=signer, tls=tls, front_tls=port_tls))
         metrics = f" metrics={server.metrics.address}" if server.metrics is not None else ""
         return f"ready proxy={server.address}{metrics}"
 
     serve(start, log_level=log_level.value)
-
-
-def _settings(
-    config: Path | None, namesrv: str, *, host: str, port: int | None, advertised_host: str | None
-) -> ProxySettings:
-    """Return the settings of a file, with the options' values over them. Raises ConfigError."""
-    from rocketspark.proxy import config_file
-    from rocketspark.proxy.settings import ProxySettings
-
-    values, warnings = config_file.read(config) if config else ({}, [])
-    warn(warnings)
-    if namesrv != NAMESRV_DEFAULT or not values.get("namesrv"):
-        values["namesrv"] = namesrv
-    if port is not None:
-        values["port"] = port
-    return ProxySettings(**{"port": DEFAULT_PORT, **values}, host=host, advertised_host=advertised_host or "")
 
 
 async def _several(servers: AsyncExitStack, settings: ProxySettings, count: int) -> str:
@@ -170,28 +202,6 @@ async def _several(servers: AsyncExitStack, settings: ProxySettings, count: int)
         address = await process.start_in(servers)
         port = int(address.rpartition(":")[2])
     return address
-
-
-def _port_tls(
-    mode: server_tls.TlsModes | None, cert: Path | None, key: Path | None, networks: str
-) -> TlsSettings | None:
-    """Return what was said of TLS on the port; None for nothing. Raises ConfigError."""
-    from rocketspark.transport.tls.settings import NETWORKS_KEY, from_values
-
-    given = {
-        "tls.server.mode": mode.value if mode else "",
-        "tls.server.certPath": str(cert or ""),
-        "tls.server.keyPath": str(key or ""),
-        NETWORKS_KEY: networks,
-    }
-    values = {name: value for name, value in given.items() if value}
-    if not values:
-        return None
-    if not cert and not key and mode is not server_tls.TlsModes.disabled:
-        values["tls.test.mode.enable"] = "true"
-    if os.environ.get(PORT_KEY_PASSWORD):
-        values["tls.server.keyPassword"] = os.environ[PORT_KEY_PASSWORD]
-    return from_values(values)
 
 
 def _of_folder(folder: Path) -> tuple[RequestSigner, ClientTls | None, TlsSettings]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from rocketspark.cli.serving import server_tls
-from rocketspark.cli.serving.server_options import Level, LogLevel, Secure, warn
+from rocketspark.cli.serving.server_options import NO_TLS, Level, LogLevel, Secure, TlsOptions, warn
 from rocketspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,21 +31,31 @@ Store = Annotated[
 ]
 
 
-def server(
-    namesrv_port: Port = 9876,
+class BrokerBeside(NamedTuple):
+    """The options of `server` about its broker."""
+
     broker_port: Annotated[
         int | None,
         typer.Option(min=0, max=65535, help="The broker's port; 0 takes a free one [default: listenPort, else 10911]."),
-    ] = None,
-    store: Store = None,
-    config: Config = None,
-    host: Host = None,
+    ] = None
+    store: Store = None
+    config: Config = None
+    host: Host = None
+
+    def settings(self) -> BrokerSettings:
+        """Return the settings of the broker.conf, with these options over them. Raises ConfigError."""
+        return _settings(self.config, store=self.store, host=self.host, port=self.broker_port)
+
+
+class Fleet(NamedTuple):
+    """The options of `server` about how many brokers it runs, and how many copies of each."""
+
     brokers: Annotated[
         int,
         typer.Option(
             min=1, max=26, help="How many brokers, each a process of its own with a folder of its own below the store."
         ),
-    ] = 1,
+    ] = 1
     replicas: Annotated[
         int,
         typer.Option(
@@ -54,10 +63,61 @@ def server(
             max=9,
             help="How many copies of each broker, each a process of its own; a controller elects the master.",
         ),
-    ] = 1,
+    ] = 1
     controller_port: Annotated[
         int, typer.Option(min=0, max=65535, help="The controller's port, with --replicas; 0 takes a free one.")
-    ] = 9877,
+    ] = 9877
+
+
+class BrokerOptions(NamedTuple):
+    """The options of `broker` that win over its broker.conf."""
+
+    config: Config = None
+    namesrv: Annotated[
+        str | None,
+        typer.Option(
+            "-n",
+            "--namesrv",
+            envvar=["ROCKETMQ_NAMESRV_ADDR", "NAMESRV_ADDR"],
+            help="NameServers, host:port;host:port [default: broker.conf's namesrvAddr, else 127.0.0.1:9876].",
+        ),
+    ] = None
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "-p", "--port", min=0, max=65535, help="Port; 0 takes a free one [default: listenPort, or 10911]."
+        ),
+    ] = None
+    store: Store = None
+    host: Host = None
+    name: Annotated[str | None, typer.Option(help="brokerName [default: broker.conf's, else broker-a].")] = None
+    controller: Annotated[
+        str | None,
+        typer.Option(
+            help="Controllers, host:port;host:port: they say which broker is master, and a send is answered once"
+            " all in sync have the message [default: broker.conf's controllerAddr, with enableControllerMode=true]."
+        ),
+    ] = None
+
+    def settings(self) -> BrokerSettings:
+        """Return the settings of the broker.conf, with these options over them. Raises ConfigError."""
+        settings = _settings(self.config, store=self.store, host=self.host, port=self.port)
+        settings.broker_name = self.name or settings.broker_name
+        settings.namesrv_addresses = self.namesrv or settings.namesrv_addresses or "127.0.0.1:9876"
+        if self.controller:
+            settings.controller_mode, settings.controller_addresses = True, self.controller
+            settings.broker_role, settings.broker_id = "SLAVE", -1
+            settings.all_ack_in_sync_set = settings.slave_read = True
+        return settings
+
+
+_BESIDE, _FLEET, _BROKER = BrokerBeside(), Fleet(), BrokerOptions()
+
+
+def server(
+    namesrv_port: Port = 9876,
+    beside: BrokerBeside = _BESIDE,
+    fleet: Fleet = _FLEET,
     grpc_port: Annotated[
         int | None,
         typer.Option(
@@ -75,11 +135,7 @@ def server(
             help="Take TLS and signed requests alone: makes a certificate and an administrator, and says how to enter.",
         ),
     ] = False,
-    tls_mode: server_tls.Mode = None,
-    tls_cert: server_tls.Cert = None,
-    tls_key: server_tls.Key = None,
-    tls_test: server_tls.Test = False,
-    tls_config: server_tls.Properties = None,
+    tls: TlsOptions = NO_TLS,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Run a NameServer and a broker in one process, or with --brokers N several broker processes of one cluster.
@@ -107,14 +163,13 @@ def server(
     from rocketspark.controller.settings import ControllerSettings
     from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 
-    tls = server_tls.TlsOptions(tls_mode, tls_cert, tls_key, tls_test, tls_config)
-    settings = _settings(config, store=store, host=host, port=broker_port)
-    settings.tls = tls.over(settings.tls, warn)
-    options = [*_options(config, log_level), *tls.arguments()]
+    settings = beside.settings()
+    settings.tls = tls.over(settings.tls)
+    options = [*_options(beside.config, log_level), *tls.arguments()]
     grpc = None if no_grpc else _grpc_port(settings, grpc_port)
-    door = _secured(settings, alone=replicas <= 1) if secure else None
+    door = _secured(settings, alone=fleet.replicas <= 1) if secure else None
     if door:
-        options += ["--secure", str(door.folder), *(["--alone"] if replicas <= 1 else [])]
+        options += ["--secure", str(door.folder), *(["--alone"] if fleet.replicas <= 1 else [])]
 
     async def start(servers: AsyncExitStack) -> str:
         kv_path = Path(settings.store_root) / "namesrv" / "kvConfig.json"
@@ -132,19 +187,19 @@ def server(
             nameserver.let_write(writers)
         await start_in(servers, nameserver)
         settings.namesrv_addresses = ";".join(filter(None, [nameserver.address, settings.namesrv_addresses]))
-        if replicas > 1:
+        if fleet.replicas > 1:
             inside = ControllerSettings(
-                listen=f"{settings.listen_host or '127.0.0.1'}:{controller_port}",
+                listen=f"{settings.listen_host or '127.0.0.1'}:{fleet.controller_port}",
                 folder=Path(settings.store_root) / "controller",
             )
             inside.tls, inside.signer = settings.tls, signer
             if writers:
                 inside.let_ask(writers)
             controller = await _controller(servers, inside, share=SHARE_BESIDE_A_BROKER)
-            addresses = await _replicated(servers, settings, brokers, replicas, controller, options)
+            addresses = await _replicated(servers, settings, fleet, controller, options)
             between = f" controller={controller}"
-        elif brokers > 1:
-            addresses, between = await _fleet(servers, settings, brokers, options), ""
+        elif fleet.brokers > 1:
+            addresses, between = await _fleet(servers, settings, fleet.brokers, options), ""
         else:
             broker = await start_in(servers, BrokerServer(settings))
             addresses, between = [broker.address], ""
@@ -193,28 +248,27 @@ def _options(config: Path | None, log_level: LogLevel) -> list[str]:
 async def _replicated(
     servers: AsyncExitStack,
     settings: BrokerSettings,
-    count: int,
-    replicas: int,
+    fleet: Fleet,
     controller: str,
     options: list[str],
 ) -> list[str]:
-    """Start `replicas` processes of each of `count` brokers and wait until all are in sync; returns their addresses."""
+    """Start the processes of each broker of the fleet and wait until all are in sync; returns their addresses."""
     from rocketspark.cli.serving.broker_processes import BrokerProcess, names, ports, wait_in_sync
 
     options = [*options, "--controller", controller]
-    free = iter(ports(settings.listen_port, count * replicas))
+    free = iter(ports(settings.listen_port, fleet.brokers * fleet.replicas))
     addresses = []
-    for name in names(settings.broker_name, count):
-        for number in range(1, replicas + 1):
+    for name in names(settings.broker_name, fleet.brokers):
+        for number in range(1, fleet.replicas + 1):
             folder = Path(settings.store_root) / name / f"replica-{number}"
             process = BrokerProcess(name, settings.namesrv_addresses, folder, settings.listen_host, next(free), options)
             addresses.append(await process.start_in(servers))
             # One after the other, so that the first is the master of a new store.
             if number == 1:
                 await wait_in_sync(settings, controller, name, 1)
-        master = await wait_in_sync(settings, controller, name, replicas)
-        own = addresses[-replicas:]
-        addresses[-replicas:] = sorted(own, key=lambda address: address != master)
+        master = await wait_in_sync(settings, controller, name, fleet.replicas)
+        own = addresses[-fleet.replicas :]
+        addresses[-fleet.replicas :] = sorted(own, key=lambda address: address != master)
     return addresses
 
 
@@ -246,11 +300,7 @@ def namesrv(
         Path | None,
         typer.Option(help="File of the key-value tables [default: kvConfigPath, else kept in memory only]."),
     ] = None,
-    tls_mode: server_tls.Mode = None,
-    tls_cert: server_tls.Cert = None,
-    tls_key: server_tls.Key = None,
-    tls_test: server_tls.Test = False,
-    tls_config: server_tls.Properties = None,
+    tls: TlsOptions = NO_TLS,
     secure: Secure = None,
     log_level: Level = LogLevel.info,
 ) -> None:
@@ -268,9 +318,8 @@ def namesrv(
     from rocketspark.cli.serving.serve import serve, start_in
     from rocketspark.namesrv.server import NameServer
 
-    tls = server_tls.TlsOptions(tls_mode, tls_cert, tls_key, tls_test, tls_config)
     settings = _namesrv_settings(config, host=host, port=port, kv_config=kv_config)
-    settings.tls = tls.over(settings.tls, warn)
+    settings.tls = tls.over(settings.tls)
     inside = _controller_inside(settings) if settings.with_controller else None
     writers: dict[str, str] = {}
     if secure is not None:
@@ -295,37 +344,8 @@ def namesrv(
 
 
 def broker(
-    config: Config = None,
-    namesrv: Annotated[
-        str | None,
-        typer.Option(
-            "-n",
-            "--namesrv",
-            envvar=["ROCKETMQ_NAMESRV_ADDR", "NAMESRV_ADDR"],
-            help="NameServers, host:port;host:port [default: broker.conf's namesrvAddr, else 127.0.0.1:9876].",
-        ),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            "-p", "--port", min=0, max=65535, help="Port; 0 takes a free one [default: listenPort, or 10911]."
-        ),
-    ] = None,
-    store: Store = None,
-    host: Host = None,
-    name: Annotated[str | None, typer.Option(help="brokerName [default: broker.conf's, else broker-a].")] = None,
-    controller: Annotated[
-        str | None,
-        typer.Option(
-            help="Controllers, host:port;host:port: they say which broker is master, and a send is answered once"
-            " all in sync have the message [default: broker.conf's controllerAddr, with enableControllerMode=true]."
-        ),
-    ] = None,
-    tls_mode: server_tls.Mode = None,
-    tls_cert: server_tls.Cert = None,
-    tls_key: server_tls.Key = None,
-    tls_test: server_tls.Test = False,
-    tls_config: server_tls.Properties = None,
+    options: BrokerOptions = _BROKER,
+    tls: TlsOptions = NO_TLS,
     secure: Secure = None,
     alone: Annotated[bool, typer.Option("--alone", hidden=True, help="With --secure: listen for no replicas.")] = False,
     log_level: Level = LogLevel.info,
@@ -341,15 +361,8 @@ def broker(
     from rocketspark.broker.server import BrokerServer
     from rocketspark.cli.serving.serve import serve, start_in
 
-    tls = server_tls.TlsOptions(tls_mode, tls_cert, tls_key, tls_test, tls_config)
-    settings = _settings(config, store=store, host=host, port=port)
-    settings.tls = tls.over(settings.tls, warn)
-    settings.broker_name = name or settings.broker_name
-    settings.namesrv_addresses = namesrv or settings.namesrv_addresses or "127.0.0.1:9876"
-    if controller:
-        settings.controller_mode, settings.controller_addresses = True, controller
-        settings.broker_role, settings.broker_id = "SLAVE", -1
-        settings.all_ack_in_sync_set = settings.slave_read = True
+    settings = options.settings()
+    settings.tls = tls.over(settings.tls)
     if secure:
         from rocketspark.broker.access import secure_folder
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from rocketspark.cli.operate import print_json, run_operation
+from rocketspark.cli.operate import Yes, confirm, listed, print_json, run_operation
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.model.text import shown
 
@@ -152,13 +151,13 @@ def create(
         word = "created" if not b.existed else "changed" if b.changed else "unchanged"
         alike.setdefault((word, b.queue_count), []).append(b.broker_name)
     for (word, count), names in alike.items():
-        print(f"{word} {shown(topic)} with {count} queues{what} on {_listed(names)}")
+        print(f"{word} {shown(topic)} with {count} queues{what} on {listed(names)}")
 
 
 @app.command()
 def delete(
     topic: Name,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")] = False,
+    yes: Yes = False,
     at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
@@ -166,16 +165,9 @@ def delete(
 
     Example: `rocketspark topic delete orders --yes`
     """
-    if not yes:
-        if not sys.stdin.isatty():
-            raise typer.BadParameter("the messages will be gone: confirm with --yes")
-        typer.confirm(f"Delete topic {shown(topic)} and its messages?", abort=True)
+    confirm(yes, f"Delete topic {shown(topic)} and its messages?", "the messages will be gone: confirm with --yes")
     names = run_operation(at, lambda operations: operations.delete_topic(topic))
     if json:
         print_json({"topic": topic, "brokers": names})
     else:
-        print(f"deleted {shown(topic)} on {_listed(names)}")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(shown, names))
+        print(f"deleted {shown(topic)} on {listed(names)}")

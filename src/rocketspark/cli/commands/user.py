@@ -10,11 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rocketspark.cli.on_brokers import Broker, Cluster, print_copied
-from rocketspark.cli.operate import print_json, run_operation
+from rocketspark.cli.operate import (
+    EVERYWHERE,
+    CopyFrom,
+    CopyTo,
+    OnBrokers,
+    Yes,
+    by_broker,
+    confirm,
+    listed,
+    print_copied,
+    print_json,
+    print_table,
+    run_operation,
+)
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.passwords import VARIABLE, new_password
-from rocketspark.cli.tables import by_broker, print_table
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
@@ -55,10 +66,7 @@ def create(
     password_file: PasswordFile = None,
     generate: Generate = False,
     password: Password = None,
-    broker: Broker = None,
-    cluster: Cluster = None,
-    at: ClusterAccess = HERE,
-    json: Json = False,
+    on: OnBrokers = EVERYWHERE,
 ) -> None:
     """Create a user on every master; he may do nothing until a rule allows it (`acl create`).
 
@@ -68,12 +76,10 @@ def create(
     """
     secret = new_password(password, password_file, generate=generate)
     brokers = run_operation(
-        at,
-        lambda operations: operations.create_user(
-            name, secret, user_type=user_type.value, cluster=cluster, brokers=broker or None
-        ),
+        on.at,
+        lambda operations: operations.create_user(name, secret, user_type=user_type.value, **on.named()),
     )
-    _done("created", name, brokers, secret if generate else None, json=json)
+    _done("created", name, brokers, secret if generate else None, json=on.json)
 
 
 @app.command()
@@ -87,10 +93,7 @@ def update(
     password_file: PasswordFile = None,
     generate: Generate = False,
     password: Password = None,
-    broker: Broker = None,
-    cluster: Cluster = None,
-    at: ClusterAccess = HERE,
-    json: Json = False,
+    on: OnBrokers = EVERYWHERE,
 ) -> None:
     """Change a user's password, type or status on every master.
 
@@ -103,85 +106,68 @@ def update(
         raise typer.BadParameter("nothing to change: give --type, --status or --new-password")
     secret = new_password(password, password_file, generate=generate) if wanted else None
     brokers = run_operation(
-        at,
+        on.at,
         lambda operations: operations.update_user(
             name,
             password=secret,
             user_type=user_type and user_type.value,
             status=status and status.value,
-            cluster=cluster,
-            brokers=broker or None,
+            **on.named(),
         ),
     )
-    _done("updated", name, brokers, secret if generate else None, json=json)
+    _done("updated", name, brokers, secret if generate else None, json=on.json)
 
 
 @app.command()
 def delete(
     name: Name,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")] = False,
-    broker: Broker = None,
-    cluster: Cluster = None,
-    at: ClusterAccess = HERE,
-    json: Json = False,
+    yes: Yes = False,
+    on: OnBrokers = EVERYWHERE,
 ) -> None:
     """Delete a user, with his rules, on every master.
 
     Example: `rocketspark user delete billing --yes`
     """
-    if not yes:
-        if not sys.stdin.isatty():
-            raise typer.BadParameter("his clients will be refused: confirm with --yes")
-        typer.confirm(f"Delete user {shown(name)} and his rules?", abort=True)
-    brokers = run_operation(
-        at, lambda operations: operations.delete_user(name, cluster=cluster, brokers=broker or None)
-    )
-    _done("deleted", name, brokers, None, json=json)
+    confirm(yes, f"Delete user {shown(name)} and his rules?", "his clients will be refused: confirm with --yes")
+    brokers = run_operation(on.at, lambda operations: operations.delete_user(name, **on.named()))
+    _done("deleted", name, brokers, None, json=on.json)
 
 
 @app.command()
 def get(
     name: Name,
-    broker: Broker = None,
-    cluster: Cluster = None,
-    at: ClusterAccess = HERE,
-    json: Json = False,
+    on: OnBrokers = EVERYWHERE,
 ) -> None:
     """Print one user: type and status, on each broker. Passwords are not shown.
 
     Example: `rocketspark user get billing`
     """
     _print(
-        run_operation(at, lambda operations: operations.get_user(name, cluster=cluster, brokers=broker or None)),
-        json=json,
+        run_operation(on.at, lambda operations: operations.get_user(name, **on.named())),
+        json=on.json,
     )
 
 
 @app.command("list")
 def list_(
     part: Annotated[str, typer.Argument(help="Only names that hold this.", show_default=False)] = "",
-    broker: Broker = None,
-    cluster: Cluster = None,
-    at: ClusterAccess = HERE,
-    json: Json = False,
+    on: OnBrokers = EVERYWHERE,
 ) -> None:
     """Print the users of all masters: type and status. Passwords are not shown.
 
     Example: `rocketspark user list --json`
     """
     _print(
-        run_operation(at, lambda operations: operations.list_users(part, cluster=cluster, brokers=broker or None)),
-        json=json,
+        run_operation(on.at, lambda operations: operations.list_users(part, **on.named())),
+        json=on.json,
     )
 
 
 @app.command()
 def copy(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="The broker to copy from, a name or host:port.")],
+    source: CopyFrom,
     user: Annotated[list[str] | None, typer.Option("-u", "--user", help="Only this user; may be repeated.")] = None,
-    to: Annotated[
-        list[str] | None, typer.Option("--to", help="The broker to copy to; may be repeated [default: other masters].")
-    ] = None,
+    to: CopyTo = None,
     at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
@@ -199,7 +185,7 @@ def _done(what: str, name: str, brokers: Iterable[str], secret: str | None, *, j
     if json:
         print_json({"user": name, "brokers": list(brokers), "done": what} | ({"password": secret} if secret else {}))
         return
-    print(f"{what} {shown(name)} on {', '.join(map(shown, brokers))}")
+    print(f"{what} {shown(name)} on {listed(brokers)}")
     if secret:
         print(f"password: {secret}")
         print("keep it: it is not shown again", file=sys.stderr)
