@@ -20,6 +20,7 @@ from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ConfigError
 
 REFUSED = "org.apache.rocketmq.acl.common.AclException: "
+ADMIN = "Need admin permission for request code=%d, but accessKey=plainKey is not"
 
 
 @asynccontextmanager
@@ -84,6 +85,62 @@ def test_the_rules_themselves_are_for_admins_unless_rocketmqs_way_is_wanted(tmp_
         async with guarded(tmp_path, complete=False) as server:
             assert await asked(server, lite) == ""
             assert await asked(server, take_over) == ""
+
+    run(main())
+
+
+def test_what_1_0_forgets_needs_what_the_same_needs_elsewhere(tmp_path: Path) -> None:
+    """5.2.0 lets every account pop, acknowledge and look at what it may not pull, and tell a broker its master."""
+    consumes = {"topic": "denied", "consumerGroup": "subGroup", "queueId": "0"}
+    of_group = consumes | {"topic": "both", "consumerGroup": "deniedGroup"}
+    pop = {"maxMsgNums": "1", "invisibleTime": "10000", "pollTime": "0", "bornTime": "0", "initMode": "0"}
+    popped = {"extraInfo": "0 0 60000 0 0 broker-a 0 0", "offset": "0", "invisibleTime": "1000"}
+    queues = [{"topic": "denied", "brokerName": "broker-a", "queueId": 0}]
+    ack = {"c": "subGroup", "t": "denied", "r": "0", "so": 0, "q": 0, "rq": 0, "pt": 0, "it": 60000, "b": "AQ=="}
+    # The first message of the log.
+    at = {"offset": "0", "msgId": "7F00000100002A9F" + "0" * 16, "clientId": "c", "brokerName": "broker-a"}
+    topic, group = "No permission for topic:denied", "No permission for group:deniedGroup"
+
+    def requests() -> list[tuple[int, dict[str, str], Any, str]]:
+        asks = [
+            *((code, consumes | pop, None, topic) for code in (200050, 200052, 200054)),
+            *((code, of_group | pop, None, group) for code in (200050, 200052, 200054)),
+            *((code, consumes | popped, None, topic) for code in (200051, 200053)),
+            *((code, of_group | popped, None, group) for code in (200051, 200053)),
+            (200151, {}, {"brokerName": "broker-a", "acks": [ack]}, topic),
+            *((code, {}, {"consumerGroup": "subGroup", "clientId": "c", "mqSet": queues}, topic) for code in (41, 42)),
+            (400, {}, {"topic": "denied", "consumerGroup": "subGroup", "clientId": "c"}, topic),
+            (14, consumes, None, topic),
+            (14, of_group, None, group),
+            (33, at, None, topic),
+            (36, at | {"group": "subGroup", "delayLevel": "1"}, None, topic),
+            (309, at | {"consumerGroup": "subGroup"}, None, topic),
+            (325, send("denied"), None, topic),
+            (370, {"topic": "denied", "recallHandle": "h"}, None, topic),
+            (310, send("%RETRY%deniedGroup", "subGroup"), None, group),
+            (10, {"topic": "%RETRY%deniedGroup+both", "group": "subGroup"}, None, group),
+            (11, rows.pull("%RETRY%deniedGroup+both", "subGroup"), None, group),
+        ]
+        for name in ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC"):
+            asks += [(11, rows.pull(name, "subGroup"), None, ADMIN % 11), (310, send(name), None, ADMIN % 310)]
+        told = {"masterHaAddress": "10.0.0.1:1", "masterFlushOffset": "0", "masterAddress": "10.0.0.1:2"}
+        asks += [(906, told, None, ADMIN % 906), (905, {"minBrokerId": "0"}, None, ADMIN % 905)]
+        asks += [(code, {}, None, ADMIN % code) for code in (908, 7310002, 7310003, *range(3001, 3011))]
+        return asks
+
+    async def main() -> None:
+        for complete in (True, False):
+            async with guarded(tmp_path, complete=complete) as server:
+                sent = Row("send", 310, send("denied"), key="adminKey", body=b"secret")
+                assert await asked(server, sent) == ""
+                for code, ext, body, refusal in requests():
+                    key = "openKey" if refusal == ADMIN % code and code in (11, 310) else "plainKey"
+                    row = Row("", code, ext, key=key, body=b"" if body is None else json.dumps(body).encode())
+                    found = await asked(server, row)
+                    assert (found == refusal.replace("plainKey", key)) == complete, (code, ext, found)
+                # A slave asks where its master is, and what others may see.
+                for code in (906, 28, 26, 43, 7310004):
+                    assert "Need admin" not in await asked(server, Row("", code, {})), code
 
     run(main())
 

@@ -87,8 +87,8 @@ def parse_action(text: str | None) -> str | None:
 
 
 def bare_group(name: str) -> str:
-    """Return a group's name without the prefix of its retry topic."""
-    return name[len(RETRY_PREFIX) :] if name.startswith(RETRY_PREFIX) else name
+    """Return the group of a retry topic, or the name as it is; no group's name holds the "+" of a pop's retry topic."""
+    return name[len(RETRY_PREFIX) :].partition("+")[0] if name.startswith(RETRY_PREFIX) else name
 
 
 def is_retry_topic(name: str) -> bool:

@@ -204,8 +204,11 @@ class Access:
 
     def look_into(self, store: Store) -> None:
         """Ask for the topic of messages that requests name by their place in this log."""
+        stored = StoredMessages(store).contexts
         if self.control is not None:
-            self.control.stored = StoredMessages(store).contexts
+            self.control.stored = stored
+        if self.plain is not None:
+            self.plain.stored = stored
 
     def _migrate(self) -> None:
         """Make users and rules of the accounts of access control 1.0, where the users are missing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketspark.access.request_contexts import Context, contexts_of
+from rocketspark.access.request_contexts import Context, contexts_of, topic_context
 from rocketspark.access.resources import GROUP, SUB, TOPIC
 from rocketspark.protocol.codes import RequestCode
 
@@ -33,3 +33,10 @@ def test_as_rocketmq_checks_it_the_retry_topic_is_a_group() -> None:
 @pytest.mark.parametrize("body", [SHORT, LONG])
 def test_a_batch_needs_what_each_acknowledgement_does(body: bytes) -> None:
     assert set(contexts_of(RequestCode.BATCH_ACK_MESSAGE, {}, body)) == BOTH
+
+
+def test_a_pops_retry_topic_is_the_groups_whatever_topic_stands_behind_it() -> None:
+    for name in ("%RETRY%G", "%RETRY%G+T", "%RETRY%G+T+U"):
+        assert topic_context(name, "Sub") == Context("Group", "G", ("Sub",))
+        found = contexts_of(RequestCode.PULL_MESSAGE, {"consumerGroup": "mine", "topic": name}, b"")
+        assert ("Group", "G", ("Sub",)) in found

@@ -10,17 +10,25 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from rocketspark.access.access_control import NAMES_A_PLACE
 from rocketspark.access.decisions import Check, Decided, Decision
-from rocketspark.access.request_contexts import Context
+from rocketspark.access.request_contexts import Context, Ext, NotReadable
 from rocketspark.access.resources import CLUSTER, GROUP, PUB
 from rocketspark.broker.access.audit.audited_requests import CHANGES
 from rocketspark.broker.access.plain_acl import changes, permissions, rules
 from rocketspark.broker.access.plain_acl.addresses import plain_address
 from rocketspark.broker.access.plain_acl.changes import AccountChange
 from rocketspark.broker.access.plain_acl.documents import Document
-from rocketspark.broker.access.plain_acl.requested import resources
+from rocketspark.broker.access.plain_acl.requested import forgotten, resources
 from rocketspark.broker.access.plain_acl.rule_files import LoadedRules, RuleFiles, read_document
-from rocketspark.broker.access.plain_acl.rules import Asked, Verdict, decide, exception_text
+from rocketspark.broker.access.plain_acl.rules import (
+    PERMISSIONS,
+    Asked,
+    Verdict,
+    decide,
+    decide_besides,
+    exception_text,
+)
 from rocketspark.errors import ConfigError, ProtocolError, ServerError
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
@@ -46,6 +54,8 @@ class PlainAcl:
         self._complete = complete
         self._decided = decided
         self.allowed = 0
+        # What the stored messages need that requests name by their place; set once there is a store.
+        self.stored: Callable[[int, Ext], Iterable[Context]] = lambda code, ext: ()
         self._admin_codes = permissions.ADMIN_CODES | (permissions.MORE_ADMIN_CODES if complete else frozenset())
         self._changing = asyncio.Lock()
         self._stamps = files.stamps()
@@ -91,7 +101,15 @@ class PlainAcl:
         asked = Asked(
             plain_address(request.peer.remote_host), request.code, request.version, request.ext, request.body, needed
         )
-        return decide(self.loaded.rules, asked, self._admin_codes)
+        verdict = decide(self.loaded.rules, asked, self._admin_codes)
+        if not self._complete or verdict.rule != PERMISSIONS:
+            return verdict
+        try:
+            stored = self.stored(request.code, request.ext) if request.code in NAMES_A_PLACE else ()
+            more = forgotten(request.code, request.ext, request.body, tuple(stored))
+        except (NotReadable, ProtocolError, ServerError) as e:
+            return Verdict(exception_text(shown(e), _PARSE), "unreadable")
+        return decide_besides(self.loaded.rules, asked, more.resources, admin=more.admin, told=verdict)
 
     # -- what the broker sends of itself -------------------------------------------------------------------------
 

@@ -17,9 +17,32 @@ RETRY_PREFIX = "%RETRY%"
 # Requests that only an admin account may send (rule: Permission.ADMIN_CODE).
 ADMIN_CODES = frozenset({17, 25, 215, 200, 207})
 # Requests of the same weight that RocketMQ lets everybody send who can sign: the rules themselves, topics and groups by
-# lists, static topics, offsets of whole groups, how a group's queues are shared out, cold data, the timer's engine.
+# lists, static topics, offsets of whole groups, how a group's queues are shared out, cold data, the timer's engine, the
+# users and rules of access control 2.0, with their passwords.
 MORE_ADMIN_CODES = frozenset(
-    {18, 27, 50, 51, 53, 54, 222, 225, 306, 314, 316, 323, 329, 353, 401, 513, 2001, 2002, 2004, 5001}
+    {
+        18,
+        27,
+        50,
+        51,
+        53,
+        54,
+        222,
+        225,
+        306,
+        314,
+        316,
+        323,
+        329,
+        353,
+        401,
+        513,
+        2001,
+        2002,
+        2004,
+        5001,
+        *range(3001, 3011),
+    }
 )
 
 

@@ -1,12 +1,18 @@
 """What a request asks for in access control 1.0 (rule: PlainAccessResource.parse). Pure.
 
-Requests that are not named here need a right signature and nothing else.
+Requests that are not named here need a right signature and nothing else in RocketMQ, which knows no pop: whoever can
+sign reads every topic by it. `forgotten` tells what they need here, by the table of access control 2.0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
+from rocketspark.access.request_contexts import Context, contexts_of, of_others, topic_context
+from rocketspark.access.resources import CLUSTER, GROUP, UPDATE
+from rocketspark.access.resources import PUB as MAY_PUBLISH
+from rocketspark.access.resources import SUB as MAY_SUBSCRIBE
 from rocketspark.broker.access.plain_acl.permissions import PUB, RETRY_PREFIX, SUB, in_java_order, retry_topic
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json.bodies import heartbeat
@@ -50,9 +56,59 @@ def resources(code: int, ext: Mapping[str, str], body: bytes, *, complete: bool 
         group = ext.get(_GROUPS.get(code, ""))  # type: ignore[call-overload]
         if group is not None:
             needed[retry_topic(group)] = SUB
-    if len(needed) < 2:
-        return needed
-    return {name: needed[name] for name in in_java_order(needed)}
+    return _in_order(needed)
+
+
+class Needed(NamedTuple):
+    """What a request needs besides: permissions on topics and groups, or the account of an admin."""
+
+    resources: dict[str, int]
+    admin: bool = False
+
+
+# What `resources` says of these is all that they need, but where a topic holds what is another's.
+_WHOLE = frozenset({*_SENDS, *_TOPICS, RequestCode.LITE_PULL_MESSAGE, RequestCode.HEART_BEAT})
+# A slave asks so where its master is; whoever tells an address has it taken.
+_MASTERS_ADDRESS = "masterHaAddress"
+
+
+def forgotten(code: int, ext: Mapping[str, str], body: bytes, stored: Iterable[Context] = ()) -> Needed:
+    """Return what a request needs that RocketMQ does not ask for: as much as by access control 2.0.
+
+    There are two permissions alone here: who sends needs PUB, who reads or acknowledges SUB. Figures of topics, groups
+    and the broker are shown to whoever can sign; what changes the cluster, or is about topics where messages of all
+    topics wait, is for admins. `stored`: what the message needs that the request names by its place. Raises
+    NotReadable or ProtocolError.
+    """
+    found = _asked(code, ext, body)
+    needed: dict[str, int] = {}
+    admin = any(UPDATE in context.actions for context in found if context.kind == CLUSTER)
+    # A stored message is read whatever is done with it, but for the end of a half message.
+    reads = [context for context in found if MAY_SUBSCRIBE in context.actions]
+    sends = [context for context in (*found, *stored) if MAY_PUBLISH in context.actions]
+    reads += [context for context in stored if MAY_PUBLISH not in context.actions and context.kind != CLUSTER]
+    for permission, contexts in ((SUB, reads), (PUB, sends)):
+        for context in contexts:
+            admin = admin or bool(of_others(context))
+            if context.kind == GROUP:
+                needed[retry_topic(context.name)] = SUB
+            else:
+                needed[context.name] = permission
+    return Needed(_in_order(needed), admin)
+
+
+def _asked(code: int, ext: Mapping[str, str], body: bytes) -> list[Context]:
+    if code == RequestCode.HEART_BEAT or (code == RequestCode.EXCHANGE_BROKER_HA_INFO and _MASTERS_ADDRESS not in ext):
+        return []
+    if code not in _WHOLE:
+        return contexts_of(code, ext, body)
+    name = ext.get(_SENDS[RequestCode(code)][0] if code in _SENDS else "topic", "")
+    found = topic_context(name, MAY_PUBLISH if code in _SENDS else MAY_SUBSCRIBE)
+    return [found] if found.kind == GROUP or of_others(found) else []
+
+
+def _in_order(needed: dict[str, int]) -> dict[str, int]:
+    return needed if len(needed) < 2 else {name: needed[name] for name in in_java_order(needed)}
 
 
 def _of_send(ext: Mapping[str, str], topic_name: str, group_name: str) -> dict[str, int]:

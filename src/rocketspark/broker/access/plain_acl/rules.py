@@ -6,13 +6,14 @@ Rule: a set of rules never changes; a changed file makes a new one. Nothing prin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rocketspark.broker.access.plain_acl import permissions
 from rocketspark.broker.access.plain_acl.addresses import Matches
 from rocketspark.broker.access.plain_acl.permissions import PUB
 from rocketspark.protocol.request_signing import is_signed_with
 
+PERMISSIONS = "permissions"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 # What RocketMQ puts before and after the reason: clients look for the class, people for the place.
 _EXCEPTION = "org.apache.rocketmq.acl.common.AclException"
@@ -98,7 +99,16 @@ def _decide_by_permissions(account: Account, asked: Asked, admin_codes: frozense
         elif not permissions.allows(needed, owned):
             text = f"No permission for {permissions.told(name)}"
             return _refused(text, _CHECK % 62, "permission", name, needed)
-    return Verdict("", "permissions")
+    return Verdict("", PERMISSIONS)
+
+
+def decide_besides(rules: Rules, asked: Asked, resources: Mapping[str, int], *, admin: bool, told: Verdict) -> Verdict:
+    """Return whether an account may that was allowed a request (`told`) and needs more for it, or an admin's rights."""
+    account = rules.accounts.get(asked.ext.get("AccessKey", ""))
+    if told.rule != PERMISSIONS or account is None or not (resources or admin):
+        return told
+    more = replace(asked, resources=resources)
+    return _decide_by_permissions(account, more, frozenset((asked.code,)) if admin else frozenset())
 
 
 def may(rules: Rules, address: str, access_key: str, resources: Mapping[str, int]) -> bool:
