@@ -14,7 +14,7 @@ from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX
 from rocketspark.namesrv.kv_config import ORDER_TOPICS, KvConfig
 from rocketspark.namesrv.registration_limits import check_broker, check_version
-from rocketspark.namesrv.registry import Registry
+from rocketspark.namesrv.registry import EXPIRY_MS, LiveBroker, Registry
 from rocketspark.namesrv.settings import Settings
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
@@ -148,18 +148,19 @@ class NameServerHandlers:
         self, peer: Peer, request: Request[RegisterBrokerHeader], registered: bodies.RegisterBrokerBody
     ) -> Generator[None, None, bytes]:
         h = request.ext
-        master = yield from self._registry.register_steps(
+        topics = registered.topic_config_serialize_wrapper
+        live = LiveBroker(
             cluster=h.cluster,
             broker_name=h.broker_name,
             broker_id=h.broker_id,
             address=h.address,
             ha_address=h.ha_address,
-            topics=registered.topic_config_serialize_wrapper,
-            now_ms=now_ms(),
+            heard_ms=now_ms(),
+            expiry_ms=min(max(h.expiry_ms, 1), INT_MAX) if h.expiry_ms else EXPIRY_MS,
+            version=topics.data_version,
             connection=peer,
-            expiry_ms=min(max(h.expiry_ms, 1), INT_MAX) if h.expiry_ms else None,
-            acting_master=h.acting_master,
         )
+        master = yield from self._registry.register(live, topics, h.acting_master)
         header = RegisterBrokerReply(
             ha_address=master.ha_address if master else None, master_address=master.address if master else None
         )

@@ -9,7 +9,7 @@ ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -57,8 +57,8 @@ _WHY = (
 )
 
 
-class LiveBroker(msgspec.Struct):
-    """One broker process: when it was last heard of, and over which connection."""
+class LiveBroker(msgspec.Struct, kw_only=True):
+    """One broker process as it registered: when it was last heard of, and over which connection."""
 
     cluster: str
     broker_name: str
@@ -66,9 +66,14 @@ class LiveBroker(msgspec.Struct):
     address: str
     ha_address: str
     heard_ms: int
-    expiry_ms: int
+    expiry_ms: int = EXPIRY_MS
     version: DataVersion
     connection: Hashable
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells the process from others."""
+        return self.cluster, self.address
 
 
 class Leaver(NamedTuple):
@@ -112,122 +117,99 @@ class Registry:
 
     # -- brokers ---------------------------------------------------------------------------------------------------
 
-    def register(self, **arguments: Any) -> LiveBroker | None:
-        """`register_steps` in one go."""
-        steps = self.register_steps(**arguments)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as e:
-                master: LiveBroker | None = e.value
-                return master
-
-    def register_steps(
-        self,
-        *,
-        cluster: str,
-        broker_name: str,
-        broker_id: int,
-        address: str,
-        ha_address: str,
-        topics: TopicConfigTable,
-        now_ms: int,
-        connection: Hashable,
-        expiry_ms: int | None = None,
-        acting_master: bool | None = None,
+    def register(
+        self, live: LiveBroker, topics: TopicConfigTable, acting_master: bool | None = None
     ) -> Generator[None, None, LiveBroker | None]:
-        """Take a broker's registration; returns its live master if it is a slave, else None.
+        """Take a broker's registration in steps; returns its live master if it is a slave, else None.
 
-        `acting_master`: whether the lowest slave of its group may stand in for a master; None from a broker that knows
-        nothing of it. Yields after each step of topics, so that other requests go on; a broker dropped in between stays
-        dropped. Invalid topics, and topics over the limit, are left out with a line in the log. Raises ServerError 29
-        if there are too many brokers, in all or of the name, 1 for an id that is not registered yet and comes with one
-        topic alone.
+        `live`: the broker, under the version of its `topics`; `acting_master`: whether the lowest slave of its group
+        may stand in for a master; None from a broker that knows nothing of it. Yields after each step of topics, so
+        that other requests go on; a broker dropped in between stays dropped. Invalid topics, and topics over the limit,
+        are left out with a line in the log. Raises ServerError 29 if there are too many brokers, in all or of the name,
+        1 for an id that is not registered yet and comes with one topic alone.
         """
-        key = (cluster, address)
-        if key not in self._live and len(self._live) >= self._brokers_max:
-            raise ServerError(
-                ResponseCode.INVALID_PARAMETER,
-                f"{len(self._live)} brokers are registered here, as many as are taken",
-            )
-        if self._is_stale(key, broker_name, broker_id, topics.data_version):
+        if live.key not in self._live and len(self._live) >= self._brokers_max:
+            raise _too_many(f"{len(self._live)} brokers are registered here")
+        if self._is_stale(live):
             return None
-        held = data.broker_addrs if (data := self._brokers.get(broker_name)) is not None else {}
-        if broker_id not in held:
-            if len(topics.topic_config_table) == 1:
-                # A change told of before the whole table was: the other topics would be missing until the next one.
-                raise ServerError(ResponseCode.SYSTEM_ERROR, "register broker failed")
-            if len(held) >= REPLICAS_MAX:
-                raise ServerError(
-                    ResponseCode.INVALID_PARAMETER,
-                    f"{len(held)} brokers are registered under this name, as many as are taken",
-                )
-        known = self._live.get(key)
-        if known is not None and known.broker_name != broker_name:
+        self._check_id(live, topics)
+        data, changed, lowered = self._arrive(live, bool(acting_master))
+        if live.broker_id == MASTER_ID or (acting_master is not None and live.broker_id == min(data.broker_addrs)):
+            read_only = bool(acting_master) and live.broker_id != MASTER_ID
+            for _ in self._take_topics(live.broker_name, topics, changed, read_only):
+                yield
+                # A lower id that came meanwhile brought its own.
+                if not self._leads(live, data):
+                    break
+        if lowered and self._leads(live, data) and self._rules.notify_min_id:
+            self._tell(after_arrival(data.broker_addrs, live.ha_address))
+        master = data.broker_addrs.get(MASTER_ID) if live.broker_id != MASTER_ID else None
+        return self._live.get((live.cluster, master)) if master else None
+
+    def _check_id(self, live: LiveBroker, topics: TopicConfigTable) -> None:
+        """Raise ServerError if a broker may not come under an id that its group does not have yet."""
+        data = self._brokers.get(live.broker_name)
+        held = data.broker_addrs if data is not None else {}
+        if live.broker_id in held:
+            return
+        if len(topics.topic_config_table) == 1:
+            # A change told of before the whole table was: the other topics would be missing until the next one.
+            raise ServerError(ResponseCode.SYSTEM_ERROR, "register broker failed")
+        if len(held) >= REPLICAS_MAX:
+            raise _too_many(f"{len(held)} brokers are registered under this name")
+
+    def _arrive(self, live: LiveBroker, acting_master: bool) -> tuple[BrokerDataBody, bool, bool]:
+        """Let a broker live; returns its group, whether its topics are to be taken as changed, and whether its id is
+        the lowest now and was not before.
+        """
+        known = self._live.get(live.key)
+        if known is not None and known.broker_name != live.broker_name:
             self._leave([known])
             known = None
         data = self._brokers.setdefault(
-            broker_name, BrokerDataBody(cluster=cluster, broker_name=broker_name, broker_addrs={})
+            live.broker_name, BrokerDataBody(cluster=live.cluster, broker_name=live.broker_name, broker_addrs={})
         )
-        data.cluster = cluster
-        data.enable_acting_master = bool(acting_master)
-        lowered = broker_id < min(data.broker_addrs, default=MASTER_ID)
-        first = self._place(data, broker_id, key)
-        changed = first or known is None or known.version != topics.data_version
-        self._forget(key)
-        live = self._live[key] = LiveBroker(
-            cluster,
-            broker_name,
-            broker_id,
-            address,
-            ha_address,
-            now_ms,
-            expiry_ms or EXPIRY_MS,
-            topics.data_version,
-            connection,
-        )
-        self._over.setdefault(connection, set()).add(key)
-        if broker_id == MASTER_ID or (acting_master is not None and broker_id == min(data.broker_addrs)):
-            read_only = bool(acting_master) and broker_id != MASTER_ID
-            for _ in self._take_topics(broker_name, topics, changed, read_only):
-                yield
-                # A lower id that came meanwhile brought its own.
-                if self._live.get(key) is not live or broker_id != min(data.broker_addrs):
-                    break
-        leads = self._live.get(key) is live and broker_id == min(data.broker_addrs)
-        if lowered and leads and self._rules.notify_min_id:
-            self._tell(after_arrival(data.broker_addrs, ha_address))
-        master = data.broker_addrs.get(MASTER_ID) if broker_id != MASTER_ID else None
-        return self._live.get((cluster, master)) if master else None
+        data.cluster = live.cluster
+        data.enable_acting_master = acting_master
+        lowered = live.broker_id < min(data.broker_addrs, default=MASTER_ID)
+        changed = self._place(data, live.broker_id, live.key) or known is None or known.version != live.version
+        self._forget(live.key)
+        self._live[live.key] = live
+        self._over.setdefault(live.connection, set()).add(live.key)
+        return data, changed, lowered
 
-    def _is_stale(self, key: tuple[str, str], broker_name: str, broker_id: int, version: DataVersion) -> bool:
+    def _leads(self, live: LiveBroker, data: BrokerDataBody) -> bool:
+        """Tell whether a broker still lives, with the lowest id of its group."""
+        return self._live.get(live.key) is live and live.broker_id == min(data.broker_addrs)
+
+    def _is_stale(self, stale: LiveBroker) -> bool:
         """Tell whether a live broker at another address holds the id under a higher state version.
 
         The stale one leaves the routes, under all its ids. So of two brokers that both think they were elected the
         later one stays, in whichever order they register.
         """
-        data = self._brokers.get(broker_name)
-        held = data.broker_addrs.get(broker_id) if data is not None else None
-        if data is None or held is None or held == key[1]:
+        data = self._brokers.get(stale.broker_name)
+        held = data.broker_addrs.get(stale.broker_id) if data is not None else None
+        if data is None or held is None or held == stale.address:
             return False
-        holder = self._live.get((key[0], held))
-        if holder is None or holder.version.state_version <= version.state_version:
+        holder = self._live.get((stale.cluster, held))
+        if holder is None or holder.version.state_version <= stale.version.state_version:
             return False
         log.warning(
             "broker %s (%s) is not taken as id %d: %s holds it under state version %d, which is above %d",
-            broker_name,
-            key[1],
-            broker_id,
+            stale.broker_name,
+            stale.address,
+            stale.broker_id,
             held,
             holder.version.state_version,
-            version.state_version,
+            stale.version.state_version,
         )
-        known = self._live.get(key)
-        if known is not None and known.broker_name != broker_name:
+        known = self._live.get(stale.key)
+        if known is not None and known.broker_name != stale.broker_name:
             self._leave([known])
-        for other_id in [i for i, a in data.broker_addrs.items() if a == key[1]]:
+        for other_id in [i for i, a in data.broker_addrs.items() if a == stale.address]:
             del data.broker_addrs[other_id]
-        self._forget(key)
+        self._forget(stale.key)
         return True
 
     def _place(self, data: BrokerDataBody, broker_id: int, key: tuple[str, str]) -> bool:
@@ -472,6 +454,10 @@ class Registry:
             data = self._topics[topic][broker_name]
             data.perm = PERM_READ | PERM_WRITE if writable else data.perm & ~PERM_WRITE
         return len(carried)
+
+
+def _too_many(what: str) -> ServerError:
+    return ServerError(ResponseCode.INVALID_PARAMETER, f"{what}, as many as are taken")
 
 
 def _id_of(data: BrokerDataBody, leaver: LiveBroker | Leaver) -> int | None:

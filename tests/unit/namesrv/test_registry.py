@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.namesrv import registering
 
 from rocketspark.errors import ServerError
 from rocketspark.namesrv.registration_limits import QUEUES_MAX, check_broker
@@ -41,8 +42,8 @@ def register(registry: Registry, **changes: Any) -> LiveBroker | None:
         registry, values["broker_name"]
     ):
         # An id that comes for the first time with one topic is refused.
-        registry.register(**values | {"topics": table(-1)})
-    return registry.register(**values)
+        registering.register(registry, **values | {"topics": table(-1)})
+    return registering.register(registry, **values)
 
 
 def queues(registry: Registry, topic: str = "T") -> dict[str, int]:

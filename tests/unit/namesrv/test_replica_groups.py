@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.namesrv import registering
 
 from rocketspark.errors import ServerError
 from rocketspark.namesrv import registry as registry_module
@@ -40,8 +41,8 @@ class Stage:
         expiry_ms: int | None = None,
     ) -> str | None:
         """Register; return the master's address that the broker is told."""
-        found = self.registry.register(
-            **arguments(broker_id, address, topics, name, version, acting, connection, now_ms, expiry_ms)
+        found = registering.register(
+            self.registry, **arguments(broker_id, address, topics, name, version, acting, connection, now_ms, expiry_ms)
         )
         return found.address if found is not None else None
 
@@ -156,7 +157,7 @@ def test_topics_that_a_registration_does_not_bring_go_if_the_rules_say_so() -> N
     static = arguments(0, MASTER, {"W": 6}, version=(0, 9))
     static["topics"].topic_queue_mapping_info_map = {"S": QueueMapping(topic="S", bname="a")}
     stage.rules.delete_topics = True
-    stage.registry.register(**static)
+    registering.register(stage.registry, **static)
     assert sorted(stage.registry.topics()) == ["U", "V", "W"]
     stage.registry.delete_topic("W")
     # Another broker's stay.
@@ -270,7 +271,7 @@ def test_a_master_that_comes_while_a_slave_s_topics_are_taken_keeps_them_writabl
     monkeypatch.setattr(registry_module, "TOPICS_IN_TURN", 1)
     stage = Stage()
     topics = {f"T{i}": 6 for i in range(5)}
-    steps = stage.registry.register_steps(**arguments(1, SLAVE, topics))
+    steps = registering.steps(stage.registry, **arguments(1, SLAVE, topics))
     next(steps)
     next(steps)
     stage.register(0, MASTER, topics)
@@ -410,9 +411,9 @@ def test_whatever_brokers_do_the_registry_is_as_the_model(steps: list[tuple[Any,
                 table["topics"].topic_config_table = {}
             if expected == "refused":
                 with pytest.raises(ServerError, match="register broker failed"):
-                    stage.registry.register(**table)
+                    registering.register(stage.registry, **table)
             else:
-                master = stage.registry.register(**table)
+                master = registering.register(stage.registry, **table)
                 assert (master.address if master is not None else None) == expected
         elif what == "unregister":
             name, broker_id, address = values
