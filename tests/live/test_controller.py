@@ -20,9 +20,9 @@ from tests.support import controller_rows
 from tests.support.patience import LIMIT_S
 
 from rocketspark.broker.replication.controller_client import ControllerClient, SetState
+from rocketspark.controller.journal import StateFile
 from rocketspark.controller.server import ControllerServer
 from rocketspark.controller.settings import ControllerSettings
-from rocketspark.controller.state_file import StateFile
 from rocketspark.errors import ServerError, StoreFull
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import Request

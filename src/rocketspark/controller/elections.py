@@ -1,24 +1,63 @@
-"""Holds elections and tells brokers the outcome. Rule: each change of a role is a line in the log, with its reason."""
+"""Holds elections and tells brokers the outcome.
+
+Rule: each change of a role is a line in the log, with its reason; each broker is told the newest master alone, and one
+that cannot be reached asks by itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from rocketspark.controller import replicas_info
 from rocketspark.controller.journal import Journal
 from rocketspark.controller.live_table import Broker, LiveTable
 from rocketspark.controller.replica_sets import Sets
 from rocketspark.controller.replicas_info import Decision
-from rocketspark.controller.role_notices import RoleNotices
 from rocketspark.controller.settings import ControllerSettings
 from rocketspark.errors import RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers.controller import ElectMasterHeader, ElectMasterReply
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.controller_bodies import SyncStateSet
+from rocketspark.transport.connections import Connections
 
 log = LimitedLog("rocketspark.controller")
+
+
+class RoleNotices:
+    """One-way notices to brokers, each over one of the controller's own `connections`."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def tell(self, addresses: Iterable[str], header: ElectMasterReply, body: bytes) -> None:
+        """Send NOTIFY_BROKER_ROLE_CHANGED to brokers, in place of older notices that have not left."""
+        for address in addresses:
+            before = self._tasks.get(address)
+            if before is not None:
+                before.cancel()
+            task = self._tasks[address] = asyncio.create_task(self._tell(address, header, body))
+            task.add_done_callback(lambda done, a=address: self._done(a, done))  # type: ignore[misc]
+
+    def _done(self, address: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(address) is task:
+            del self._tasks[address]
+
+    async def _tell(self, address: str, header: ElectMasterReply, body: bytes) -> None:
+        try:
+            peer = await self._connections.get(address)
+            peer.oneway(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, header, body)
+        except RocketSparkError as e:
+            log.warning("broker %s was not told of its master: %s; it will ask", address, e)
+
+    async def close(self) -> None:
+        """Send no more."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await self._connections.close()
 
 
 class Elections:

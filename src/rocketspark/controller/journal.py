@@ -1,14 +1,116 @@
-"""Makes decisions durable, one after the other. Rule: the sets change when the file holds them, and never half."""
+"""Makes decisions durable, one after the other, in a file of all sets of replicas that is replaced whole at each event.
+
+Rule: the sets change when the file holds them, and never half; a file that is damaged, or of another version, is never
+taken for an older state: epochs that fall would make two masters of one epoch.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import os
+import zlib
 from collections.abc import Callable
 
-from rocketspark.controller.replica_sets import Sets, apply
+import msgspec
+
+from rocketspark.controller.replica_sets import ReplicaSet, Sets, apply
 from rocketspark.controller.replicas_info import Decision
-from rocketspark.controller.state_file import StateFile
+from rocketspark.errors import ConfigError
+from rocketspark.model import typed_json
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.store.files import config_files
+from rocketspark.store.files.directory_lock import DirectoryLock
+from rocketspark.store.files.system_calls import OsFiles, failure
+
+log = LimitedLog("rocketspark.controller")
+
+NAME = "controllerState"
+FORMAT = "rocketspark controller state"
+VERSION = 1
+
+
+class _Head(msgspec.Struct, rename="camel"):
+    """The first line. `crc`: of the bytes after it."""
+
+    format: str
+    version: int
+    crc: int = 0
+
+
+class StateFile:
+    """The state in a folder of its own, held against other controllers until `close`."""
+
+    def __init__(self, folder: str, files: OsFiles | None = None) -> None:
+        self._folder = folder
+        self.path = os.path.join(folder, NAME)
+        self._files = files or OsFiles()
+        self._lock = DirectoryLock(os.path.join(folder, "lock"))
+
+    def open(self) -> Sets:
+        """Take the folder and read the state; nothing for a new folder.
+
+        Raises ConfigError for a file that cannot be used, StoreError for a folder that is in use or not writable.
+        """
+        try:
+            self._files.make_directory(self._folder)
+        except OSError as e:
+            raise failure(e, "make", self._folder) from e
+        self._lock.acquire()
+        try:
+            sets = self._read()
+            # A folder that cannot be written is told now, not at the first election.
+            self.write(sets)
+        except BaseException:
+            self._lock.release()
+            raise
+        config_files.remove_leftovers(self._folder)
+        if any(name.startswith("dledger-") for name in os.listdir(self._folder)):
+            log.warning("%s holds the log of Apache's controllers, too: it is not read", self._folder)
+        return sets
+
+    def _read(self) -> Sets:
+        try:
+            with open(self.path, "rb") as file:
+                return decode(file.read(), self.path)
+        except FileNotFoundError:
+            return {}
+        except OSError as e:
+            raise failure(e, "read", self.path) from e
+
+    def write(self, sets: Sets) -> None:
+        """Put the sets on the disk. Raises StoreError; the file then holds what it held, or the sets."""
+        config_files.write(self.path, encode(sets).decode(), self._files, keep_before=False)
+
+    def close(self) -> None:
+        """Give the folder back."""
+        self._lock.release()
+
+
+def encode(sets: Sets) -> bytes:
+    """Return the file's content."""
+    body = msgspec.json.format(msgspec.json.encode(list(sets.values())), indent=1) + b"\n"
+    return msgspec.json.encode(_Head(FORMAT, VERSION, zlib.crc32(body))) + b"\n" + body
+
+
+def decode(content: bytes, path: str) -> Sets:
+    """Return the sets of a file's content. Raises ConfigError if it is damaged or of another version."""
+    first, _, body = content.partition(b"\n")
+    try:
+        head = typed_json.decode(first, _Head)
+        if head.format == FORMAT and head.version != VERSION:
+            raise ConfigError(
+                f"{path} is of version {head.version}, this RocketSpark reads version {VERSION}: start the one that"
+                " wrote it"
+            )
+        if head.format == FORMAT and head.crc == zlib.crc32(body):
+            return {s.broker_name: s for s in typed_json.decode(body, list[ReplicaSet])}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    raise ConfigError(
+        f"{path} is damaged: put back a copy of it; without one every broker has to join anew, with its brokerIdentity"
+        " file removed"
+    )
 
 
 class Journal:

@@ -8,18 +8,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from rocketspark.controller.elect_policy import Lives, elected
 from rocketspark.controller.replica_sets import (
     FIRST_ID,
     AddressChanged,
     Cleaned,
     Event,
     IdApplied,
+    Lives,
     MasterElected,
     Replica,
     ReplicaSet,
     SetAltered,
     Sets,
+    elected,
 )
 from rocketspark.model.text import shown, whole_number
 from rocketspark.protocol.codes import ResponseCode
@@ -215,7 +216,7 @@ def _refusal(
 
 
 def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool) -> Decision:
-    """CONTROLLER_ELECT_MASTER: the first broker that asks, later by elect_policy. `unclean`: outside the set, too."""
+    """CONTROLLER_ELECT_MASTER: the first broker that asks, later the one that `elected` names. `unclean`: outside the set, too."""
     s = sets.get(h.broker_name)
     need = ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
     if s is None:

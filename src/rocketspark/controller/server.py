@@ -6,13 +6,11 @@ import asyncio
 
 from rocketspark.access.audit.audit_log import Audit
 from rocketspark.access.audit.gate_audit import audit_of
-from rocketspark.controller.elections import Elections
+from rocketspark.controller.elections import Elections, RoleNotices
 from rocketspark.controller.handlers import ControllerHandlers
-from rocketspark.controller.journal import Journal
+from rocketspark.controller.journal import Journal, StateFile
 from rocketspark.controller.live_table import Clock, LiveTable
-from rocketspark.controller.role_notices import RoleNotices
 from rocketspark.controller.settings import ControllerSettings
-from rocketspark.controller.state_file import StateFile
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.transport.bounds.descriptors import connections_max
 from rocketspark.transport.connections import Connections

@@ -9,8 +9,7 @@ from rocketspark.access.audit.audit_log import Audit
 from rocketspark.access.audit.gate_audit import audit_of
 from rocketspark.access.write_gate import WriteGate
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.namesrv.admin_handlers import AdminHandlers
-from rocketspark.namesrv.handlers import NameServerHandlers, now_ms
+from rocketspark.namesrv.handlers import AdminHandlers, NameServerHandlers, now_ms
 from rocketspark.namesrv.kv_config import KvConfig
 from rocketspark.namesrv.min_id_notices import MinIdNotices
 from rocketspark.namesrv.registry import Registry

@@ -1,9 +1,4 @@
-"""A NameServer's settings by RocketMQ's names: of namesrv.conf, and changed while it runs.
-
-Rule: a change is whole or not at all, and a promise we cannot keep refuses to start. Rules of 5.5.0
-(DefaultRequestProcessor, Configuration): keys of configBlackList are refused, unknown ones passed over; a change is
-written into the file that the settings came from.
-"""
+"""The settings of a NameServer (namesrv.conf): those that act, those that are only kept and shown, and their changes."""
 
 from __future__ import annotations
 
@@ -17,13 +12,57 @@ from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.properties import REQUEST_LENGTH_MAX
 from rocketspark.model.text import INT_MAX, shown, whole_number
-from rocketspark.namesrv.known_settings import CONTROLLER_KEYS, DEFAULTS, KNOWN_UNSET
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files import config_files
 from rocketspark.transport.request_signer import INNER_KEY, RequestSigner, inner_signer
 from rocketspark.transport.tls.settings import TlsSettings, from_values, is_key
 
 log = LimitedLog("rocketspark.namesrv")
+
+# The keys that GET_NAMESRV_CONFIG shows, with 5.5.0's values but for addresses and paths. Most have no effect here:
+# they are kept and shown.
+DEFAULTS: dict[str, str] = dict(
+    pair.split("=", 1)
+    for pair in """
+    bindAddress=127.0.0.1 clientRequestThreadPoolNums=8 clientRequestThreadPoolQueueCapacity=50000 clusterTest=false
+    configBlackList=configBlackList;configStorePath;kvConfigPath configStorePath= defaultThreadPoolNums=16
+    defaultThreadPoolQueueCapacity=10000 deleteTopicWithBrokerRegistration=false enableAllTopicList=true
+    enableControllerInNamesrv=false enableShutdownGracefully=false enableTopicList=true kvConfigPath= listenPort=9876
+    needWaitForService=false notifyMinBrokerIdChanged=false orderMessageEnable=false productEnvName=center
+    returnOrderTopicConfigToBroker=true rocketmqHome= scanNotActiveBrokerInterval=5000 serverAsyncSemaphoreValue=64
+    serverCallbackExecutorThreads=0 serverChannelMaxIdleTimeSeconds=120 serverNettyWorkerGroupEnable=true
+    serverOnewaySemaphoreValue=256 serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3
+    serverSocketBacklog=1024 serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8
+    shutdownWaitTimeSeconds=30 supportActingMaster=false unRegisterBrokerQueueCapacity=3000
+    useEpollNativeSelector=false waitSecondsForService=45 writeBufferHighWaterMark=0 writeBufferLowWaterMark=0
+    """.split()
+)
+
+# Of a controller in the NameServer's process (enableControllerInNamesrv); some of them are the NameServer's too.
+CONTROLLER_KEYS = frozenset(
+    """
+    configBlackList configStorePath controllerDLegerGroup controllerDLegerPeers controllerDLegerSelfId
+    controllerRequestThreadPoolQueueCapacity controllerStorePath controllerThreadPoolNums controllerType
+    electMasterMaxRetryCount enableElectUncleanMaster isProcessReadEvent jRaftControllerRPCAddr jRaftElectionTimeoutMs
+    jRaftGroupId jRaftInitConf jRaftScanWaitTimeoutMs jRaftServerId jRaftSnapshotIntervalSecs mappedFileSize
+    metricGrpcExporterIntervalInMills metricGrpcExporterTimeOutInMills metricLoggingExporterIntervalInMills
+    metricsExporterType metricsGrpcExporterHeader metricsGrpcExporterTarget metricsInDelta metricsLabel
+    metricsPromExporterHost metricsPromExporterPort notifyBrokerRoleChanged processReadEvent
+    scanInactiveMasterInterval scanNotActiveBrokerInterval
+    """.split()
+)
+
+# The keys that a namesrv.conf may have and that are never shown.
+KNOWN_UNSET = CONTROLLER_KEYS | frozenset(
+    """
+    channelNotActiveInterval clientAsyncSemaphoreValue clientCallbackExecutorThreads clientChannelMaxIdleTimeSeconds
+    clientCloseSocketIfTimeout clientOnewaySemaphoreValue clientPooledByteBufAllocatorEnable clientSocketRcvBufSize
+    clientSocketSndBufSize clientWorkerThreads connectTimeoutMillis disableCallbackExecutor disableNettyWorkerGroup
+    enableReconnectForGoAway isScanAvailableNameSrv maxReconnectIntervalTimeSeconds scanAvailableNameSrv
+    socksProxyConfig useTLS
+    """.split()
+)
+
 
 DEFAULT_PORT = 9876
 SCAN_S = 5.0

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.unit.controller.sets_under_test import NAME, Controlled
 
-from rocketspark.controller import replicas_info, state_file
-from rocketspark.controller.elect_policy import LogEnd
-from rocketspark.controller.replica_sets import ReplicaSet
+from rocketspark.controller import journal, replicas_info
+from rocketspark.controller.replica_sets import LogEnd, ReplicaSet
 from rocketspark.protocol.headers.controller import ElectMasterReply
 
 IDS = st.integers(1, 5)
@@ -135,9 +134,9 @@ class Elections(RuleBasedStateMachine):
 
     @rule()
     def the_controller_starts_again(self) -> None:
-        content = state_file.encode(self.state.sets)
-        assert state_file.decode(content, "file") == self.state.sets
-        self.state.sets = state_file.decode(content, "file")
+        content = journal.encode(self.state.sets)
+        assert journal.decode(content, "file") == self.state.sets
+        self.state.sets = journal.decode(content, "file")
         self.state.lives.unheard |= self.state.lives.living
         self.state.lives.living.clear()
 

@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.errors import ConfigError, ServerError
-from rocketspark.namesrv.known_settings import CONTROLLER_KEYS, DEFAULTS, KNOWN_UNSET
-from rocketspark.namesrv.settings import SCAN_MS_MAX, SCAN_MS_MIN, Settings, read_namesrv_conf
+from rocketspark.namesrv.settings import (
+    CONTROLLER_KEYS,
+    DEFAULTS,
+    KNOWN_UNSET,
+    SCAN_MS_MAX,
+    SCAN_MS_MIN,
+    Settings,
+    read_namesrv_conf,
+)
 from rocketspark.protocol.codes import ResponseCode
 
 

@@ -23,7 +23,7 @@ from rocketspark.broker.replication.replica_waits import Mode, ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.roles.in_sync import RETRY_S, InSyncReplicas
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.controller.elect_policy import LogEnd
+from rocketspark.controller.replica_sets import LogEnd
 from rocketspark.errors import NoReply, ServerError
 from rocketspark.protocol.headers.controller import AlterSyncStateSetReply
 

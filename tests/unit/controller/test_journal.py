@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.unit.controller.sets_under_test import three_in_sync
 
+from rocketspark.controller.journal import NAME, StateFile, decode, encode
 from rocketspark.controller.replica_sets import Sets
-from rocketspark.controller.state_file import NAME, StateFile, decode, encode
 from rocketspark.errors import ConfigError, StoreError, StoreFull, StoreLocked
 from rocketspark.store.files.system_calls import OsFiles
 
