@@ -216,7 +216,10 @@ def _refusal(
 
 
 def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool) -> Decision:
-    """CONTROLLER_ELECT_MASTER: the first broker that asks, later the one that `elected` names. `unclean`: outside the set, too."""
+    """CONTROLLER_ELECT_MASTER: the first broker that asks is master, later the one that `elected` returns.
+
+    `unclean`: also one that is not in sync.
+    """
     s = sets.get(h.broker_name)
     need = ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
     if s is None:

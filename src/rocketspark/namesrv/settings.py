@@ -1,4 +1,4 @@
-"""The settings of a NameServer (namesrv.conf): those that act, those that are only kept and shown, and their changes."""
+"""The settings of a NameServer (namesrv.conf): those that act, those that are only kept and shown, and changes."""
 
 from __future__ import annotations
 
