@@ -26,12 +26,10 @@ from examples.archive import datasets
 from rocketspark import RocketSparkError
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.spark.lakehouse.table import FORMATS, TablePlace, archive_for
-from rocketspark.spark.pipelines import compare
-from rocketspark.spark.pipelines.archive import pipeline as archive
+from rocketspark.spark.pipelines import archive, compare, restore
 from rocketspark.spark.pipelines.connection import pairs
-from rocketspark.spark.pipelines.report import show
-from rocketspark.spark.pipelines.restore import pipeline as restore
-from rocketspark.spark.pipelines.session import SessionOptions, open_session
+from rocketspark.spark.pipelines.parts.report import show
+from rocketspark.spark.pipelines.parts.session import SessionOptions, open_session
 from rocketspark.testing import run_server_process
 
 QUEUES = 4

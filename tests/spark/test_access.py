@@ -23,9 +23,8 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer
 from rocketspark.errors import ConfigError
 from rocketspark.spark.options import parse_write
-from rocketspark.spark.pipelines import archive
+from rocketspark.spark.pipelines import archive, restore
 from rocketspark.spark.pipelines.connection import Connection, connection
-from rocketspark.spark.pipelines.restore import pipeline as restore
 from rocketspark.spark.write.batch_sender import send_rows
 from rocketspark.testing import Cluster, run_cluster
 

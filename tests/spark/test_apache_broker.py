@@ -11,8 +11,7 @@ from tests.java.apache import ApacheCluster
 from tests.spark.conftest import await_stored
 
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.spark.pipelines.archive import pipeline as archive
-from rocketspark.spark.pipelines.restore import pipeline as restore
+from rocketspark.spark.pipelines import archive, restore
 
 COUNT = 5000
 

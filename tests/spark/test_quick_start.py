@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark.topics import messages_of
 
-from rocketspark.spark.pipelines.sql import pipeline as sql
-from rocketspark.spark.pipelines.sql.sql_file import parse_yaml, substitute
+from rocketspark.spark.pipelines import sql
+from rocketspark.spark.pipelines.parts.sql_file import parse_yaml, substitute
 from rocketspark.testing import Cluster
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

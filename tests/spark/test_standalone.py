@@ -29,7 +29,7 @@ from rocketspark.model import Message, MessageQueue
 from rocketspark.protocol.trace import Consumed, encode
 from rocketspark.spark.decode.wire_format import join
 from rocketspark.spark.environment import pack, settings
-from rocketspark.spark.pipelines.archive.pipeline import hours
+from rocketspark.spark.pipelines.archive import hours
 from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.every_spark

@@ -11,7 +11,7 @@ import pytest
 from rocketspark.cli.passwords import read_password
 from rocketspark.client.secret_files import read_secret
 from rocketspark.proxy import config_file
-from rocketspark.spark.pipelines.sql.sql_file import read_plan
+from rocketspark.spark.pipelines.parts.sql_file import read_plan
 from rocketspark.store.files.config_files import keep_settings, read_settings
 from rocketspark.transport.tls import settings as tls
 

@@ -21,10 +21,10 @@ from rocketspark.cli.commands import consume
 from rocketspark.cli.operate import print_json, print_table
 from rocketspark.model.shown_log import LOGGERS, ShownFormatter
 from rocketspark.model.text import in_file_name, shown, shown_json
-from rocketspark.spark.pipelines.archive.manifest import partition_folder
+from rocketspark.spark.pipelines import trace_report
+from rocketspark.spark.pipelines.parts.archive_manifest import partition_folder
+from rocketspark.spark.pipelines.parts.report import show
 from rocketspark.spark.pipelines.progress import Progress
-from rocketspark.spark.pipelines.report import show
-from rocketspark.spark.pipelines.trace import html_report, plots
 
 QUICK = settings(max_examples=50)
 
@@ -138,7 +138,7 @@ def test_a_traceback_keeps_its_lines_and_nothing_else() -> None:
 @given(ANY)
 @example(TEXTS[9])
 def test_pages(text: str) -> None:
-    cell = html_report._text(text)
+    cell = trace_report._text(text)
     assert unseen(cell) == set()
     assert not re.search("[<>\"']", cell)
 
@@ -148,7 +148,7 @@ def test_plots_take_a_text_for_no_formula(text: str) -> None:
     from matplotlib.cbook import is_math_text
     from matplotlib.figure import Figure
 
-    label = plots._short(text)
+    label = trace_report._short(text)
     assert unseen(label) == set()
     figure = Figure()
     axes = figure.add_subplot()

@@ -20,8 +20,8 @@ from rocketspark.errors import ConfigError
 from rocketspark.spark import bad_rows, decode
 from rocketspark.spark.decode.wire_format import join
 from rocketspark.spark.metrics import listen
-from rocketspark.spark.pipelines.sql import pipeline as sql
-from rocketspark.spark.pipelines.sql.sql_file import options_of, parse_sql, parse_yaml
+from rocketspark.spark.pipelines import sql
+from rocketspark.spark.pipelines.parts.sql_file import options_of, parse_sql, parse_yaml
 from rocketspark.testing import Cluster
 
 DDL = "id INT, fruit STRING, price DOUBLE"

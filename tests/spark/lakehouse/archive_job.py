@@ -27,14 +27,12 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.iceberg_table import IcebergTable, set_catalog
 from rocketspark.spark.lakehouse.table import ArchiveState, ArchiveTable, archive_at, archive_for, table_place
 from rocketspark.spark.metrics.of_pipelines import serve
-from rocketspark.spark.pipelines import compare
-from rocketspark.spark.pipelines.archive import pipeline as archive
-from rocketspark.spark.pipelines.archive import table_archive
+from rocketspark.spark.pipelines import archive, compare, restore
 from rocketspark.spark.pipelines.connection import Connection
+from rocketspark.spark.pipelines.parts import archive_table
+from rocketspark.spark.pipelines.parts.report import plain
+from rocketspark.spark.pipelines.parts.session import SessionOptions, one_line_errors, open_session
 from rocketspark.spark.pipelines.progress import Progress
-from rocketspark.spark.pipelines.report import plain
-from rocketspark.spark.pipelines.restore import pipeline as restore
-from rocketspark.spark.pipelines.session import SessionOptions, one_line_errors, open_session
 
 DAYS_MS = 10 * 24 * 3_600_000
 
@@ -100,10 +98,10 @@ def run_archive(spark: SparkSession, step: dict[str, Any]) -> Any:
             told.append("failed")
             raise ConnectionLost("the reply is lost") if fault == "reply lost" else RocketSparkError("killed")
 
-    opened = table_archive.open_table
+    opened = archive_table.open_table
     if fault:
         more = {"beaten": fault == "beaten", "column": step.get("column", "")}
-        table_archive.open_table = lambda *args: FaultyTable(opened(*args), fail, **more)  # type: ignore[assignment,return-value]
+        archive_table.open_table = lambda *args: FaultyTable(opened(*args), fail, **more)  # type: ignore[assignment,return-value]
     later = DAYS_MS if step.get("later") else 0
     progress = ToldProgress(step.get("stop_at"))
     listening = serve(spark, step["namesrv"], Access(), progress, 0) if step.get("metrics") else None
@@ -133,7 +131,7 @@ def run_archive(spark: SparkSession, step: dict[str, Any]) -> Any:
     finally:
         if listening is not None:
             listening.stop()
-        table_archive.open_table = opened
+        archive_table.open_table = opened
         setattr(IcebergTable, pause, method)
 
 

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from rocketspark.errors import RocketSparkError
 from rocketspark.spark.lakehouse.object_store import check_place, uri, write_text
-from rocketspark.spark.pipelines.session import SessionOptions, one_line_errors, open_session
+from rocketspark.spark.pipelines.parts.session import SessionOptions, one_line_errors, open_session
 
 ROWS = ("concat_ws('-', broker, queueId, queueOffset) AS place", "CAST(CAST(body AS string) AS bigint) AS n")
 TOTALS = ("count(*)", "count(DISTINCT place)", "sum(n)", "bit_xor(xxhash64(n))")

@@ -19,7 +19,7 @@ from tests.spark.topics import bodies_of
 
 from rocketspark import Message, Producer
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.spark.pipelines.dedupe.pipeline import ROCKSDB
+from rocketspark.spark.pipelines.dedupe import ROCKSDB
 from rocketspark.testing import run_cluster
 
 pytestmark = pytest.mark.official

@@ -11,10 +11,8 @@ import sys
 from pyspark.sql import SparkSession
 
 from rocketspark.spark import session
-from rocketspark.spark.pipelines.audit import pipeline as audit
-from rocketspark.spark.pipelines.dlq import resend
-from rocketspark.spark.pipelines.dlq.dead_letters import Choice
-from rocketspark.spark.pipelines.trace import pipeline as trace
+from rocketspark.spark.pipelines import audit, dlq_resend, trace
+from rocketspark.spark.pipelines.dlq import Choice
 
 
 def main() -> None:
@@ -28,7 +26,7 @@ def main() -> None:
     told = {
         "trace": [(d.topic, d.group, d.failed) for d in trace.run(spark, namesrv, topic=spec["traces"]).deliveries],
         "audit": [(f.kind, f.number) for f in audit.run(spark, namesrv, [spec["topic"]]).findings],
-        "resend": resend.run(spark, namesrv, choice).sent,
+        "resend": dlq_resend.run(spark, namesrv, choice).sent,
     }
     print(json.dumps(told))
     spark.stop()

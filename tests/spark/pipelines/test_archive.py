@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import ConfigError, NoReply, RouteNotFound
-from rocketspark.spark.pipelines.archive import pipeline as archive
+from rocketspark.spark.pipelines import archive
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.read.pull_records import DataLost

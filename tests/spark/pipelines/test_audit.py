@@ -12,7 +12,7 @@ from tests.spark.pipelines.scene import bury, commit, repeat, stored
 from rocketspark.client import Producer
 from rocketspark.errors import RouteNotFound
 from rocketspark.model import Message, MessageQueue
-from rocketspark.spark.pipelines.audit import pipeline as audit
+from rocketspark.spark.pipelines import audit
 from rocketspark.testing import Cluster
 
 Load = Callable[..., object]

@@ -15,10 +15,9 @@ from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.message_ids import unique_ids
-from rocketspark.spark.pipelines import archive, compare, dlq, trace
+from rocketspark.spark.pipelines import archive, compare, dlq, dlq_resend, trace
 from rocketspark.spark.pipelines.compare import Side
-from rocketspark.spark.pipelines.dlq import resend
-from rocketspark.spark.pipelines.dlq.dead_letters import Choice
+from rocketspark.spark.pipelines.dlq import Choice
 from rocketspark.testing import Cluster
 
 BAD = b"no zlib"
@@ -46,7 +45,7 @@ def test_dead_letters_are_shown_and_sent_again_as_they_are_stored(
     report = dlq.run(spark, cluster.namesrv, choice)
     assert report.letters == 3
     assert {sample.get("body", sample.get("body_hex")) for sample in report.samples} == {"one", "no zlib", "two"}
-    sent = resend.run(spark, cluster.namesrv, choice, to=target)
+    sent = dlq_resend.run(spark, cluster.namesrv, choice, to=target)
     assert (sent.chosen, sent.sent, sent.failed) == (3, 3, 0)
     assert sorted(m.body for m in messages_of(cluster.namesrv, target)) == [b"no zlib", b"one", b"two"]
 

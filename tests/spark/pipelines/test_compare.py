@@ -15,8 +15,8 @@ from tests.spark.pipelines.scene import repeat, stored
 from rocketspark.cli.main import run as rocketspark
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
-from rocketspark.spark.pipelines.archive import pipeline as archive
-from rocketspark.spark.pipelines.restore import origin_properties
+from rocketspark.spark.pipelines import archive
+from rocketspark.spark.pipelines.parts import restore_plan
 from rocketspark.testing import Cluster
 
 
@@ -45,8 +45,8 @@ def test_copies_and_what_they_lack(
 
     def copy(number: int, **changes: Any) -> None:
         labels = {
-            origin_properties.ORIGIN_MESSAGE_ID: messages[str(number)].message_id,
-            origin_properties.RESTORE_ID: "r",
+            restore_plan.ORIGIN_MESSAGE_ID: messages[str(number)].message_id,
+            restore_plan.RESTORE_ID: "r",
             # Of an exactly-once write, as a copy by `dedupe` has it.
             "DEDUPE_KEY": f"query/0/0/{number}",
         }

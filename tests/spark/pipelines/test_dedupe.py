@@ -16,7 +16,7 @@ from rocketspark import Message, Producer
 from rocketspark.arrow.columns import schema_of
 from rocketspark.cli.main import run as cli
 from rocketspark.errors import ConfigError
-from rocketspark.spark.pipelines.dedupe import pipeline as dedupe
+from rocketspark.spark.pipelines import dedupe
 from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.testing import Cluster
 

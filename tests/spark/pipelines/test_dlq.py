@@ -20,9 +20,8 @@ from rocketspark.protocol.message import properties
 from rocketspark.protocol.trace import Consumed, Received, encode
 from rocketspark.spark.client_access import Access
 from rocketspark.spark.metrics.of_pipelines import serve
-from rocketspark.spark.pipelines.dlq import pipeline as dlq
-from rocketspark.spark.pipelines.dlq import resend as dlq_resend
-from rocketspark.spark.pipelines.dlq.dead_letters import Choice
+from rocketspark.spark.pipelines import dlq, dlq_resend
+from rocketspark.spark.pipelines.dlq import Choice
 from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.testing import Cluster
 

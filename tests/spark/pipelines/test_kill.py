@@ -20,8 +20,7 @@ from tests.spark.pipelines.test_archive import in_topic
 from tests.spark.pipelines.test_archive import rows_of as archived_rows
 from tests.spark.pipelines.test_restore import rows_of
 
-from rocketspark.spark.pipelines.archive import pipeline as archive
-from rocketspark.spark.pipelines.restore import pipeline as restore
+from rocketspark.spark.pipelines import archive, restore
 from rocketspark.testing import Cluster
 
 ROOT = Path(__file__).resolve().parents[3]

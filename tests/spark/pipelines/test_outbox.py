@@ -17,10 +17,9 @@ from tests.support import postgres
 
 from rocketspark.cli.main import run as cli
 from rocketspark.errors import ConfigError, RocketSparkError
-from rocketspark.spark.pipelines.outbox import pipeline as outbox
-from rocketspark.spark.pipelines.outbox.pipeline import Columns, TableReader, message_of
-from rocketspark.spark.pipelines.outbox.row_claims import RowClaims
-from rocketspark.spark.pipelines.outbox.row_values import reading
+from rocketspark.spark.pipelines import outbox
+from rocketspark.spark.pipelines.outbox import Columns, TableReader, message_of
+from rocketspark.spark.pipelines.parts.outbox_claims import RowClaims, reading
 from rocketspark.testing import Cluster
 
 TABLE = (

@@ -22,12 +22,11 @@ from rocketspark.errors import ConfigError, MessageIllegal, NoReply, RouteNotFou
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.pipelines.archive import pipeline as archive
+from rocketspark.spark.pipelines import archive, restore
 from rocketspark.spark.pipelines.connection import Connection, operations_of
+from rocketspark.spark.pipelines.parts import restore_plan, restore_tasks
+from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan
 from rocketspark.spark.pipelines.progress import Progress
-from rocketspark.spark.pipelines.restore import origin_properties, tasks
-from rocketspark.spark.pipelines.restore import pipeline as restore
-from rocketspark.spark.pipelines.restore.plan import ArchivedSpan
 from rocketspark.testing import Cluster
 
 KEPT = "broker queueId queueOffset tag keys body flag".split()
@@ -37,7 +36,7 @@ BROKERS_OWN = {"UNIQ_KEY", "WAIT", "MSG_REGION", "TRACE_ON", "CLUSTER"}
 def rows_of(spark: SparkSession, cluster: Cluster, topic: str, *, restored: bool = False) -> list[Any]:
     """Rows by place: what a restore keeps, properties too; restored: without the properties that tell of before."""
     rows = spark.read.format("rocketmq").option("namesrv", cluster.namesrv).option("topic", topic).load()
-    left_out = BROKERS_OWN | (set(origin_properties.NAMES) if restored else set())
+    left_out = BROKERS_OWN | (set(restore_plan.NAMES) if restored else set())
     found = []
     for row in rows.select(*KEPT, "properties").collect():
         properties = {k: v for k, v in row["properties"].items() if k not in left_out}
@@ -82,15 +81,13 @@ def test_old_ids_and_times_are_told(
     assert done.rows == len(found) == sum(r["tag"] in ("A", "C") for r in old) > 0
     for row in found:
         told = row["properties"]
-        message_id = told[origin_properties.ORIGIN_MESSAGE_ID]
-        assert told[origin_properties.RESTORE_ID] == done.restore_id
-        assert told[origin_properties.ORIGIN_PLACE] == places[message_id]
-        assert [int(told[n]) for n in (origin_properties.ORIGIN_BORN_TIME, origin_properties.ORIGIN_STORE_TIME)] == ms[
-            message_id
-        ]
+        message_id = told[restore_plan.ORIGIN_MESSAGE_ID]
+        assert told[restore_plan.RESTORE_ID] == done.restore_id
+        assert told[restore_plan.ORIGIN_PLACE] == places[message_id]
+        assert [int(told[n]) for n in (restore_plan.ORIGIN_BORN_TIME, restore_plan.ORIGIN_STORE_TIME)] == ms[message_id]
         assert row["messageId"] != message_id
     thrice = read.option("topic", f"{topic}-3").load().collect()
-    assert {r["properties"][origin_properties.ORIGIN_PLACE].split("/")[0] for r in thrice} == {f"{topic}-1"}
+    assert {r["properties"][restore_plan.ORIGIN_PLACE].split("/")[0] for r in thrice} == {f"{topic}-1"}
     assert len(thrice) == 30
 
 
@@ -235,15 +232,15 @@ def test_a_send_without_a_reply_is_looked_for_before_it_is_repeated(
     cluster: Cluster, topic: str, load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the sends get no reply; of those, half were carried out."""
-    monkeypatch.setattr(tasks, "DOUBT_S", 0.0)
-    monkeypatch.setattr(tasks, "BATCH_BYTES", 700)
+    monkeypatch.setattr(restore_tasks, "DOUBT_S", 0.0)
+    monkeypatch.setattr(restore_tasks, "BATCH_BYTES", 700)
     queue = ("broker-a", 0)
     load(topic, 40, queue=MessageQueue(topic, *queue))
     where = Connection(cluster.namesrv)
-    rows = list(tasks.TopicSource(where, topic).read(ArchivedSpan(queue, 0, 40, 40)))
+    rows = list(restore_tasks.TopicSource(where, topic).read(ArchivedSpan(queue, 0, 40, 40)))
 
     async def send() -> None:
-        sender = tasks.QueueSender(where, topic, ("broker-b", 1), 0, "restore-1")
+        sender = restore_tasks.QueueSender(where, topic, ("broker-b", 1), 0, "restore-1")
         await sender.start()
         send_packed, calls = sender._producer.send_packed, 0
 
@@ -259,23 +256,25 @@ def test_a_send_without_a_reply_is_looked_for_before_it_is_repeated(
 
         monkeypatch.setattr(sender._producer, "send_packed", unreliable)
         for batch in rows:
-            await sender.send(tasks.with_origin(batch, topic, "restore-1"))
+            await sender.send(restore_tasks.with_origin(batch, topic, "restore-1"))
         assert (sender.sent, sender.skipped) == (40, 0)
         assert calls > 8
         await sender.close()
         # Another sender of the same restore finds all of it.
-        again = tasks.QueueSender(where, topic, ("broker-b", 1), 0, "restore-1")
+        again = restore_tasks.QueueSender(where, topic, ("broker-b", 1), 0, "restore-1")
         await again.start()
         for batch in rows:
-            await again.send(tasks.with_origin(batch, topic, "restore-1"))
+            await again.send(restore_tasks.with_origin(batch, topic, "restore-1"))
         assert (again.sent, again.skipped) == (0, 40)
         await again.close()
 
     asyncio.run(send())
-    reader = tasks.topic_reader(where, topic, READ_SCHEMA)
+    reader = restore_tasks.topic_reader(where, topic, READ_SCHEMA)
     try:
-        found = [b.column("body").to_pylist() for b in tasks.read_offsets(reader, topic, ("broker-b", 1), 0, 40)]
-        assert tasks.queue_offsets(topic, tasks._newest(reader))["broker-b", 1] == 40
+        found = [
+            b.column("body").to_pylist() for b in restore_tasks.read_offsets(reader, topic, ("broker-b", 1), 0, 40)
+        ]
+        assert restore_tasks.queue_offsets(topic, restore_tasks._newest(reader))["broker-b", 1] == 40
     finally:
         reader.stop()
     assert [body for bodies in found for body in bodies] == [b for r in rows for b in r.column("body").to_pylist()]
@@ -319,7 +318,7 @@ def test_a_progress_file_of_long_names_can_be_written(
         None,
         Connection(cluster.namesrv),
         (long, long),
-        tasks.RowSelection(),
+        restore_tasks.RowSelection(),
         tmp_path,
         Progress("replay"),  # type: ignore[arg-type]
     )
@@ -361,7 +360,7 @@ def test_what_may_not_be_written_is_set_aside(
     queue = ("broker-a", 0)
     load(topic, 40, queue=MessageQueue(topic, *queue))
     where = Connection(cluster.namesrv)
-    [batch] = tasks.TopicSource(where, topic).read(ArchivedSpan(queue, 0, 40, 40))
+    [batch] = restore_tasks.TopicSource(where, topic).read(ArchivedSpan(queue, 0, 40, 40))
     rows = batch.to_pylist()
     rows[5]["body"] = b""
     rows[9]["properties"] = [("name", "a\x01b")]
@@ -369,8 +368,8 @@ def test_what_may_not_be_written_is_set_aside(
     rows[30]["body"] = b"the broker refuses this"
     batch = pa.RecordBatch.from_pylist(rows, batch.schema)
 
-    async def send() -> tasks.QueueSender:
-        sender = tasks.QueueSender(where, topic, ("broker-b", 1), 0, "restore-1")
+    async def send() -> restore_tasks.QueueSender:
+        sender = restore_tasks.QueueSender(where, topic, ("broker-b", 1), 0, "restore-1")
         await sender.start()
         send_packed = sender._producer.send_packed
 
@@ -380,7 +379,7 @@ def test_what_may_not_be_written_is_set_aside(
             return await send_packed(out, *args)
 
         monkeypatch.setattr(sender._producer, "send_packed", strict)
-        await sender.send(tasks.with_origin(batch, topic, "restore-1"))
+        await sender.send(restore_tasks.with_origin(batch, topic, "restore-1"))
         await sender.close()
         return sender
 
@@ -388,13 +387,13 @@ def test_what_may_not_be_written_is_set_aside(
     assert (sender.sent, sender.refused) == (37, 3)
     assert [place.rsplit("/", 1)[1] for place, _ in sender.reasons] == ["5", "9", "30"]
     assert sender.reasons[2][1] == "not this one"
-    reader = tasks.topic_reader(where, topic, READ_SCHEMA)
+    reader = restore_tasks.topic_reader(where, topic, READ_SCHEMA)
     try:
-        [found] = tasks.read_offsets(reader, topic, ("broker-b", 1), 0, 37)
+        [found] = restore_tasks.read_offsets(reader, topic, ("broker-b", 1), 0, 37)
     finally:
         reader.stop()
     assert found.column("body").to_pylist() == [r["body"] for i, r in enumerate(rows) if i not in (5, 9, 30)]
-    assert dict(found.column("properties")[9].as_py())[origin_properties.ORIGIN_MESSAGE_ID] == "odd?id"
+    assert dict(found.column("properties")[9].as_py())[restore_plan.ORIGIN_MESSAGE_ID] == "odd?id"
 
 
 def test_a_target_whose_old_messages_are_gone_is_no_obstacle(cluster: Cluster, make_topic: Callable[..., str]) -> None:
@@ -402,7 +401,7 @@ def test_a_target_whose_old_messages_are_gone_is_no_obstacle(cluster: Cluster, m
 
     async def start() -> None:
         # What was in doubt lay before and after all that the queue holds now.
-        sender = tasks.QueueSender(Connection(cluster.namesrv), topic, ("broker-a", 0), 50, "restore-1")
+        sender = restore_tasks.QueueSender(Connection(cluster.namesrv), topic, ("broker-a", 0), 50, "restore-1")
         await sender.start()
         await sender.close()
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from rocketspark.client import Producer
 from rocketspark.errors import UsageError
 from rocketspark.protocol.trace import Consumed, Ended, Published, Received, Trace, encode
-from rocketspark.spark.pipelines.trace import pipeline as trace
+from rocketspark.spark.pipelines import trace
 from rocketspark.testing import Cluster
 
 T0 = 1_700_000_000_000

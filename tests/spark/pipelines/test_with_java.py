@@ -16,11 +16,8 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import PullConsumer
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.trace import decode
-from rocketspark.spark.pipelines.audit import pipeline as audit
-from rocketspark.spark.pipelines.dlq import pipeline as dlq
-from rocketspark.spark.pipelines.dlq import resend
-from rocketspark.spark.pipelines.dlq.dead_letters import Choice
-from rocketspark.spark.pipelines.trace import pipeline as trace
+from rocketspark.spark.pipelines import audit, dlq, dlq_resend, trace
+from rocketspark.spark.pipelines.dlq import Choice
 
 COUNT = 6
 
@@ -140,7 +137,7 @@ def test_java_s_dead_letters_on_the_official_broker(spark: SparkSession, apache:
     assert report.heaps[0].error in ("failed", "exception")
     assert {s["message_id"] for s in report.samples} == {result["message_id"] for result in sent.results}
     for again in (COUNT, 0):
-        assert resend.run(spark, apache.namesrv, Choice(groups=[sent.bad])).sent == again
+        assert dlq_resend.run(spark, apache.namesrv, Choice(groups=[sent.bad])).sent == again
         found = stored(apache, sent.topic, 2 * COUNT)
     resent = [m for m in found if "originMessageId" in m.properties]
     assert sorted((m.body, m.tag, m.keys, m.flag) for m in resent) == [

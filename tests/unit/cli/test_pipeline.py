@@ -118,7 +118,7 @@ def test_a_place_that_is_none_is_told_before_spark_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from rocketspark.spark.pipelines import session
+    from rocketspark.spark.pipelines.parts import session
 
     monkeypatch.setattr(session, "open_session", lambda *_: pytest.fail("Spark is started"))
     monkeypatch.chdir(tmp_path)

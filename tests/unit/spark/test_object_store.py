@@ -11,8 +11,8 @@ import pytest
 from rocketspark.errors import ConfigError
 from rocketspark.spark.lakehouse import object_store
 from rocketspark.spark.pipelines import archive
-from rocketspark.spark.pipelines.archive.manifest import open_archive
-from rocketspark.spark.pipelines.session import one_line
+from rocketspark.spark.pipelines.parts.archive_manifest import open_archive
+from rocketspark.spark.pipelines.parts.session import one_line
 
 
 @pytest.mark.parametrize(

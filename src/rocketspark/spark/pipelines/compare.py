@@ -15,10 +15,10 @@ from rocketspark.protocol.message import properties
 from rocketspark.spark.exactly_once.commit_topic import DEDUPE_KEY
 from rocketspark.spark.lakehouse.table import TablePlace
 from rocketspark.spark.option_kinds.time_options import check_range
-from rocketspark.spark.pipelines.archive import pipeline as archive
+from rocketspark.spark.pipelines import archive
 from rocketspark.spark.pipelines.connection import Connection, connection
+from rocketspark.spark.pipelines.parts import restore_plan
 from rocketspark.spark.pipelines.progress import Progress
-from rocketspark.spark.pipelines.restore import origin_properties
 
 COLUMNS = (
     "topic string, broker string, queueId int, queueOffset bigint, messageId string, tag string, keys array<string>,"
@@ -185,12 +185,12 @@ def _hex(total: Any) -> str:
 def _normal(rows: DataFrame, by: str, since_ms: int | None, until_ms: int | None) -> DataFrame:
     """Return id, checksum and place of each message of the range."""
     pairs = F.col("properties")
-    stored_ms = F.coalesce(pairs[origin_properties.ORIGIN_STORE_TIME].try_cast("bigint"), F.unix_millis("storeTime"))
+    stored_ms = F.coalesce(pairs[restore_plan.ORIGIN_STORE_TIME].try_cast("bigint"), F.unix_millis("storeTime"))
     if since_ms is not None:
         rows = rows.where(stored_ms >= since_ms)
     if until_ms is not None:
         rows = rows.where(stored_ms < until_ms)
-    message_id = F.coalesce(pairs[origin_properties.ORIGIN_MESSAGE_ID], F.col("messageId"))
+    message_id = F.coalesce(pairs[restore_plan.ORIGIN_MESSAGE_ID], F.col("messageId"))
     return rows.select(
         (message_id if by == "id" else F.lit("")).alias("id"),
         content().alias("checksum"),
@@ -202,7 +202,11 @@ def content() -> Column:
     """Return a 64-bit hash of a message's content: body, tag, keys, flag and its own properties, without those that a
     restore or an exactly-once write adds.
     """
-    system = [*sorted(properties.SYSTEM_NAMES - {properties.SHARDING_KEY}), *origin_properties.NAMES, DEDUPE_KEY]
+    system = [
+        *sorted(properties.SYSTEM_NAMES - {properties.SHARDING_KEY}),
+        *restore_plan.NAMES,
+        DEDUPE_KEY,
+    ]
     own = F.map_filter("properties", lambda name, value: ~name.isin(system))
     entries = F.array_sort(F.map_entries(own))
     # Hashes skip nulls, and lists run into one another without their lengths.

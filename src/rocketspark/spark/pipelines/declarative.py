@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from rocketspark.errors import ConfigError
 from rocketspark.spark.pipelines.connection import Connection, connection
-from rocketspark.spark.pipelines.sql.pipeline import options_with, source_frame
-from rocketspark.spark.pipelines.sql.sql_file import SqlPlan, SqlSink, read_plan
+from rocketspark.spark.pipelines.parts.sql_file import SqlPlan, SqlSink, read_plan
+from rocketspark.spark.pipelines.sql import options_with, source_frame
 from rocketspark.spark.spark_features import VERSION
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 from rocketspark.errors import ConfigError
 from rocketspark.spark.lakehouse import packages
 from rocketspark.spark.lakehouse.table import table_place
-from rocketspark.spark.pipelines.session import SessionOptions, open_session
+from rocketspark.spark.pipelines.parts.session import SessionOptions, open_session
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,10 @@ from rocketspark.spark.lakehouse.table import (
     offsets_of,
     table_place,
 )
-from rocketspark.spark.pipelines.archive.manifest import open_archive
-from rocketspark.spark.pipelines.archive.micro_batches import may_pass
-from rocketspark.spark.pipelines.archive.table_archive import Merges, TableTarget, with_hour
-from rocketspark.spark.pipelines.restore.table_source import SHARE, hour_bounds, parts_by_share
+from rocketspark.spark.pipelines.parts.archive_batches import may_pass
+from rocketspark.spark.pipelines.parts.archive_manifest import open_archive
+from rocketspark.spark.pipelines.parts.archive_table import Merges, TableTarget, with_hour
+from rocketspark.spark.pipelines.parts.restore_tasks import SHARE, hour_bounds, parts_by_share
 
 HERE = table_place("delta", "/data/t")
 HOUR_MS = 3_600_000

@@ -68,9 +68,10 @@ def archive(
             f"files that a {table_format} table merged stay until its own clean-up", param_hint="--keep-replaced"
         )
     writes = (target.place,) if isinstance(target, TablePlace) else ()
-    from rocketspark.spark.pipelines.archive import micro_batches, pipeline
+    from rocketspark.spark.pipelines import archive as pipeline
+    from rocketspark.spark.pipelines.parts import archive_batches
 
-    micro_batches.options_of(where, topics or [])
+    archive_batches.options_of(where, topics or [])
     with shared.start("archive", writes=writes, archives=(target,)) as (spark, progress):
         result = pipeline.run(
             spark,

@@ -100,12 +100,13 @@ def audit(
     since_ms, until_ms = time_range(since, until)
     other.check(topics, only_audit=bool(groups or ignore or max_lag))
     from rocketspark.errors import UsageError
+    from rocketspark.spark.pipelines import audit as pipeline
     from rocketspark.spark.pipelines import compare
-    from rocketspark.spark.pipelines.audit import figures, pipeline
+    from rocketspark.spark.pipelines.parts import audit_figures
     from rocketspark.spark.pipelines.progress import EXIT_DONE, EXIT_FOUND
 
     try:
-        figures.check_kinds(ignore or ())
+        audit_figures.check_kinds(ignore or ())
     except UsageError as e:
         raise typer.BadParameter(str(e), param_hint="--ignore") from None
     from rocketspark.spark.lakehouse.table import archive_at

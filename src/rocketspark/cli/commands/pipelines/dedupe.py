@@ -39,11 +39,11 @@ def dedupe(
     Example: `rocketspark pipeline dedupe orders orders-once --by json:$.id --within 24h`
     """
     where = shared.connection()
-    from rocketspark.spark.pipelines.dedupe import pipeline
+    from rocketspark.spark.pipelines import dedupe as pipeline
 
     with wrong_usage():
         pipeline.check(source, target, by, within, name, delivery)
-    from rocketspark.spark.pipelines.default_names import default_folder
+    from rocketspark.spark.pipelines.parts.streaming import default_folder
 
     # Keys may be many: they are not to fill the JVM's heap.
     conf = (f"spark.sql.streaming.stateStore.providerClass={pipeline.ROCKSDB}",)

@@ -10,7 +10,7 @@ from rocketspark.cli.commands.pipelines.shared import SharedOptions, not_empty
 from rocketspark.cli.commands.pipelines.times import Since, Until, time_range
 
 if TYPE_CHECKING:
-    from rocketspark.spark.pipelines.dlq.dead_letters import Choice
+    from rocketspark.spark.pipelines.dlq import Choice
 
 _CHOICE = "Which letters"
 _RESEND = "Sending again"
@@ -68,7 +68,7 @@ class ChoiceOptions(NamedTuple):
 
     def choice(self) -> Choice:
         """Return the choice that these options describe. Raises BadParameter."""
-        from rocketspark.spark.pipelines.dlq.dead_letters import Choice
+        from rocketspark.spark.pipelines.dlq import Choice
 
         since_ms, until_ms = time_range(self.since, self.until)
         return Choice(
@@ -142,8 +142,8 @@ def dlq(
     if again.to and again.to_group:
         raise typer.BadParameter("give one of them", param_hint="--to, --to-group")
     where = shared.connection()
-    from rocketspark.spark.pipelines.dlq import pipeline
-    from rocketspark.spark.pipelines.dlq import resend as dlq_resend
+    from rocketspark.spark.pipelines import dlq as pipeline
+    from rocketspark.spark.pipelines import dlq_resend
     from rocketspark.spark.pipelines.progress import EXIT_DONE, EXIT_FOUND
 
     choice = which.choice()

@@ -63,12 +63,12 @@ def outbox(
     Example: `rocketspark pipeline outbox -d sqlite:///shop.db --table orders -t orders --keys-column id`
     """
     where = shared.connection()
-    from rocketspark.spark.pipelines.outbox import pipeline
+    from rocketspark.spark.pipelines import outbox as pipeline
 
     given = pipeline.Columns(*columns)
     with wrong_usage():
         pipeline.check(topic, given, name, delivery)
-    from rocketspark.spark.pipelines.default_names import default_folder
+    from rocketspark.spark.pipelines.parts.streaming import default_folder
 
     folder = name or default_folder(f"outbox-{table}")
     with shared.start("outbox", writes=(checkpoint,)) as (spark, progress):

@@ -79,7 +79,7 @@ def restore(
     source = archive_at(archive, catalog, table)
     check_archive(source)
     with shared.start("restore", archives=(source,)) as (spark, progress):
-        from rocketspark.spark.pipelines.restore import pipeline
+        from rocketspark.spark.pipelines import restore as pipeline
 
         names = topics or pipeline.topics_of(source, spark)
         if to is not None and len(names) > 1:
@@ -114,7 +114,7 @@ def replay(
     arguments = rows.arguments() | {"state": state}
     target = where._replace(namesrv=to_namesrv) if to_namesrv else None
     with shared.start("replay") as (spark, progress):
-        from rocketspark.spark.pipelines.restore import pipeline
+        from rocketspark.spark.pipelines import restore as pipeline
 
         result = pipeline.replay(spark, where, topic, to, target=target, progress=progress, **arguments)
     shared.finish(result, progress)

@@ -140,8 +140,8 @@ class SharedOptions(NamedTuple):
         from rocketspark.spark.lakehouse.object_store import check_place
         from rocketspark.spark.lakehouse.table import TablePlace
         from rocketspark.spark.pipelines.connection import pairs
+        from rocketspark.spark.pipelines.parts.session import SessionOptions, check_options, open_session
         from rocketspark.spark.pipelines.progress import stderr_progress
-        from rocketspark.spark.pipelines.session import SessionOptions, check_options, open_session
 
         with wrong_usage():
             given = pairs([*conf, *(self.conf or ())], "--conf")
@@ -172,8 +172,8 @@ class SharedOptions(NamedTuple):
         """Print a result and end with `code`; if it was stopped, say how to go on, and unless it runs for ever
         (ends=False) end with 130.
         """
+        from rocketspark.spark.pipelines.parts.report import plain, show
         from rocketspark.spark.pipelines.progress import EXIT_STOPPED
-        from rocketspark.spark.pipelines.report import plain, show
 
         show(plain(result), json=self.json)
         if progress.stop.asked:
@@ -194,7 +194,7 @@ def not_empty(**options: str | None) -> None:
 def check_archive(archive: Path | TablePlace | None) -> None:
     """Raise ConfigError, before Spark starts, for a folder that is no archive."""
     if isinstance(archive, Path):
-        from rocketspark.spark.pipelines.archive.manifest import read_manifest
+        from rocketspark.spark.pipelines.parts.archive_manifest import read_manifest
 
         read_manifest(archive)
 

@@ -32,9 +32,9 @@ def sql(
     Example: `rocketspark pipeline sql totals.yaml --var day=2026-01-31`
     """
     where = shared.connection()
+    from rocketspark.spark.pipelines import sql as pipeline
     from rocketspark.spark.pipelines.connection import pairs
-    from rocketspark.spark.pipelines.sql import pipeline
-    from rocketspark.spark.pipelines.sql.sql_file import read_plan
+    from rocketspark.spark.pipelines.parts.sql_file import read_plan
 
     with wrong_usage():
         variables = pairs(variable, "--var")

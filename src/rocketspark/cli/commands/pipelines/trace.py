@@ -38,8 +38,9 @@ def trace(
     since_ms, until_ms = time_range(since, until)
     from rocketspark.errors import ConfigError
     from rocketspark.spark.lakehouse.object_store import scheme_of, uri, write_text
-    from rocketspark.spark.pipelines.trace import html_report, pipeline
-    from rocketspark.spark.pipelines.trace.plots import check_installed
+    from rocketspark.spark.pipelines import trace as pipeline
+    from rocketspark.spark.pipelines import trace_report
+    from rocketspark.spark.pipelines.trace_report import check_installed
 
     if html is not None:
         # Before the work rather than after it.
@@ -60,8 +61,8 @@ def trace(
         )
         if html is not None:
             if scheme_of(html):
-                write_text(spark, html, html_report.html(report))
+                write_text(spark, html, trace_report.html(report))
             else:
-                html_report.write_html(report, html)
+                trace_report.write_html(report, html)
             progress.say(f"the report is in {uri(html)}")
         shared.finish(report if shared.json else pipeline.summary(report), progress)

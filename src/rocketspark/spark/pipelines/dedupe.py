@@ -1,0 +1,377 @@
+"""The pipeline `dedupe`: copies a topic to another, each key once within some time. Rule: no message is lost: late
+ones, and those without a key, are passed on.
+
+Time is when the pipeline saw a message, not when it was stored: Spark drops what is older than a watermark, and a queue
+that lags behind the others would lose messages that way. That time never goes back, also if the driver's clock does or
+another host goes on with the checkpoint, and a micro-batch that runs again has the time it had: `SeenSource` puts it
+into the stream's offsets. A message that may not be written to the target is left out and counted as refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructField, StructType, TimestampType
+
+from rocketspark.arrow.columns import TIME, numbers
+from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.model.text import shown
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.options import ReadOptions, parse_read
+from rocketspark.spark.pipelines.connection import Connection, connection
+from rocketspark.spark.pipelines.parts.session import one_line_errors
+from rocketspark.spark.pipelines.parts.streaming import (
+    check_delivery,
+    check_name,
+    default_name,
+    end_of_topics,
+    run_query,
+)
+from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.read.own_limits import for_this_spark
+from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
+from rocketspark.spark.spark_features import ReadLimit
+from rocketspark.spark.write.refused_rows import refused_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+log = logging.getLogger("rocketspark.spark")
+
+# The parts of a message that can be the key, besides `property:NAME` and `json:PATH`.
+KEYS = ("key", "messageId", "body")
+COLUMNS = ("body", "tag", "keys", "properties", "shardingKey", "flag")
+_DURATION = re.compile(r"\s*([0-9]{1,9})\s*(s|m|h|d|seconds?|minutes?|hours?|days?)\s*")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+class DedupeResult(NamedTuple):
+    """The result of a run: messages read, passed on, and left out because their key was seen.
+
+    `refused`: set aside, as no message may be written like them.
+    """
+
+    source: str
+    target: str
+    rows: int
+    passed: int
+    repeated: int
+    batches: int
+    seconds: float
+    refused: int = 0
+
+
+def run(
+    spark: SparkSession,
+    where: Connection | str,
+    source: str,
+    target: str,
+    *,
+    checkpoint: Path | str,
+    by: str = "key",
+    within: str = "1 hour",
+    start_at: str = "earliest",
+    name: str = "",
+    rows_max: int | None = None,
+    interval_s: float | None = None,
+    delivery: str = "exactly-once",
+    progress: Progress | None = None,
+) -> DedupeResult:
+    """Pass on each message of a topic whose key was not seen within some time.
+
+    Args:
+        checkpoint: folder or URL where the query keeps its place and the keys it has seen.
+        by: `key` (all keys of a message together), `messageId`, `body`, `property:NAME`, or `json:PATH` such as
+            `json:$.order.id` for a body of JSON.
+        within: how long a key is remembered after it was last new, such as `30 minutes`; at least that long.
+        start_at: where a new query begins: earliest, latest, or JSON by queue.
+        name: of the pipeline: its transactions have it; made of both topics if not given.
+        rows_max: messages in a micro-batch at most.
+        interval_s: given, go on until stopped, a micro-batch at most every so many seconds.
+        delivery: `exactly-once` or `at-least-once`.
+
+    Raises ConfigError, and RocketSparkError for what fails in Spark.
+    """
+    progress = progress or Progress("dedupe")
+    check(source, target, by, within, name, delivery)
+    delay = duration(within)
+    where = connection(where)
+    options = where.spark_options()
+    # A body that does not inflate goes on as it is stored.
+    reading = where.read_options() | {"topic": source, "startingOffsets": start_at}
+    if rows_max is not None:
+        reading["maxMessagesPerTrigger"] = str(rows_max)
+    writing = options | {"topic": target, "delivery": delivery}
+    named = f"dedupe-{source}-{target}"
+    if delivery == "exactly-once":
+        writing["transactionalId"] = name or default_name(named)
+    counts = _Counts(progress)
+    with one_line_errors():
+        spark.dataSource.register(SeenSource)
+        end = partial(end_of_topics, dict(reading))
+        reading |= {"seenFloor": str(watermark_of(spark, str(checkpoint))), "seenBy": by}
+        rows = spark.readStream.format(FORMAT).options(**reading).load()
+        writer = _passed_on(rows, by, delay, target).writeStream.format("rocketmq").options(**writing)
+        outcome = run_query(
+            writer,
+            progress,
+            name=name or f"dedupe-{source}",
+            checkpoint=checkpoint,
+            interval_s=interval_s,
+            end=end,
+            told=counts.add,
+        )
+    if counts.late:
+        raise RocketSparkError(
+            f"{counts.late} messages of {source} were left out as older than the watermark of {checkpoint}: run it once"
+            " with another --checkpoint, and it passes them on"
+        )
+    return DedupeResult(
+        source,
+        target,
+        outcome.rows,
+        counts.passed,
+        counts.repeated,
+        outcome.batches,
+        round(progress.seconds, 3),
+        counts.refused,
+    )
+
+
+def check(source: str, target: str, by: str, within: str, name: str, delivery: str) -> None:
+    """Raise ConfigError for arguments of `run` that cannot be meant so."""
+    if target in (topic.strip() for topic in source.split(",")):
+        raise ConfigError(f"the target {target!r} is read too: what is passed on would come in again")
+    kind, _, rest = by.partition(":")
+    if by not in KEYS and not (kind == "property" and rest) and not (kind == "json" and rest.startswith("$")):
+        raise ConfigError(f"--by is {by!r}: {', '.join(KEYS)}, property:NAME or json:$.PATH is needed")
+    duration(within)
+    check_delivery(delivery)
+    if name:
+        check_name(name, delivery)
+
+
+_METRICS = "dedupe"
+
+
+def _passed_on(rows: DataFrame, by: str, delay: str, target: str) -> DataFrame:
+    """Return the rows that are passed on: each key once, and none that may not be written; they are counted."""
+    from pyspark.sql import functions as F
+
+    place = F.concat_ws("/", "topic", "broker", "queueId", "queueOffset")
+    kept = (
+        rows.withColumn("shardingKey", F.try_element_at("properties", F.lit("__SHARDINGKEY")))
+        .withColumn("place", place)
+        .select(
+            *COLUMNS,
+            "place",
+            # A message without a key is like no other.
+            F.coalesce(F.concat(F.lit("key/"), key_of(by)), F.concat(F.lit("place/"), "place")).alias("dedupeKey"),
+            SEEN,
+        )
+        .withWatermark(SEEN, delay)
+        .dropDuplicatesWithinWatermark(["dedupeKey"])
+        .select(*COLUMNS, "place")
+    )
+    return (
+        kept.mapInArrow(partial(_with_reasons, topic=target), f"{_ddl()}, refused string")
+        .observe(
+            _METRICS,
+            F.count(F.when(F.col("refused").isNull(), 1)).alias("passed"),
+            F.count("refused").alias("refused"),
+            F.min("refused").alias("first"),
+        )
+        .where("refused IS NULL")
+        .select(*COLUMNS)
+    )
+
+
+def _ddl() -> str:
+    kinds = {field.name: field.dataType.simpleString() for field in READ_SCHEMA.fields}
+    kinds |= {"shardingKey": "string", "place": "string"}
+    return ", ".join(f"{name} {kinds[name]}" for name in (*COLUMNS, "place"))
+
+
+def _with_reasons(batches: Iterator[pa.RecordBatch], topic: str) -> Iterator[pa.RecordBatch]:
+    """Add a column to the rows: why a row may not be written, and where it is; null for all others."""
+    for batch in batches:
+        reasons: list[str | None] = [None] * batch.num_rows
+        for row, why in refused_rows(batch.select(list(COLUMNS)), topic).items():
+            reasons[row] = f"{batch.column('place')[row].as_py()}: {why}"
+        yield batch.append_column("refused", pa.array(reasons, pa.string()))
+
+
+class _Counts:
+    """Sums of a query's reports: the messages read, passed on and left out."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.passed = self.refused = self.repeated = self.late = 0
+
+    def add(self, report: Any) -> None:
+        """Count one micro-batch."""
+        for operator in report["stateOperators"]:
+            self.repeated += int(operator["customMetrics"].get("numDroppedDuplicateRows", 0))
+            self.late += int(operator["numRowsDroppedByWatermark"])
+        metrics = report["observedMetrics"].get(_METRICS)
+        if metrics is None:
+            return
+        self.passed += metrics["passed"]
+        self.refused += metrics["refused"]
+        if metrics["refused"]:
+            more = f" and {metrics['refused'] - 1} more" if metrics["refused"] > 1 else ""
+            self._progress.say(f"set aside: message {shown(metrics['first'], characters_max=400)}{more}")
+
+
+def key_of(by: str) -> Column:
+    """Return the column that holds the key: text, null where a message has none."""
+    from pyspark.sql import functions as F
+
+    kind, _, rest = by.partition(":")
+    if by == "key":
+        joined = F.concat_ws(" ", "keys")
+        return F.when(joined != "", joined)
+    if by == "messageId":
+        return F.col("messageId")
+    if by == "body":
+        return F.sha2(F.col("body"), 256)
+    if kind == "property":
+        return F.try_element_at("properties", F.lit(rest))
+    return F.get_json_object(F.col("body").cast("string"), rest)
+
+
+def duration(text: str) -> str:
+    """Parse a time such as `30m` or `2 hours` as Spark writes it. Raises ConfigError."""
+    found = _DURATION.fullmatch(text)
+    if not found or not int(found[1]):
+        raise ConfigError(f"--within is {text!r}: a time such as 30m, 2h or '3 days' is needed")
+    return f"{int(found[1])} {_UNITS.get(found[2], found[2])}"
+
+
+FORMAT = "rocketspark-seen"
+SEEN = "seenTime"
+# Of the stream's offset, which tells how far the time had come, and by what keys are known; no topic has such a name.
+_KEY, _BY_KEY = "@seen", "@by"
+_FLOOR, _BY = "seenfloor", "seenby"
+
+
+class SeenSource(DataSource):
+    """format("rocketmq") as a stream with a column of the time. Options: seenFloor, its lower bound in ms since 1970,
+    and seenBy, what tells keys, which a checkpoint keeps.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for `format`."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """Return all columns of a read, and the time."""
+        return StructType([*READ_SCHEMA.fields, StructField(SEEN, TimestampType())])
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the reader for spark.readStream."""
+        try:
+            given = {name.lower(): value for name, value in self.options.items()}
+            floor_ms, by = int(given.pop(_FLOOR, "0")), given.pop(_BY, "")
+            own = StructType([field for field in schema.fields if field.name != SEEN])
+            return for_this_spark(SeenReader(own, parse_read(given, streaming=True), floor_ms, by=by), repeated=True)
+        except RocketSparkError as e:
+            return for_this_spark(RefusedReader(e))
+
+
+class SeenReader(StreamReader):
+    """A stream whose offsets hold the time at which they were looked at. `clock_ms`: the driver's."""
+
+    def __init__(
+        self,
+        schema: StructType,
+        options: ReadOptions,
+        floor_ms: int,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        *,
+        by: str = "",
+    ) -> None:
+        super().__init__(schema, options)
+        self._by = by
+        self._floor_ms = floor_ms
+        self._clock_ms = clock_ms
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_clock_ms": None}
+
+    def _seen_ms(self, before_ms: int) -> int:
+        now_ms, least_ms = self._clock_ms(), max(before_ms, self._floor_ms + 1)
+        if now_ms < least_ms:
+            self._watching().tell("the clock is behind what it was: the time at which messages are seen stands still")
+        return max(now_ms, least_ms)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the stream's latest offset, with the time."""
+        self._check_by(start)
+        own = _without(start)
+        end = super().latestOffset(own, limit)
+        if end == own:
+            return start
+        marks = {_KEY: self._seen_ms(start.get(_KEY, 0))}
+        return {**end, **marks, **({_BY_KEY: self._by} if self._by else {})}
+
+    def _check_by(self, offset: Mapping[str, Any]) -> None:
+        """Raise ConfigError if a checkpoint's keys were told by something else: none of them would be known."""
+        by = offset.get(_BY_KEY, self._by)
+        if by != self._by:
+            with plain_errors():
+                raise ConfigError(
+                    f"the checkpoint remembers keys by {shown(str(by))}, not by {shown(self._by)}: give --by"
+                    f" {shown(str(by))}, or another --checkpoint"
+                )
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return the stream's partitions; each has the time."""
+        self._check_by(end)
+        found = super().partitions(_without(start), _without(end))
+        # A micro-batch that an earlier version planned has no time.
+        seen_ms = end[_KEY] if _KEY in end else self._seen_ms(0)
+        for part in found:
+            part.seen_ms = seen_ms  # type: ignore[attr-defined]
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the rows of one partition; runs on an executor."""
+        for batch in super().read(partition):
+            seen_us = np.full(batch.num_rows, partition.seen_ms * 1000, np.int64)  # type: ignore[attr-defined]
+            yield batch.append_column(pa.field(SEEN, TIME), numbers(seen_us, TIME))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Commit as the stream does."""
+        super().commit(_without(end))
+
+
+def _without(offset: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in offset.items() if name not in (_KEY, _BY_KEY)}
+
+
+def watermark_of(spark: SparkSession, checkpoint: str) -> int:
+    """Return the latest watermark that a checkpoint holds, in ms since 1970; 0 if there is none."""
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F
+
+    try:
+        lines = spark.read.text(f"{checkpoint}/offsets")
+        found = F.max(F.get_json_object("value", "$.batchWatermarkMs").try_cast("bigint"))
+        row = lines.select(found).first()
+    except AnalysisException:
+        return 0  # There is no checkpoint yet.
+    return int(row[0] or 0) if row is not None else 0

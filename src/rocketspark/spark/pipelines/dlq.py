@@ -1,0 +1,427 @@
+"""The pipeline `dlq`: shows dead letters. What one is, which are meant, and the message that sends one again, stand
+here too; `dlq_resend` sends them. Rule: a letter's resend has one unique id for ever, so every sender can see whether
+it was sent before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, pack
+from rocketspark.errors import ConfigError
+from rocketspark.model import Message, MessageQueue, namespace
+from rocketspark.protocol.message import properties
+from rocketspark.spark.option_kinds.time_options import check_range
+from rocketspark.spark.options import over
+from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
+from rocketspark.spark.pipelines.parts import restore_plan
+from rocketspark.spark.pipelines.parts import trace_records as records
+from rocketspark.spark.pipelines.parts.trace_records import CONTEXTS
+from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.plan.offset_ranges import to_json
+
+# The property in which 5.x brokers note a letter's topic; if that is a retry topic, another property has the first one.
+DEAD_FROM_TOPIC = "DLQ_ORIGIN_TOPIC"
+BODY_SHOWN = 200
+AGES_MS = {"1 h": 3_600_000, "1 d": 86_400_000, "7 d": 604_800_000}
+
+
+class Choice(NamedTuple):
+    """A choice of dead letters; an empty or None field chooses nothing out. Times in ms since 1970.
+
+    groups: whose letters; topics: those they came from; keys: with one of these; ids: unique ids; since_ms, until_ms:
+    that died in [since, until); sql: a condition in Spark SQL over the columns of `dlq.letters`; limit: the oldest so
+    many.
+    """
+
+    groups: Sequence[str] = ()
+    topics: Sequence[str] = ()
+    tags: Sequence[str] = ()
+    keys: Sequence[str] = ()
+    ids: Sequence[str] = ()
+    since_ms: int | None = None
+    until_ms: int | None = None
+    sql: str = ""
+    limit: int | None = None
+
+
+class DeadLetter(NamedTuple):
+    """The fields needed to send a letter again. `topic`: where it came from, `target`: where it goes."""
+
+    group: str
+    topic: str
+    target: str
+    place: str
+    resend_id: str
+    message_id: str
+    body: bytes
+    tag: str | None
+    keys: list[str]
+    properties: Mapping[str, str]
+    flag: int
+    born_ms: int
+    dead_ms: int
+
+
+def origin_of(pairs: Mapping[str, str]) -> str:
+    """Return the topic a letter came from, "" where it is unknown."""
+    found = pairs.get(properties.RETRY_TOPIC) or pairs.get(DEAD_FROM_TOPIC) or ""
+    return "" if found.startswith(namespace.RETRY_PREFIX) else found
+
+
+def resend_id(place: str | None, message_id: str | None, dead_ms: int | None) -> str:
+    """Return the unique id of a letter's resend: 32 hex digits, made of its place and nothing that changes.
+
+    The time in it, where tools look for one (ms since the month began), is that of its death.
+    """
+    digest = hashlib.sha256(f"{place}\0{message_id}\0{dead_ms}".encode()).digest()
+    at = datetime.fromtimestamp((dead_ms or 0) / 1000, UTC)
+    start = at.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    into_month_ms = (dead_ms or 0) - round(start.timestamp() * 1000)
+    return (digest[:10] + into_month_ms.to_bytes(4, "big") + digest[10:12]).hex().upper()
+
+
+def outgoing(letter: DeadLetter, packing: PackingSettings, *, to_group: bool) -> tuple[PreparedMessage, str | None]:
+    """Prepare a letter for sending, and return its sharding key too: body, tag, keys, flag and own properties as they
+    were.
+
+    to_group: to the group's retry topic, whose consumers take it as a message of the topic it came from. Raises
+    MessageIllegal for what cannot be sent.
+    """
+    own = {
+        k: v for k, v in letter.properties.items() if k not in properties.SYSTEM_NAMES and k not in restore_plan.NAMES
+    }
+    labels = {
+        restore_plan.ORIGIN_PLACE: letter.place,
+        restore_plan.ORIGIN_MESSAGE_ID: letter.message_id,
+        restore_plan.ORIGIN_BORN_TIME: str(letter.born_ms),
+    }
+    sharding_key = letter.properties.get(properties.SHARDING_KEY)
+    message = Message(
+        topic=letter.target,
+        body=letter.body,
+        tag=letter.tag,
+        keys=letter.keys,
+        properties=own | labels,
+        sharding_key=sharding_key,
+        flag=letter.flag,
+    )
+    out = pack(message, packing, letter.resend_id)
+    if to_group:
+        topic = namespace.wrap(packing.namespace, letter.topic)
+        out = msgspec.structs.replace(
+            out, properties=out.properties + properties.encode({properties.RETRY_TOPIC: topic})
+        )
+    return out, sharding_key
+
+
+def age_name(age_ms: int) -> str:
+    """Return the class of an age: under 1 h, 1 d, 7 d, or older."""
+    return next((f"under {name}" for name, limit_ms in AGES_MS.items() if age_ms < limit_ms), "older")
+
+
+def shown(body: bytes) -> dict[str, Any]:
+    """Return the begin of a body for a report: as text, or as bytes if it is none."""
+    begin = body[:BODY_SHOWN]
+    try:
+        # A character may be cut in two.
+        text = begin.decode("utf-8") if len(body) <= BODY_SHOWN else begin.decode("utf-8", "ignore")
+        if "\ufffd" not in text and not _is_binary(body):
+            return {"body": text, "body_bytes": len(body)}
+    except UnicodeDecodeError:
+        pass
+    return {"body_hex": begin.hex(), "body_bytes": len(body)}
+
+
+def _is_binary(body: bytes) -> bool:
+    try:
+        return any(ord(c) < 32 and c not in "\t\r\n" for c in body.decode("utf-8"))
+    except UnicodeDecodeError:
+        return True
+
+
+def quoted(values: Collection[str]) -> str:
+    """Join names for a line of text."""
+    return ", ".join(sorted(values))
+
+
+COLUMNS = (
+    "topic string, broker string, queueId int, queueOffset bigint, messageId string, tag string, keys array<string>,"
+    " body binary, properties map<string,string>, bornTime timestamp_ltz, storeTime timestamp_ltz, reconsumeTimes int,"
+    " flag int"
+)
+SAMPLES = 10
+EVERYTHING = Choice()
+
+
+class DeadLetterGroup(NamedTuple):
+    """Dead letters of one group, topic, tag and error. Times of their deaths in ms since 1970."""
+
+    group: str
+    topic: str
+    tag: str
+    error: str
+    letters: int
+    least_attempts: int
+    most_attempts: int
+    oldest_ms: int
+    newest_ms: int
+    ages: dict[str, int]
+
+
+class DlqReport(NamedTuple):
+    """The report on dead letters; `samples` the oldest letters, with the begin of their bodies."""
+
+    letters: int
+    heaps: list[DeadLetterGroup]
+    samples: list[dict[str, Any]]
+
+
+class DeadLetterSource(NamedTuple):
+    """The dead letter topics to read, by name without namespace, and where their queues end: nothing later is read."""
+
+    topics: list[str]
+    ends: dict[MessageQueue, int]
+
+
+def run(
+    spark: SparkSession,
+    where: Connection | str,
+    choice: Choice = EVERYTHING,
+    *,
+    trace_topic: str = "",
+    error_property: str = "",
+    samples: int = SAMPLES,
+    now_ms: int | None = None,
+    progress: Progress | None = None,
+) -> DlqReport:
+    """Count dead letters by group, topic they came from, tag, error and age.
+
+    Args:
+        where: the cluster, or its NameServers "host:port;host:port".
+        trace_topic: where message traces tell how the last listener failed; "" looks nothing up.
+        error_property: a property in which the application notes an error; goes before the trace.
+        samples: how many letters are shown.
+
+    Raises ConfigError for a group without dead letters or an empty time range, and what a read raises.
+    """
+    progress = progress or Progress("dlq")
+    check_range(choice.since_ms, choice.until_ms)
+    where = connection(where)
+    source = find(where, choice.groups, progress)
+    if not source.topics:
+        return DlqReport(0, [], [])
+    progress.say(f"reading dead letters of {len(source.topics):,} groups")
+    chosen = choose(letters(spark, where, source), choice)
+    error: Column = F.lit(None).cast("string")
+    if trace_topic:
+        chosen = chosen.join(_failures(spark, where, trace_topic), ["messageId", "group"], "left")
+        names = F.create_map(*(F.lit(part) for pair in CONTEXTS.items() for part in pair))
+        error = F.coalesce(names[F.col("context")], F.concat(F.lit("code "), F.col("context").cast("string")))
+    if error_property:
+        error = F.coalesce(F.col("properties")[error_property], error)
+    chosen = chosen.withColumn("error", F.coalesce(error, F.lit(""))).persist()
+    try:
+        return _report(chosen, samples, int(time.time() * 1000) if now_ms is None else now_ms)
+    finally:
+        chosen.unpersist()
+
+
+def _report(chosen: DataFrame, samples: int, now_ms: int) -> DlqReport:
+    age_ms = F.lit(now_ms) - F.col("deadMs")
+    # Few classes: the limits are Python's, the counting Spark's.
+    limits = {name: edge for edge in (0, 3_600_000, 86_400_000, 604_800_000) for name in [age_name(edge)]}
+    edges = [*limits.values(), None]
+    heaps = (
+        chosen.groupBy("group", "originTopic", F.coalesce("tag", F.lit("")).alias("tag"), "error")
+        .agg(
+            F.count("*").alias("letters"),
+            F.min("reconsumeTimes").alias("least"),
+            F.max("reconsumeTimes").alias("most"),
+            F.min("deadMs").alias("oldest"),
+            F.max("deadMs").alias("newest"),
+            *(F.count_if(_between(age_ms, edges[n], edges[n + 1])).alias(f"age_{n}") for n in range(len(limits))),
+        )
+        .collect()
+    )
+    found = [
+        DeadLetterGroup(
+            group=r.group,
+            topic=r.originTopic,
+            tag=r.tag,
+            error=r.error,
+            letters=r.letters,
+            least_attempts=r.least,
+            most_attempts=r.most,
+            oldest_ms=r.oldest,
+            newest_ms=r.newest,
+            ages={name: r[f"age_{n}"] for n, name in enumerate(limits) if r[f"age_{n}"]},
+        )
+        for r in heaps
+    ]
+    place = ("deadMs", "dlqTopic", "broker", "queueId", "queueOffset")
+    oldest = chosen.orderBy(*place).limit(samples).collect() if samples else []
+    return DlqReport(
+        letters=sum(h.letters for h in found),
+        heaps=sorted(found, key=lambda h: (h.group, -h.letters, h.topic, h.tag, h.error)),
+        samples=[
+            {
+                "group": r.group,
+                "topic": r.originTopic,
+                "message_id": r.messageId,
+                "tag": r.tag or "",
+                "keys": list(r["keys"]),
+                "attempts": r.reconsumeTimes,
+                "dead_ms": r.deadMs,
+                "error": r.error,
+                "place": r.place,
+                "properties": _own(r.properties),
+                **shown(bytes(r.body)),
+            }
+            for r in oldest
+        ],
+    )
+
+
+def _between(value: Column, low: int | None, high: int | None) -> Column:
+    within = F.lit(True) if not low else value >= low
+    return within if high is None else within & (value < high)
+
+
+def _own(pairs: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in sorted(pairs.items()) if name not in properties.SYSTEM_NAMES}
+
+
+def find(where: Connection, groups: Sequence[str], progress: Progress | None = None) -> DeadLetterSource:
+    """Find the dead letter topics of groups, by default of all. Raises ConfigError for a group that has none
+    to read.
+    """
+    progress = progress or Progress("dlq")
+    space = where.namespace
+    with operations_of(where) as operations:
+        there = operations.list_topics()
+        prefix = namespace.DLQ_PREFIX + (f"{space}%" if space else "")
+        known = {namespace.unwrap(space, topic): topic for topic in there if topic.startswith(prefix)}
+        wanted = {namespace.DLQ_PREFIX + group: group for group in groups} or dict.fromkeys(known, "")
+        if missing := {group for topic, group in wanted.items() if topic not in known}:
+            have = quoted([topic.removeprefix(namespace.DLQ_PREFIX) for topic in known]) or "none"
+            raise ConfigError(f"no dead letters of group {quoted(missing)}; these groups have some: {have}")
+        topics: list[str] = []
+        ends: dict[MessageQueue, int] = {}
+        for topic in sorted(wanted):
+            queues = operations.show_topic(known[topic]).queues
+            if not queues:
+                # Brokers before 5.0 make these topics without the permission to read.
+                text = f"topic {topic} cannot be read: give it permission 6 (mqadmin updateTopicPerm -p 6)"
+                if groups:
+                    raise ConfigError(text)
+                progress.say(text)
+                continue
+            topics.append(topic)
+            ends |= {MessageQueue(topic, q.queue.broker_name, q.queue.queue_id): q.max_offset for q in queues}
+    return DeadLetterSource(topics, ends)
+
+
+def letters(spark: SparkSession, where: Connection | str, source: DeadLetterSource) -> DataFrame:
+    """Read dead letters as rows.
+
+    Columns: those of COLUMNS but topic, and group, originTopic (whence they came), dlqTopic, place
+    (topic/broker/queueId/queueOffset), bornMs and deadMs.
+    """
+    where = connection(where)
+    options = {"topic": ",".join(source.topics), "failOnDataLoss": "false", "badBodies": "stored"}
+    options = over(where.spark_options(), options | {"endingOffsets": json.dumps(to_json(source.ends))})
+    rows = spark.read.format("rocketmq").options(**options).schema(COLUMNS).load()
+    pairs = F.col("properties")
+    # As dead_letters.origin_of has it.
+    whence = F.coalesce(pairs[properties.RETRY_TOPIC], pairs[DEAD_FROM_TOPIC], F.lit(""))
+    whence = F.when(whence.startswith(namespace.RETRY_PREFIX), F.lit("")).otherwise(whence)
+    if where.namespace:
+        space = f"{where.namespace}%"
+        whence = F.when(whence.startswith(space), F.substring(whence, len(space) + 1, 1 << 30)).otherwise(whence)
+    return rows.withColumns(
+        {
+            "dlqTopic": F.col("topic"),
+            "group": F.substring("topic", len(namespace.DLQ_PREFIX) + 1, 1 << 30),
+            "originTopic": whence,
+            "place": F.concat_ws("/", "topic", "broker", "queueId", "queueOffset"),
+            "bornMs": F.unix_millis("bornTime"),
+            "deadMs": F.unix_millis("storeTime"),
+        }
+    ).drop("topic")
+
+
+def choose(rows: DataFrame, choice: Choice) -> DataFrame:
+    """Return the rows that the choice means."""
+    for name, wanted in (("originTopic", choice.topics), ("tag", choice.tags), ("messageId", choice.ids)):
+        if wanted:
+            rows = rows.where(F.col(name).isin(*wanted))
+    if choice.keys:
+        rows = rows.where(F.arrays_overlap("keys", F.array(*map(F.lit, choice.keys))))
+    if choice.since_ms is not None:
+        rows = rows.where(F.col("deadMs") >= choice.since_ms)
+    if choice.until_ms is not None:
+        rows = rows.where(F.col("deadMs") < choice.until_ms)
+    if choice.sql:
+        rows = rows.where(choice.sql)
+    if choice.limit is not None:
+        rows = rows.orderBy("deadMs", "dlqTopic", "broker", "queueId", "queueOffset").limit(choice.limit)
+    return rows
+
+
+def _failures(spark: SparkSession, where: Connection, topic: str) -> DataFrame:
+    """Return how the last listener of a group failed with a message, by message traces: messageId, group, context."""
+    options = where.read_options() | {"topic": topic, "failOnDataLoss": "false"}
+    bodies = spark.read.format("rocketmq").options(**options).schema("body binary").load()
+    read = bodies.mapInArrow(records.decode_batches, records.DDL)
+    taken = (
+        read.where(F.col("kind").isin(records.RECEIVED, records.CONSUMED))
+        .groupBy("request_id", "message_id")
+        .agg(*(F.max(name).alias(name) for name in ("group", "success", "context", "time_ms")))
+    )
+    failed = taken.where(~F.col("success")).groupBy(F.col("message_id").alias("messageId"), "group")
+    return failed.agg(F.max(F.struct("time_ms", "context")).getField("context").alias("context"))
+
+
+def summary(report: DlqReport) -> dict[str, Any]:
+    """Return the report for people: short enough for a screen."""
+
+    def shown_time(time_ms: int) -> str:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_ms / 1000))
+
+    return {
+        "letters": report.letters,
+        "heaps": [
+            {
+                "group": h.group,
+                "topic": h.topic,
+                "tag": h.tag,
+                "error": h.error,
+                "letters": h.letters,
+                "attempts": f"{h.least_attempts} to {h.most_attempts}",
+                "died, UTC": f"{shown_time(h.oldest_ms)} to {shown_time(h.newest_ms)}",
+                "ages": h.ages,
+            }
+            for h in report.heaps
+        ],
+        "samples": [
+            {
+                "group": s["group"],
+                "topic": s["topic"],
+                "message_id": s["message_id"],
+                "keys": s["keys"],
+                "died, UTC": shown_time(s["dead_ms"]),
+                "body": s.get("body", s.get("body_hex")),
+            }
+            for s in report.samples
+        ],
+    }

@@ -1,0 +1,328 @@
+"""Sends dead letters again. Rule: before a letter is sent, its target is searched for the unique id of its resend; and
+once more after a send without a reply.
+
+The sending is the driver's: letters are few, go in the order they died in, and a stop leaves no task behind that sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage
+from rocketspark.client.producer.producer import AsyncProducer
+from rocketspark.errors import MessageIllegal, RocketSparkError, RouteNotFound, UsageError
+from rocketspark.model import namespace
+from rocketspark.spark.option_kinds.time_options import check_range
+from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
+from rocketspark.spark.pipelines.dlq import Choice, DeadLetter, choose, find, letters, outgoing, resend_id
+from rocketspark.spark.pipelines.progress import Progress, step_report
+
+PRODUCER_GROUP = "rocketspark_dlq"
+SEND_TIMEOUT_MS = 10_000.0
+IN_FLIGHT_MAX = 64
+ROUNDS = 5
+# A send whose answer never came may still be carried out for so long.
+DOUBT_S = 3.0
+# Brokers' clocks may differ by this much.
+CLOCKS_MS = 3_600_000
+
+
+class ResendPlan(NamedTuple):
+    """Where letters go and how fast: the arguments of `run` of these names."""
+
+    to: str | None
+    to_group: bool
+    rate: float | None
+    dry_run: bool
+
+
+class ResendTarget(NamedTuple):
+    """Letters of a group that came from `topic` and go to `target`; `already_there`: sent by a run before."""
+
+    group: str
+    topic: str
+    target: str
+    chosen: int
+    already_there: int
+    sent: int
+
+
+class ResendReport(NamedTuple):
+    """The result of a run. `failed`: neither sent nor there; `errors` say why, each once. `unknown`: chosen letters
+    that tell no topic they came from; they need a target.
+    """
+
+    dry_run: bool
+    chosen: int
+    already_there: int
+    sent: int
+    failed: int
+    unknown: int
+    targets: list[ResendTarget]
+    errors: list[str]
+    seconds: float
+    stopped: bool
+
+
+def run(
+    spark: SparkSession,
+    where: Connection | str,
+    choice: Choice,
+    *,
+    to: str | None = None,
+    to_group: bool = False,
+    rate: float | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> ResendReport:
+    """Send the chosen dead letters again, each once, whatever runs before this one did.
+
+    Args:
+        choice: which; its groups must be named.
+        to: the topic to send to; None: each to that which it came from, whose groups all get it.
+        to_group: to the retry topic of the letter's group instead, so that no other group gets it.
+        rate: letters a second at most.
+        dry_run: only count.
+
+    Raises UsageError, ConfigError for a group without dead letters, RouteNotFound for a target that is not there.
+    """
+    progress = progress or Progress("dlq")
+    if to is not None and to_group:
+        raise UsageError("give a topic to send to, or to_group, not both")
+    if not choice.groups:
+        raise UsageError("name the groups whose dead letters are to be sent again")
+    if rate is not None and rate <= 0:
+        raise UsageError(f"rate {rate}: more than 0 letters a second are needed")
+    check_range(choice.since_ms, choice.until_ms)
+    where = connection(where)
+    plan = ResendPlan(to, to_group, rate, dry_run)
+    return _Resend(spark, where, choice, plan, progress).run()
+
+
+Counts = dict[tuple[str, str, str], int]
+
+
+class _Resend:
+    """One run. A target is named by group, the topic letters came from, and the topic they go to."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        where: Connection,
+        choice: Choice,
+        plan: ResendPlan,
+        progress: Progress,
+    ) -> None:
+        self._spark, self._where = spark, where
+        self._choice, self._plan, self._progress = choice, plan, progress
+        self._errors: dict[str, None] = {}
+        self._sent: Counts = {}
+        self._illegal: set[str] = set()
+        self._doubtful = 0
+        self._blocked: set[tuple[str, str]] = set()
+        self._kept: list[DataFrame] = []
+
+    def run(self) -> ResendReport:
+        """Look, send, and look again for letters whose send had no reply."""
+        began_s = time.monotonic()
+        source = find(self._where, self._choice.groups)
+        try:
+            # Kept: a choice by time or number would be another one in the next round.
+            chosen = self._keep(self._addressed(choose(letters(self._spark, self._where, source), self._choice)))
+            rows = (
+                chosen.groupBy("group", "originTopic", "target")
+                .agg(F.count("*").alias("letters"), F.min("deadMs").alias("oldest"))
+                .collect()
+            )
+            counts = {_key(r): r.letters for r in rows if r.target}
+            unknown = sum(r.letters for r in rows if not r.target)
+            oldest_ms = min((r.oldest for r in rows), default=0)
+            self._check_targets({target for _, _, target in counts})
+            self._progress.say(f"{sum(counts.values()):,} letters are chosen; looking which were sent before")
+            found, there = self._look(chosen, counts, oldest_ms)
+            before = there
+            for _ in range(ROUNDS):
+                left = sum(counts.values()) - sum(there.values()) - len(self._illegal)
+                if left <= 0 or self._plan.dry_run or self._progress.stop.asked:
+                    break
+                self._doubtful = 0
+                self._blocked.clear()
+                self._send(chosen.where("target != ''").join(found, ["resendId", "target"], "left_anti"), left)
+                if not self._doubtful:
+                    break
+                error = next(iter(self._errors))
+                self._progress.say(f"{self._doubtful:,} letters may not have been sent ({error}); looking again")
+                self._progress.stop.wait(DOUBT_S)
+                found, there = self._look(chosen, counts, oldest_ms)
+        finally:
+            for frame in self._kept:
+                frame.unpersist()
+        if there is not before:
+            # Some replies never came: the messages that are there now count more than the replies.
+            self._sent = {key: max(there.get(key, 0) - before.get(key, 0), self._sent.get(key, 0)) for key in counts}
+        return self._report(counts, before, unknown, time.monotonic() - began_s)
+
+    def _report(self, counts: Counts, before: Counts, unknown: int, seconds: float) -> ResendReport:
+        targets = [
+            ResendTarget(*key, chosen, before.get(key, 0), self._sent.get(key, 0))
+            for key, chosen in sorted(counts.items())
+        ]
+        chosen, already = sum(t.chosen for t in targets), sum(t.already_there for t in targets)
+        sent = sum(t.sent for t in targets)
+        stopped = self._progress.stop.asked
+        failed = len(self._illegal) if self._plan.dry_run or stopped else chosen - already - sent
+        return ResendReport(
+            dry_run=self._plan.dry_run,
+            chosen=chosen + unknown,
+            already_there=already,
+            sent=sent,
+            failed=failed,
+            unknown=unknown,
+            targets=targets,
+            errors=list(self._errors),
+            seconds=round(seconds, 3),
+            stopped=stopped,
+        )
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        self._kept.append(frame.persist())
+        return self._kept[-1]
+
+    def _addressed(self, rows: DataFrame) -> DataFrame:
+        """Return the letters with their target, "" where none is known, and the id of their resend."""
+        target = F.col("originTopic")
+        if self._plan.to is not None:
+            target = F.lit(self._plan.to)
+        elif self._plan.to_group:
+            # A consumer takes a retried message as one of the topic it came from: that must be known.
+            target = F.when(target == "", "").otherwise(F.concat(F.lit(namespace.RETRY_PREFIX), "group"))
+        # Without type hints: PySpark would make a pandas UDF of some, and warns of others.
+        of_letter = F.udf(lambda place, message_id, dead_ms: resend_id(place, message_id, dead_ms), "string")
+        return rows.withColumn("target", target).withColumn("resendId", of_letter("place", "messageId", "deadMs"))
+
+    def _check_targets(self, targets: set[str]) -> None:
+        """Raise RouteNotFound unless all targets exist: a topic that a send creates may have too few queues."""
+        with operations_of(self._where) as operations:
+            there = set(operations.list_topics())
+        missing = {t for t in targets if namespace.wrap(self._where.namespace, t) not in there}
+        if missing:
+            name = min(missing)
+            text = f"letters would go to topic {name!r}, which is not there: create it, or name another to send to"
+            raise RouteNotFound(name, remark=text)
+
+    def _look(self, chosen: DataFrame, counts: Counts, oldest_ms: int) -> tuple[DataFrame, Counts]:
+        """Find the chosen letters that their targets hold: return their resendId and target; and how many, by
+        target.
+        """
+        targets = sorted({target for _, _, target in counts})
+        wanted = chosen.select("resendId", "target", "group", "originTopic")
+        if not targets:
+            return wanted.where("false").select("resendId", "target"), {}
+        options = self._where.read_options() | {"topic": ",".join(targets), "failOnDataLoss": "false"}
+        # Nothing was sent again before the first of them died.
+        options["startingTimestamp"] = str(max(0, oldest_ms - CLOCKS_MS))
+        there = self._spark.read.format("rocketmq").options(**options).schema("topic string, messageId string").load()
+        there = there.select(F.col("topic").alias("target"), F.col("messageId").alias("resendId"))
+        found = self._keep(wanted.join(there, ["resendId", "target"], "left_semi"))
+        by_target = found.groupBy("group", "originTopic", "target").count().collect()
+        return found.select("resendId", "target").distinct(), {_key(r): r[3] for r in by_target}
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+
+    def _send(self, rows: DataFrame, count: int) -> None:
+        """Send letters in the order they died in, until all are sent or a stop is asked for."""
+        ordered = rows.orderBy("deadMs", "dlqTopic", "broker", "queueId", "queueOffset")
+        waiting = (_letter(row) for row in ordered.toLocalIterator())
+        size = max(1, min(IN_FLIGHT_MAX, int(self._plan.rate or IN_FLIGHT_MAX)))
+        began_s, tried, number = time.monotonic(), 0, 0
+        with asyncio.Runner() as runner:
+            producer = AsyncProducer(
+                self._where.namesrv,
+                PRODUCER_GROUP,
+                # An attempt whose answer never came may have worked: it is looked for before the next one.
+                retries=0,
+                send_timeout_ms=SEND_TIMEOUT_MS,
+                **self._where.access.client_options(),
+            )
+            runner.run(producer.start())
+            try:
+                while not self._progress.stop.asked and (some := _take(waiting, size)):
+                    some_s = time.monotonic()
+                    runner.run(self._send_some(producer, some))
+                    tried, number = tried + len(some), number + 1
+                    self._progress.hear(step_report(number, len(some), {"addBatch": time.monotonic() - some_s}))
+                    self._progress.update(tried, lag=count - tried)
+                    if self._plan.rate is not None:
+                        self._progress.stop.wait(max(0.0, began_s + tried / self._plan.rate - time.monotonic()))
+            finally:
+                runner.run(producer.close())
+
+    async def _send_some(self, producer: AsyncProducer, some: Sequence[DeadLetter]) -> None:
+        """Send letters at once, those of one sharding key one after the other."""
+        packing = PackingSettings(namespace=self._where.namespace)
+        chains: dict[tuple[str, str], list[tuple[DeadLetter, PreparedMessage]]] = {}
+        for letter in some:
+            if letter.resend_id in self._illegal:
+                continue
+            try:
+                out, sharding_key = outgoing(letter, packing, to_group=self._plan.to_group)
+            except MessageIllegal as e:
+                self._illegal.add(letter.resend_id)
+                self._errors.setdefault(f"{letter.place}: {e}")
+                continue
+            chain = (letter.target, sharding_key) if sharding_key else ("", letter.resend_id)
+            chains.setdefault(chain, []).append((letter, out))
+        await asyncio.gather(*(self._send_chain(producer, key, chain) for key, chain in chains.items()))
+
+    async def _send_chain(
+        self, producer: AsyncProducer, key: tuple[str, str], chain: Sequence[tuple[DeadLetter, PreparedMessage]]
+    ) -> None:
+        """Send letters that belong together in their order. `key`: topic and sharding key, or "" and the
+        letter itself.
+        """
+        for number, (letter, out) in enumerate(chain):
+            try:
+                if key not in self._blocked:
+                    await producer.send_packed(out, key[1] if key[0] else None, None, None)
+            except RocketSparkError as e:
+                self._errors.setdefault(str(e))
+                self._blocked.add(key)
+            if key in self._blocked:
+                # Later letters must not overtake it.
+                self._doubtful += len(chain) - number
+                return
+            place = (letter.group, letter.topic, letter.target)
+            self._sent[place] = self._sent.get(place, 0) + 1
+
+
+def _key(row: Row) -> tuple[str, str, str]:
+    return (row.group, row.originTopic, row.target)
+
+
+def _take(waiting: Iterator[DeadLetter], count: int) -> list[DeadLetter]:
+    return list(islice(waiting, count))
+
+
+def _letter(row: Row) -> DeadLetter:
+    return DeadLetter(
+        group=row.group,
+        topic=row.originTopic,
+        target=row.target,
+        place=row.place,
+        resend_id=row.resendId,
+        message_id=row.messageId,
+        body=bytes(row.body),
+        tag=row.tag,
+        keys=list(row["keys"]),
+        properties=row.properties,
+        flag=row.flag,
+        born_ms=row.bornMs,
+        dead_ms=row.deadMs,
+    )

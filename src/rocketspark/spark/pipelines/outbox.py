@@ -1,0 +1,348 @@
+"""`pipeline outbox`: sends the rows of a database table to a topic. Rule: a row is claimed for one batch for ever, a
+batch is one micro-batch, and a micro-batch is written exactly once.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from rocketspark.errors import ConfigError
+from rocketspark.model.text import shown
+from rocketspark.spark.pipelines.connection import Connection, connection
+from rocketspark.spark.pipelines.parts.outbox_claims import REFUSED, ClaimedRow, JsonText, RowClaims
+from rocketspark.spark.pipelines.parts.session import one_line_errors
+from rocketspark.spark.pipelines.parts.streaming import check_delivery, check_name, default_name, run_query
+from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.read.own_limits import for_this_spark
+from rocketspark.spark.spark_features import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from rocketspark.spark.write.refused_rows import refused_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("rocketspark.spark")
+
+FORMAT = "rocketspark-table"
+SCHEMA = "body binary, topic string, tag string, keys string, shardingKey string, properties map<string,string>"
+# The parts of a message that a column can give.
+PARTS = ("body", "topic", "tag", "keys", "shardingKey", "properties")
+_ARROW = pa.schema(
+    [(name, pa.binary() if name == "body" else pa.string()) for name in PARTS[:-1]]
+    + [("properties", pa.map_(pa.string(), pa.string()))]
+)
+BATCH_ROWS = 10_000
+_NAME = re.compile(r"\w+")
+
+
+class OutboxResult(NamedTuple):
+    """The result of a run. `waiting`: rows that came too late for it; `refused`: rows that the pipeline has set aside,
+    as no message can be made of them.
+    """
+
+    table: str
+    topic: str
+    rows: int
+    batches: int
+    waiting: int
+    seconds: float
+    refused: int = 0
+
+
+class Columns(NamedTuple):
+    """The columns of the table for the parts of a message.
+
+    Without `body` the whole row goes there, as JSON; `properties` is a column of JSON objects.
+    """
+
+    body: str = ""
+    topic: str = ""
+    tag: str = ""
+    keys: str = ""
+    sharding_key: str = ""
+    properties: str = ""
+
+
+def run(
+    spark: SparkSession,
+    where: Connection | str,
+    *,
+    database: str,
+    table: str,
+    checkpoint: Path | str,
+    topic: str = "",
+    name: str = "",
+    key: str = "id",
+    order: str = "",
+    columns: Columns | None = None,
+    batch_rows: int = BATCH_ROWS,
+    interval_s: float | None = None,
+    delivery: str = "exactly-once",
+    delete: bool = False,
+    progress: Progress | None = None,
+) -> OutboxResult:
+    """Send the rows of a table that were not sent yet.
+
+    Args:
+        database: `sqlite:///file.db` (on one machine, or a folder that all share) or `postgresql://user@host/name`.
+        table, key, order: the table, its unique column, and the column that orders rows of one batch.
+        checkpoint: folder or URL where the query keeps its place.
+        topic: where all rows go, unless `columns.topic` says so row by row.
+        name: of the pipeline: under it rows are claimed and transactions are named; the table's if not given.
+        interval_s: given, go on until stopped, looking for rows every so many seconds.
+        delivery: `exactly-once` or `at-least-once`.
+        delete: take rows out of the table once they are sent.
+
+    Raises ConfigError, DatabaseFailed, and RocketSparkError for what fails in Spark.
+    """
+    progress = progress or Progress("outbox")
+    check(topic, columns or Columns(), name, delivery)
+    name = name or default_name(f"outbox-{table}")
+    claims = RowClaims(database, table, key, name, order)
+    try:
+        claims.create()
+        mapping = _check(columns or Columns(), claims.columns())
+        spark.dataSource.register(TableSource)
+        options = {"database": database, "table": claims.table, "key": claims.key, "order": claims.order, "name": name}
+        options |= {"batchRows": str(batch_rows), "columns": json.dumps(mapping), "delete": str(delete).lower()}
+        options |= {"topic": topic} if topic else {}
+        target = connection(where).spark_options() | ({"topic": topic} if topic else {}) | {"delivery": delivery}
+        if delivery == "exactly-once":
+            target["transactionalId"] = name
+        with one_line_errors():
+            rows = spark.readStream.format(FORMAT).options(**options).load()
+            kept = [part for part in PARTS if part == "body" or part in mapping]
+            writer = rows.select(*kept).writeStream.format("rocketmq").options(**target)
+            outcome = run_query(
+                writer,
+                progress,
+                name=name,
+                checkpoint=checkpoint,
+                interval_s=interval_s,
+                end=lambda: {"batch": claims.claim_all(batch_rows)},
+            )
+        if delete and interval_s is None and not outcome.stopped:
+            # It has sent all that it claimed; Spark tells the source of all micro-batches but the last.
+            claims.delete(claims.newest())
+        waiting, refused = claims.waiting(), claims.refused()
+        if keyless := claims.without_key():
+            progress.say(f"{keyless} rows of table {table} are not sent: their {key} is null")
+        if refused:
+            progress.say(f"{refused} rows of table {table} are set aside: the table {REFUSED} tells why")
+    finally:
+        claims.close()
+    return OutboxResult(table, topic, outcome.rows, outcome.batches, waiting, round(progress.seconds, 3), refused)
+
+
+def check(topic: str, columns: Columns, name: str, delivery: str) -> None:
+    """Raise ConfigError for arguments of `run` that cannot be meant so."""
+    if not topic and not columns.topic:
+        raise ConfigError("a topic is needed: --topic, or a column that tells it (--topic-column)")
+    check_delivery(delivery)
+    if name:
+        check_name(name, delivery)
+
+
+def _check(columns: Columns, there: list[str]) -> dict[str, str]:
+    """Map each part of a message to the column that gives it."""
+    given = zip(
+        PARTS,
+        (columns.body, columns.topic, columns.tag, columns.keys, columns.sharding_key, columns.properties),
+        strict=True,
+    )
+    mapping = {part: column for part, column in given if column}
+    for part, column in mapping.items():
+        if column not in there:
+            raise ConfigError(f"the table has no column {column!r} for {part}; it has: {', '.join(there)}")
+    return mapping
+
+
+class TableSource(DataSource):
+    """Rows of a table as a stream; a micro-batch holds the rows of the batches claimed for it."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for `format`."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """Return the columns as a write to a topic takes them."""
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the reader for spark.readStream."""
+        return for_this_spark(TableReader({name.lower(): value for name, value in self.options.items()}), repeated=True)
+
+
+class Batches(InputPartition):
+    """A range of claimed batches: after one, up to another."""
+
+    def __init__(self, after: int, to: int) -> None:
+        self.after, self.to = after, to
+
+
+class TableReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Claims rows on the driver, reads them on an executor. An offset is {"batch": number}."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = dict(options)
+        self._batch_rows = int(options["batchrows"])
+        # With AvailableNow: the last batch of the query.
+        self._last: int | None = None
+
+    @contextmanager
+    def _claims(self) -> Iterator[RowClaims]:
+        given = self._options
+        with plain_errors():
+            claims = RowClaims(given["database"], given["table"], given["key"], given["name"], given.get("order", ""))
+            try:
+                yield claims
+            finally:
+                claims.close()
+
+    def initialOffset(self) -> dict[str, int]:
+        """Return the offset before the first batch."""
+        return {"batch": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit: one batch of claims for each micro-batch, however many rows it has."""
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Claim all rows that are there now: the query sends these."""
+        with self._claims() as claims:
+            self._last = claims.claim_all(self._batch_rows)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        """Return the next batch: one that was claimed, else one of the rows that wait now."""
+        with self._claims() as claims:
+            newest = claims.newest() if self._last is None else self._last
+            if newest <= start["batch"] and self._last is None:
+                newest = claims.claim(self._batch_rows)
+        return {"batch": min(newest, start["batch"] + 1)}
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Delete the rows that a micro-batch sent, if that is wanted."""
+        if self._options["delete"] == "true":
+            with self._claims() as claims:
+                claims.delete(end["batch"])
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        """Return one partition: rows keep their order."""
+        return [Batches(start["batch"], end["batch"])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the rows as messages; runs on an executor."""
+        if not isinstance(partition, Batches):
+            return
+        with self._claims() as claims:
+            columns = json.loads(self._options["columns"])
+            # Without a column for the body, the whole row goes there; a name that is odd in SQL needs it whole too.
+            named = "body" in columns and all(_NAME.fullmatch(name) for name in columns.values())
+            rows = claims.rows(partition.after, partition.to, sorted(set(columns.values())) if named else ())
+            for first in range(0, len(rows), 1000):
+                yield self._batch(rows[first : first + 1000], claims)
+
+    def _batch(self, rows: Sequence[ClaimedRow], claims: RowClaims) -> pa.RecordBatch:
+        """Return the rows of which messages can be made; set the others aside."""
+        mapping = json.loads(self._options["columns"])
+        reasons: dict[str, str] = {}
+        made: list[tuple[str, dict[str, Any]]] = []
+        for row in rows:
+            try:
+                made.append((row.id, message_of(row.columns, mapping)))
+            except ConfigError as e:
+                reasons[row.id] = str(e)
+        batch = pa.RecordBatch.from_pylist([parts for _, parts in made], _ARROW)
+        # If no column names the topic, the option of the write does.
+        topic = self._options.get("topic") or (None if "topic" in mapping else FORMAT)
+        if bad := refused_rows(batch, topic):
+            reasons |= {made[i][0]: why for i, why in bad.items()}
+            batch = batch.filter(pa.array([i not in bad for i in range(len(made))]))
+        if reasons:
+            claims.refuse(reasons)
+            for key, why in reasons.items():
+                log.warning("table %s: the row with key %s is set aside: %s", claims.table, shown(key), shown(why))
+        return batch
+
+
+def message_of(row: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str, Any]:
+    """Turn a row into the parts of a message. Raises ConfigError for a value that cannot be one."""
+    parts: dict[str, Any] = dict.fromkeys(PARTS)
+    for part, column in mapping.items():
+        value = row[column]
+        if value is None:
+            continue
+        if part == "body":
+            parts[part] = bytes(value) if isinstance(value, bytes | memoryview | bytearray) else text_of(value).encode()
+        elif part == "properties":
+            parts[part] = _properties(value, column)
+        else:
+            parts[part] = text_of(value)
+    if "body" not in mapping:
+        parts["body"] = _json(dict(row)).encode()
+    elif not parts["body"]:
+        raise ConfigError(f"a row's {mapping['body']} is empty: RocketMQ takes no message without a body")
+    return parts
+
+
+def _properties(value: Any, column: str) -> list[tuple[str, str]]:
+    try:
+        found = value if isinstance(value, dict) else json.loads(value, parse_float=JsonText)
+    except (TypeError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"a row's {column} is no JSON object: message properties are needed there")
+    return [(str(name), text_of(inner)) for name, inner in found.items() if inner is not None]
+
+
+def text_of(value: Any) -> str:
+    """Return a value of a database as text: times as ISO 8601, bytes as base64, numbers and JSON as JSON
+    writes them.
+    """
+    if isinstance(value, JsonText) and value.lstrip().startswith('"'):
+        return str(json.loads(value))
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(bytes(value)).decode()
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, float) and not math.isfinite(value):
+        return _not_finite(value)
+    if isinstance(value, bool | int | float | list | dict):
+        return _json(value)
+    if isinstance(value, decimal.Decimal):
+        return format(value, "f")
+    return str(value)
+
+
+def _json(value: Any) -> str:
+    """Return JSON as every reader takes it: numbers outside JSON become texts, as PostgreSQL and Spark write them."""
+    if isinstance(value, JsonText):
+        return str(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_json(str(name))}: {_json(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_json, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        value = _not_finite(value)
+    return json.dumps(value, default=text_of, ensure_ascii=False)
+
+
+def _not_finite(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,214 @@
+"""The micro-batches of the pipeline `archive`, whether they go to Parquet files or to a table. Rule: they follow the
+contract of a stream's reader, so that what a stream reads is archived; bodies are kept as they came, and no message is
+left out, also where a table gets columns of decoded bodies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from pyspark.sql.types import ArrayType, MapType, StructType
+
+from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.decode.json_bodies import quoted
+from rocketspark.spark.decode.options import DROPMALFORMED, JSON
+from rocketspark.spark.decode.read_columns import checked, decoded_schema
+from rocketspark.spark.decode.sample import bodies, everything
+from rocketspark.spark.lakehouse.table import ArchiveTable
+from rocketspark.spark.options import ReadOptions, parse_read
+from rocketspark.spark.pipelines.connection import Connection
+from rocketspark.spark.pipelines.parts.session import one_line
+from rocketspark.spark.pipelines.progress import Progress, lag_of, step_report
+from rocketspark.spark.plan.offset_ranges import START_KEY, from_json
+from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.transport.retries import Retries, RetryRule
+
+T = TypeVar("T")
+
+# Failures in a row that may pass (a broker that restarts) before one ends a run with `once`; others go on for ever.
+ATTEMPTS = 6
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+# Micro-batches of a backlog after which closed hours are merged.
+BATCHES_BETWEEN_MERGES = 50
+
+
+class ArchiveResult(NamedTuple):
+    """The result of a run: `rows` and `batches` archived, hours compacted; and `total_rows`, `files`: what is there
+    now.
+    """
+
+    archive: str
+    rows: int
+    batches: int
+    hours_compacted: int
+    total_rows: int
+    files: int
+    seconds: float
+    stopped: bool
+
+
+def options_given(where: Connection, topics: Sequence[str]) -> dict[str, str]:
+    """Return the options of the topics' read, as a stream has them."""
+    # A body that does not inflate is kept as it is stored.
+    options = {"startingOffsets": "earliest", **where.read_options()}
+    return options | ({"topic": ",".join(topics)} if topics else {})
+
+
+def options_of(where: Connection, topics: Sequence[str]) -> ReadOptions:
+    """Return how the topics are read. Raises ConfigError for wrong options, or none that name a topic."""
+    return archive_options(options_given(where, topics))
+
+
+class Target(Protocol):
+    """Where micro-batches go."""
+
+    @property
+    def offsets(self) -> dict[str, Any] | None:
+        """The next offset of each queue, as a stream's JSON; None: it is new."""
+
+    def begin(self, offsets: dict[str, Any]) -> None:
+        """Fix where a new one begins."""
+
+    def store(self, reader: StreamReader, partitions: Sequence[Any], offsets: dict[str, Any]) -> int:
+        """Read partitions, and have the rows and the offsets count at one moment; returns how many rows."""
+
+
+class MicroBatches:
+    """The micro-batches of a run."""
+
+    def __init__(
+        self,
+        target: Target,
+        reader: StreamReader,
+        topics: Sequence[str],
+        *,
+        progress: Progress,
+        batch_rows: int,
+        once: bool,
+    ) -> None:
+        self._topics = {name.strip() for topic in topics for name in topic.split(",")}
+        self._target, self._reader, self._progress = target, reader, progress
+        self._batch_rows, self._once = batch_rows, once
+        self.rows = self.batches = 0
+
+    def begin(self) -> None:
+        """Fix where a new archive begins, and with `once` where the run ends."""
+        if self._target.offsets is None:
+            self._target.begin(self._reader.initialOffset())
+        if self._once:
+            self._reader.prepareForTriggerAvailableNow()
+        # Should the first micro-batch not come to its end, the lag is known all the same.
+        start, _ = self._offsets()
+        self._progress.hear(step_report(self.batches, start=start, end=start))
+
+    def _offsets(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return where the run's topics are archived up to, and others, of other runs, which keep their place."""
+        offsets = self._target.offsets or {}
+        others = {} if not self._topics else {t: q for t, q in offsets.items() if t[0] != "@" and t not in self._topics}
+        return {name: value for name, value in offsets.items() if name not in others}, others
+
+    def batch(self) -> bool:
+        """Archive the next messages; False if there are none."""
+        from rocketspark.spark.spark_features import ReadMaxRows
+
+        began_s = time.monotonic()
+        start, others = self._offsets()
+        end = self._reader.latestOffset(start, ReadMaxRows(self._batch_rows))
+        if end == start:
+            self._progress.hear(step_report(self.batches, start=start, end=end))
+            return False
+        _refuse_made_anew(start, end)
+        asked_s = time.monotonic()
+        rows = self._target.store(self._reader, self._reader.partitions(start, end), {**others, **end})
+        self._reader.commit(end)
+        steps_s = {"latestOffset": asked_s - began_s, "addBatch": time.monotonic() - asked_s}
+        self.batches += 1
+        self.rows += rows
+        latest = self._reader.reportLatestOffset()
+        self._progress.hear(step_report(self.batches, rows, steps_s, start=start, end=end, latest=latest))
+        self._progress.update(self.rows, lag=lag_of(end, latest))
+        return True
+
+    def patiently(self, step: Callable[[], T]) -> T:
+        """Do a step, again after a while if it failed in a way that may pass."""
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        retries = Retries(RetryRule(ATTEMPTS if self._once else None, pauses_s=PAUSES_S, may_pass=may_pass))
+        while True:
+            try:
+                return step()
+            except (RocketSparkError, PySparkException, Py4JError) as e:
+                wait_s = retries.pause_s(e)
+                if self._progress.stop.asked:
+                    raise
+                self._progress.say(f"{one_line(str(e))}; trying again in {wait_s:.0f} s")
+                self._progress.stop.wait(wait_s)
+
+
+def _refuse_made_anew(start: dict[str, Any], end: dict[str, Any]) -> None:
+    """Raise ConfigError for topics whose offsets begin again: two rows of an archive would have one place."""
+    before = from_json(start)
+    begun = from_json(end.get(START_KEY, {}))
+    if anew := sorted({queue.topic for queue, offset in begun.items() if offset < before.get(queue, 0)}):
+        raise ConfigError(
+            f"topic {', '.join(anew)} was deleted and made anew, and its offsets begin again: give the new one a folder"
+            " of its own"
+        )
+
+
+# Spark's errors of a task that failed because of the network, or lost its executor.
+# And those of an object store or a catalog that is away for a while.
+_PASSING = re.compile(
+    r"\b(NotSent|NoReply|ConnectionLost|NoNameServer|RouteNotFound|BrokerNotFound): |ExecutorLost"
+    r"|AWS(ClientIO|ServiceThrottled|Status500|NoResponse)Exception|CommitStateUnknownException|SQLITE_BUSY"
+    r"|SocketTimeoutException|SdkClientException"
+)
+
+
+def may_pass(error: Exception) -> bool:
+    """Tell whether a repetition may succeed."""
+    if isinstance(error, RocketSparkError):
+        return error.retriable or isinstance(error, RouteNotFound)
+    return _PASSING.search(str(error)) is not None
+
+
+def archive_options(given: Mapping[str, str]) -> ReadOptions:
+    """Parse the options of an archive's read. Raises ConfigError."""
+    options = parse_read(given, streaming=True)
+    decode = options.decode
+    if decode is None:
+        return options
+    if decode.mode == DROPMALFORMED:
+        raise ConfigError(
+            f"option decodeMode is {decode.mode}: an archive leaves no message out; leave the option out, and read the"
+            f" rows whose {decode.error_column} is null"
+        )
+    for name, option in ((decode.into, "decodeInto"), (decode.error_column, "columnNameOfDecodeError")):
+        if name.lower() == "hour":
+            raise ConfigError(f"option {option} is {name!r}, which is a column of every archive: choose another name")
+    return options
+
+
+def decoding(table: ArchiveTable, given: Mapping[str, str]) -> tuple[StructType, ReadOptions]:
+    """Return the columns that are read and the options of the read: with those of decoded bodies if it decodes.
+
+    A JSON schema that is not given is the table's, or inferred from a sample where it has none. Raises ConfigError.
+    """
+    options = archive_options(given)
+    decode = options.decode
+    if decode is None:
+        return READ_SCHEMA, options
+    if decode.format == JSON and not decode.schema and decode.registry is None:
+        there = {field.name.lower(): field.dataType for field in table.decoded().fields}
+        if isinstance(kind := there.get(decode.into.lower()), StructType | ArrayType | MapType):
+            decode = dataclasses.replace(decode, schema=quoted(kind))
+            options = options._replace(decode=decode)
+    sample = bodies(parse_read(everything(given), streaming=False))
+    schema = table.spark.createDataFrame([], decoded_schema([], decode, sample)).schema
+    return schema, checked(schema, options)

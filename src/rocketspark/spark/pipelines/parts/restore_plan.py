@@ -1,0 +1,118 @@
+"""The plan of a restore: which rows it sends to which queue and in which order, and the properties in which each sent
+message names its earlier place. Rule: pure; the offsets of a queue only ever ascend, chunk by chunk.
+
+By those properties `audit` compares a copy with its origin, and a restore that goes on skips what it sent already.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from rocketspark.spark.pipelines.parts.archive_manifest import ArchivedRange, ArchiveFile
+
+# The id of the restore that sent it: the same for all its messages, however often it was stopped and started.
+RESTORE_ID = "restoreId"
+# topic/broker/queueId/queueOffset: names a message for ever.
+ORIGIN_PLACE = "originPlace"
+# The producer's unique id, and times in ms since 1970.
+ORIGIN_MESSAGE_ID = "originMessageId"
+ORIGIN_BORN_TIME = "originBornTime"
+ORIGIN_STORE_TIME = "originStoreTime"
+
+NAMES = (RESTORE_ID, ORIGIN_PLACE, ORIGIN_MESSAGE_ID, ORIGIN_BORN_TIME, ORIGIN_STORE_TIME)
+
+
+# Broker and queue id: a queue of the source or of the target topic.
+Queue = tuple[str, int]
+
+
+class ArchivedSpan(NamedTuple):
+    """Offsets [first, end) of a source queue, which hold so many rows."""
+
+    queue: Queue
+    first: int
+    end: int
+    rows: int
+
+
+def map_queues(sources: Iterable[Queue], targets: Sequence[Queue]) -> dict[Queue, Queue]:
+    """Map each source queue to a target queue: its own namesake if all have one, else the n-th to the n-th, in turn."""
+    ordered, there = sorted(set(sources)), sorted(set(targets))
+    if not there:
+        raise ValueError("no target queues")
+    if set(ordered) <= set(there):
+        return {queue: queue for queue in ordered}
+    return {queue: there[number % len(there)] for number, queue in enumerate(ordered)}
+
+
+def archived_spans(files: Iterable[ArchiveFile]) -> list[list[ArchivedSpan]]:
+    """Return the spans of an archive's files of one topic, hour by hour.
+
+    Should a broker's clock have gone back, rows of a later hour may stand before those of an earlier one: they are
+    sent with it, for the order of the queue goes before that of the hours.
+    """
+    parts: dict[Queue, list[ArchivedRange]] = defaultdict(list)
+    last: dict[str, dict[Queue, int]] = defaultdict(dict)
+    for file in files:
+        for segment in file.segments:
+            queue = (segment.broker, segment.queue_id)
+            parts[queue].append(segment)
+            last[file.hour][queue] = max(segment.end, last[file.hour].get(queue, 0))
+    counts = {queue: _Counts(segments) for queue, segments in parts.items()}
+    reached = {queue: min(segment.first for segment in segments) for queue, segments in parts.items()}
+    found = []
+    for _, queues in sorted(last.items()):
+        spans = []
+        for queue, end in sorted(queues.items()):
+            first = reached[queue]
+            if end > first:
+                spans.append(ArchivedSpan(queue, first, end, counts[queue].below(end) - counts[queue].below(first)))
+                reached[queue] = end
+        if spans:
+            found.append(spans)
+    return found
+
+
+class _Counts:
+    """The number of a queue's rows below an offset; within a segment by its share."""
+
+    def __init__(self, segments: Iterable[ArchivedRange]) -> None:
+        self._segments = sorted(segments)
+        self._firsts = [segment.first for segment in self._segments]
+        self._before = [0, *accumulate(segment.rows for segment in self._segments)]
+
+    def below(self, offset: int) -> int:
+        number = bisect_left(self._firsts, offset) - 1
+        if number < 0:
+            return 0
+        one = self._segments[number]
+        return self._before[number] + one.rows * (min(offset, one.end) - one.first) // (one.end - one.first)
+
+
+def chunks(
+    groups: Iterable[Sequence[ArchivedSpan]], rows_max: int, sent: Mapping[Queue, int]
+) -> list[list[ArchivedSpan]]:
+    """Return the groups, one after another, in chunks of some `rows_max` rows; rows below `sent` are left out."""
+    found = []
+    for group in groups:
+        parts = max(1, -(-sum(span.rows for span in group) // rows_max))
+        for part in range(parts):
+            chunk = []
+            for queue, first, end, rows in group:
+                low, high = (first + (end - first) * (part + i) // parts for i in (0, 1))
+                low = max(low, sent.get(queue, 0))
+                if high > low:
+                    share = rows * (part + 1) // parts - rows * part // parts
+                    chunk.append(ArchivedSpan(queue, low, high, share))
+            if chunk:
+                found.append(chunk)
+    return found
+
+
+def ends(chunk: Iterable[ArchivedSpan], sent: Mapping[Queue, int]) -> dict[Queue, int]:
+    """Return the offset up to which each queue is sent after a chunk."""
+    return {**sent, **{span.queue: span.end for span in chunk}}

@@ -1,0 +1,155 @@
+"""The streaming queries of pipelines, and the names that a pipeline gives its queries, transactions and files. Rule:
+without an interval a query takes what is there and ends; whatever topics are called, the writer takes the names.
+
+Under Spark 4.0 and 4.1 a query with trigger AvailableNow ends after one micro-batch of its limits, and after one that
+it runs again: there the end is noted at the start, and the query is started until it is reached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rocketspark.errors import ConfigError
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, TRANSACTIONAL_ID, parse_read
+from rocketspark.spark.pipelines.progress import Progress, QueryOutcome, leaves
+from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.spark_features import ADMISSION_CONTROL, reported_offset
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+# A broker may be away, or a queue deleted: after so many runs in a row that came no nearer to the end, it is given up.
+RUNS_IN_VAIN_MAX = 3
+
+
+def start_query(
+    writer: DataStreamWriter, *, name: str, checkpoint: Path | str, interval_s: float | None
+) -> StreamingQuery:
+    """Start a query. `interval_s`: go on, a micro-batch at most every so many seconds; None: AvailableNow."""
+    writer = writer.queryName(name).option("checkpointLocation", str(checkpoint))
+    if interval_s is None:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{round(interval_s * 1000)} milliseconds").start()
+
+
+def run_query(
+    writer: DataStreamWriter,
+    progress: Progress,
+    *,
+    name: str,
+    checkpoint: Path | str,
+    interval_s: float | None,
+    end: Callable[[], Mapping[str, Any]],
+    told: Callable[[Any], None] | None = None,
+) -> QueryOutcome:
+    """Start a query and watch it to its end; `told` as of `Progress.watch`. Raises what it failed with.
+
+    `end`: returns where the sources end now, as a stream's offset.
+    """
+    wanted = WantedEnd(end, interval_s)
+    rows = batches = 0
+    while True:
+        query = start_query(writer, name=name, checkpoint=checkpoint, interval_s=interval_s)
+        try:
+            outcome = progress.watch(query, told=told)
+        finally:
+            query.stop()
+        rows, batches = rows + outcome.rows, batches + outcome.batches
+        if outcome.stopped or not wanted.is_ahead(query):
+            return outcome._replace(rows=rows, batches=batches)
+
+
+class WantedEnd:
+    """The end of a query that is to take what is there, noted now, where Spark does not see to it itself."""
+
+    def __init__(self, end: Callable[[], Mapping[str, Any]], interval_s: float | None) -> None:
+        self._needed = interval_s is None and not ADMISSION_CONTROL
+        self._end = leaves(end()) if self._needed else {}
+        self._missing: int | None = None
+        self._runs_in_vain = 0
+
+    def is_ahead(self, query: StreamingQuery) -> bool:
+        """Tell whether a query that ended is to be started again: it is short of the end, and can come on."""
+        if not self._needed:
+            return False
+        reached = _reached(query)
+        # A query may read some of the topics only.
+        read = {place[0] for place in reached if place}
+        ends = {place: offset for place, offset in self._end.items() if place[0] in read or not reached}
+        missing = sum(max(0, offset - reached.get(place, 0)) for place, offset in ends.items())
+        came_on = self._missing is None or missing < self._missing
+        self._missing = missing
+        self._runs_in_vain = 0 if came_on else self._runs_in_vain + 1
+        return missing > 0 and self._runs_in_vain < RUNS_IN_VAIN_MAX
+
+
+def _reached(query: StreamingQuery) -> dict[tuple[str, ...], int]:
+    """Return where a query's sources have come to, the lowest where two read the same queue."""
+    reached: dict[tuple[str, ...], int] = {}
+    progress: Any = query.lastProgress
+    for source in progress["sources"] if progress else ():
+        for place, offset in leaves(reported_offset(source["endOffset"])).items():
+            reached[place] = min(offset, reached.get(place, offset))
+    return reached
+
+
+def end_of_topics(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return where the topics of a stream's options end now, as the stream's offset. Raises ConfigError and what fails
+    on the way to a server.
+    """
+    reader = StreamReader(READ_SCHEMA, parse_read(options, streaming=True))
+    try:
+        return reader.end_now()
+    finally:
+        reader.stop()
+
+
+_CHARACTERS_MAX = 100
+_FOLDER_CHARACTERS_MAX = 200
+# With what a progress file's name has besides, and a new one beside it.
+_FILE_BYTES_MAX = 232
+
+
+def default_name(text: str) -> str:
+    """Return the text where it can be a transactionalId, else a shorter one that no other text has."""
+    if TRANSACTIONAL_ID.fullmatch(text):
+        return text
+    return _told_apart(re.sub(r"[^A-Za-z0-9_-]+", "_", text), text, _CHARACTERS_MAX)
+
+
+def default_folder(text: str) -> str:
+    """Return the text unless it is too long for the name of a folder, else a shorter one."""
+    return text if len(text.encode()) <= _FOLDER_CHARACTERS_MAX else default_name(text)
+
+
+def file_name(*parts: str) -> str:
+    """Return a name for a file of some topics."""
+    text = "-".join(part.replace("%", "_") for part in parts)
+    return text if len(text.encode()) <= _FILE_BYTES_MAX else _told_apart(text, text, _FILE_BYTES_MAX // 2)
+
+
+def _told_apart(shown: str, text: str, characters_max: int) -> str:
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{shown[: characters_max - len(digest) - 1]}-{digest}"
+
+
+def check_name(name: str, delivery: str) -> str:
+    """Check a name that was given. Raises ConfigError for one that the writer refuses, or for an unknown delivery."""
+    check_delivery(delivery)
+    if delivery == EXACTLY_ONCE and not TRANSACTIONAL_ID.fullmatch(name):
+        raise ConfigError(f"--name is {name!r}: 1 to {_CHARACTERS_MAX} of the characters A-Z a-z 0-9 _ - are needed")
+    return name
+
+
+def check_delivery(delivery: str) -> str:
+    """Return the delivery. Raises ConfigError for an unknown one."""
+    if delivery not in (AT_LEAST_ONCE, EXACTLY_ONCE):
+        raise ConfigError(f"--delivery is {delivery!r}: {EXACTLY_ONCE} or {AT_LEAST_ONCE} is needed")
+    return delivery

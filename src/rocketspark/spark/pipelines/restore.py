@@ -1,0 +1,483 @@
+"""restore and replay: send an archive, or a topic's own past, into a topic. Rule: the order of each queue is kept, and
+rows that were sent are not sent again.
+
+Chunk by chunk: a small file says how far each source queue is sent, and where the target's queues ended then. Each row
+carries the restore's id and its old place, so a chunk that was cut short is sent but for what the target holds already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from rocketspark.client import validators
+from rocketspark.errors import ConfigError, RouteNotFound
+from rocketspark.model import namespace, subscribe, typed_json
+from rocketspark.model.text import shown
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.lakehouse.object_store import refuse_object_store
+from rocketspark.spark.lakehouse.table import TablePlace, archive_at
+from rocketspark.spark.lakehouse.tables import read_table
+from rocketspark.spark.option_kinds.time_options import check_range
+from rocketspark.spark.pipelines.archive import run_tasks
+from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
+from rocketspark.spark.pipelines.parts.archive_manifest import (
+    FILES,
+    HOUR_MS,
+    STATE,
+    ArchiveFile,
+    hour_start_ms,
+    read_manifest,
+    replace_file,
+)
+from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan, Queue, archived_spans, chunks, ends, map_queues
+from rocketspark.spark.pipelines.parts.restore_tasks import (
+    ArchiveSource,
+    QueueShare,
+    RowSelection,
+    SendTask,
+    TableSource,
+    TaskReport,
+    TopicSource,
+    hour_bounds,
+    queue_offsets,
+    topic_reader,
+)
+from rocketspark.spark.pipelines.parts.streaming import file_name
+from rocketspark.spark.pipelines.progress import Progress, step_report
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CHUNK_ROWS = 250_000
+# With a rate, a chunk is what may be sent in so many seconds.
+CHUNK_S = 2.0
+# After a kill, abandoned tasks may still send: no chunk begins before the target stood still for so long.
+QUIET_S = 3.0
+QUIET_TRIES = 10
+# Of the rows that may not be written, the progress file names so many.
+REFUSED_KEPT_MAX = 1000
+REPLAYS = Path(".rocketspark") / "replays"
+RESTORES = Path(".rocketspark") / "restores"
+
+
+class MovedQueue(NamedTuple):
+    """A source queue, its target queue, and how many of its rows the filters left."""
+
+    source: str
+    target: str
+    rows: int
+
+
+class RestoreResult(NamedTuple):
+    """The result of a run. `rows`: sent (dry run: would be); `already_there`: found in the target after a kill;
+    `refused`: set aside, as no message may be written like them.
+    """
+
+    topic: str
+    to: str
+    restore_id: str
+    rows: int
+    already_there: int
+    chunks: int
+    queues: list[MovedQueue]
+    dry_run: bool
+    seconds: float
+    stopped: bool
+    refused: int = 0
+
+
+class RestoreState(msgspec.Struct):
+    """A restore's progress: all rows below `sent`, the next offset of each source queue, are in the target.
+
+    Others below `reach` may be: then at or after `tail`, the offsets of the target's queues. `mapping`: which queue
+    each source queue goes to; `since`, `until`: what a replay takes of each. `rows`: sent so far. `refused`: places of
+    rows that may not be written, and why; the first of them.
+    """
+
+    id: str
+    rows: int = 0
+    sent: list[tuple[Queue, int]] = []
+    reach: list[tuple[Queue, int]] = []
+    tail: list[tuple[Queue, int]] = []
+    mapping: list[tuple[Queue, Queue]] = []
+    since: list[tuple[Queue, int]] | None = None
+    until: list[tuple[Queue, int]] | None = None
+    refused: list[tuple[str, str]] = []
+
+    @property
+    def doubtful(self) -> bool:
+        """Tell whether a chunk was begun and not ended."""
+        sent = dict(self.sent)
+        return any(sent.get(queue, 0) < end for queue, end in self.reach)
+
+
+def topics_of(folder: str | Path | TablePlace, spark: SparkSession | None = None) -> list[str]:
+    """Return the topics an archive holds; for one that is a table a session is needed."""
+    folder = archive_at(folder)
+    if isinstance(folder, TablePlace):
+        assert spark is not None
+        return sorted(row.topic for row in read_table(spark, folder).select("topic").distinct().collect())
+    return sorted({file.topic for file in read_manifest(Path(folder)).files})
+
+
+def restore(
+    spark: SparkSession,
+    folder: str | Path | TablePlace,
+    where: Connection | str,
+    topic: str | None = None,
+    to: str | None = None,
+    *,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    tags: str = "*",
+    rate: float | None = None,
+    dry_run: bool = False,
+    again: bool = False,
+    create: bool = True,
+    chunk_rows: int = CHUNK_ROWS,
+    state: str | Path | None = None,
+    progress: Progress | None = None,
+    sure: Callable[[str], None] | None = None,
+) -> RestoreResult:
+    """Send an archive's rows of one topic (the only one, if it is not named) to the topic `to` (the same name).
+
+    since_ms, until_ms: only rows stored in [since, until); tags: "A || B"; rate: rows/s at most; dry_run: only count.
+    A run that was stopped or killed goes on where it was; again: from the begin, once more. create: make the topic if
+    it is not there. state: folder of the progress file, by default in the archive's, or for a table
+    .rocketspark/restores in the working folder. sure: called before a first run sends into a topic that holds messages,
+    with a text that says so; it may raise. Raises ConfigError, RouteNotFound, RocketSparkError.
+    """
+    check_choice(since_ms, until_ms, rate, chunk_rows)
+    _check_target(to)
+    folder = archive_at(folder)
+    wanted = RowSelection(since_ms, until_ms, _tags(tags))
+    progress = progress or Progress("restore")
+    if isinstance(folder, TablePlace):
+        topic = _chosen(topic, topics_of(folder, spark), folder)
+        source = TableSource(_rows_of(read_table(spark, folder), topic, since_ms, until_ms))
+        job = _Job(
+            *(spark, connection(where), (topic, to or topic), wanted, Path(state or RESTORES), progress),
+            place=str(folder),
+            sure=sure,
+        )
+        job.open(again=again, dry=dry_run)
+        return job.run(source, archived_spans(source.ranges()), rate, dry_run, create, chunk_rows)
+    root = folder.absolute()
+    manifest = read_manifest(root)
+    topic = _chosen(topic, sorted({file.topic for file in manifest.files}), root)
+    files = [file for file in manifest.files if file.topic == topic and _overlaps(file, since_ms, until_ms)]
+    if not (root / FILES).is_dir():
+        raise ConfigError(f"{root / FILES} is gone: run `rocketspark pipeline archive` on it once, which makes it anew")
+    job = _Job(
+        spark,
+        connection(where),
+        (topic, to or topic),
+        wanted,
+        Path(state) if state else root / STATE / "restores",
+        progress,
+        sure=sure,
+    )
+    job.open(again=again, dry=dry_run)
+    return job.run(ArchiveSource(root, files), archived_spans(files), rate, dry_run, create, chunk_rows)
+
+
+def _chosen(topic: str | None, topics: Sequence[str], archive: Path | TablePlace) -> str:
+    if topic is None and len(topics) == 1:
+        return topics[0]
+    if topic is None or topic not in topics:
+        asked = f"no topic {topic!r}" if topic else "several topics: name one"
+        there = f"{asked}; there are: {', '.join(topics)}" if topics else "nothing"
+        raise ConfigError(f"the archive {archive} holds {there}")
+    return topic
+
+
+def _rows_of(rows: DataFrame, topic: str, since_ms: int | None, until_ms: int | None) -> DataFrame:
+    """Return the rows of a topic, of the hours that matter: the partitions of a table."""
+    from pyspark.sql import functions as F
+
+    # Decoded columns are not sent.
+    rows = rows.select(*READ_SCHEMA.names, "hour").where(F.col("topic") == topic)
+    first, last = hour_bounds(since_ms, until_ms)
+    rows = rows if first is None else rows.where(F.col("hour") >= first)
+    return rows if last is None else rows.where(F.col("hour") <= last)
+
+
+def replay(
+    spark: SparkSession,
+    where: Connection | str,
+    topic: str,
+    to: str,
+    *,
+    target: Connection | str | None = None,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    tags: str = "*",
+    rate: float | None = None,
+    dry_run: bool = False,
+    again: bool = False,
+    create: bool = True,
+    chunk_rows: int = CHUNK_ROWS,
+    state: str | Path | None = None,
+    progress: Progress | None = None,
+    sure: Callable[[str], None] | None = None,
+) -> RestoreResult:
+    """Send the messages of a topic to the topic `to`, of the same cluster or of `target`'s; arguments as of `restore`.
+
+    Which offsets are sent is fixed when it first runs. state: by default .rocketspark/replays in the working folder.
+    """
+    check_choice(since_ms, until_ms, rate, chunk_rows)
+    _check_target(to)
+    source = connection(where)
+    job = _Job(
+        spark,
+        connection(target) if target is not None else source,
+        (topic, to),
+        RowSelection(since_ms, until_ms, _tags(tags)),
+        Path(state) if state else REPLAYS,
+        progress or Progress("replay"),
+        sure=sure,
+    )
+    job.open(again=again, dry=dry_run)
+    found = job.state
+    if found.until is None or found.since is None:
+        found.since = list(_offsets_at(source, topic, since_ms, "earliest").items())
+        found.until = list(_offsets_at(source, topic, until_ms, "latest").items())
+    begin = dict(found.since)
+    group = [
+        ArchivedSpan(queue, begin.get(queue, 0), end, end - begin.get(queue, 0))
+        for queue, end in sorted(found.until)
+        if end > begin.get(queue, 0)
+    ]
+    return job.run(TopicSource(source, topic), [group] if group else [], rate, dry_run, create, chunk_rows)
+
+
+def _check_target(to: str | None) -> None:
+    """Raise ConfigError for a topic without a name: the one that the rows came from is not meant."""
+    if to is not None and not to.strip():
+        raise ConfigError(f"to is {to!r}: the target topic's name is needed")
+
+
+def check_choice(
+    since_ms: int | None, until_ms: int | None, rate: float | None = None, chunk_rows: int = CHUNK_ROWS
+) -> None:
+    """Raise ConfigError for a time range that is empty, a rate or a chunk of no rows."""
+    check_range(since_ms, until_ms)
+    if rate is not None and not 0 < rate < math.inf:
+        raise ConfigError(f"rate is {rate}: rows per second, more than 0, or None for no limit, are needed")
+    if chunk_rows < 1:
+        raise ConfigError(f"chunk_rows is {chunk_rows}: 1 or more are needed")
+
+
+class _Job:
+    """One restore of one topic."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        where: Connection,
+        topics: tuple[str, str],
+        wanted: RowSelection,
+        folder: Path,
+        progress: Progress,
+        *,
+        place: str = "",
+        sure: Callable[[str], None] | None = None,
+    ) -> None:
+        validators.check_target(topics[1])
+        if topics[1].startswith(validators.RETRY_PREFIX):
+            raise ConfigError(f"topic {topics[1]!r} is a group's own, for messages to be delivered again: name another")
+        self._spark, self._where, self._topics, self._wanted = spark, where, topics, wanted
+        self._progress = progress
+        refuse_object_store(folder, "the progress of a restore", "name a folder with --state")
+        # A progress file that lies in its archive needs no `place`.
+        what = msgspec.json.encode([where.namesrv, where.namespace, *topics, wanted, *([place] if place else [])])
+        self._path = folder.absolute() / f"{file_name(*topics)}-{hashlib.sha256(what).hexdigest()[:12]}.json"
+        self.state = RestoreState(uuid.uuid4().hex)
+        self._sure, self._is_first = sure, True
+
+    def open(self, *, again: bool, dry: bool) -> None:
+        """Load the progress of an earlier run."""
+        if self._path.exists() and not again:
+            try:
+                self.state = typed_json.decode(self._path.read_bytes(), RestoreState)
+            except msgspec.DecodeError as e:
+                raise ConfigError(f"{self._path} cannot be read ({e}); --again begins anew") from None
+        self._is_first = not again and not self.state.reach
+        if not dry:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def run(
+        self,
+        source: ArchiveSource | TopicSource | TableSource,
+        groups: Sequence[Sequence[ArchivedSpan]],
+        rate: float | None,
+        dry: bool,
+        create: bool,
+        chunk_rows: int,
+    ) -> RestoreResult:
+        topic, to = self._topics
+        state = self.state
+        rows_max = max(1, min(chunk_rows, round(rate * CHUNK_S))) if rate else chunk_rows
+        todo = chunks(groups, rows_max, dict(state.sent))
+        queues = sorted({span.queue for chunk in todo for span in chunk})
+        left = sum(span.rows for chunk in todo for span in chunk)
+        if left and self._is_first:
+            self._check_target(left, dry)
+        mapping = self._mapping(queues, dry, create) if queues else {}
+        if state.doubtful and todo and not dry:
+            self._await_quiet()
+        count = there = done = refused = 0
+        moved: Counter[Queue] = Counter()
+        began_s, rows_before = time.monotonic(), state.rows
+        for chunk in todo:
+            if self._progress.stop.asked:
+                break
+            if not dry:
+                if not state.doubtful:
+                    state.tail = list(self._tail().items())
+                reach = dict(state.reach)
+                after = {queue: max(end, reach.get(queue, 0)) for queue, end in ends(chunk, {}).items()}
+                state.reach = list({**reach, **after}.items())
+                self._save()
+            chunk_s, sent_before = time.monotonic(), count
+            for told in self._send(source, chunk, mapping, dry):
+                count += told.sent
+                there += told.skipped
+                refused += told.refused
+                moved.update(dict(told.wanted))
+                self._set_aside(told)
+            done += 1
+            if not dry:
+                state.sent, state.rows = list(ends(chunk, dict(state.sent)).items()), rows_before + count
+                self._save()
+            self._progress.hear(step_report(done, count - sent_before, {"addBatch": time.monotonic() - chunk_s}))
+            left -= sum(span.rows for span in chunk)
+            self._progress.update(count, lag=left, note="dry run" if dry else "")
+            if rate and not dry:
+                self._progress.stop.wait(max(0.0, began_s + count / rate - time.monotonic()))
+        return RestoreResult(
+            *(topic, to, self.state.id, count, there, done),
+            [MovedQueue(_text(queue), _text(mapping[queue]), moved[queue]) for queue in queues],
+            *(dry, round(self._progress.seconds, 3), self._progress.stop.asked, refused),
+        )
+
+    def _check_target(self, rows: int, dry: bool) -> None:
+        """Tell, and ask whether it is meant, if rows go beside other messages: readers would see both."""
+        to = self._topics[1]
+        try:
+            held = sum(self._tail().values()) - sum(self._offsets("earliest").values())
+        except RouteNotFound:
+            return
+        if held > 0:
+            text = f"topic {to} holds {held:,} messages, and up to {rows:,} more are sent beside them"
+            self._progress.say(text)
+            if self._sure is not None and not dry:
+                self._sure(text)
+
+    def _set_aside(self, told: TaskReport) -> None:
+        """Note rows that may not be written, in the progress file too."""
+        for place, why in told.reasons:
+            self._progress.say(f"set aside: message {shown(place)}: {shown(why)}")
+        known = dict(self.state.refused)
+        new = [one for one in told.reasons if one[0] not in known]
+        self.state.refused = (self.state.refused + new)[:REFUSED_KEPT_MAX]
+
+    def _send(
+        self,
+        source: ArchiveSource | TopicSource | TableSource,
+        chunk: Sequence[ArchivedSpan],
+        mapping: Mapping[Queue, Queue],
+        dry: bool,
+    ) -> list[TaskReport]:
+        spans: dict[Queue, list[ArchivedSpan]] = {}
+        for span in chunk:
+            spans.setdefault(mapping[span.queue], []).append(span)
+        tail = dict(self.state.tail)
+        shares = [QueueShare(target, tail.get(target, 0), tuple(each)) for target, each in sorted(spans.items())]
+        task = SendTask(
+            source.only(chunk),
+            self._where,
+            self._topics,
+            restore_id=self.state.id,
+            wanted=self._wanted,
+            shares=shares,
+            dry=dry,
+        )
+        if isinstance(source, TableSource):
+            return [typed_json.decode(told, TaskReport) for told in source.send(task, shares)]
+        return run_tasks(self._spark, task, type_=TaskReport)
+
+    def _mapping(self, queues: list[Queue], dry: bool, create: bool) -> dict[Queue, Queue]:
+        """Return the target queue of each source queue; the same in all runs. Makes the topic if it is not there."""
+        to, known = self._topics[1], dict(self.state.mapping)
+        try:
+            there = sorted(self._tail())
+        except RouteNotFound:
+            if not create:
+                raise
+            count = max(queue_id for _, queue_id in queues) + 1
+            if dry:
+                self._progress.say(f"topic {to} would be created with {count} queues on each broker")
+                return {queue: queue for queue in queues}
+            with operations_of(self._where) as operations:
+                operations.create_topic(namespace.wrap(self._where.namespace, to), queue_count=count)
+            self._progress.say(f"created topic {to} with {count} queues on each broker")
+            there = sorted(self._tail())
+        found = {**map_queues({*queues, *known}, there), **known}
+        self.state.mapping = sorted(found.items())
+        return found
+
+    def _tail(self) -> dict[Queue, int]:
+        return self._offsets("latest")
+
+    def _offsets(self, where: str) -> dict[Queue, int]:
+        return _offsets_at(self._where.without_options(), self._topics[1], None, where)
+
+    def _await_quiet(self) -> None:
+        """Wait until no more messages come to the target, or for a while."""
+        before: dict[Queue, int] | None = None
+        for _ in range(QUIET_TRIES):
+            tail = self._tail()
+            if tail == before or self._progress.stop.wait(QUIET_S):
+                break
+            before = tail
+
+    def _save(self) -> None:
+        replace_file(self._path, msgspec.json.encode(self.state))
+
+
+def _offsets_at(where: Connection, topic: str, time_ms: int | None, otherwise: str) -> dict[Queue, int]:
+    """Return the offset of each queue at a time, or at `otherwise` (earliest, latest)."""
+    at = {"startingOffsets": otherwise} if time_ms is None else {"startingTimestamp": str(time_ms)}
+    reader = topic_reader(where._replace(options=_without_starts(where.options)), topic, READ_SCHEMA, **at)
+    try:
+        return queue_offsets(topic, reader.initialOffset())
+    finally:
+        reader.stop()
+
+
+def _without_starts(options: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if not name.lower().startswith(("starting", "ending"))}
+
+
+def _tags(expression: str) -> tuple[str, ...] | None:
+    tags = subscribe("", expression).tags
+    return tuple(sorted(tags)) if tags else None
+
+
+def _overlaps(file: ArchiveFile, since_ms: int | None, until_ms: int | None) -> bool:
+    begin_ms = hour_start_ms(file.hour)
+    return (until_ms is None or begin_ms < until_ms) and (since_ms is None or begin_ms + HOUR_MS > since_ms)
+
+
+def _text(queue: Queue) -> str:
+    return f"{queue[0]}/{queue[1]}"

@@ -1,0 +1,116 @@
+"""A query that takes what is there, under a Spark that ends it early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rocketspark.errors import ConfigError
+from rocketspark.spark.options import TRANSACTIONAL_ID
+from rocketspark.spark.pipelines.parts import streaming
+from rocketspark.spark.pipelines.parts.streaming import (
+    RUNS_IN_VAIN_MAX,
+    WantedEnd,
+    check_name,
+    default_folder,
+    default_name,
+    file_name,
+)
+
+
+class Query:
+    """A query that ended; `ends`: the offset of each source, None without a report."""
+
+    def __init__(self, *ends: dict[str, Any] | None) -> None:
+        # Text of Python values, as Spark 4.0 reports it.
+        self.lastProgress = {"sources": [{"endOffset": str(end)} for end in ends]} if ends else None
+
+
+def at(offset: int, topic: str = "orders") -> dict[str, Any]:
+    return {topic: {"broker-a": {"0": offset}}, "@start": {topic: {"broker-a": {"0": 0}}}}
+
+
+@pytest.fixture(autouse=True)
+def _old_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "ADMISSION_CONTROL", False)
+
+
+def test_it_is_started_again_until_the_end_noted_at_its_start() -> None:
+    wanted = WantedEnd(lambda: at(100), None)
+    assert [wanted.is_ahead(Query(at(n))) for n in (40, 80, 100)] == [True, True, False]
+    assert not WantedEnd(lambda: at(100), None).is_ahead(Query(at(120)))
+
+
+def test_a_micro_batch_that_ran_again_is_no_end() -> None:
+    wanted = WantedEnd(lambda: at(100), None)
+    assert [wanted.is_ahead(query) for query in (Query(), Query(at(40)), Query(at(100)))] == [True, True, False]
+
+
+def test_what_comes_no_nearer_is_given_up() -> None:
+    wanted = WantedEnd(lambda: at(100), None)
+    rounds = 0
+    while wanted.is_ahead(Query(at(40) | at(rounds, "other"))):
+        rounds += 1
+    assert rounds == RUNS_IN_VAIN_MAX
+
+
+def test_topics_of_other_queries_do_not_count() -> None:
+    wanted = WantedEnd(lambda: at(100) | at(7, "other"), None)
+    assert wanted.is_ahead(Query(at(40)))
+    assert not wanted.is_ahead(Query(at(100)))
+
+
+def test_of_two_sources_of_one_topic_the_later_one_counts() -> None:
+    wanted = WantedEnd(lambda: at(100), None)
+    assert wanted.is_ahead(Query(at(100), at(60)))
+    assert not wanted.is_ahead(Query(at(100), at(100)))
+
+
+def test_sources_of_other_formats_do_not_count() -> None:
+    for other in (12, {"logOffset": 3}, [1, 2], None, -1, "2026-11-21T10:00"):
+        wanted = WantedEnd(lambda: at(100), None)
+        assert wanted.is_ahead(Query(other, at(40)))  # type: ignore[arg-type]
+        assert not wanted.is_ahead(Query(other, at(100)))  # type: ignore[arg-type]
+
+
+def test_the_batches_of_an_outbox() -> None:
+    wanted = WantedEnd(lambda: {"batch": 3}, None)
+    assert [wanted.is_ahead(Query({"batch": n})) for n in (1, 2, 3)] == [True, True, False]
+
+
+def test_nothing_is_asked_where_spark_sees_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> dict[str, Any]:
+        raise AssertionError("the end was asked for")
+
+    assert not WantedEnd(fail, 5.0).is_ahead(Query(at(40)))
+    monkeypatch.setattr(streaming, "ADMISSION_CONTROL", True)
+    assert not WantedEnd(fail, None).is_ahead(Query(at(40)))
+
+
+LONG = "t" * 120
+
+
+def test_a_name_that_is_taken_stays_as_it_is() -> None:
+    assert default_name("dedupe-orders-orders_once") == "dedupe-orders-orders_once"
+    assert default_folder("dedupe-a,b-c") == "dedupe-a,b-c"
+    assert file_name("orders", "%RETRY%g") == "orders-_RETRY_g"
+
+
+@pytest.mark.parametrize("text", ["dedupe-a,b-c", "outbox-public.orders", f"dedupe-{LONG}-x", "dedupe-%DLQ%g-ü", ""])
+def test_other_names_are_made_ones_that_the_writer_takes(text: str) -> None:
+    made = default_name(text)
+    assert TRANSACTIONAL_ID.fullmatch(made)
+    assert made != default_name(text + "y")
+
+
+def test_folders_and_files_of_long_names_can_be_made() -> None:
+    assert len(default_folder(f"dedupe-{LONG}-{LONG}").encode()) <= 200
+    assert len(file_name(LONG, LONG).encode()) <= 120
+    assert file_name(LONG, LONG) != file_name(LONG, LONG + "x")
+
+
+def test_a_name_that_the_writer_refuses_is_told_as_an_option_of_the_command() -> None:
+    assert check_name("a,b", "at-least-once") == "a,b"
+    with pytest.raises(ConfigError, match="--name is 'a,b'"):
+        check_name("a,b", "exactly-once")
