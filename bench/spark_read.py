@@ -23,8 +23,8 @@ from bench.plan import Plan
 from bench.report import Row, show
 from rocketspark.arrow import records
 from rocketspark.model import MessageQueue
+from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read.pull_records import PulledPiece, fetch
 
 TOPIC = "bench-spark"

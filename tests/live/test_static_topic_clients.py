@@ -19,7 +19,7 @@ from rocketspark.client import (
 )
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue, ReceivedMessage
-from rocketspark.spark.plan.cluster_queries import ClusterQueries
+from rocketspark.spark.cluster_queries import ClusterQueries
 from rocketspark.transport.peer import Peer
 
 QUEUES = 4

@@ -83,7 +83,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "proxy": (["proxy"], ["tests/unit/proxy", *(LIVE + f"proxy_{name}.py" for name in ("remoting", "secure"))]),
     "spark": (
-        ["spark/plan", "spark/exactly_once", "spark/option_kinds"],
+        ["spark/exactly_once", *(f"spark/{name}.py" for name in ("cluster_queries", "offset_ranges", "option_values"))],
         [
             "tests/unit/spark",
             *(SPARK + f"{name}.py" for name in ("exactly_once", "exactly_once_failover", "fetch", "failover", "gaps")),
@@ -133,7 +133,8 @@ class Mutant(NamedTuple):
 
 
 def sources(room: str) -> list[Path]:
-    return sorted(path for folder in ROOMS[room][0] for path in (PACKAGE / folder).rglob("*.py"))
+    patterns = [place if place.endswith(".py") else f"{place}/**/*.py" for place in ROOMS[room][0]]
+    return sorted(path for pattern in patterns for path in PACKAGE.glob(pattern))
 
 
 def files_of_tests(room: str) -> list[str]:

@@ -15,9 +15,9 @@ from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import OffsetReply, RouteHeader
 from rocketspark.protocol.json import bodies
+from rocketspark.spark.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
-from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read.partitions import ranges
 from rocketspark.spark.read.pull_records import DataLost
 from rocketspark.transport.peer import Peer

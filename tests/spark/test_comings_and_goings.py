@@ -19,8 +19,8 @@ from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import NotSent, RocketSparkError, RouteNotFound
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.offset_ranges import from_json
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.plan.offset_ranges import from_json
 from rocketspark.spark.read import pull_records
 from rocketspark.spark.read.partition_discovery import QueueGone
 from rocketspark.spark.read.pull_records import DataLost

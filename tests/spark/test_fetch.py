@@ -19,8 +19,8 @@ from rocketspark.errors import ConnectionLost, NoReply, NotSent, ServerError
 from rocketspark.model import MessageQueue, subscribe
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import batch, sysflags
+from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read import pipelined_connection
 from rocketspark.spark.read import pull_records as fetching
 from rocketspark.spark.read.pull_records import DataLost, fetch

@@ -23,8 +23,8 @@ from rocketspark.filters import sql92
 from rocketspark.model import Message, MessageQueue, subscribe
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read import pull_records
 from rocketspark.spark.read.pipelined_connection import PipelinedConnection, PipelinedReply
 from rocketspark.spark.read.pull_records import fetch

@@ -13,8 +13,8 @@ from rocketspark.errors import RecordError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.message import batch, record_layout, sysflags
 from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read import pull_records as fetching
 from rocketspark.spark.read.partitions import QueuePartition, read_partition
 from rocketspark.spark.read.pull_records import DataLost

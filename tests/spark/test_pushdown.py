@@ -25,8 +25,8 @@ from tests.spark.conftest import PUSH_DOWN
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read.batch_read import PushingReader
 from rocketspark.spark.read.partitions import QueuePartition
 from rocketspark.spark.read.store_read import StorePartition

@@ -23,8 +23,8 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.spark.columns import read_schema
+from rocketspark.spark.offset_ranges import from_json
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.plan.offset_ranges import from_json
 from rocketspark.spark.read.batch_read import BatchReader
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.testing import Cluster, run_cluster

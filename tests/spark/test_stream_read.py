@@ -17,8 +17,8 @@ from tests.support.ports import server_ports
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.offset_ranges import from_json
 from rocketspark.spark.options import parse_read
-from rocketspark.spark.plan.offset_ranges import from_json
 from rocketspark.spark.read.partitions import QueuePartition
 from rocketspark.spark.read.pull_records import DataLost
 from rocketspark.spark.read.stream_read import StreamReader

@@ -19,9 +19,8 @@ from rocketspark.protocol.message.compression import KINDS
 from rocketspark.spark.client_access import Access
 from rocketspark.spark.decode.options import NAMES as DECODE_NAMES
 from rocketspark.spark.decode.options import DecodeOptions, check_error_topic, parse_decode
-from rocketspark.spark.option_kinds.given_options import TLS_TEXTS, GivenOptions, StorePaths
-from rocketspark.spark.option_kinds.offset_options import COMMITTED, EARLIEST, LATEST, AtTime, Where
-from rocketspark.spark.option_kinds.topic_selection import Assigned
+from rocketspark.spark.given_options import TLS_TEXTS, GivenOptions, StorePaths, refuse_if
+from rocketspark.spark.option_values import COMMITTED, EARLIEST, LATEST, Assigned, AtTime, Where
 
 READER_GROUP = "SPARK_READER"
 # ntpd ends rather than set a clock back by more than 1000 s.
@@ -124,12 +123,7 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Parse the options of a read. Raises ConfigError."""
     given = GivenOptions(options, _READ_NAMES, _WRITE_NAMES)
     tags = given.text("tags", "*")
-    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
-        if streaming and given.text(name, ""):
-            raise ConfigError(f"option {name} is for batch reads: a stream has no end; leave it out")
-    store = given.store()
-    if store is not None and streaming:
-        raise ConfigError("option store is for batch reads: a stream reads from brokers; give namesrv instead")
+    store = _store(given, streaming=streaming)
     topics, pattern, assigned = given.topics()
     parsed = ReadOptions(
         namesrv=given.namesrv() if store is None else "",
@@ -138,9 +132,7 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         topic_pattern=pattern,
         assigned=assigned,
         starting=given.starting(LATEST if streaming else EARLIEST),
-        ending=given.time("endingTimestamp")
-        or given.times("endingOffsetsByTimestamp")
-        or given.where("endingOffsets", LATEST),
+        ending=given.ending(),
         tags=subscribe("", tags).expression,
         group=given.group("consumerGroup") or READER_GROUP,
         committed_group=given.group("committedGroup") or given.group("consumerGroup"),
@@ -150,54 +142,98 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         rows_per_trigger_min=given.number("minMessagesPerTrigger", None, 1, LONG_MAX),
         bytes_per_trigger_max=given.number("maxBytesPerTrigger", None, 1, LONG_MAX),
         trigger_delay_max_ms=given.duration_ms("maxTriggerDelay", "15m"),
-        partitions_min=given.number("minPartitions", 1, 1) or 1,
+        partitions_min=given.number("minPartitions", 1, 1),
         rows_per_partition_max=given.number("maxRecordsPerPartition", None, 1),
         fail_on_data_loss=given.truth("failOnDataLoss", True),
-        timeout_ms=given.number("pollTimeoutMs", 30_000, 1) or 1,
-        rows_per_pull_max=given.number("maxMessagesPerPull", 4096, 1) or 1,
-        bytes_per_pull_max=given.number("maxBytesPerPull", 1 << 20, 1) or 1,
+        timeout_ms=given.number("pollTimeoutMs", 30_000, 1),
+        rows_per_pull_max=given.number("maxMessagesPerPull", 4096, 1),
+        bytes_per_pull_max=given.number("maxBytesPerPull", 1 << 20, 1),
         check_crc=given.truth("checkCrc", store is not None),
         store=store,
         sql=given.expression("sql"),
         key=given.key("key"),
         push_down=given.truth("pushDownPredicate", False) if given.text("pushDownPredicate", "") else None,
-        clock_set_back_ms=given.number("clockSetBackMs", CLOCK_SET_BACK_MS, 0) or 0,
-        bad_bodies=given.choice(
-            "badBodies",
-            *(BAD_IS_ERROR, BAD_IS_NULL, BAD_AS_STORED)
-            if given.truth("failOnDataLoss", True)
-            else (BAD_IS_NULL, BAD_AS_STORED, BAD_IS_ERROR),
-        ),
+        clock_set_back_ms=given.number("clockSetBackMs", CLOCK_SET_BACK_MS, 0),
+        bad_bodies=_bad_bodies(given),
         columns=given.several("columns"),
         decode=parse_decode(given, topics),
     )
-    if parsed.decode is not None:
-        if parsed.decode.error_topic and store is not None:
-            raise ConfigError("option decodeErrorTopic: with option store there is no broker to send to; leave it out")
-        check_error_topic(parsed.decode.error_topic, (*topics, *(assigned or ())), pattern)
-    if streaming and parsed.push_down:
-        raise ConfigError(
-            "option pushDownPredicate is for batch reads: no Spark tells a stream its filters; leave it out, and give"
-            " tags, sql or startingTimestamp, which the broker applies"
-        )
-    if not streaming and parsed.starting == LATEST:
-        raise ConfigError("option startingOffsets is latest: a batch would read nothing; use earliest or JSON")
-    if parsed.ending == EARLIEST:
-        raise ConfigError("option endingOffsets is earliest: a batch would read nothing; use latest or JSON")
-    if COMMITTED in (parsed.starting, parsed.ending):
-        name = "startingOffsets" if parsed.starting == COMMITTED else "endingOffsets"
-        if store is not None:
-            raise ConfigError(f"option {name} is committed: with option store there is no broker to tell; use JSON")
-        if parsed.starting == parsed.ending:
-            raise ConfigError("options startingOffsets and endingOffsets are both committed: there is nothing between")
-        if parsed.committed_group is None:
-            raise ConfigError(f"option {name} is committed: name the group, as committedGroup or consumerGroup")
-    if (parsed.rows_per_trigger_min or 0) > (parsed.rows_per_trigger_max or math.inf):
-        raise ConfigError("option minMessagesPerTrigger is more than maxMessagesPerTrigger: give it less")
-    times = [at.time_ms for at in (parsed.starting, parsed.ending) if isinstance(at, AtTime)]
-    if times != sorted(times):
-        raise ConfigError("option startingTimestamp is after endingTimestamp: nothing is stored between them")
+    _check_error_topic(parsed)
+    _check_together(parsed, streaming=streaming)
     return parsed
+
+
+def _store(given: GivenOptions, *, streaming: bool) -> StorePaths | None:
+    """Return the store directories to read, None for brokers. Raises ConfigError for a stream of a store, or with an
+    end.
+    """
+    if streaming:
+        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+            if given.text(name, ""):
+                raise ConfigError(f"option {name} is for batch reads: a stream has no end; leave it out")
+    store = given.store()
+    if store is not None and streaming:
+        raise ConfigError("option store is for batch reads: a stream reads from brokers; give namesrv instead")
+    return store
+
+
+def _bad_bodies(given: GivenOptions) -> str:
+    """Return the treatment of bodies that cannot be read: by default an error where lost messages are one."""
+    if given.truth("failOnDataLoss", True):
+        return given.choice("badBodies", BAD_IS_ERROR, BAD_IS_NULL, BAD_AS_STORED)
+    return given.choice("badBodies", BAD_IS_NULL, BAD_AS_STORED, BAD_IS_ERROR)
+
+
+def _check_error_topic(parsed: ReadOptions) -> None:
+    """Raise ConfigError for a decodeErrorTopic that cannot be written, or is read itself."""
+    if parsed.decode is None:
+        return
+    if parsed.decode.error_topic and parsed.store is not None:
+        raise ConfigError("option decodeErrorTopic: with option store there is no broker to send to; leave it out")
+    topics = (*parsed.topics, *(parsed.assigned or ()))
+    check_error_topic(parsed.decode.error_topic, topics, parsed.topic_pattern)
+
+
+def _check_together(parsed: ReadOptions, *, streaming: bool) -> None:
+    """Raise ConfigError for options that contradict each other, or between which nothing can lie."""
+    starting, ending = parsed.starting, parsed.ending
+    of_group = "startingOffsets" if starting == COMMITTED else "endingOffsets" if ending == COMMITTED else ""
+    times = [at.time_ms for at in (starting, ending) if isinstance(at, AtTime)]
+    refuse_if(
+        (
+            streaming and parsed.push_down,
+            "option pushDownPredicate is for batch reads: no Spark tells a stream its filters; leave it out, and give"
+            " tags, sql or startingTimestamp, which the broker applies",
+        ),
+        (
+            not streaming and starting == LATEST,
+            "option startingOffsets is latest: a batch would read nothing; use earliest or JSON",
+        ),
+        (
+            ending == EARLIEST,
+            "option endingOffsets is earliest: a batch would read nothing; use latest or JSON",
+        ),
+        (
+            of_group and parsed.store is not None,
+            f"option {of_group} is committed: with option store there is no broker to tell; use JSON",
+        ),
+        (
+            of_group and starting == ending,
+            "options startingOffsets and endingOffsets are both committed: there is nothing between",
+        ),
+        (
+            of_group and parsed.committed_group is None,
+            f"option {of_group} is committed: name the group, as committedGroup or consumerGroup",
+        ),
+        (
+            (parsed.rows_per_trigger_min or 0) > (parsed.rows_per_trigger_max or math.inf),
+            "option minMessagesPerTrigger is more than maxMessagesPerTrigger: give it less",
+        ),
+        (
+            times != sorted(times),
+            "option startingTimestamp is after endingTimestamp: nothing is stored between them",
+        ),
+    )
 
 
 def parse_decode_options(options: Mapping[str, str]) -> DecodeOptions:
@@ -214,7 +250,7 @@ def parse_decode_options(options: Mapping[str, str]) -> DecodeOptions:
 
 
 def parse_access(options: Mapping[str, str]) -> Access:
-    """Parse the options that say how to come in, and only those. Raises ConfigError."""
+    """Parse the options of a connection, namespace, keys and TLS, and only those. Raises ConfigError."""
     own = {name.lower() for name in ACCESS_NAMES}
     return GivenOptions(
         {name: value for name, value in options.items() if name.lower() in own}, ACCESS_NAMES, ()
@@ -222,8 +258,8 @@ def parse_access(options: Mapping[str, str]) -> Access:
 
 
 def over(options: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Return options with others over them; one of the keys replaces all keys, and so does TLS: halves of two pairs
-    would be neither's.
+    """Return options with others laid over them. If `own` gives one of the keys, no key of `options` stays, and so with
+    TLS: a user of one and a password of the other would fit nothing.
     """
     given = {name.lower() for name in own}
     for group in (KEY_NAMES, TLS_NAMES):
@@ -262,14 +298,14 @@ def parse_write(options: Mapping[str, str]) -> WriteOptions:
         access=given.access(),
         topic=topic,
         group=group,
-        batch_bytes_max=min(given.number("maxBatchBytes", 1 << 20, 1, LONG_MAX) or 1, MESSAGE_BYTES_MAX),
-        batches_in_flight_max=given.number("maxBatchesInFlight", 4, 1) or 1,
-        timeout_ms=given.number("sendTimeoutMs", 10_000, 1) or 1,
-        attempts_max=given.number("sendAttempts", 5, 1) or 1,
+        batch_bytes_max=min(given.number("maxBatchBytes", 1 << 20, 1, LONG_MAX), MESSAGE_BYTES_MAX),
+        batches_in_flight_max=given.number("maxBatchesInFlight", 4, 1),
+        timeout_ms=given.number("sendTimeoutMs", 10_000, 1),
+        attempts_max=given.number("sendAttempts", 5, 1),
         compression=None if compression == "none" else compression,
-        compress_over_bytes=given.number("compressOverBytes", 4096, 0) or 0,
+        compress_over_bytes=given.number("compressOverBytes", 4096, 0),
         transactional_id=_transactional_id(given),
-        commit_timeout_ms=given.number("commitTimeoutMs", 120_000, 1) or 1,
+        commit_timeout_ms=given.number("commitTimeoutMs", 120_000, 1),
         first_rows_stay=given.choice("differingRepeat", "error", "first") == "first",
     )
 

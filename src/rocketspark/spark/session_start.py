@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from rocketspark.spark.this_python import NAME, is_here, is_python, prefer_this_python
+from rocketspark.spark.python_workers import NAME, is_here, is_python, prefer_this_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,8 +20,7 @@ from rocketspark.spark.columns import check_written, read_schema
 from rocketspark.spark.decode.read_columns import checked, decoded_schema, is_asked
 from rocketspark.spark.decode.sample import bodies, everything
 from rocketspark.spark.options import parse_columns, parse_read, parse_write
-from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.python_workers import settle
+from rocketspark.spark.python_workers import plain_errors, settle
 from rocketspark.spark.read.batch_read import BatchReader, PushingReader
 from rocketspark.spark.read.own_limits import for_this_spark
 from rocketspark.spark.read.pushdown import pushing

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.option_kinds.offset_options import AtTime
+from rocketspark.spark.option_values import AtTime
 from rocketspark.spark.options import over, parse_columns, parse_read, parse_write
 
 BASE = {"namesrv": "127.0.0.1:9876", "topic": "orders"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketspark.spark.this_python import prefer_this_python
+from rocketspark.spark.python_workers import prefer_this_python
 
 CHOSEN = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 

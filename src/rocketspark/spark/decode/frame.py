@@ -15,7 +15,7 @@ from rocketspark.spark.decode.batches import PLACE, Decoded
 from rocketspark.spark.decode.bodies import resolve, value_type
 from rocketspark.spark.decode.options import CONFLUENT, DROPMALFORMED, FAILFAST, JSON, DecodeOptions
 from rocketspark.spark.options import parse_decode_options
-from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.spark_features import arrow_schema
 
 if TYPE_CHECKING:

@@ -7,12 +7,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rocketspark.client import validators
 from rocketspark.errors import ConfigError, MessageIllegal
 from rocketspark.model.text import shown
-from rocketspark.spark.option_kinds.topic_selection import matching
+from rocketspark.spark.given_options import GivenOptions, refuse_if
+from rocketspark.spark.option_values import matching
 from rocketspark.transport.tls.client_tls import ClientTls
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ FILE_BYTES_MAX = 16 << 20
 RECURSION_MAX = 15
 # Columns that a schema may have in all, those within others too: types that name each other are small, and multiply.
 COLUMNS_MAX = 10_000
-INT_MAX = 2**31 - 1
 
 NAMES = (
     *("decode", "decodeSchema", "decodeSchemaFile", "decodeDescriptorFile", "decodeMessage", "decodeWireFormat"),
@@ -36,16 +36,6 @@ NAMES = (
     *("schemaRegistryCa", "schemaRegistryCert", "schemaRegistryKey", "schemaRegistryKeyPassword"),
     *("schemaRegistryKeyPasswordFile", "schemaRegistryTimeoutMs", "schemaRegistryFailure"),
 )
-
-
-class Given(Protocol):
-    """The options as they were given; each getter names a wrong one."""
-
-    def text(self, name: str, default: str) -> str: ...
-    def number(self, name: str, default: int | None, low: int, high: int = INT_MAX) -> int | None: ...
-    def choice(self, name: str, *choices: str) -> str: ...
-    def several(self, name: str) -> tuple[str, ...]: ...
-    def secret(self, name: str) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +64,7 @@ class DecodeOptions:
     value_type: str = field(default="", repr=False)
 
 
-def parse_decode(given: Given, topics: tuple[str, ...] = ()) -> DecodeOptions | None:
+def parse_decode(given: GivenOptions, topics: tuple[str, ...] = ()) -> DecodeOptions | None:
     """Parse the options; None if bodies stay as they are. `topics`: what is read, for the subject's default.
 
     Raises ConfigError.
@@ -101,8 +91,8 @@ def parse_decode(given: Given, topics: tuple[str, ...] = ()) -> DecodeOptions | 
         into=_column(given, "decodeInto", "value"),
         error_column=_column(given, "columnNameOfDecodeError", "_decode_error"),
         error_topic=given.text("decodeErrorTopic", ""),
-        recursion_max=given.number("recursiveFieldMaxDepth", 0, 0, RECURSION_MAX) or 0,
-        sample_rows=given.number("decodeSampleRows", 1000, 1, 100_000) or 1,
+        recursion_max=given.number("recursiveFieldMaxDepth", 0, 0, RECURSION_MAX),
+        sample_rows=given.number("decodeSampleRows", 1000, 1, 100_000),
         registry_failure_is_error=given.choice("schemaRegistryFailure", "error", "badrow") == "error",
     )
     _check(parsed)
@@ -124,37 +114,57 @@ def check_error_topic(topic: str, topics: Iterable[str], pattern: str | None) ->
 
 
 def _check(parsed: DecodeOptions) -> None:
-    if parsed.into.lower() == parsed.error_column.lower():
-        raise ConfigError("options decodeInto and columnNameOfDecodeError name the same column: give it another name")
-    if parsed.mode == FAILFAST and parsed.error_topic:
-        raise ConfigError("option decodeErrorTopic: with decodeMode FAILFAST no bad row is left to send; leave one out")
-    if parsed.message and parsed.format != PROTOBUF:
-        raise ConfigError(f"option decodeMessage is for protobuf, and decode is {parsed.format}: leave it out")
-    if parsed.format == PROTOBUF and parsed.descriptor and not parsed.message:
-        raise ConfigError("option decodeMessage is missing: the full name of the message in decodeDescriptorFile")
-    known = bool(parsed.schema or parsed.descriptor)
-    if parsed.registry is None and parsed.format == AVRO and not known:
-        raise ConfigError("option decodeSchema is missing: an Avro schema, or decodeSchemaFile, or schemaRegistry")
-    if parsed.registry is None and parsed.format == PROTOBUF and not known:
-        raise ConfigError("option decodeDescriptorFile is missing: what `protoc -o FILE --include_imports` writes")
-    if parsed.registry is None and parsed.wire == CONFLUENT and parsed.format == AVRO:
-        raise ConfigError("option decodeWireFormat is confluent: Avro needs the writers' schemas; give schemaRegistry")
-    if parsed.registry is not None and parsed.wire == PLAIN and known:
-        raise ConfigError(
-            "option schemaRegistry: bodies are plain and their schema is given, so it has no use; drop it"
-        )
-    if parsed.registry is not None and not known and parsed.format != JSON and not parsed.subject:
-        raise ConfigError("option schemaRegistrySubject is missing: whose newest schema gives the columns")
+    """Raise ConfigError for options that contradict each other, or lack another one."""
+    has_schema = bool(parsed.schema or parsed.descriptor)
+    has_registry = parsed.registry is not None
+    refuse_if(
+        (
+            parsed.into.lower() == parsed.error_column.lower(),
+            "options decodeInto and columnNameOfDecodeError name the same column: give it another name",
+        ),
+        (
+            parsed.mode == FAILFAST and parsed.error_topic,
+            "option decodeErrorTopic: with decodeMode FAILFAST no bad row is left to send; leave one out",
+        ),
+        (
+            parsed.message and parsed.format != PROTOBUF,
+            f"option decodeMessage is for protobuf, and decode is {parsed.format}: leave it out",
+        ),
+        (
+            parsed.format == PROTOBUF and parsed.descriptor and not parsed.message,
+            "option decodeMessage is missing: the full name of the message in decodeDescriptorFile",
+        ),
+        (
+            not has_registry and parsed.format == AVRO and not has_schema,
+            "option decodeSchema is missing: an Avro schema, or decodeSchemaFile, or schemaRegistry",
+        ),
+        (
+            not has_registry and parsed.format == PROTOBUF and not has_schema,
+            "option decodeDescriptorFile is missing: what `protoc -o FILE --include_imports` writes",
+        ),
+        (
+            not has_registry and parsed.wire == CONFLUENT and parsed.format == AVRO,
+            "option decodeWireFormat is confluent: Avro needs the writers' schemas; give schemaRegistry",
+        ),
+        (
+            has_registry and parsed.wire == PLAIN and has_schema,
+            "option schemaRegistry: bodies are plain and their schema is given, so it has no use; drop it",
+        ),
+        (
+            has_registry and not has_schema and parsed.format != JSON and not parsed.subject,
+            "option schemaRegistrySubject is missing: whose newest schema gives the columns",
+        ),
+    )
 
 
-def _column(given: Given, name: str, default: str) -> str:
+def _column(given: GivenOptions, name: str, default: str) -> str:
     text = given.text(name, default)
     if not re.fullmatch(r"[A-Za-z_]\w{0,99}", text):
         raise ConfigError(f"option {name} is {shown(text)!r}: a name of letters, digits and _ is needed")
     return text
 
 
-def _schema(given: Given, format_: str) -> str:
+def _schema(given: GivenOptions, format_: str) -> str:
     text, path = given.text("decodeSchema", ""), given.text("decodeSchemaFile", "")
     if text and path:
         raise ConfigError("options decodeSchema and decodeSchemaFile are both given: give one of them")
@@ -171,7 +181,7 @@ def _schema(given: Given, format_: str) -> str:
     return found
 
 
-def _descriptor(given: Given, format_: str) -> bytes:
+def _descriptor(given: GivenOptions, format_: str) -> bytes:
     path = given.text("decodeDescriptorFile", "")
     if not path:
         return b""
@@ -195,7 +205,7 @@ def _read(path: str, option: str) -> bytes:
     return found
 
 
-def _registry(given: Given) -> RegistryOptions | None:
+def _registry(given: GivenOptions) -> RegistryOptions | None:
     named = given.several("schemaRegistry")
     # Not with the module: few reads have a registry.
     from rocketspark.spark.decode.registry import RegistryOptions, check_url
@@ -231,5 +241,5 @@ def _registry(given: Given) -> RegistryOptions | None:
         password=password,
         token=token,
         tls=tls,
-        timeout_ms=given.number("schemaRegistryTimeoutMs", 30_000, 1) or 1,
+        timeout_ms=given.number("schemaRegistryTimeoutMs", 30_000, 1),
     )

@@ -32,7 +32,7 @@ from rocketspark.spark.exactly_once.end_transactions import EndTransactions
 from rocketspark.spark.exactly_once.failpoints import passing
 from rocketspark.spark.exactly_once.half_messages import HalfMessageSender
 from rocketspark.spark.options import WriteOptions
-from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.write.read_ahead import ReadAhead
 
 log = logging.getLogger("rocketspark.spark")

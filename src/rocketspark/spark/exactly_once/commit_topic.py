@@ -33,7 +33,7 @@ from rocketspark.protocol.message.record import Record as StoredRecord
 from rocketspark.protocol.message.record_layout import CRC_MASK
 from rocketspark.spark.exactly_once import commit_records, transaction_handles
 from rocketspark.spark.exactly_once.commit_records import CommitRecord, HalfOutcome, LastCommit, TransactionalIdState
-from rocketspark.spark.option_kinds.topic_selection import COMMIT_PREFIX
+from rocketspark.spark.option_values import COMMIT_PREFIX
 from rocketspark.spark.options import WriteOptions
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.retries import RetryRule, again

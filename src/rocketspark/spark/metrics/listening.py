@@ -211,7 +211,7 @@ def _access(given: dict[str, str | bool | None]) -> Access:
 
 
 def _open(settings: Settings) -> Any:
-    from rocketspark.spark.plan.cluster_queries import ClusterQueries
+    from rocketspark.spark.cluster_queries import ClusterQueries
 
     addresses = ";".join(parse_addresses(settings.namesrv))
     return ClusterQueries(addresses, group=settings.consumer_group, access=settings.access)

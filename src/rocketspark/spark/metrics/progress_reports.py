@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rocketspark.model import MessageQueue
-from rocketspark.spark.plan.offset_ranges import START_KEY, Offsets
+from rocketspark.spark.offset_ranges import START_KEY, Offsets
 from rocketspark.spark.spark_features import reported_offset
 
 OFFSET_MAX = 2**63 - 1

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rocketspark.model.histogram import Histogram
 from rocketspark.spark.metrics.bounded_labels import OTHER, BoundedLabels, label_of
 from rocketspark.spark.metrics.progress_reports import Report
-from rocketspark.spark.plan.offset_ranges import Offsets
+from rocketspark.spark.offset_ranges import Offsets
 
 # In ms: from an empty micro-batch to one of an hour.
 DURATION_BOUNDS_MS = (100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 120_000, 300_000, 900_000, 3_600_000)

@@ -16,7 +16,8 @@ from rocketspark.admin.states import QueueProgress as State
 from rocketspark.errors import RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.message import properties
-from rocketspark.spark.option_kinds.time_options import check_range
+from rocketspark.spark.offset_ranges import to_json
+from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.parts.audit_figures import (
     AuditReport,
@@ -32,7 +33,6 @@ from rocketspark.spark.pipelines.parts.audit_figures import (
     missing_offsets,
 )
 from rocketspark.spark.pipelines.progress import Progress
-from rocketspark.spark.plan.offset_ranges import to_json
 
 COLUMNS = "topic string, broker string, queueId int, queueOffset bigint, messageId string, storeTime timestamp_ltz"
 PLACES_MAX = 10

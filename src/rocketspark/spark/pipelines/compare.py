@@ -14,7 +14,7 @@ from rocketspark.errors import UsageError
 from rocketspark.protocol.message import properties
 from rocketspark.spark.exactly_once.commit_topic import DEDUPE_KEY
 from rocketspark.spark.lakehouse.table import TablePlace
-from rocketspark.spark.option_kinds.time_options import check_range
+from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines import archive
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.parts import restore_plan

@@ -37,7 +37,7 @@ from rocketspark.spark.pipelines.parts.streaming import (
     run_query,
 )
 from rocketspark.spark.pipelines.progress import Progress
-from rocketspark.spark.plain_errors import plain_errors
+from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.read.own_limits import for_this_spark
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
 from rocketspark.spark.spark_features import ReadLimit

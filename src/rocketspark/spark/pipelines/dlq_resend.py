@@ -19,7 +19,7 @@ from rocketspark.client.producer.prepared_message import PackingSettings, Prepar
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.errors import MessageIllegal, RocketSparkError, RouteNotFound, UsageError
 from rocketspark.model import namespace
-from rocketspark.spark.option_kinds.time_options import check_range
+from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.dlq import Choice, DeadLetter, choose, find, letters, outgoing, resend_id
 from rocketspark.spark.pipelines.progress import Progress, step_report

@@ -26,7 +26,7 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.object_store import refuse_object_store
 from rocketspark.spark.lakehouse.table import TablePlace, archive_at
 from rocketspark.spark.lakehouse.tables import read_table
-from rocketspark.spark.option_kinds.time_options import check_range
+from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines.archive import run_tasks
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.parts.archive_manifest import (

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from rocketspark.protocol import trace as records
-from rocketspark.spark.option_kinds.time_options import check_range
+from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.parts import trace_records as rows
 from rocketspark.spark.pipelines.parts.trace_records import (

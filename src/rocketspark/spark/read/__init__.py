@@ -1,4 +1,4 @@
 """Reading topics: batch, stream and store directories; how executors pull.
 
-Imports spark.plan. Start with batch_read, then partitions.
+Imports spark.cluster_queries and spark.offset_ranges. Start with batch_read, then partitions.
 """

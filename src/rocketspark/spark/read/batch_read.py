@@ -12,11 +12,11 @@ from pyspark.sql.types import StructType
 
 from rocketspark.arrow.decode_request import INT64_MAX, INT64_MIN
 from rocketspark.errors import ConfigError
-from rocketspark.spark.option_kinds.offset_options import AtTime, AtTimes
+from rocketspark.spark.cluster_queries import ClusterQueries
+from rocketspark.spark.offset_ranges import OffsetRange, Offsets
+from rocketspark.spark.option_values import AtTime, AtTimes
 from rocketspark.spark.options import ReadOptions
-from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.plan.cluster_queries import ClusterQueries
-from rocketspark.spark.plan.offset_ranges import OffsetRange, Offsets
+from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.read.partitions import ends, open_cluster, plan, queues_of, read_partition, starts
 from rocketspark.spark.read.pushdown import Pushed, push
 from rocketspark.spark.read.read_filter import ReadFilter

@@ -9,8 +9,8 @@ import logging
 from rocketspark.arrow.decode_request import DecodeFindings
 from rocketspark.errors import RecordError
 from rocketspark.model import MessageQueue
+from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import BAD_AS_STORED, BAD_IS_ERROR, ReadOptions
-from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read.broker_addresses import addresses_now
 from rocketspark.spark.read.compacted_topics import is_compacted
 from rocketspark.spark.read.pull_records import lost

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from rocketspark.errors import RocketSparkError, ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.spark.plan.cluster_queries import ClusterQueries
-from rocketspark.spark.plan.offset_ranges import Offsets
+from rocketspark.spark.cluster_queries import ClusterQueries
+from rocketspark.spark.offset_ranges import Offsets
 
 log = logging.getLogger("rocketspark.spark")
 

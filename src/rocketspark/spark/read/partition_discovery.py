@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from rocketspark.errors import RocketSparkError, RouteNotFound, TransportError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.option_kinds.topic_selection import assigned_of, matching
+from rocketspark.spark.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.spark.offset_ranges import Offsets
+from rocketspark.spark.option_values import assigned_of, matching
 from rocketspark.spark.options import ReadOptions
-from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
-from rocketspark.spark.plan.offset_ranges import Offsets
 
 log = logging.getLogger("rocketspark.spark")
 

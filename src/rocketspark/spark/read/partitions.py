@@ -13,14 +13,12 @@ from pyspark.sql.types import StructType
 from rocketspark.arrow.decode_request import DecodeRequest
 from rocketspark.errors import ConfigError, RecordError
 from rocketspark.model import MessageQueue
+from rocketspark.spark.cluster_queries import ClusterQueries, OffsetBounds
 from rocketspark.spark.decode.read_columns import columns_of
-from rocketspark.spark.option_kinds.offset_options import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes
-from rocketspark.spark.option_kinds.topic_selection import assigned_of, check_all_there
+from rocketspark.spark.offset_ranges import Made, OffsetRange, Offsets, from_json, place, split
+from rocketspark.spark.option_values import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes, assigned_of, check_all_there
 from rocketspark.spark.options import ReadOptions
-from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
-from rocketspark.spark.plan.offset_ranges import Made, OffsetRange, Offsets, from_json, place, split
-from rocketspark.spark.python_workers import settle
+from rocketspark.spark.python_workers import plain_errors, settle
 from rocketspark.spark.read.broker_addresses import broker_away
 from rocketspark.spark.read.data_loss import ReadFindings
 from rocketspark.spark.read.pull_records import PulledPiece, fetch, lost
@@ -36,7 +34,7 @@ class QueueSource(Protocol):
     """The source of the queues' bounds: a cluster, or store directories."""
 
     def topics(self, pattern: str) -> list[str]:
-        """Return the topics whose whole name matches a pattern, by the rule of `topic_selection.matching`."""
+        """Return the topics whose whole name matches a pattern, by the rule of `option_values.matching`."""
 
     def queues(self, topics: Iterable[str]) -> list[MessageQueue]:
         """Return every readable queue of the topics as of now."""

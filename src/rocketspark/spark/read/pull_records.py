@@ -23,8 +23,8 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode, verdict
 from rocketspark.protocol.headers import PullHeader, PullReply, plain_pull
 from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record_layout import AT
+from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import ReadOptions
-from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read.broker_addresses import addresses_now, broker_away, may_tell_of_loss
 from rocketspark.spark.read.compacted_topics import is_compacted
 from rocketspark.spark.read.pipelined_connection import PipelinedConnection, PipelinedReply, joined

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rocketspark.arrow.decode_request import INT64_MAX, INT64_MIN
 from rocketspark.model import MessageQueue
-from rocketspark.spark.plan.offset_ranges import OffsetRange
+from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.spark_features import (
     EqualNullSafe,
     EqualTo,

@@ -17,14 +17,13 @@ from rocketspark.arrow import records
 from rocketspark.arrow.decode_request import DecodeRequest
 from rocketspark.errors import ConfigError, StoreError
 from rocketspark.model import MessageQueue
+from rocketspark.spark.cluster_queries import OffsetBounds
 from rocketspark.spark.decode.read_columns import columns_of
-from rocketspark.spark.option_kinds.given_options import StorePaths
-from rocketspark.spark.option_kinds.topic_selection import matching
+from rocketspark.spark.given_options import StorePaths
+from rocketspark.spark.offset_ranges import OffsetRange, Offsets, split
+from rocketspark.spark.option_values import matching
 from rocketspark.spark.options import ReadOptions
-from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.plan.cluster_queries import OffsetBounds
-from rocketspark.spark.plan.offset_ranges import OffsetRange, Offsets, split
-from rocketspark.spark.python_workers import settle
+from rocketspark.spark.python_workers import plain_errors, settle
 from rocketspark.spark.read.data_loss import ReadFindings
 from rocketspark.spark.read.partitions import Narrow, changed, ranges
 from rocketspark.spark.read.pull_records import lost
@@ -66,7 +65,7 @@ class Stores:
             self._stores[name] = ReadOnlyStore(root, paths.commit_logs)
 
     def topics(self, pattern: str) -> list[str]:
-        """Return the topics whose whole name matches a pattern, by the rule of `topic_selection.matching`. Raises
+        """Return the topics whose whole name matches a pattern, by the rule of `option_values.matching`. Raises
         StoreError.
         """
         servers = [*self._stores, "DefaultCluster"]

@@ -16,10 +16,8 @@ from pyspark.sql.types import StructType
 
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.options import ReadOptions
-from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.plan.cluster_queries import TOPIC_DELETED, ClusterQueries, OffsetBounds
-from rocketspark.spark.plan.offset_ranges import (
+from rocketspark.spark.cluster_queries import TOPIC_DELETED, ClusterQueries, OffsetBounds
+from rocketspark.spark.offset_ranges import (
     START_KEY,
     Made,
     OffsetRange,
@@ -32,6 +30,8 @@ from rocketspark.spark.plan.offset_ranges import (
     made_of,
     to_json,
 )
+from rocketspark.spark.options import ReadOptions
+from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.read.group_offsets import GroupOffsets
 from rocketspark.spark.read.partition_discovery import PartitionDiscovery, QueueGone
 from rocketspark.spark.read.partitions import open_cluster, plan, queues_of, read_partition, starts

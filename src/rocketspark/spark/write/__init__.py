@@ -1,4 +1,4 @@
 """Writing topics: checked rows, batches, the queue of each.
 
-Imports spark.plan. Start with batch_sender.
+Imports spark.cluster_queries and spark.offset_ranges. Start with batch_sender.
 """

@@ -17,8 +17,7 @@ from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.model import MessageQueue
 from rocketspark.spark.options import WriteOptions
-from rocketspark.spark.plain_errors import plain_errors
-from rocketspark.spark.python_workers import settle
+from rocketspark.spark.python_workers import plain_errors, settle
 from rocketspark.spark.write.batch_encoding import BatchItems
 from rocketspark.spark.write.queue_choice import QueueTarget
 from rocketspark.spark.write.read_ahead import ReadAhead

@@ -11,7 +11,7 @@ from pyspark.sql import Row
 
 from rocketspark.model import MessageQueue
 from rocketspark.spark.metrics.progress_reports import OFFSET_MAX, Report, parse_offsets, parse_report
-from rocketspark.spark.plan.offset_ranges import to_json
+from rocketspark.spark.offset_ranges import to_json
 
 names = st.text(min_size=1, max_size=20).filter(lambda name: not name.startswith("@"))
 queues = st.builds(MessageQueue, names, names, st.integers(0, 2**31 - 1).filter(lambda n: n < 10**9))

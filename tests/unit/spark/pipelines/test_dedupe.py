@@ -9,11 +9,11 @@ from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
+from rocketspark.spark.cluster_queries import OffsetBounds
 from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import parse_read
 from rocketspark.spark.pipelines.dedupe import SeenReader
-from rocketspark.spark.plan.cluster_queries import OffsetBounds
-from rocketspark.spark.plan.offset_ranges import OffsetRange
 from rocketspark.spark.read.partition_discovery import DiscoveredQueues
 from rocketspark.spark.read.partitions import QueuePartition
 from rocketspark.spark.read.stream_read import StreamReader

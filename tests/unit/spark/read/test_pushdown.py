@@ -35,7 +35,7 @@ from pyspark.sql.datasource import (
 
 from rocketspark.arrow.decode_request import INT64_MAX
 from rocketspark.model import MessageQueue
-from rocketspark.spark.plan.offset_ranges import OffsetRange
+from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.read import pushdown
 from rocketspark.spark.read.pushdown import NumberRange, Pushed, push
 from rocketspark.spark.read.read_filter import ReadFilter

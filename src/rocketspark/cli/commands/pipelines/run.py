@@ -24,7 +24,7 @@ def run(
 
     Example: `rocketspark run -m jupyter lab`
     """
-    from rocketspark.spark.this_python import prefer_this_python
+    from rocketspark.spark.python_workers import prefer_this_python
 
     if not module and not os.path.isfile(script):
         raise ConfigError(f"{script}: there is no such file")

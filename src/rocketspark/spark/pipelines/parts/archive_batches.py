@@ -20,11 +20,11 @@ from rocketspark.spark.decode.options import DROPMALFORMED, JSON
 from rocketspark.spark.decode.read_columns import checked, decoded_schema
 from rocketspark.spark.decode.sample import bodies, everything
 from rocketspark.spark.lakehouse.table import ArchiveTable
+from rocketspark.spark.offset_ranges import START_KEY, from_json
 from rocketspark.spark.options import ReadOptions, parse_read
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.parts.session import one_line
 from rocketspark.spark.pipelines.progress import Progress, lag_of, step_report
-from rocketspark.spark.plan.offset_ranges import START_KEY, from_json
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.transport.retries import Retries, RetryRule
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.spark.lakehouse import object_store, packages
 from rocketspark.spark.lakehouse.table import damage_in
-from rocketspark.spark.this_python import prefer_this_python
+from rocketspark.spark.python_workers import prefer_this_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

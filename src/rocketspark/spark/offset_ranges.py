@@ -1,18 +1,23 @@
-"""Offsets of many queues: where to begin and end, how much to take, how to split. Rule: pure; nothing is asked here.
+"""Offsets of many queues: where to begin and end, how much to take, how to split. Rule: pure; queries are handed in.
 
 A stream's offset is JSON, topic to broker to queue id to the next queue offset to read. Its keys are in order, since
 Spark compares offsets as text. Spark records where each micro-batch ends but not where the first one began, so the end
 of the first one tells that too, under a key that can be no topic.
+
+Brokers answer SEARCH_OFFSET_BY_TIMESTAMP well but not always exactly: Apache RocketMQ gives the first unit of a queue
+file instead of the oldest message, 0 where the log's part is gone, and on batch queues the last record for a time after
+it (BatchConsumeQueue, 5.5). So `first_at_or_after` takes its answer as a guess, proved by the store times of the two
+messages around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.option_kinds.offset_options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, OffsetTable
+from rocketspark.spark.option_values import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, OffsetTable
 
 Offsets = dict[MessageQueue, int]
 
@@ -161,3 +166,35 @@ def split(ranges: list[OffsetRange], partitions_min: int, rows_max: int | None) 
             count = max(count, min(rows, -(-partitions_min * rows // total)))
         parts += (OffsetRange(queue, first + rows * i // count, first + rows * (i + 1) // count) for i in range(count))
     return parts
+
+
+async def first_at_or_after(
+    time_ms: int, oldest: int, end: int, guess: int, stored_ms: Callable[[int], Awaitable[float]]
+) -> int:
+    """Return the first offset of [oldest, end) stored at or after `time_ms`, `end` if none is.
+
+    Args:
+        guess: where it should be; two questions prove a right one, a wrong one costs a binary search.
+        stored_ms: asks for the store time of the message at an offset: -inf if it is deleted, inf if not there yet.
+
+    Store times must ascend; where a broker's clock was set back it is an offset at which they pass `time_ms`.
+    """
+    low, high = oldest, end
+    guess = min(max(guess, low), high)
+    if guess > low:
+        if await stored_ms(guess - 1) < time_ms:
+            low = guess
+        else:
+            high = guess - 1
+    if low == guess < high:
+        if await stored_ms(guess) >= time_ms:
+            high = guess
+        else:
+            low = guess + 1
+    while low < high:
+        middle = (low + high) // 2
+        if await stored_ms(middle) < time_ms:
+            low = middle + 1
+        else:
+            high = middle
+    return low

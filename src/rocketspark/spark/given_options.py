@@ -8,7 +8,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from rocketspark.client import validators
 from rocketspark.client.secret_files import read_secret
@@ -16,17 +16,21 @@ from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal
 from rocketspark.filters import sql92
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.spark.client_access import Access
-from rocketspark.spark.option_kinds.offset_options import (
+from rocketspark.spark.option_values import (
     COMMITTED,
     EARLIEST,
     LATEST,
+    Assigned,
     AtTime,
     AtTimes,
     Where,
     check_offsets,
+    check_pattern,
+    duration_ms,
+    from_json_text,
+    parse_assigned,
+    time_ms,
 )
-from rocketspark.spark.option_kinds.time_options import duration_ms, time_ms
-from rocketspark.spark.option_kinds.topic_selection import Assigned, check_pattern, from_json_text, parse_assigned
 from rocketspark.transport.connections import parse_addresses
 from rocketspark.transport.tls.client_tls import ClientTls, client_tls
 
@@ -49,6 +53,12 @@ _NONE_GIVEN = (
     "; if this is a table made with CREATE TABLE: Spark hands its options to no Python source, so make a TEMPORARY VIEW"
     " of it, or write FROM name WITH ('namesrv'='host:port', 'topic'='name')"
 )
+
+
+def refuse_if(*rules: tuple[object, str]) -> None:
+    """Raise ConfigError with the text of the first rule whose condition is true."""
+    if text := next((text for is_broken, text in rules if is_broken), None):
+        raise ConfigError(text)
 
 
 class StorePaths(NamedTuple):
@@ -77,13 +87,19 @@ class GivenOptions:
                 raise ConfigError(f"option {name!r} is unknown; did you mean {known[close[0]]!r}?")
 
     def text(self, name: str, default: str) -> str:
+        """Return the option as it was written, the default if it is not given or empty."""
         return self._values.get(name.lower(), "") or default
 
     def _none(self) -> str:
         """Return a hint for errors where no option was given at all."""
         return "" if self._values else _NONE_GIVEN
 
+    @overload
+    def number(self, name: str, default: int, least: int, most: int = INT_MAX) -> int: ...
+    @overload
+    def number(self, name: str, default: None, least: int, most: int = INT_MAX) -> int | None: ...
     def number(self, name: str, default: int | None, least: int, most: int = INT_MAX) -> int | None:
+        """Return a whole number between two bounds, the default if the option is not given."""
         text = self.text(name, "")
         if not text:
             return default
@@ -97,6 +113,7 @@ class GivenOptions:
         return value
 
     def group(self, name: str) -> str | None:
+        """Return the name of a group, None if it is not given."""
         text = self.text(name, "")
         try:
             return validators.check_group(text) if text else None
@@ -108,12 +125,14 @@ class GivenOptions:
         return duration_ms(f"option {name}", self.text(name, default))
 
     def truth(self, name: str, default: bool) -> bool:
+        """Return true or false."""
         text = self.text(name, "").lower()
         if text not in ("", "true", "false"):
             raise ConfigError(f"option {name} is {text!r}: true or false is needed")
         return text == "true" if text else default
 
     def namesrv(self) -> str:
+        """Return the addresses of the NameServers, which must be given."""
         text = self.text("namesrv", "")
         if not text:
             raise ConfigError(
@@ -122,9 +141,11 @@ class GivenOptions:
         return ";".join(parse_addresses(text))
 
     def several(self, name: str) -> tuple[str, ...]:
+        """Return the parts of a text between commas."""
         return tuple(part.strip() for part in self.text(name, "").split(",") if part.strip())
 
     def store(self) -> StorePaths | None:
+        """Return the store directories to read, None if brokers are read."""
         roots = tuple(
             os.path.abspath(part.removeprefix("file://").removeprefix("file:")) for part in self.several("store")
         )
@@ -136,12 +157,13 @@ class GivenOptions:
             return None
         if self.text("namesrv", ""):
             raise ConfigError("options store and namesrv: one reads files, the other asks servers; leave one out")
-        if logs and len(roots) > 1:
-            raise ConfigError("option storePathCommitLog is for one store: read each of several by its own")
-        if names and len(names) != len(roots):
-            raise ConfigError(
-                f"option brokerName has {len(names)} names for {len(roots)} stores: one for each is needed"
-            )
+        refuse_if(
+            (logs and len(roots) > 1, "option storePathCommitLog is for one store: read each of several by its own"),
+            (
+                names and len(names) != len(roots),
+                f"option brokerName has {len(names)} names for {len(roots)} stores: one for each is needed",
+            ),
+        )
         names = names or tuple(os.path.basename(root) for root in roots)
         if len(set(names)) < len(names):
             raise ConfigError(
@@ -151,6 +173,7 @@ class GivenOptions:
         return StorePaths(roots, names, tuple(os.path.abspath(log) for log in logs))
 
     def access(self) -> Access:
+        """Return the namespace, the keys and the TLS of every connection."""
         found = Access(
             namespace=self.text("namespace", ""),
             access_key=self.text("accessKey", ""),
@@ -207,6 +230,7 @@ class GivenOptions:
             raise ConfigError(f"option {name}: {e}") from None
 
     def key(self, name: str) -> str | None:
+        """Return one key of messages, None if it is not given."""
         text = self.text(name, "")
         if len(text.split()) > 1:
             raise ConfigError(f"option {name} is {text!r}: keys hold no blank; name one key")
@@ -220,19 +244,24 @@ class GivenOptions:
         return text
 
     def starting(self, default: str) -> Where:
-        """Return where to begin; a time goes before offsets, as in Spark's Kafka source."""
+        """Return where a read begins; if a time is given, offsets do not count, as in Spark's Kafka source."""
         strategy = self.choice("startingOffsetsByTimestampStrategy", LATEST, "error")
         if at := self.time("startingTimestamp") or self.times("startingOffsetsByTimestamp"):
             return at._replace(strict=strategy == "error")
         return self.where("startingOffsets", default)
 
+    def ending(self) -> Where:
+        """Return where a read ends; if a time is given, offsets do not count."""
+        at = self.time("endingTimestamp") or self.times("endingOffsetsByTimestamp")
+        return at or self.where("endingOffsets", LATEST)
+
     def time(self, name: str) -> AtTime | None:
+        """Return a time for all queues, None if it is not given."""
         text = self.text(name, "")
-        if not text:
-            return None
-        return AtTime(time_ms(f"option {name}", text))
+        return AtTime(time_ms(f"option {name}", text)) if text else None
 
     def times(self, name: str) -> AtTimes | None:
+        """Return a time for each queue that is named, None if none is given."""
         text = self.text(name, "")
         try:
             return AtTimes(check_offsets(from_json_text(text), least=0)) if text else None
@@ -243,6 +272,7 @@ class GivenOptions:
             ) from None
 
     def where(self, name: str, default: str) -> Where:
+        """Return a word that says where, or the offset of each queue that is named."""
         text = self.text(name, default)
         if text.lower() in (EARLIEST, LATEST, COMMITTED):
             return text.lower()

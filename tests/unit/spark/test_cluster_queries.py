@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rocketspark.model import MessageQueue
-from rocketspark.spark.plan import cluster_queries
-from rocketspark.spark.plan.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.spark import cluster_queries
+from rocketspark.spark.cluster_queries import ClusterQueries, OffsetBounds
 
 Q = MessageQueue("t", "a", 0)
 

@@ -28,10 +28,9 @@ from rocketspark.protocol.headers import plain_pull
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.message import record, sysflags
 from rocketspark.spark.client_access import Access
-from rocketspark.spark.option_kinds.topic_selection import matching
+from rocketspark.spark.offset_ranges import Made, first_at_or_after
+from rocketspark.spark.option_values import matching
 from rocketspark.spark.options import READER_GROUP
-from rocketspark.spark.plan.offset_ranges import Made
-from rocketspark.spark.plan.offsets_by_time import first_at_or_after
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.retries import RetryRule, again, is_retriable
@@ -123,7 +122,7 @@ class ClusterQueries:
         return access.connections()
 
     def topics(self, pattern: str) -> list[str]:
-        """Return the topics whose whole name matches a pattern, by the rule of `topic_selection.matching`. Raises
+        """Return the topics whose whole name matches a pattern, by the rule of `option_values.matching`. Raises
         NotSent.
         """
         return self._run(self._topics(pattern))

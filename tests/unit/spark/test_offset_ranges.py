@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import bisect
 import json
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +14,16 @@ from hypothesis import strategies as st
 
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.plan.offset_ranges import OffsetRange, admit, admit_bytes, from_json, place, split, to_json
+from rocketspark.spark.offset_ranges import (
+    OffsetRange,
+    admit,
+    admit_bytes,
+    first_at_or_after,
+    from_json,
+    place,
+    split,
+    to_json,
+)
 
 Q = [MessageQueue("t", "a", i) for i in range(12)]
 
@@ -131,3 +143,36 @@ def test_queues_of_unknown_size_count_as_the_others() -> None:
     assert admit_bytes(start, newest, {}, 1) == newest
     # Made anew: its end comes before its start, and is kept.
     assert admit_bytes({one: 50, two: 10}, {one: 3, two: 110}, {one: 1.0, two: 10.0}, 100) == {one: 3, two: 20}
+
+
+def find(times: list[int], oldest: int, time_ms: int, guess: int) -> tuple[int, int]:
+    """What is found in a queue that holds `times` from `oldest` on, and how many questions it took."""
+    asked = []
+
+    async def stored_ms(offset: int) -> float:
+        asked.append(offset)
+        assert oldest <= offset < oldest + len(times)
+        return times[offset - oldest]
+
+    return asyncio.run(first_at_or_after(time_ms, oldest, oldest + len(times), guess, stored_ms)), len(asked)
+
+
+@given(st.lists(st.integers(0, 9)).map(sorted), st.integers(0, 5), st.integers(-1, 10), st.integers(-3, 30))
+def test_it_is_the_first_at_or_after_whatever_the_guess(
+    times: list[int], oldest: int, time_ms: int, guess: int
+) -> None:
+    assert find(times, oldest, time_ms, guess)[0] == oldest + bisect.bisect_left(times, time_ms)
+
+
+@given(st.lists(st.integers(0, 9)).map(sorted), st.integers(-1, 10))
+def test_a_right_guess_takes_two_questions_at_most(times: list[int], time_ms: int) -> None:
+    right = bisect.bisect_left(times, time_ms)
+    assert find(times, 0, time_ms, right) in [(right, n) for n in range(3)]
+
+
+def test_what_was_deleted_meanwhile_is_before_and_what_is_not_there_yet_after() -> None:
+    async def stored_ms(offset: int) -> float:
+        return -math.inf if offset < 4 else 50 if offset < 8 else math.inf
+
+    assert asyncio.run(first_at_or_after(20, 0, 10, 0, stored_ms)) == 4
+    assert asyncio.run(first_at_or_after(60, 0, 10, 10, stored_ms)) == 8
