@@ -19,6 +19,7 @@ from rocketspark.errors import ConnectionLost, FrameError, NoReply, NotSent, Ser
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.frames import Frame
 from rocketspark.transport import outgoing, pending_requests
+from rocketspark.transport import peer as peers
 from rocketspark.transport.bounds.connection_bounds import Bounds
 from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
@@ -511,6 +512,36 @@ def test_a_handler_that_worked_for_long_lets_the_others_have_a_turn() -> None:
             # Reading goes on.
             writer.write(frames.encode(Frame(code=ECHO, opaque=21)))
             assert (await frame_of(reader)).opaque == 21
+
+    run(main())
+
+
+def test_many_requests_of_one_read_leave_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is short, all of them together are not: 1,500 of a read took up to a second."""
+
+    async def main() -> None:
+        served: list[int] = []
+        # 1 ms each.
+        monkeypatch.setattr(peers, "now_s", lambda: len(served) / 1000)
+
+        def work(peer: Peer, request: Any, body: bytes) -> bytes:
+            served.append(request.opaque)
+            return reply(request.opaque)
+
+        async with pair() as (made, _), raw(made.server) as (reader, writer):
+            made.routes.add(WORK, work)
+            turns: list[int] = []
+            loop = asyncio.get_running_loop()
+
+            def turn() -> None:
+                turns.append(len(served))
+                if len(served) < 600:
+                    loop.call_soon(turn)
+
+            turn()
+            writer.write(b"".join(frames.encode(Frame(code=WORK, opaque=n)) for n in range(600)))
+            assert [(await frame_of(reader)).opaque for _ in range(600)] == list(range(600))
+            assert max(after - before for before, after in pairwise(turns)) <= peers.TURN_S * 1000 + 2
 
     run(main())
 
