@@ -57,6 +57,7 @@ from rocketspark.broker.replication.durability import Durability
 from rocketspark.broker.replication.replica_waits import ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.replication.tables.ha_info import HaInfoExchange
+from rocketspark.broker.roles.broker_identity import identity_of
 from rocketspark.broker.roles.replication import Replication
 from rocketspark.broker.roles.special_services import SpecialServices
 from rocketspark.broker.settings import BrokerSettings
@@ -156,6 +157,7 @@ class BrokerServer:
             configs = known.topic_config_table.values() if known else ()
             self.store.batch_topics = batch_queue_topics.batch_topics(configs)
             self.store.simple_topics = {c.topic_name for c in configs} - set(self.store.batch_topics)
+            self.store.fell_short = self._fell_short
             self.store.open()
             config_files.remove_leftovers(f"{s.store_root}/config")
             self.access.load()
@@ -205,6 +207,10 @@ class BrokerServer:
             )
         elif self.address != self._server.address:
             log.info("broker %s tells clients %s (brokerIP1)", s.broker_name, self.address)
+
+    def _fell_short(self, promised: int, end: int) -> None:
+        if self.settings.controller_mode:
+            identity_of(self.settings).give_up(f"the log was on the disk up to {promised} and ends at {end}")
 
     async def _listen_for_vips(self) -> None:
         s, port = self.settings, self._server.port + VIP_PORT_STEP

@@ -57,6 +57,9 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self._closed = False
         # Whether the last run did not end by `close`.
         self.crashed = False
+        # Told before it is opened: called with its ends then and now if the log is shorter than it was on the disk,
+        # before anything forgets so.
+        self.fell_short: Callable[[int, int], None] = lambda promised, end: None
         # Of replication, as the checkpoint keeps them.
         self.master_flushed_position = 0
         self.confirmed_position = 0
@@ -127,6 +130,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             self.recovered = recovery.recover(
                 self.log, self.consume_queues, self.index_service, found, self._deletions.positions, crashed=crashed
             )
+            if self.recovered.cut:
+                self.fell_short(self.recovered.promised, self.recovered.end)
             self._forget_deletions_beyond(self.recovered.end)
             if crashed:
                 self._sync_left()

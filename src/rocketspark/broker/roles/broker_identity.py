@@ -6,14 +6,18 @@ A kill between any two writes leaves a broker that finds its own number again.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import NamedTuple
 
+from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles, failure
+
+log = logging.getLogger("rocketspark.broker.replication")
 
 
 class Applied(NamedTuple):
@@ -21,6 +25,12 @@ class Applied(NamedTuple):
 
     broker_id: int
     check_code: str
+
+
+def identity_of(settings: BrokerSettings) -> BrokerIdentity:
+    """Return the identity of a broker with these settings. Raises ConfigError."""
+    path = settings.identity_file or f"{settings.store_root}/brokerIdentity"
+    return BrokerIdentity(path, settings.cluster_name, settings.broker_name)
 
 
 class BrokerIdentity:
@@ -60,12 +70,39 @@ class BrokerIdentity:
         self.forget_applied()
         return None
 
+    def outlives(self, store_root: str) -> bool:
+        """Tell whether there is a number, and in another folder than the store: it stays where that is lost."""
+        return self.granted() is not None and not Path(self._path).resolve().is_relative_to(Path(store_root).resolve())
+
     def check(self) -> None:
         """Raise ConfigError if a number could not be noted. What a kill left of an application goes."""
         self.applied()
         folder = os.path.dirname(self._path) or "."
         if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError(f"{self._path} cannot be written: make {folder} writable to the broker")
+
+    def give_up(self, why: str) -> None:
+        """Be nobody, as this broker's log lacks what it held: it gets a new number, and joins as an empty one does.
+
+        By its old one it would be elected, as it held all that was acknowledged, and the others' copies be cut.
+        Raises StoreUnwritable.
+        """
+        known = self.granted()
+        self.forget_applied()
+        _remove(self._path)
+        try:
+            self._files.sync_directory(os.path.dirname(self._path) or ".")
+        except OSError as e:
+            raise failure(e, "remove", self._path) from e
+        if known is not None:
+            log.error(
+                "%s: as replica %d of %s it could be elected, and the others' logs be cut like its own; it asks for a"
+                " new number and copies from a master. Where no other replica can be master enable the controller's"
+                " enableElectUncleanMaster for a moment, to go on with the longest log that is left",
+                why,
+                known,
+                self._name,
+            )
 
     def apply(self, applied: Applied) -> None:
         """Note a number before the controller is asked for it. Raises StoreFull, StoreUnwritable."""
@@ -78,12 +115,7 @@ class BrokerIdentity:
 
     def forget_applied(self) -> None:
         """The number applied for is another broker's, or granted by now."""
-        try:
-            os.unlink(self._temp)
-        except FileNotFoundError:
-            pass
-        except OSError as e:
-            raise failure(e, "remove", self._temp) from e
+        _remove(self._temp)
 
     def _write(self, path: str, text: str) -> None:
         config_files.write(path, text, self._files, keep_before=False)
@@ -114,3 +146,12 @@ class BrokerIdentity:
         if number is None:
             raise ConfigError(f"{path} gives no number above 0 but {shown(text, characters_max=40)!r}: put it right")
         return number
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as e:
+        raise failure(e, "remove", path) from e

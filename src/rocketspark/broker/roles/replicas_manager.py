@@ -14,7 +14,7 @@ from typing import Any
 from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.replication.controller_client import ControllerClient, Elected, SetState
 from rocketspark.broker.replication.role import BrokerRole
-from rocketspark.broker.roles.broker_identity import Applied, BrokerIdentity
+from rocketspark.broker.roles.broker_identity import Applied, identity_of
 from rocketspark.broker.roles.controlled import ControlledRole
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import RocketSparkError, ServerError
@@ -56,8 +56,9 @@ class ReplicasManager:
         self._epochs = epochs
         self._controlled = controlled
         self._controller = controller
-        path = settings.identity_file or f"{settings.store_root}/brokerIdentity"
-        self._identity = BrokerIdentity(path, settings.cluster_name, settings.broker_name)
+        self._identity = identity_of(settings)
+        if not store.written_position and not epochs and self._identity.outlives(settings.store_root):
+            self._identity.give_up(f"the store in {settings.store_root} is empty")
         self._address = ""
         self.own_id = self._identity.granted()
         self._identity.check()

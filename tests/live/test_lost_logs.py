@@ -1,0 +1,91 @@
+"""Brokers under a controller that come back without a part of their log: none of them is elected by its old number."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.live.support import run, until
+from tests.live.test_controller_mode import group
+from tests.live.test_replication import producer
+
+from rocketspark.broker.replication.role import Role
+from rocketspark.controller import live_table
+from rocketspark.model import Message
+
+COUNT = 200
+
+
+def _log(disk: Path) -> None:
+    shutil.rmtree(disk / "log")
+
+
+def _last_file(disk: Path) -> None:
+    sorted((disk / "log").iterdir())[-1].unlink()
+
+
+def _all_but_the_number(disk: Path) -> None:
+    shutil.rmtree(disk / "log")
+    shutil.rmtree(disk.parent / "store1")
+
+
+@pytest.mark.parametrize("lose", [_log, _last_file, _all_but_the_number], ids=["log", "last file", "store"])
+def test_the_others_keep_what_one_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Path], None]
+) -> None:
+    """All end at once; the master lost its disk and is back first. Elected, it would have the other cut its log too."""
+    monkeypatch.setattr(live_table, "TIMEOUT_MS", 1000)
+    disk = tmp_path / "disk"
+    changes = {"store_commit_log": str(disk / "log"), "identity_file": str(disk / "number"), "log_file_bytes": 1 << 13}
+
+    async def main() -> None:
+        async with group(tmp_path) as g, producer(g.namesrv.address) as out:
+            first = await g.start(1, **changes)
+            await until(lambda: first.role.kind is Role.MASTER)
+            second = await g.start(2, log_file_bytes=1 << 13)
+            await g.in_sync(2)
+            for number in range(COUNT):
+                await out.send(Message("T", b"%d" % number))
+            end = first.store.written_position
+            await until(lambda: second.store.written_position == end)
+            address = g.controller.address
+            await g.controller.close()
+            await g.stop(1)
+            await g.stop(2)
+            lose(disk)
+            g.controller = g._controller(int(address.rpartition(":")[2]))
+            await g.controller.start()
+            first = await g.start(1, **changes)
+            second = await g.start(2, log_file_bytes=1 << 13)
+            assert await g.in_sync(2) is second
+            await until(lambda: first.store.written_position == second.store.written_position >= end)
+            for broker in (first, second):
+                bodies = [int(r.body) for r in broker.store.iterate(0) if r.topic == b"T"]
+                assert bodies == list(range(COUNT))
+            assert (disk / "number").read_text() == "DefaultCluster#broker-a#3"
+
+    run(main())
+
+
+def test_a_log_that_is_whole_keeps_its_number(tmp_path: Path) -> None:
+    """Also where it lies apart from its store, and has taken nothing yet."""
+    disk = tmp_path / "disk"
+    changes = {"store_commit_log": str(disk / "log"), "identity_file": str(disk / "number")}
+
+    async def main() -> None:
+        async with group(tmp_path) as g, producer(g.namesrv.address) as out:
+            for count in range(2):
+                first = await g.start(1, **changes)
+                await until(lambda: g.master())
+                assert (disk / "number").read_text() == "DefaultCluster#broker-a#1"
+                if count:
+                    await out.send(Message("T", b"x"))
+                await first.kill()
+                del g.brokers[1]
+            first = await g.start(1, **changes)
+            assert await until(lambda: g.master()) is first
+            assert (disk / "number").read_text() == "DefaultCluster#broker-a#1"
+
+    run(main())
