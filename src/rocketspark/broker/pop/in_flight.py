@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
-from rocketspark.broker.messages.put_message import PutMessage
+from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.pop.check_points import CheckPoint, CheckPoints
 from rocketspark.broker.pop.pop_offsets import PopOffsets
 from rocketspark.broker.settings import BrokerSettings
@@ -30,6 +30,8 @@ from rocketspark.protocol.json.pop_records import (
     CheckPointKey,
     CheckPointRecord,
 )
+from rocketspark.protocol.message.record import Record
+from rocketspark.protocol.message.record_layout import HOST_FLAGS
 from rocketspark.protocol.receipt_handle import GIVEN_BACK_MS, ReceiptHandle
 
 log = LimitedLog("rocketspark.broker")
@@ -295,6 +297,22 @@ class InFlightMessages:
             self.check_points.remove(instead_of)
         self.check_points.add(CheckPoint(record, revive_queue_id, position))
         return end
+
+    def take_over(self, stored: Record, queue_id: int) -> None:
+        """Store a record of another revive topic in this one as it is. Raises ServerError."""
+        self._put_message.accept(
+            self.topic,
+            queue_id,
+            stored.body,
+            stored.properties,
+            pairs_of(stored.properties),
+            stored.flag,
+            stored.sys_flag & ~HOST_FLAGS,
+            stored.born_time_ms,
+            stored.born_host,
+            delayed=False,
+            again=True,
+        )
 
     def _store(
         self, queue_id: int, tag: bytes, body: bytes, unique_key: bytes, deliver_ms: int

@@ -66,6 +66,7 @@ class PopLifecycle:
         self._stopped_at = -1
         consumer_offsets.set_by_hand = self._set_by_hand
         timers.doubt(in_flight.topic, in_flight.check_points.is_unneeded)
+        timers.send_on(revive.names.topic_now)
         in_flight.check_points.read_all = revive.read_all
         revive.late.wheel_ms = lambda: timers.read_ms
 
@@ -78,6 +79,7 @@ class PopLifecycle:
         """Find what is in flight, and serve it."""
         self._in_flight.offsets.clear()
         self._in_flight.check_points.rolled_ms = self._timers.window_ms
+        self._rebuild.take_over(self._consumer_offsets)
         self._revive.begin()
         self._rebuild.run()
         noted, end = self._noted(), self._store.written_position

@@ -10,9 +10,12 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
+from rocketspark.broker import topic_names
 from rocketspark.broker.messages import mended_body
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.topics import READ_WRITE, Topics
 from rocketspark.errors import RecordError, RocketSparkError, ServerError
+from rocketspark.model.route import PERM_INHERIT
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header, plain_pull
@@ -28,6 +31,10 @@ ASKED_MAX = 64
 _GONE = (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.TOPIC_NOT_EXIST)
 
 
+# Permissions of the topic that a broker has of its own name; no other has them but those that all brokers have.
+_OF_A_BROKER = (0, READ_WRITE | PERM_INHERIT)
+
+
 class Asks(Protocol):
     """Whoever can ask the other brokers of the cluster."""
 
@@ -35,12 +42,42 @@ class Asks(Protocol):
         """Return a broker's reply, whatever its code. Raises ServerError."""
 
 
+class FormerNames:
+    """The names that one broker and its cluster have and had: what was popped under any of them is its own.
+
+    Rule: its topics tell, as it has one of each of its names and of each revive topic, which is named after the cluster
+    (RocketMQ leaves what was popped before a change of either name for good). `revive_topic`: that of now.
+    """
+
+    def __init__(self, settings: BrokerSettings, topics: Topics) -> None:
+        self._broker_name = settings.broker_name
+        self._topics = topics
+        self.revive_topic = topic_names.REVIVE_TOPIC_PREFIX + settings.cluster_name
+
+    def is_own(self, broker_name: str) -> bool:
+        """Tell whether a broker's name is this one's, or was."""
+        if broker_name == self._broker_name:
+            return True
+        config = self._topics.table.get(broker_name)
+        return config is not None and config.perm in _OF_A_BROKER
+
+    def topic_now(self, topic: str) -> str:
+        """Return the revive topic of now for any; another topic is returned as it is."""
+        return self.revive_topic if topic.startswith(topic_names.REVIVE_TOPIC_PREFIX) else topic
+
+    def revive_topics(self) -> list[str]:
+        """Return the revive topics of former names."""
+        prefix, own = topic_names.REVIVE_TOPIC_PREFIX, self.revive_topic
+        return [name for name in self._topics.table if name.startswith(prefix) and name != own]
+
+
 class PoppedMessages:
     """The messages of check points. `others`: None where nobody else can be asked."""
 
-    def __init__(self, settings: BrokerSettings, store: Store) -> None:
+    def __init__(self, settings: BrokerSettings, store: Store, names: FormerNames) -> None:
         self._settings = settings
         self._store = store
+        self._names = names
         self.others: Asks | None = None
         self._asked: dict[CheckPointKey, dict[int, asyncio.Task[Record | None]]] = {}
 
@@ -53,7 +90,7 @@ class PoppedMessages:
 
     def is_foreign(self, key: CheckPointKey) -> bool:
         """Tell whether an acting master's check point came here: the same place here is another message."""
-        return key.broker_name != self._settings.broker_name
+        return not self._names.is_own(key.broker_name)
 
     def are_here(self, key: CheckPointKey, offsets: Iterable[int]) -> bool:
         """Tell whether `get` has its answers; else they are asked for."""

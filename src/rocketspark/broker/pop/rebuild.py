@@ -49,7 +49,7 @@ class Rebuild:
         points = self._in_flight.check_points
         points.clear()
         self._read_revive_queues()
-        for stored, pairs in self._timers.waiting(self._in_flight.topic):
+        for stored, pairs in self._waiting():
             found = self._decoded(stored)
             if isinstance(found, AckRecord):
                 self._acks.append((found, stored.position))
@@ -72,6 +72,26 @@ class Rebuild:
         self._acks.clear()
         if len(points):
             log.info("%d pops are not acknowledged wholly", len(points))
+
+    def _waiting(self) -> Iterator[tuple[Record, dict[bytes, bytes]]]:
+        for topic in (self._in_flight.topic, *self._revive.names.revive_topics()):
+            yield from self._timers.waiting(topic)
+
+    def take_over(self, consumer_offsets: ConsumerOffsets) -> None:
+        """Store what is not done in the revive topics of former names in the one of now, before that is read."""
+        group = topic_names.REVIVE_GROUP
+        for topic in self._revive.names.revive_topics():
+            count = 0
+            for queue_id in list(self._store.queues().get(topic, ())):
+                last = self._store.stored_range(topic, queue_id)[1] - 1
+                done = consumer_offsets.get(group, topic, queue_id)
+                for _, stored in records_of(self._store, topic, queue_id, 0 if done is None else done + 1):
+                    self._in_flight.take_over(stored, queue_id)
+                    count += 1
+                if last >= 0 and done != last:
+                    consumer_offsets.commit(group, topic, queue_id, last)
+            if count:
+                log.warning("%d records about popped messages are taken over from %s", count, topic)
 
     def _read_revive_queues(self) -> None:
         """Take the check points of each revive queue that are not done, and note the acknowledgements of all."""
@@ -124,13 +144,15 @@ class Rebuild:
     def _newer(self, since_ms: int, since: int) -> Iterator[CheckPointRecord]:
         topic = self._in_flight.topic
         gone: set[CheckPointKey] = set()
-        for stored, _ in self._timers.sent_for(topic, self._store.offset_at_time(topic_names.TIMER_TOPIC, 0, since_ms)):
-            found = self._decoded(stored)
-            if isinstance(found, CheckPointRecord):
-                if stored.position < since or self._is_of_before(found, stored):
-                    gone.add(found.key)
-                else:
-                    yield found
+        offset = self._store.offset_at_time(topic_names.TIMER_TOPIC, 0, since_ms)
+        for each in (topic, *self._revive.names.revive_topics()):
+            for stored, _ in self._timers.sent_for(each, offset):
+                found = self._decoded(stored)
+                if isinstance(found, CheckPointRecord):
+                    if stored.position < since or self._is_of_before(found, stored):
+                        gone.add(found.key)
+                    else:
+                        yield found
         # Those whose time was over at once never were in the wheel.
         for queue_id in self._revive.queues:
             start = self._store.offset_at_time(topic, queue_id, since_ms)

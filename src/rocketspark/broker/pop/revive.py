@@ -23,7 +23,7 @@ from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
 from rocketspark.broker.pop.check_points import CheckPoint, GoneMessages, LateCheckPoints
 from rocketspark.broker.pop.in_flight import InFlightMessages
-from rocketspark.broker.pop.popped_messages import PoppedMessages
+from rocketspark.broker.pop.popped_messages import FormerNames, PoppedMessages
 from rocketspark.broker.repeated_work import LOOK_S
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
@@ -112,7 +112,8 @@ class Revive:
             in_flight.check_points, lambda topic, q: store.stored_range(topic, q)[0], lambda: store.min_position
         )
         self.late = LateCheckPoints(in_flight.check_points, self._put_late)
-        self.messages = PoppedMessages(settings, store)
+        self.names = FormerNames(settings, topics)
+        self.messages = PoppedMessages(settings, store, self.names)
         self.queues: dict[int, ReviveQueue] = {}
         # (when, number, check point) of what is in a revive queue.
         self._due: list[tuple[int, int, CheckPoint]] = []

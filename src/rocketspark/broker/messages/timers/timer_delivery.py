@@ -69,11 +69,16 @@ class TimerDelivery:
         self.doubted_topic = ""
         self.doubted_hash: int | None = None
         self.is_unneeded: Callable[[int], bool] = lambda position: False
+        self._topic_now: Callable[[str], str] = lambda topic: topic
 
     def doubt(self, topic: str, is_unneeded: Callable[[int], bool]) -> None:
         """Ask of each message of a topic, by its place in the log, whether it is needed any more."""
         self.doubted_topic, self.doubted_hash = topic, string_hash(topic)
         self.is_unneeded = is_unneeded
+
+    def send_on(self, topic_now: Callable[[str], str]) -> None:
+        """Ask of each topic which one its messages go to: another where its name changed meanwhile."""
+        self._topic_now = topic_now
 
     def recover(self, since_ms: int) -> None:
         """Recognize from now on what was delivered before the last run ended, from slots since then."""
@@ -245,6 +250,7 @@ class TimerDelivery:
             target, queue_id, rolls = topic_names.TIMER_TOPIC, 0, b"%d" % ((rolled or 0) + 1)
         else:
             target, queue_id = topic_names.target_of(pairs) or (topic, 0)
+            target = self._topic_now(target)
             rolls = b"%d" % rolled if rolled is not None else b""
         if self.delivered is not None and self.delivered.take(target, queue_id, key_of(pairs, rolls)):
             return

@@ -372,6 +372,10 @@ class TimerMessages:
         """Ask of each due message of a topic, by its place in the log, whether it is needed any more."""
         self._delivery.doubt(topic, is_unneeded)
 
+    def send_on(self, topic_now: Callable[[str], str]) -> None:
+        """Ask of each due message's topic which one it goes to: another where its name changed meanwhile."""
+        self._delivery.send_on(topic_now)
+
     def waiting(self, topic: str) -> Iterator[tuple[Record, dict[bytes, bytes]]]:
         """Yield (record, properties) of what waits for a topic, on the wheel and before it, once `start` was called.
 
