@@ -17,11 +17,10 @@ from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.spark.columns import check_written, read_schema
-from rocketspark.spark.decode.read_columns import checked, decoded_schema, is_asked
-from rocketspark.spark.decode.sample import bodies, everything
+from rocketspark.spark.decode.read_columns import checked, decoded_schema, is_asked, without_bounds
 from rocketspark.spark.options import parse_columns, parse_read, parse_write
 from rocketspark.spark.python_workers import plain_errors, settle
-from rocketspark.spark.read.batch_read import BatchReader, PushingReader
+from rocketspark.spark.read.batch_read import BatchReader, PushingReader, sampled_bodies
 from rocketspark.spark.read.own_limits import for_this_spark
 from rocketspark.spark.read.pushdown import pushing
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
@@ -48,10 +47,10 @@ class RocketMQDataSource(DataSource):
             columns = parse_columns(self.options)
             if not is_asked(self.options):
                 return read_schema(columns)
-            options = parse_read(everything(self.options), streaming=False)
+            options = parse_read(without_bounds(self.options), streaming=False)
             if options.decode is None:
                 return read_schema(columns)
-            return decoded_schema(columns, options.decode, bodies(options))
+            return decoded_schema(columns, options.decode, sampled_bodies(options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for spark.read. Raises ConfigError."""

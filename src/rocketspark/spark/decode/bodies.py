@@ -1,5 +1,6 @@
-"""Bodies to a column of values and a column of reasons. Rule: a bad body costs its own row; what the options have wrong
-is told on the driver, before the query starts.
+"""Bodies to a column of values and a column of reasons. Rule: a bad body costs its own row, which is kept, left out or
+the end of the query, as option decodeMode says; what the options have wrong is told on the driver, before the query
+starts.
 """
 
 from __future__ import annotations
@@ -9,23 +10,75 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyspark.sql.types as t
 
-from rocketspark.errors import ConfigError, RegistryAway, RegistryRefused, RocketSparkError, SchemaUnknown
+from rocketspark.errors import (
+    BodyUndecodable,
+    ConfigError,
+    RegistryAway,
+    RegistryRefused,
+    RocketSparkError,
+    SchemaUnknown,
+)
 from rocketspark.model.text import shown
-from rocketspark.spark.decode import json_bodies, protobuf_text, wire_format
-from rocketspark.spark.decode.arrow_values import check_depth, to_arrow
-from rocketspark.spark.decode.avro import schema as avro_schema
-from rocketspark.spark.decode.avro.bodies import AvroDecoder
-from rocketspark.spark.decode.options import AVRO, CONFLUENT, JSON, PROTOBUF, DecodeOptions
+from rocketspark.spark.decode import avro_schema, json_bodies, protobuf_text, wire_format
+from rocketspark.spark.decode.avro_bodies import AvroDecoder
+from rocketspark.spark.decode.options import AVRO, CONFLUENT, DROPMALFORMED, FAILFAST, JSON, PROTOBUF, DecodeOptions
 from rocketspark.spark.decode.protobuf_bodies import Messages, ProtobufDecoder, file_set, place_of
 from rocketspark.spark.decode.registry import UNKNOWN_S, RegisteredSchema, Registry, registry_of
 from rocketspark.spark.spark_features import arrow_schema
+
+# Arrow writes no deeper columns; the value itself is within one.
+DEPTH_MAX = 60
+
+
+def check_depth(kind: t.DataType) -> None:
+    """Raise ConfigError for a type whose columns lie too deep."""
+
+    def depth(one: t.DataType) -> int:
+        if isinstance(one, t.StructType):
+            return 1 + max((depth(field.dataType) for field in one.fields), default=0)
+        if isinstance(one, t.ArrayType):
+            return 1 + depth(one.elementType)
+        # A map is a list of pairs.
+        return 2 + depth(one.valueType) if isinstance(one, t.MapType) else 1
+
+    if depth(kind) > DEPTH_MAX:
+        raise ConfigError(
+            f"decode: the schema's columns lie more than {DEPTH_MAX} deep, which Arrow does not take: give a flatter"
+            " schema, or a lower recursiveFieldMaxDepth"
+        )
+
+
+def to_arrow(values: list[Any], kind: pa.DataType, reasons: list[str | None]) -> pa.Array:
+    """Return the column. A value that does not fit is replaced by None in `values`, its reason goes into `reasons`."""
+    try:
+        return pa.array(values, type=kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
+        if isinstance(e, MemoryError):
+            raise
+    _find(values, kind, reasons, 0, len(values))
+    return pa.array(values, type=kind)
+
+
+def _find(values: list[Any], kind: pa.DataType, reasons: list[str | None], first: int, end: int) -> None:
+    try:
+        pa.array(values[first:end], type=kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
+        if end - first == 1:
+            values[first] = None
+            reasons[first] = f"a value does not fit its column: {' '.join(str(e).split())}"[:300]
+            return
+        half = (first + end) // 2
+        _find(values, kind, reasons, first, half)
+        _find(values, kind, reasons, half, end)
+
 
 # Decoders of writers' schemas that a process keeps.
 DECODERS_MAX = 200
@@ -225,7 +278,7 @@ class BodyDecoder:
         return found
 
     def _of_id(self, schema_id: int, make: Callable[[int], Any]) -> Any:
-        """Return what decodes an id's bodies, made once. Raises ValueError for an id that has none."""
+        """Return the decoder of bodies with a schema id, made once. Raises ValueError for an id that has none."""
         if (found := self._by_id.get(schema_id)) is not None:
             return found
         until_s, why = self._useless.get(schema_id, (0.0, ""))
@@ -255,3 +308,37 @@ class BodyDecoder:
 def decoder_of(options: DecodeOptions) -> BodyDecoder:
     """Return the process's own decoder."""
     return BodyDecoder(options)
+
+
+# The columns that name a message's place.
+PLACE = ("topic", "broker", "queueId", "queueOffset")
+
+
+class Decoded:
+    """A batch of rows with its bodies decoded: the values, the reasons of bad bodies, and the rows that stay."""
+
+    def __init__(self, options: DecodeOptions, bodies: pa.Array, place: Mapping[str, pa.Array]) -> None:
+        """Raises BodyUndecodable with mode FAILFAST."""
+        if pa.types.is_string(bodies.type) or pa.types.is_large_string(bodies.type):
+            bodies = bodies.cast(pa.binary())
+        self.values, self.reasons = decoder_of(options).decode(bodies.to_pylist())
+        self.bad = [i for i, reason in enumerate(self.reasons) if reason is not None]
+        if self.bad and options.mode == FAILFAST:
+            first = self.bad[0]
+            where = ", ".join(f"{name} {place[name][first].as_py()}" for name in PLACE if name in place)
+            raise BodyUndecodable(
+                f"a body cannot be decoded ({where or f'row {first} of a batch'}): {self.reasons[first]}; decodeMode"
+                " PERMISSIVE keeps such rows"
+            )
+        self._drops = bool(self.bad) and options.mode == DROPMALFORMED
+
+    def kept(self, column: Any) -> Any:
+        """Return a column of the rows that stay."""
+        if not self._drops:
+            return column
+        good = pa.array([reason is None for reason in self.reasons], pa.bool_())
+        return pc.filter(column, good)
+
+    def columns(self) -> tuple[pa.Array, pa.Array]:
+        """Return the values and the reasons of the rows that stay."""
+        return self.kept(self.values), self.kept(pa.array(self.reasons, pa.string()))

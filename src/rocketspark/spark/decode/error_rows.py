@@ -12,7 +12,7 @@ from rocketspark.client import Producer
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import Message
 from rocketspark.spark.client_access import Access
-from rocketspark.spark.decode.batches import PLACE, Decoded
+from rocketspark.spark.decode.bodies import PLACE, Decoded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from rocketspark.errors import ConfigError
 from rocketspark.spark.decode import json_bodies
-from rocketspark.spark.decode.batches import PLACE, Decoded
-from rocketspark.spark.decode.bodies import resolve, value_type
+from rocketspark.spark.decode.bodies import PLACE, Decoded, resolve, value_type
 from rocketspark.spark.decode.options import CONFLUENT, DROPMALFORMED, FAILFAST, JSON, DecodeOptions
 from rocketspark.spark.options import parse_decode_options
 from rocketspark.spark.python_workers import plain_errors

@@ -23,9 +23,14 @@ log = logging.getLogger("rocketspark.spark")
 
 
 def is_asked(options: Mapping[str, str]) -> bool:
-    """Tell whether options of a read say something of decoding."""
+    """Tell whether a read has an option of decoding."""
     names = {name.lower() for name in NAMES}
     return any(name.lower() in names and value for name, value in options.items())
+
+
+def without_bounds(options: Mapping[str, str]) -> dict[str, str]:
+    """Return a read's options without where it begins and ends: Spark asks for columns of batches and streams alike."""
+    return {name: value for name, value in options.items() if not name.lower().startswith(("starting", "ending"))}
 
 
 def decoded_schema(columns: Sequence[str], options: DecodeOptions, sample: Iterator[bytes]) -> str:
@@ -66,8 +71,7 @@ def checked(schema: StructType, options: ReadOptions) -> ReadOptions:
         wanted_columns(schema, options.columns)
         return options
     from rocketspark.spark.decode import json_bodies
-    from rocketspark.spark.decode.arrow_values import check_depth
-    from rocketspark.spark.decode.bodies import resolve, value_type
+    from rocketspark.spark.decode.bodies import check_depth, resolve, value_type
 
     _check_names(decode)
     names = (decode.into, decode.error_column)
@@ -98,10 +102,10 @@ def checked(schema: StructType, options: ReadOptions) -> ReadOptions:
 
 
 class DecodingColumns:
-    """Stands for `ReadColumns` where bodies are decoded."""
+    """The columns of a read whose bodies are decoded, in the place of `ReadColumns`."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
-        from rocketspark.spark.decode.batches import PLACE
+        from rocketspark.spark.decode.bodies import PLACE
 
         assert options.decode is not None
         self._options, self._decode = options, options.decode
@@ -116,7 +120,7 @@ class DecodingColumns:
 
     def given(self, decoded: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch with the decoded columns. Raises BodyUndecodable with mode FAILFAST."""
-        from rocketspark.spark.decode.batches import PLACE, Decoded
+        from rocketspark.spark.decode.bodies import PLACE, Decoded
 
         batch = self._columns.given(decoded)
         place: Mapping[str, pa.Array] = {name: batch.column(name) for name in PLACE}

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from rocketspark.arrow.decode_request import INT64_MAX, INT64_MIN
 from rocketspark.errors import ConfigError
 from rocketspark.spark.cluster_queries import ClusterQueries
 from rocketspark.spark.offset_ranges import OffsetRange, Offsets
 from rocketspark.spark.option_values import AtTime, AtTimes
-from rocketspark.spark.options import ReadOptions
+from rocketspark.spark.options import BAD_IS_NULL, ReadOptions
 from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.read.partitions import ends, open_cluster, plan, queues_of, read_partition, starts
 from rocketspark.spark.read.pushdown import Pushed, push
@@ -118,3 +118,14 @@ class PushingReader(BatchReader):
             ends = cluster.offsets_at(queues, max(0, wanted.last // 1000 + slack + 1))
             ranges = [r._replace(end=min(r.end, ends[r.queue])) for r in ranges]
         return [r for r in ranges if r.first < r.end]
+
+
+def sampled_bodies(options: ReadOptions) -> Iterator[bytes]:
+    """Return a topic's bodies from the oldest on, queue by queue, and read no more than is taken. Raises as a batch
+    read.
+    """
+    body = StructType([StructField("body", BinaryType())])
+    reader = BatchReader(body, options._replace(decode=None, bad_bodies=BAD_IS_NULL, fail_on_data_loss=False))
+    for partition in reader.partitions():
+        for batch in reader.read(partition):
+            yield from (one for one in batch.column("body").to_pylist() if one is not None)

@@ -23,7 +23,7 @@ from tests.spark.decode.registry_server import registry_server
 
 from rocketspark.errors import ConfigError
 from rocketspark.spark.decode import json_bodies
-from rocketspark.spark.decode.avro.bodies import AvroDecoder
+from rocketspark.spark.decode.avro_bodies import AvroDecoder
 from rocketspark.spark.decode.bodies import BodyDecoder, resolve, value_type
 from rocketspark.spark.decode.wire_format import join, write_indexes
 from rocketspark.spark.options import parse_decode_options

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.decode.arrow_values import DEPTH_MAX, check_depth
-from rocketspark.spark.decode.bodies import resolve, value_type
+from rocketspark.spark.decode.bodies import DEPTH_MAX, check_depth, resolve, value_type
 from rocketspark.spark.decode.json_bodies import ddl_of, quoted
 from rocketspark.spark.options import parse_decode_options
 

@@ -11,7 +11,7 @@ from rocketspark.errors import RocketSparkError, TransportError
 from rocketspark.model import Message
 from rocketspark.spark.client_access import Access
 from rocketspark.spark.decode import error_rows
-from rocketspark.spark.decode.batches import PLACE
+from rocketspark.spark.decode.bodies import PLACE
 
 
 class Bad:

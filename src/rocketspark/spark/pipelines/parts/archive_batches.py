@@ -17,14 +17,14 @@ from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.decode.json_bodies import quoted
 from rocketspark.spark.decode.options import DROPMALFORMED, JSON
-from rocketspark.spark.decode.read_columns import checked, decoded_schema
-from rocketspark.spark.decode.sample import bodies, everything
+from rocketspark.spark.decode.read_columns import checked, decoded_schema, without_bounds
 from rocketspark.spark.lakehouse.table import ArchiveTable
 from rocketspark.spark.offset_ranges import START_KEY, from_json
 from rocketspark.spark.options import ReadOptions, parse_read
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.parts.session import one_line
 from rocketspark.spark.pipelines.progress import Progress, lag_of, step_report
+from rocketspark.spark.read.batch_read import sampled_bodies
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.transport.retries import Retries, RetryRule
 
@@ -209,6 +209,6 @@ def decoding(table: ArchiveTable, given: Mapping[str, str]) -> tuple[StructType,
         if isinstance(kind := there.get(decode.into.lower()), StructType | ArrayType | MapType):
             decode = dataclasses.replace(decode, schema=quoted(kind))
             options = options._replace(decode=decode)
-    sample = bodies(parse_read(everything(given), streaming=False))
+    sample = sampled_bodies(parse_read(without_bounds(given), streaming=False))
     schema = table.spark.createDataFrame([], decoded_schema([], decode, sample)).schema
     return schema, checked(schema, options)

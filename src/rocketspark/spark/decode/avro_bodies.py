@@ -1,20 +1,168 @@
-"""Avro bodies to values. Rule: whatever the bytes are, a body becomes a value or a reason, in bounded depth."""
+"""Avro bodies to values that Arrow takes. Rule: whatever the bytes are, a body becomes a value or a reason, in bounded
+depth.
+
+fastavro gives the numbers and bytes of logical types as they were written, marked by the writer's type; what they mean
+for the reader is decided here. By itself it heeds the writer's types alone, gives defaults as their JSON, and takes
+minutes for a decimal of 1 MB.
+"""
 
 from __future__ import annotations
 
 import math
 import struct
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from io import BytesIO
 from typing import Any, NamedTuple
 
-from rocketspark.spark.decode.avro import logical
-from rocketspark.spark.decode.avro.schema import NAMED, PRIMITIVES, Names, Schema, full_name, is_recursive, widened
+from rocketspark.spark.decode.avro_schema import NAMED, PRIMITIVES, Names, Schema, full_name, is_recursive, widened
+
+Convert = Callable[[Any], Any]
+
+# Years 1 to 9999, which Spark's times can be shown in.
+_DAYS_MIN, _DAYS_MAX = -719_162, 2_932_896
+_US_MIN, _US_MAX = _DAYS_MIN * 86_400_000_000, (_DAYS_MAX + 1) * 86_400_000_000 - 1
+# What 38 digits take, with room for zeros before them.
+DECIMAL_BYTES_MAX = 64
+_PREFIX = "rocketspark-"
+
+
+class Marked:
+    """A value as it was written, with what it is by the writer's schema."""
+
+    kind: tuple[str, str]
+
+
+class _Number(int, Marked):
+    pass
+
+
+class _Digits(bytes, Marked):
+    scale: int
+
+
+def _number(kind: str, logical: str) -> type[_Number]:
+    return type("_Number", (_Number,), {"kind": (kind, logical)})
+
+
+# Units of times in us, by logical type.
+_INSTANTS = {
+    "timestamp-millis": 1000,
+    "timestamp-micros": 1,
+    "local-timestamp-millis": 1000,
+    "local-timestamp-micros": 1,
+}
+_TIMES = {"time-millis": 1000, "time-micros": 1}
+_NUMBERS = {
+    ("int", "date"): _number("int", "date"),
+    ("int", "time-millis"): _number("int", "time-millis"),
+    ("long", "time-micros"): _number("long", "time-micros"),
+    **{("long", logical): _number("long", logical) for logical in _INSTANTS},
+}
+_DECIMALS = (("bytes", "decimal"), ("fixed", "decimal"))
+
+
+def _mark(made: type[_Number]) -> Callable[..., Any]:
+    return lambda value, writer, reader: made(value)
+
+
+def _digits(value: Any, writer: Any, reader: Any) -> _Digits:
+    found = _Digits(value)
+    found.kind, found.scale = (writer["type"], "decimal"), int(writer.get("scale", 0))
+    return found
+
+
+def _register() -> None:
+    from fastavro.read import LOGICAL_READERS
+
+    for (kind, logical), made in _NUMBERS.items():
+        LOGICAL_READERS[f"{kind}-{_PREFIX}{logical}"] = _mark(made)
+    for kind, logical in _DECIMALS:
+        LOGICAL_READERS[f"{kind}-{_PREFIX}{logical}"] = _digits
+
+
+def marking(schema: Any) -> Any:
+    """Return a schema whose logical types only mark what fastavro reads."""
+    _register()
+    return _marked(schema)
+
+
+def _marked(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_marked(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    kind, logical = found.get("type"), found.pop("logicalType", None)
+    if isinstance(kind, str) and ((kind, logical) in _NUMBERS or (kind, logical) in _DECIMALS):
+        found["logicalType"] = _PREFIX + str(logical)
+    for key in ("items", "values", "type"):
+        if isinstance(found.get(key), dict | list):
+            found[key] = _marked(found[key])
+    if "fields" in found:
+        found["fields"] = [{**field, "type": _marked(field["type"])} for field in found["fields"]]
+    return found
+
+
+def converter(schema: Mapping[str, Any]) -> Convert | None:
+    """Return what makes of a value what Arrow takes for a type of the reader; None where any value is that."""
+    kind, logical = schema["type"], schema.get("logicalType")
+    if (kind, logical) in _DECIMALS:
+        return _decimal(int(schema.get("scale", 0)))
+    if kind in ("bytes", "fixed"):
+        return _bytes
+    if (kind, logical) not in _NUMBERS:
+        return None
+    if logical in _INSTANTS:
+        return _instant(_INSTANTS[logical])
+    return _date if logical == "date" else _time(_TIMES[str(logical)])
+
+
+def _bytes(value: Any) -> Any:
+    # A default is text whose characters are the bytes.
+    return value.encode("latin-1") if isinstance(value, str) else value
+
+
+def _decimal(scale: int) -> Convert:
+    def convert(value: Any) -> Decimal:
+        digits = _bytes(value)
+        # Decimals of many digits take a time that grows by the square.
+        if len(digits) > DECIMAL_BYTES_MAX:
+            raise ValueError(f"a decimal has {len(digits)} bytes, and Spark's have 38 digits at most")
+        written = digits.scale if isinstance(digits, _Digits) else scale
+        return Decimal(f"{int.from_bytes(digits, 'big', signed=True)}e{-written}")
+
+    return convert
+
+
+def _instant(unit_us: int) -> Convert:
+    def convert(value: Any) -> int:
+        written = _INSTANTS.get(value.kind[1], unit_us) if isinstance(value, Marked) else unit_us
+        us = int(value) * written
+        if not _US_MIN <= us <= _US_MAX:
+            raise ValueError("a timestamp lies outside of the years 1 to 9999")
+        return us
+
+    return convert
+
+
+def _date(value: Any) -> int:
+    days = int(value)
+    if not _DAYS_MIN <= days <= _DAYS_MAX:
+        raise ValueError("a date lies outside of the years 1 to 9999")
+    return days
+
+
+def _time(unit_us: int) -> Convert:
+    def convert(value: Any) -> int:
+        written = _TIMES.get(value.kind[1], unit_us) if isinstance(value, Marked) else unit_us
+        return int(value) if written == unit_us else int(value) * written // unit_us
+
+    return convert
+
 
 # Records within each other in one body, where the schema sets no end: fastavro has no bound of its own.
 NESTING_MAX = 64
-
-Convert = Callable[[Any], Any]
 
 
 class AvroDecoder:
@@ -25,8 +173,8 @@ class AvroDecoder:
 
         self._read = fastavro.schemaless_reader
         is_resolved = reader is not None and reader != writer
-        self._writer = fastavro.parse_schema(logical.marking(writer))
-        self._reader = fastavro.parse_schema(logical.marking(reader)) if is_resolved else None
+        self._writer = fastavro.parse_schema(marking(writer))
+        self._reader = fastavro.parse_schema(marking(reader)) if is_resolved else None
         wanted = writer if reader is None else reader
         self._convert = _Converters(wanted, has_defaults=is_resolved).of(wanted, "", ())
         self._nesting = _Nesting(writer) if is_recursive(writer) else None
@@ -93,7 +241,7 @@ class _Converters:
         return self._scalar(schema) if isinstance(kind, str) else self.of(kind, space, above)
 
     def _scalar(self, schema: Mapping[str, Any]) -> Convert | None:
-        found = logical.converter(schema)
+        found = converter(schema)
         return found if self._has_defaults or "logicalType" in schema else None
 
     def _record(self, schema: Mapping[str, Any], name: str, above: tuple[str, ...]) -> Convert | None:
@@ -180,7 +328,7 @@ def _branch(branches: list[_Branch], value: Any) -> int:
                 return i
         value = value[1]
     kinds = _KINDS.get(type(value), ())
-    if isinstance(value, logical.Marked):
+    if isinstance(value, Marked):
         same = [i for i, branch in enumerate(branches) if branch.kind == value.kind[0]]
         if same:
             return next((i for i in same if branches[i].logical == value.kind[1]), same[0])

@@ -1,1 +1,0 @@
-"""Avro: schemas as Spark's types, and bodies to values. Start with bodies."""
