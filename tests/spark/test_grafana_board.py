@@ -18,7 +18,7 @@ from tests.support.ports import free_ports
 from rocketspark.client import Producer, PushConsumer
 from rocketspark.model import Message
 from rocketspark.spark.client_access import Access
-from rocketspark.spark.metrics.of_pipelines import serve
+from rocketspark.spark.metrics.listening import listen_to_pipeline
 from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.testing import run_cluster
 
@@ -54,7 +54,7 @@ def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         checkpoint = tmp_path_factory.mktemp("board")
         progress = Progress("archive")
         progress.update(1, lag=2)
-        with serve(spark, cluster.namesrv, Access(), progress, 0) as listening:
+        with listen_to_pipeline(spark, cluster.namesrv, Access(), progress, 0) as listening:
             writer = stream.writeStream.format("noop").queryName("board").option("checkpointLocation", str(checkpoint))
             query = writer.trigger(processingTime="0 seconds").start()
             broker = f"http://127.0.0.1:{port}/metrics"

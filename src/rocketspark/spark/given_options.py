@@ -195,7 +195,7 @@ class GivenOptions:
         return read_secret(path, f"option {name}File") if path else value
 
     def _tls(self) -> ClientTls | None:
-        given = {_snake(name): self.text(name, "") for name in TLS_TEXTS}
+        given = {snake_case(name): self.text(name, "") for name in TLS_TEXTS}
         given["tls_key_password"] = self.secret("tlsKeyPassword")
         try:
             return client_tls(self.truth("useTls", False), **given)
@@ -285,7 +285,8 @@ class GivenOptions:
             ) from None
 
 
-def _snake(name: str) -> str:
+def snake_case(name: str) -> str:
+    """Return the name of an argument for an option: access_key for accessKey."""
     return re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name)
 
 

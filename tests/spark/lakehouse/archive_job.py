@@ -26,7 +26,7 @@ from rocketspark.spark.client_access import Access
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.iceberg_table import IcebergTable, set_catalog
 from rocketspark.spark.lakehouse.table import ArchiveState, ArchiveTable, archive_at, archive_for, table_place
-from rocketspark.spark.metrics.of_pipelines import serve
+from rocketspark.spark.metrics.listening import listen_to_pipeline
 from rocketspark.spark.pipelines import archive, compare, restore
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.parts import archive_table
@@ -104,7 +104,7 @@ def run_archive(spark: SparkSession, step: dict[str, Any]) -> Any:
         archive_table.open_table = lambda *args: FaultyTable(opened(*args), fail, **more)  # type: ignore[assignment,return-value]
     later = DAYS_MS if step.get("later") else 0
     progress = ToldProgress(step.get("stop_at"))
-    listening = serve(spark, step["namesrv"], Access(), progress, 0) if step.get("metrics") else None
+    listening = listen_to_pipeline(spark, step["namesrv"], Access(), progress, 0) if step.get("metrics") else None
     pause = step.get("pause", "append")
     method = getattr(IcebergTable, pause)
     if "pause" in step:

@@ -19,7 +19,7 @@ from rocketspark.model import Message, ReceivedMessage
 from rocketspark.protocol.message import properties
 from rocketspark.protocol.trace import Consumed, Received, encode
 from rocketspark.spark.client_access import Access
-from rocketspark.spark.metrics.of_pipelines import serve
+from rocketspark.spark.metrics.listening import listen_to_pipeline
 from rocketspark.spark.pipelines import dlq, dlq_resend
 from rocketspark.spark.pipelines.dlq import Choice
 from rocketspark.spark.pipelines.progress import Progress
@@ -173,7 +173,7 @@ def test_to_the_group_alone(
         dlq_resend.run(spark, cluster.namesrv, Choice(groups=[group]), to="not-there")
     choice = Choice(groups=[group], keys=["k5"])
     progress = Progress("dlq")
-    with serve(spark, cluster.namesrv, Access(), progress, 0) as listening:
+    with listen_to_pipeline(spark, cluster.namesrv, Access(), progress, 0) as listening:
         for sent in (1, 0):
             assert dlq_resend.run(spark, cluster.namesrv, choice, to_group=True, progress=progress).sent == sent
         found = scrape(listening.url)

@@ -17,7 +17,7 @@ from tests.support.patience import LIMIT_S
 from rocketspark.errors import ConfigError
 from rocketspark.spark.client_access import Access
 from rocketspark.spark.metrics import listen
-from rocketspark.spark.metrics.of_pipelines import serve
+from rocketspark.spark.metrics.listening import listen_to_pipeline
 from rocketspark.spark.pipelines import archive
 from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.pipelines.restore import replay
@@ -31,7 +31,7 @@ def test_the_metrics_of_a_pipeline_that_runs(
 ) -> None:
     load(topic, 100)
     progress = Progress("archive")
-    with serve(spark, cluster.namesrv, Access(), progress, 0) as listening:
+    with listen_to_pipeline(spark, cluster.namesrv, Access(), progress, 0) as listening:
         done = archive.run(spark, cluster.namesrv, [topic], tmp_path / "archive", once=True, progress=progress)
         assert done.rows == 100
         found = scrape(listening.url)
@@ -52,7 +52,7 @@ def test_an_archive_that_runs_on_tells_its_batches_and_its_lag(
         where = cluster.namesrv, [topic], tmp_path / "archive"
         done.append(archive.run(spark, *where, once=False, interval_s=3600, batch_rows=60, progress=progress))
 
-    with serve(spark, cluster.namesrv, Access(), progress, 0, lag_interval_s=1) as listening:
+    with listen_to_pipeline(spark, cluster.namesrv, Access(), progress, 0, lag_interval_s=1) as listening:
         thread = threading.Thread(target=work)
         thread.start()
         try:
@@ -89,7 +89,7 @@ def test_a_replay_tells_its_chunks_and_no_lag(
 ) -> None:
     load(topic, 100)
     progress = Progress("replay")
-    with serve(spark, cluster.namesrv, Access(), progress, 0) as listening:
+    with listen_to_pipeline(spark, cluster.namesrv, Access(), progress, 0) as listening:
         sent = replay(spark, cluster.namesrv, topic, f"{topic}-2", chunk_rows=50, state=tmp_path, progress=progress)
         found = scrape(listening.url)
     assert (sent.rows, sent.chunks > 1) == (100, True)

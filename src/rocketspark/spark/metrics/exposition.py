@@ -1,14 +1,22 @@
-"""The figures as families of metrics. Rule: only here have they Prometheus's names; loaded where metrics are served."""
+"""The figures as families of metrics for Prometheus, and the server that it scrapes, in a thread of its own which
+touches nothing of Spark.
+
+Rule: only here have figures the names that Prometheus shows; loaded where metrics are served.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from rocketspark.model.histogram import Histogram
 from rocketspark.spark.metrics.lag_watch import REASONS, LagWatch, TopicLag, merged
 from rocketspark.spark.metrics.query_figures import EVENTS, QueryFigures
+from rocketspark.transport.metrics_server import MetricsServer
 
 PREFIX = "rocketspark_stream_"
 # From 0 on: what appears with its first count is no increase.
@@ -161,7 +169,7 @@ def _lag(figures: QueryFigures, lag: LagWatch) -> list[Metric]:
     ]
 
 
-def of_pipeline(name: str, rows: int, waiting: int | None, seconds: float) -> list[Metric]:
+def pipeline_families(name: str, rows: int, waiting: int | None, seconds: float) -> list[Metric]:
     """Return the progress of a pipeline's command, as it prints it."""
     prefix, labels = "rocketspark_pipeline_", ("pipeline",)
     known: Mapping[str, int] = {} if waiting is None else {name: waiting}
@@ -179,3 +187,48 @@ def _seconds(durations: Histogram) -> list[tuple[str, float]]:
         below += count
         found.append((str(bound_ms / 1000), float(below)))
     return [*found, ("+Inf", float(durations.count))]
+
+
+STOP_S = 5.0
+
+
+class ScrapeThread:
+    """A server of metrics in a thread; `port` is the one it listens on."""
+
+    def __init__(self, collect: Callable[[], list[Metric]]) -> None:
+        self._server = MetricsServer(collect)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.Event | None = None
+        self.port = 0
+
+    def start(self, host: str, port: int) -> None:
+        """Listen. Raises ConfigError if the port cannot be had."""
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(host, port, ready)), name="rocketspark-metrics", daemon=True
+        )
+        self._thread.start()
+        ready.result()
+
+    async def _serve(self, host: str, port: int, ready: Future[None]) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            await self._server.start(host, port, "the metrics' port")
+        except BaseException as e:
+            ready.set_exception(e)
+            return
+        self.port = self._server.port
+        ready.set_result(None)
+        try:
+            await self._end.wait()
+        finally:
+            await self._server.close()
+
+    def stop(self) -> None:
+        """Stop listening; the port is free then."""
+        loop, end, thread = self._loop, self._end, self._thread
+        if loop is None or end is None or thread is None or not thread.is_alive():
+            return
+        loop.call_soon_threadsafe(end.set)
+        thread.join(STOP_S)

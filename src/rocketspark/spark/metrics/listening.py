@@ -6,17 +6,21 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import re
+import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.spark.client_access import Access
+from rocketspark.spark.given_options import snake_case
 from rocketspark.spark.metrics.lag_watch import LagWatch
+from rocketspark.spark.metrics.progress_reports import parse_report
 from rocketspark.spark.metrics.query_figures import QueryFigures, wall_s
 from rocketspark.spark.options import ACCESS_NAMES, READER_GROUP, parse_access
 from rocketspark.transport.connections import parse_addresses
@@ -25,10 +29,50 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from pyspark.sql import SparkSession
 
-    from rocketspark.spark.metrics.query_listener import QueryListener
-    from rocketspark.spark.metrics.scrape_thread import ScrapeThread
+    from rocketspark.spark.metrics.exposition import ScrapeThread
+    from rocketspark.spark.pipelines.progress import Progress
+
 
 log = LimitedLog("rocketspark.spark")
+
+
+class QueryListener(StreamingQueryListener):
+    """Counts the events of queries. With Spark Connect it runs in the client."""
+
+    def __init__(self, figures: QueryFigures) -> None:
+        self._figures = figures
+
+    def onQueryStarted(self, event: Any) -> None:
+        """Count a start."""
+        self._safely("started", lambda: self._figures.started(str(event.runId), str(event.id), event.name))
+
+    def onQueryProgress(self, event: Any) -> None:
+        """Count what a trigger did."""
+
+        def count() -> None:
+            told = event.progress
+            self._figures.progressed(str(told.runId), str(told.id), told.name, parse_report(told))
+
+        self._safely("progress", count)
+
+    def onQueryIdle(self, event: Any) -> None:
+        """Note that a query is alive."""
+        self._safely("idle", lambda: self._figures.idled(str(event.runId)))
+
+    def onQueryTerminated(self, event: Any) -> None:
+        """Count an end, with an error or without."""
+        self._safely(
+            "terminated",
+            lambda: self._figures.ended(str(event.runId), str(event.id), failed=event.exception is not None),
+        )
+
+    def _safely(self, kind: str, count: Callable[[], None]) -> None:
+        try:
+            count()
+        except Exception:
+            self._figures.listener_failed(kind)
+            log.exception("an event of a query could not be counted")
+
 
 HOST = "127.0.0.1"
 LAG_INTERVAL_S, LAG_INTERVAL_MIN_S = 15.0, 1.0
@@ -65,9 +109,10 @@ def listen(
 ) -> Listening:
     """Serve metrics of the session's streaming queries at http://host:port/metrics, until `stop`. Port 0: a free one.
 
-    `namesrv`: whose brokers are asked for the lag, every `lag_interval_s` at most; "": none. `access`: how to come in,
-    named as the options of a read: access_key, secret_key, secret_key_file, security_token, namespace, use_tls, tls_ca,
-    tls_cert, tls_key, … More than `queries_max` queries and `topics_max` topics share the label `other`.
+    `namesrv`: whose brokers are asked for the lag, every `lag_interval_s` at most; "": none. `access`:
+    keys and TLS, named as the options of a read: access_key, secret_key, secret_key_file, security_token, namespace,
+    use_tls, tls_ca, tls_cert, tls_key, … More than `queries_max` queries and `topics_max` topics
+    share the label `other`.
 
     Raises ConfigError for what cannot be used as given, a port that cannot be had among it.
     """
@@ -83,7 +128,7 @@ def listen_with(spark: SparkSession, settings: Settings, more: More | None = Non
     if _is_stopped(spark):
         raise ConfigError("listen() needs a session that runs, and this one is stopped: make another")
     try:
-        from rocketspark.spark.metrics.scrape_thread import ScrapeThread
+        from rocketspark.spark.metrics.exposition import ScrapeThread
     except ImportError as e:
         raise ConfigError("metrics need prometheus-client: pip install 'rocketspark[metrics]'") from e
     from rocketspark.spark.metrics.exposition import families
@@ -194,8 +239,8 @@ def _check_number(name: str, value: Any, least: int, most: int) -> None:
 
 
 def _access(given: dict[str, str | bool | None]) -> Access:
-    """Return what says how to come in, by names such as access_key or accessKey. Raises ConfigError."""
-    known = {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): name for name in ACCESS_NAMES}
+    """Return the access of arguments with names such as access_key or accessKey. Raises ConfigError."""
+    known = {snake_case(name): name for name in ACCESS_NAMES}
     options = {}
     for name, value in given.items():
         camel = known.get(name) or (name if name in ACCESS_NAMES else None)
@@ -219,7 +264,6 @@ def _open(settings: Settings) -> Any:
 
 def _add_listener(spark: SparkSession, figures: QueryFigures) -> QueryListener:
     """Hear of queries from now on, and note those that run. Raises RocketSparkError."""
-    from rocketspark.spark.metrics.query_listener import QueryListener
 
     listener = QueryListener(figures)
     try:
@@ -239,3 +283,32 @@ def _add_listener(spark: SparkSession, figures: QueryFigures) -> QueryListener:
         text = str(e).strip().partition("\n")[0] or type(e).__name__
         raise RocketSparkError(f"no listener could be added to the session: {text}; is it stopped?") from e
     return listener
+
+
+def listen_to_pipeline(
+    spark: SparkSession,
+    namesrv: str,
+    access: Access,
+    progress: Progress,
+    port: int,
+    *,
+    lag_interval_s: float = LAG_INTERVAL_S,
+) -> Listening:
+    """Serve metrics of a pipeline's command on 127.0.0.1 until `stop`: of its streaming queries, of its own steps under
+    its name as if they were a query, and of the progress that it prints. Raises ConfigError if the port cannot be had.
+    """
+
+    def more() -> list[Metric]:
+        from rocketspark.spark.metrics.exposition import pipeline_families
+
+        return pipeline_families(progress.name, progress.rows, progress.waiting, progress.seconds)
+
+    settings = Settings(port=port, namesrv=namesrv, access=access, lag_interval_s=lag_interval_s)
+    listening = listen_with(spark, settings, more)
+    run = uuid.uuid4().hex
+
+    def hear(report: Mapping[str, Any]) -> None:
+        listening.figures.progressed(run, run, progress.name, parse_report(report))
+
+    progress.hear = hear
+    return listening

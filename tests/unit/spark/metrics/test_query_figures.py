@@ -9,10 +9,10 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rocketspark.model import MessageQueue
-from rocketspark.spark.metrics.exposition import families, of_pipeline
+from rocketspark.spark.metrics.exposition import families, pipeline_families
+from rocketspark.spark.metrics.listening import QueryListener
 from rocketspark.spark.metrics.progress_reports import Report, SourceReport
 from rocketspark.spark.metrics.query_figures import NO_REPORT, RUNS_MAX, QueryFigures
-from rocketspark.spark.metrics.query_listener import QueryListener
 
 
 def figures_of(queries_max: int = 3, topics_max: int = 2) -> QueryFigures:
@@ -103,7 +103,7 @@ def test_any_name_is_exposed_and_read_back(query: str, topic: str) -> None:
 
     class Collected:
         def collect(self) -> list[object]:
-            return [*families(figures, None), *of_pipeline(query, 1, None, 2.0)]
+            return [*families(figures, None), *pipeline_families(query, 1, None, 2.0)]
 
     registry.register(Collected())  # type: ignore[arg-type]
     text = generate_latest(registry).decode()

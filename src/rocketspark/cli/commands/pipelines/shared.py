@@ -159,12 +159,12 @@ class SharedOptions(NamedTuple):
         """Serve metrics while the block runs, if they are wanted."""
         if self.metrics_port is None:
             return nullcontext()
-        from rocketspark.spark.metrics.of_pipelines import serve
+        from rocketspark.spark.metrics.listening import listen_to_pipeline
 
         # Made once: a key on the command line has a warning.
         options, made = _MADE.get((None, None))
         where = made if options is self and made is not None else self.connection()
-        listening = serve(spark, where.namesrv, where.access, progress, self.metrics_port)
+        listening = listen_to_pipeline(spark, where.namesrv, where.access, progress, self.metrics_port)
         progress.say(f"metrics at {listening.url}")
         return listening
 
