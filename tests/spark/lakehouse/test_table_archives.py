@@ -248,10 +248,48 @@ def by_json(schema: str, **more: str) -> dict[str, str]:
     return {"decode": "json", "decodeSchema": schema, **more}
 
 
+def refuses_without_writing(scene: Scene, table_format: str, topic: str, place: Path, small: str) -> None:
+    """What cannot be is refused in a line, and nothing is written."""
+    before = written(place)
+    for options, says in (
+        (by_json("id BIGINT, other INT"), f"column value.id is {small} in the table and bigint by the schema"),
+        ({}, f"{place} has decoded columns (value, _decode_error), which would stay empty: give the options"),
+        (
+            by_json(FIRST, decodeMode="dropmalformed"),
+            "option decodeMode is DROPMALFORMED: an archive leaves",
+        ),
+        (by_json(FIRST, columnNameOfDecodeError="Hour"), "option columnNameOfDecodeError is 'Hour', which is a column"),
+        (by_json("id SMALLINT, no STRUCT<>"), "column value.no is a struct without fields"),
+    ):
+        refused = scene.ask("archive", table_format, topic, options=options, place=str(place))["error"]
+        assert says in refused, refused
+        assert "\n" not in refused
+    assert written(place) == before
+
+
+def reads_as_without_decoding(
+    scene: Scene, table_format: str, topic: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    """Merging, restore and audit are what they are without decoded columns."""
+    to, where = f"{topic}-again", {"place": str(tmp_path / "table")}
+    select = [NUMBER, BODY, "value", "_decode_error"]
+    rows = scene.ask("rows", table_format, topic, select=select, **where)["rows"]
+    merged = scene.ask("archive", table_format, topic, later=True, options=options, **where)
+    assert (merged.get("rows"), merged.get("total_rows"), merged.get("hours_compacted", 0) >= 1) == (0, 8, True), merged
+    assert scene.ask("rows", table_format, topic, select=select, **where)["rows"] == rows
+    sent = scene.ask("restore", table_format, topic, to=to, state=str(tmp_path / "state"), **where)
+    assert (sent.get("rows"), sent.get("refused")) == (8, 0), sent
+    for one in (topic, to):
+        same = scene.ask("compare", table_format, one, of=topic, **where)
+        assert (same.get("ok"), same.get("other_messages")) == (True, 8), same
+    scene.ask("archive", "parquet", to, place=str(tmp_path / "back"))
+    back = scene.ask("rows", "parquet", to, select=[NUMBER, BODY], place=str(tmp_path / "back"))["rows"]
+    assert back == [row[:2] for row in rows]
+
+
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_decoded_bodies_are_columns(scene: Scene, table_format: str, tmp_path: Path) -> None:
-    topic, to = f"decoded-{table_format}", f"decoded-{table_format}-again"
-    where = {"place": str(tmp_path / "table")}
+    topic, where = f"decoded-{table_format}", {"place": str(tmp_path / "table")}
     small = "smallint" if table_format == "delta" else "int"
     scene.send_bodies(topic, 0, [body.encode() for body in BODIES])
     first = scene.ask("archive", table_format, topic, options=by_json(FIRST), **where)
@@ -305,23 +343,8 @@ def test_decoded_bodies_are_columns(scene: Scene, table_format: str, tmp_path: P
         [6, empty | {"id": 9}, True],
     ]
 
-    # What cannot be is refused in a line, and nothing is written.
-    before = written(tmp_path / "table")
     scene.send_bodies(topic, 7, [b"bad"])
-    for options, says in (
-        (by_json("id BIGINT, other INT"), f"column value.id is {small} in the table and bigint by the schema"),
-        ({}, f"{where['place']} has decoded columns (value, _decode_error), which would stay empty: give the options"),
-        (
-            by_json(FIRST, decodeMode="dropmalformed"),
-            "option decodeMode is DROPMALFORMED: an archive leaves",
-        ),
-        (by_json(FIRST, columnNameOfDecodeError="Hour"), "option columnNameOfDecodeError is 'Hour', which is a column"),
-        (by_json("id SMALLINT, no STRUCT<>"), "column value.no is a struct without fields"),
-    ):
-        refused = scene.ask("archive", table_format, topic, options=options, **where)["error"]
-        assert says in refused, refused
-        assert "\n" not in refused
-    assert written(tmp_path / "table") == before
+    refuses_without_writing(scene, table_format, topic, tmp_path / "table", small)
     # One ends between new columns and the next rows.
     ends = by_json("id SMALLINT, last INT", decodeMode="failfast")
     assert (
@@ -338,20 +361,7 @@ def test_decoded_bodies_are_columns(scene: Scene, table_format: str, tmp_path: P
         ["bad", True]
     ]
 
-    # Merging, restore and audit are what they are without such columns.
-    select = [NUMBER, BODY, "value", "_decode_error"]
-    rows = scene.ask("rows", table_format, topic, select=select, **where)["rows"]
-    merged = scene.ask("archive", table_format, topic, later=True, options=kept, **where)
-    assert (merged.get("rows"), merged.get("total_rows"), merged.get("hours_compacted", 0) >= 1) == (0, 8, True), merged
-    assert scene.ask("rows", table_format, topic, select=select, **where)["rows"] == rows
-    sent = scene.ask("restore", table_format, topic, to=to, state=str(tmp_path / "state"), **where)
-    assert (sent.get("rows"), sent.get("refused")) == (8, 0), sent
-    for one in (topic, to):
-        same = scene.ask("compare", table_format, one, of=topic, **where)
-        assert (same.get("ok"), same.get("other_messages")) == (True, 8), same
-    scene.ask("archive", "parquet", to, place=str(tmp_path / "back"))
-    back = scene.ask("rows", "parquet", to, select=[NUMBER, BODY], place=str(tmp_path / "back"))["rows"]
-    assert back == [row[:2] for row in rows]
+    reads_as_without_decoding(scene, table_format, topic, kept, tmp_path)
 
 
 @pytest.mark.parametrize("table_format", FORMATS)

@@ -166,74 +166,96 @@ def test_an_acknowledgement_waits_for_a_change_that_is_under_way() -> None:
     asyncio.run(run())
 
 
+class Telling:
+    """A client's outcomes before a broker that answers, fails, or is silent, and the handles that it acknowledged."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.broker = Broker()
+        self.table = self.broker.table()
+        self.failure: Exception | None = None
+        self.silent = False
+        self.acked: list[ReceiptHandle] = []
+        self.there = {"c"}
+        monkeypatch.setattr(outcomes_module.pop_api, "ack_all", lambda *_: self._ack(held(1)))
+        brokers: Any = SimpleNamespace(peer=lambda name: asyncio.sleep(0))
+        calls: Any = SimpleNamespace(
+            ack=self._ack, change=lambda one, ms, suspend: self._ack(one), forward=lambda one, _: self._ack(one)
+        )
+        self.outcomes = Outcomes(ProxySettings(namesrv="n"), brokers, calls, self.table, self.there.__contains__)
+
+    async def _ack(self, one: Held) -> Reply:
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.failure is not None:
+            raise self.failure
+        self.acked.append(one.handle)
+        return Reply(0, None, b"", b"", "")
+
+    async def tell(self, one: Held) -> int:
+        """Acknowledge by a message's first handle; return the code of its entry."""
+        (status,) = await self.outcomes._ack_each("c", "G", "T", entries_of(one))
+        return int(status.code)
+
+
+def entries_of(one: Held) -> list[Any]:
+    return [SimpleNamespace(receipt_handle=one.handle.encode())]
+
+
 def test_a_message_whose_broker_could_not_be_told_is_renewed_on_and_its_first_handle_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run() -> None:
-        broker = Broker()
-        table = broker.table()
-        failure: Exception | None = NotSent("away")
-        acked: list[ReceiptHandle] = []
+        client = Telling(monkeypatch)
+        client.failure = NotSent("away")
+        client.table.add("c", held(1), 0)
+        client.broker.now_ms = 55_000
+        await client.table.renew_due()
+        assert (await client.tell(held(1)), client.table.count) == (Code.PROXY_TIMEOUT, 1)
+        client.broker.now_ms += 55_000
+        await client.table.renew_due()
+        client.failure = None
+        assert (await client.tell(held(1)), client.table.count) == (Code.OK, 0)
+        assert [handle.next_visible_ms for handle in client.acked] == [110_000 + STEPS_MS[1]]
 
-        silent = False
+    asyncio.run(run())
 
-        async def ack(one: Held) -> Reply:
-            if silent:
-                await asyncio.Event().wait()
-            if failure is not None:
-                raise failure
-            acked.append(one.handle)
-            return Reply(0, None, b"", b"", "")
 
-        async def ack_all(peer: Any, group: str, broker_name: str, handles: Any) -> None:
-            await ack(held(1))
+@pytest.mark.parametrize(
+    ("failure", "there"), [(NotSent("away"), False), (Refused(Code.INVALID_RECEIPT_HANDLE, "expired"), True)]
+)
+def test_nothing_goes_on_of_a_client_that_is_gone_or_by_a_handle_that_says_nothing_any_more(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, there: bool
+) -> None:
+    async def run() -> None:
+        client = Telling(monkeypatch)
+        client.failure = failure
+        client.table.add("c", held(1), 0)
+        if not there:
+            client.there.clear()
+        await client.tell(held(1))
+        assert client.table.count == 0
 
-        monkeypatch.setattr(outcomes_module.pop_api, "ack_all", ack_all)
+    asyncio.run(run())
 
-        there = {"c"}
-        brokers: Any = SimpleNamespace(peer=lambda name: asyncio.sleep(0))
-        calls: Any = SimpleNamespace(ack=ack, change=lambda one, ms, suspend: ack(one), forward=lambda one, _: ack(one))
-        outcomes = Outcomes(ProxySettings(namesrv="n"), brokers, calls, table, there.__contains__)
-        entries = [SimpleNamespace(receipt_handle=held(1).handle.encode())]
 
-        async def told() -> int:
-            (status,) = await outcomes._ack_each("c", "G", "T", entries)
-            return int(status.code)
-
-        table.add("c", held(1), 0)
-        broker.now_ms = 55_000
-        await table.renew_due()
-        assert (await told(), table.count) == (Code.PROXY_TIMEOUT, 1)
-        broker.now_ms += 55_000
-        await table.renew_due()
-        failure = None
-        assert (await told(), table.count) == (Code.OK, 0)
-        assert [handle.next_visible_ms for handle in acked] == [110_000 + STEPS_MS[1]]
-        # Of a client that is gone, and of a handle that says nothing any more, nothing goes on.
-        for error, gone in ((NotSent("away"), True), (Refused(Code.INVALID_RECEIPT_HANDLE, "expired"), False)):
-            failure = error
-            table.add("c", held(1), 0)
-            if gone:
-                there.clear()
-            await told()
-            assert table.count == 0
-            there.add("c")
-        # A client whose deadline passes while its broker is silent tells again.
-        silent, first = True, held(1, pop_time_ms=1 << 45)
+def test_a_client_whose_deadline_passes_while_its_broker_is_silent_tells_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        client, first = Telling(monkeypatch), held(1, pop_time_ms=1 << 45)
+        client.silent = True
         at: dict[str, Any] = {"topic": {"name": "T"}, "group": {"name": "G"}, "receipt_handle": first.handle.encode()}
         who: Any = SimpleNamespace(identity="c")
-        entries = [SimpleNamespace(receipt_handle=first.handle.encode())]
+        outcomes = client.outcomes
         for make in (
-            told,
-            lambda: outcomes._ack_together("c", "G", "T", entries),
+            lambda: client.tell(first),
+            lambda: outcomes._ack_together("c", "G", "T", entries_of(first)),
             lambda: outcomes.change_invisible_duration(who, messages.ChangeInvisibleDurationRequest(**at)),
             lambda: outcomes.forward(who, messages.ForwardMessageToDeadLetterQueueRequest(**at)),
         ):
-            table.add("c", first, 0)
+            client.table.add("c", first, 0)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await make()
-            assert table.count == 1
+            assert client.table.count == 1
 
     asyncio.run(run())
 
