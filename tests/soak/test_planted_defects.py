@@ -52,7 +52,7 @@ TABLE = [
         "broker/roles/acting/office.py",
         "        if self.is_away:\n            raise MessageStays(AWAY)",
         "        if False:\n            raise MessageStays(AWAY)",
-        "tests/unit/broker/roles/test_office.py",
+        "tests/unit/broker/roles/acting/test_office.py",
     ),
     Planted(
         "the master acknowledges alone what the controller may elect another for",

@@ -92,3 +92,25 @@ def test_no_text_names_a_page_that_is_not_here() -> None:
         if name not in pages
     }
     assert missing == set()
+
+
+# What they test has a file of that name elsewhere by chance.
+OF_ANOTHER_NAME = {"controller/test_gate.py", "store/commitlog/test_record_crc.py"}
+
+
+def test_unit_tests_lie_where_what_they_test_lies() -> None:
+    """A folder of tests is one of the source, and the tests of a file are not in another folder than the file."""
+    units = Path(__file__).resolve().parent
+    modules: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        modules.setdefault(path.stem, set()).add(path.parent.relative_to(SOURCE).as_posix())
+    folders = {path.relative_to(SOURCE).as_posix() for path in PACKAGES} | {"bench", "examples"}
+    tests = [path.relative_to(units) for path in units.rglob("test_*.py")]
+    assert [str(test) for test in tests if test.parent.as_posix() not in folders] == []
+    astray = []
+    for test in tests:
+        name, folder = test.stem.removeprefix("test_"), test.parent.as_posix()
+        is_package = f"{folder}/{name}" in folders or name in folders
+        if folder not in ({".", "bench", "examples"} | modules.get(name, {folder})) and not is_package:
+            astray.append(test.as_posix())
+    assert set(astray) - OF_ANOTHER_NAME == set()
