@@ -2,7 +2,8 @@
 
 Order (PopMessageProcessor, 5.5.0): by chance the retry topic first or last; the queues of the topic one after another,
 beginning anywhere. Each queue is read from where the group's last pop ended, and what was read of it goes into the
-texts of the reply. It runs in one turn of the loop, so that no two pops of a group are at a queue at once.
+texts of the reply. A queue is read in one turn of the loop, so that no two pops of a group are at it at once; of a
+topic of thousands of queues some are looked at in one turn, and the request goes on where it was.
 """
 
 from __future__ import annotations
@@ -35,8 +36,44 @@ _QUEUE_OFFSET = record_layout.only("size", "queue_offset")
 _MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_TOO_BIG, GetStatus.REMOVED)
 
 
+# Queues of a topic that are looked at in one turn: some ms.
+QUEUES_IN_TURN = 2048
+
+
+class Round:
+    """The queues of a topic that one request has not looked at yet.
+
+    It ends once the request has been at every queue since it began, or since something came in between.
+    """
+
+    __slots__ = ("_at", "_first", "_left")
+
+    def __init__(self) -> None:
+        self._first = self._at = self._left = 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some queues are left for a later turn."""
+        return self._left > 0
+
+    def step(self, count: int, first: int = 0) -> Sequence[int]:
+        """Return the queues to look at now, of `count`; a new round begins behind `first` and goes down."""
+        if self._left <= 0:
+            self._first, self._at, self._left = first, 0, count
+        begin, size = self._at, min(self._left, count, QUEUES_IN_TURN)
+        self._left = min(self._left, count) - size
+        self._at = begin + size
+        return [(self._first - 1 - number) % count for number in range(begin, begin + size)]
+
+    def again(self) -> None:
+        """Let the round be at every queue once more, from where it is: something may lie where it has been."""
+        if self._left > 0:
+            self._left = 1 << 30
+
+
 class Found:
-    """What one pop found. `rest`: messages left, as far as it looked; `cut`: a filter has not looked at all yet."""
+    """What one pop found. `rest`: messages left, as far as it looked; `cut`: a filter has not looked at all yet, or
+    not all queues were looked at."""
 
     __slots__ = (
         "bytes",
@@ -105,18 +142,21 @@ class PopReading:
         self._stats = stats
         self._memory = memory
 
-    def read(self, h: PopHeader, wanted: PopFilter, address: str, now_ms: int) -> Found:
-        """Take messages for a request, at most as many as it asks for. Raises ServerError if none can be noted."""
+    def read(self, h: PopHeader, wanted: PopFilter, address: str, now_ms: int, place: Round) -> Found:
+        """Take messages for a request, at most as many as it asks for. Raises ServerError if none can be noted.
+
+        `place`: where it looks now; it is cut if there are queues that are left for a later turn.
+        """
         found = Found(now_ms)
         try:
-            self._read_all(found, h, wanted, address)
+            self._read_all(found, h, wanted, address, place)
         except (ServerError, StoreError):
             # What was noted leaves; the rest tells the next pop why it stays.
             if not found.count:
                 raise
         return found
 
-    def _read_all(self, found: Found, h: PopHeader, wanted: PopFilter, address: str) -> None:
+    def _read_all(self, found: Found, h: PopHeader, wanted: PopFilter, address: str, place: Round) -> None:
         s = self._settings
         if wanted.accepts is not None:
             wanted.accepts.begin()
@@ -132,12 +172,14 @@ class PopReading:
         if h.queue_id >= 0:
             self._read_queue(found, h, wanted, h.topic, h.queue_id)
         else:
-            queues = [(count - 1 - number + chance) % count for number in range(count)]
+            queues = place.step(count, chance)
             for number, queue_id in enumerate(queues):
                 if found.count >= h.count_max and not h.order:
                     found.rest += self._left(h, queues[number:])
                     break
                 self._read_queue(found, h, wanted, h.topic, queue_id)
+            if place.is_cut:
+                self._cut(found, place)
         if not retries_first and retries and found.count < h.count_max:
             self._read_retries(found, h, wanted, retries[0])
         if not found.count:
@@ -145,7 +187,16 @@ class PopReading:
             for topic in retries[1:]:
                 self._read_retries(found, h, wanted, topic)
 
-    def _left(self, h: PopHeader, queues: list[int]) -> int:
+    @staticmethod
+    def _cut(found: Found, place: Round) -> None:
+        if found.count:
+            # There may be some in the queues that were not looked at: whoever waits looks.
+            found.rest = max(found.rest, 1)
+        elif found.cut:
+            place.again()
+        found.cut = True
+
+    def _left(self, h: PopHeader, queues: Sequence[int]) -> int:
         """Return how many messages of the topic's other queues there are to be popped: 2 us a queue."""
         topic, group, left = h.topic, h.group, 0
         committed = self._offsets.table.get(f"{topic}@{group}", {})

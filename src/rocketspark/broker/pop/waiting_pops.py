@@ -34,10 +34,10 @@ class WaitingPop:
     """One held request. `retry(final)` answers it and returns how many messages are left for others; None: it waits on,
     or was dropped and leaves all to others.
 
-    With `final` it is to be answered in any case.
+    With `final` it is to be answered in any case. `woken`: something came since it looked last; it sets that back.
     """
 
-    __slots__ = ("line", "owner", "pair", "retry", "timer", "weight")
+    __slots__ = ("line", "owner", "pair", "retry", "timer", "weight", "woken")
 
     def __init__(
         self, pair: Pair, line: Line, owner: Hashable, retry: Callable[[bool], int | None], weight: int
@@ -48,6 +48,7 @@ class WaitingPop:
         self.owner = owner
         self.retry = retry
         self.timer: asyncio.TimerHandle | None = None
+        self.woken = False
 
 
 class WaitingPops:
@@ -247,6 +248,7 @@ class WaitingPops:
             for number, waiter in enumerate(self._in_order(pair, line)):
                 if number and clock() >= until:
                     return False
+                waiter.woken = True
                 found = self._try(waiter, final=False)
                 if found is None:
                     if waiter in self._lines.get(pair, {}).get(line, ()):

@@ -39,9 +39,10 @@ def pop_handlers(
     in_flight, ordered, block_ends = pops.in_flight, pops.ordered, pops.block_ends
     checks, filters = PopChecks(settings, tables, in_flight), PopFilters(filtering)
     reading = PopReading(settings, store, tables, in_flight, ordered, block_ends, stats, LogMemory(settings, store))
-    yield PopHandler(settings, checks, filters, reading, pops.waiting, in_flight)
-    yield PeekHandler(settings, checks, store, topics, reading)
-    yield NotificationHandler(settings, checks, filters, store, topics, reading, ordered, pops.waiting, pops.notified)
+    yield PopHandler(settings, checks, filters, reading, pops.waiting, in_flight, scans)
+    yield PeekHandler(settings, checks, store, topics, reading, scans)
+    waiting = pops.waiting, pops.notified
+    yield NotificationHandler(settings, checks, filters, store, topics, reading, ordered, *waiting, scans)
     answers = Answers(durability)
     yield AckHandler(checks, store, offsets, in_flight, ordered, block_ends, answers, scans)
     yield ChangeInvisibleTimeHandler(checks, store, offsets, in_flight, ordered, block_ends, answers)

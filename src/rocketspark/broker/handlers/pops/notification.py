@@ -6,9 +6,10 @@ from typing import Any
 
 from rocketspark.broker.consumers.filter_compiler import ToCompile
 from rocketspark.broker.consumers.long_polling import request_weight
+from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.pop.ordered import OrderedPops
 from rocketspark.broker.pop.pop_filter import ALL, PopFilter, PopFilters
-from rocketspark.broker.pop.reading import PopReading
+from rocketspark.broker.pop.reading import PopReading, Round
 from rocketspark.broker.pop.requests import NO_REMARK, PopChecks, refusing
 from rocketspark.broker.pop.waiting_pops import ALL_QUEUES, WaitingPops
 from rocketspark.broker.settings import BrokerSettings
@@ -49,7 +50,9 @@ class NotificationHandler:
         ordered: OrderedPops,
         pops: WaitingPops,
         waiting: WaitingPops,
+        scans: LongScans,
     ) -> None:
+        self._scans = scans
         self._settings = settings
         self._checks = checks
         self._filters = filters
@@ -102,12 +105,14 @@ class NotificationHandler:
         await self._filters.compile(expression)
         return self._notify(peer, request, ALL) if peer.is_open else None
 
-    def _notify(self, peer: Peer, request: Request[NotificationHeader], wanted: PopFilter) -> bytes | None:
-        h = request.ext
-        if self._count(h, wanted):
+    def _notify(self, peer: Peer, request: Request[NotificationHeader], wanted: PopFilter) -> Answer:
+        h, place = request.ext, Round()
+        if self._count(h, wanted, place):
             return self._answer(request, found=True)
         left_ms = h.born_time_ms + h.poll_time_ms - EARLY_MS - now_ms()
         if h.poll_time_ms <= 0 or left_ms < 0:
+            if place.is_cut:
+                return self._look_at_all(peer, request, wanted, place)
             return self._answer(request, found=False)
         weight = request_weight(request, wanted.codes, h.expression if wanted.codes is None else None)
         if not self._waiting.has_room(h.topic, h.group, h.queue_id, peer, weight):
@@ -117,10 +122,15 @@ class NotificationHandler:
             if not peer.is_open:
                 self._waiting.drop(waiter)
                 return None
+            if waiter.woken:
+                waiter.woken = False
+                place.again()
             try:
                 self._checks.check_again(h.topic, h.group)
-                count = self._count(h, wanted)
+                count = self._count(h, wanted, place)
                 if not count and not final:
+                    if place.is_cut:
+                        self._waiting.again(waiter)
                     return None
                 peer.send(self._answer(request, found=count > 0))
                 return max(count - 1, 0)
@@ -132,19 +142,36 @@ class NotificationHandler:
                 return None
 
         kind = (h.order, h.expression_type, h.expression)
-        place = (h.topic, h.group, h.queue_id)
-        waiter = self._waiting.wait(*place, left_ms, retry, owner=peer, kind=kind, weight=weight)
+        waiter = self._waiting.wait(h.topic, h.group, h.queue_id, left_ms, retry, owner=peer, kind=kind, weight=weight)
+        if place.is_cut:
+            self._waiting.again(waiter)
         return None
+
+    async def _look_at_all(
+        self, peer: Peer, request: Request[NotificationHeader], wanted: PopFilter, place: Round
+    ) -> bytes | None:
+        """Look at the other queues, in later turns, for a question that is not held."""
+        count = 0
+        while place.is_cut and not count:
+            await self._scans.next()
+            if not peer.is_open:
+                return None
+            count = self._count(request.ext, wanted, place)
+        return self._answer(request, found=count > 0)
 
     @staticmethod
     def _answer(request: Request[Any], *, found: bool, full: bool = False) -> bytes:
         header = NotificationReply(has_message=found, polling_full=full)
         return reply(request.opaque, header=header, remark=NO_REMARK)
 
-    def _count(self, h: NotificationHeader, wanted: PopFilter) -> int:
-        """Return about how many messages there are to be popped, of the first queue that has some; 0 for none."""
+    def _count(self, h: NotificationHeader, wanted: PopFilter, place: Round) -> int:
+        """Return about how many messages there are to be popped, of the first queue that has some; 0 for none, and
+        where the place is cut, for none yet."""
         config = self._topics.table.get(h.topic)
-        queues = range(config.read_queue_nums if config is not None else 0) if h.queue_id < 0 else (h.queue_id,)
+        all_queues = config.read_queue_nums if config is not None else 0
+        queues: tuple[int, ...] = (h.queue_id,)
+        if h.queue_id < 0:
+            queues = tuple(all_queues - 1 - queue_id for queue_id in place.step(all_queues))
         for queue_id in queues:
             if count := self._count_in(h, h.topic, queue_id, wanted):
                 return count

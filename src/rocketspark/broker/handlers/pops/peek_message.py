@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from random import randrange
 
+from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.pop.reading import PopReading, own_retries
 from rocketspark.broker.pop.requests import COUNT_MAX, PopChecks, refusing
 from rocketspark.broker.settings import BrokerSettings
@@ -21,14 +23,23 @@ from rocketspark.transport.request_frames import reply
 
 # One of so many looks reads the retries first.
 RETRIES_FIRST_EVERY = 5
+# Queues that are looked at in one turn of the loop: some ms.
+QUEUES_IN_TURN = 1024
 
 
 class PeekHandler:
     """Serves looks at what is to be popped."""
 
     def __init__(
-        self, settings: BrokerSettings, checks: PopChecks, store: Store, topics: Topics, reading: PopReading
+        self,
+        settings: BrokerSettings,
+        checks: PopChecks,
+        store: Store,
+        topics: Topics,
+        reading: PopReading,
+        scans: LongScans,
     ) -> None:
+        self._scans = scans
         self._settings = settings
         self._checks = checks
         self._store = store
@@ -41,9 +52,9 @@ class PeekHandler:
 
     def peek(self, peer: Peer, request: Request[PeekHeader], body: bytes) -> Answer:
         """PEEK_MESSAGE (200052)."""
-        return refusing(request, PopReply(), lambda: self._peek(peer, request))
+        return refusing(request, PopReply(), lambda: self._scans.answer(peer, self._peek(peer, request)))
 
-    def _peek(self, peer: Peer, request: Request[PeekHeader]) -> bytes:
+    def _peek(self, peer: Peer, request: Request[PeekHeader]) -> Generator[None, None, bytes]:
         h = request.ext
         self._checks.check_readable()
         config = self._checks.check_queue(peer, h.topic, h.queue_id)
@@ -62,7 +73,9 @@ class PeekHandler:
         places = [*retries, *places] if chance % RETRIES_FIRST_EVERY == 0 else [*places, *retries]
         found: list[memoryview] = []
         rest = count = size = 0
-        for topic, queue_id in places:
+        for number, (topic, queue_id) in enumerate(places, 1):
+            if number % QUEUES_IN_TURN == 0:
+                yield
             offset = self._reading.next_offset(topic, h.group, queue_id)
             rest += max(self._store.queue_range(topic, queue_id)[1] - offset, 0)
             bytes_max = self._settings.pull_bytes_max - size

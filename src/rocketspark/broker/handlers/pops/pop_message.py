@@ -10,13 +10,15 @@ from typing import Any
 
 from rocketspark.broker.consumers.filter_compiler import ToCompile
 from rocketspark.broker.consumers.long_polling import request_weight
+from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.pop.pop_filter import PopFilter, PopFilters
-from rocketspark.broker.pop.reading import Found, PopReading
+from rocketspark.broker.pop.reading import Found, PopReading, Round
 from rocketspark.broker.pop.requests import PopChecks, refusing
 from rocketspark.broker.pop.waiting_pops import ALL_QUEUES, WaitingPop, WaitingPops
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.errors import ServerError
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.frames import VERSION
@@ -52,7 +54,9 @@ class PopHandler:
         reading: PopReading,
         waiting: WaitingPops,
         pops: InFlightMessages,
+        scans: LongScans,
     ) -> None:
+        self._scans = scans
         self._settings = settings
         self._checks = checks
         self._filters = filters
@@ -94,34 +98,63 @@ class PopHandler:
                 continue
             return self._pop(peer, request, wanted)
 
-    def _pop(self, peer: Peer, request: Request[PopHeader], wanted: PopFilter) -> bytes | None:
+    def _pop(self, peer: Peer, request: Request[PopHeader], wanted: PopFilter) -> Answer:
         """Answer a pop, or hold it."""
-        h, time_ms = request.ext, now_ms()
-        found = self._read(peer, h, wanted, time_ms)
+        h, time_ms, place = request.ext, now_ms(), Round()
+        found = self._read(peer, h, wanted, time_ms, place)
         if wanted.accepts is not None:
             # Some ms where hundreds of records were looked at.
             peer.rest()
         if found.count:
-            if found.rest > 0:
-                self._waiting.wake(h.topic, h.group, h.queue_id)
-            return self._found(request, found)
+            return self._taken(request, found)
         left_ms = h.born_time_ms + h.poll_time_ms - EARLY_MS - time_ms
         if h.poll_time_ms <= 0 or left_ms < 0:
+            if place.is_cut:
+                return self._look_at_all(peer, request, wanted, place)
             return self._nothing(request, found, ResponseCode.POLLING_TIMEOUT)
         weight = request_weight(request, wanted.codes, h.expression if wanted.codes is None else None)
         if not self._waiting.has_room(h.topic, h.group, h.queue_id, peer, weight):
             return self._nothing(request, found, ResponseCode.POLLING_FULL)
-        self._hold(peer, request, wanted, left_ms, weight, go_on=found.cut)
+        self._hold(peer, request, wanted, left_ms, weight, place, go_on=found.cut)
         return None
 
-    def _read(self, peer: Peer, h: PopHeader, wanted: PopFilter, time_ms: int) -> Found:
+    async def _look_at_all(
+        self, peer: Peer, request: Request[PopHeader], wanted: PopFilter, place: Round
+    ) -> bytes | None:
+        """Look at the other queues, in later turns, for a pop that is not held."""
+        while place.is_cut:
+            await self._scans.next()
+            if not peer.is_open:
+                return None
+            try:
+                found = self._read(peer, request.ext, wanted, now_ms(), place)
+            except ServerError as e:
+                return reply(request.opaque, e.code, PopReply(), remark=e.remark)
+            if found.count:
+                return self._taken(request, found)
+        return self._timed_out(request, Found(now_ms()))
+
+    def _taken(self, request: Request[PopHeader], found: Found) -> bytes:
+        if found.rest > 0:
+            self._waiting.wake(request.ext.topic, request.ext.group, request.ext.queue_id)
+        return self._found(request, found)
+
+    def _read(self, peer: Peer, h: PopHeader, wanted: PopFilter, time_ms: int, place: Round) -> Found:
         if not self._pops.serving or self._waiting.closed:
             # Nothing can be noted, as on a slave (rule: 5.5.0, which finds nothing there either).
             return Found(time_ms)
-        return self._reading.read(h, wanted, peer.address, time_ms)
+        return self._reading.read(h, wanted, peer.address, time_ms, place)
 
     def _hold(
-        self, peer: Peer, request: Request[PopHeader], wanted: PopFilter, left_ms: int, weight: int, *, go_on: bool
+        self,
+        peer: Peer,
+        request: Request[PopHeader],
+        wanted: PopFilter,
+        left_ms: int,
+        weight: int,
+        place: Round,
+        *,
+        go_on: bool,
     ) -> WaitingPop:
         """Hold a pop; answer it once there is a message, or when its time is over."""
         h = request.ext
@@ -136,9 +169,12 @@ class PopHandler:
                 self._waiting.leave_line(waiter)
                 peer.when_writable(lambda: self._waiting.enter_again(waiter))
                 return None
+            if waiter.woken:
+                waiter.woken = False
+                place.again()
             try:
                 self._checks.check_again(h.topic, h.group)
-                found = self._read(peer, h, wanted, now_ms()) if peer.is_writable else Found(now_ms())
+                found = self._read(peer, h, wanted, now_ms(), place) if peer.is_writable else Found(now_ms())
                 if not found.count and not final:
                     if found.cut:
                         self._look_on(waiter, wanted)
