@@ -69,6 +69,43 @@ def test_the_others_keep_what_one_lost(
     run(main())
 
 
+@pytest.mark.parametrize("started_again", [True, False], ids=["power", "kill"])
+def test_a_machine_that_lost_its_power_is_no_master_where_another_holds_what_it_lost(
+    tmp_path: Path, started_again: bool
+) -> None:
+    """It is back before it was missed; after a kill alone nothing is lost, and it goes on."""
+
+    async def main() -> None:
+        async with group(tmp_path) as g, producer(g.namesrv.address) as out:
+            changes = {"flush_interval_ms": 600_000, "flush_queue_interval_ms": 600_000}
+            first = await g.start(1, **changes)
+            await until(lambda: first.role.kind is Role.MASTER)
+            second = await g.start(2)
+            await g.in_sync(2)
+            for number in range(10):
+                await out.send(Message("T", b"%d" % number))
+            position = [r.position for r in first.store.iterate(0) if r.topic == b"T"][5]
+            # The controller hears of nothing: the connections of such a machine do not end.
+            address = g.controller.address
+            await g.controller.close()
+            await g.brokers.pop(1).kill()
+            if started_again:
+                root = tmp_path / "store1"
+                (root / "abort").write_text("1 of-another-boot")
+                log = next((root / "commitlog").iterdir())
+                log.write_bytes(log.read_bytes()[:position].ljust(log.stat().st_size, b"\0"))
+            g.controller = g._controller(int(address.rpartition(":")[2]))
+            await g.controller.start()
+            await until(lambda: g.controller._live.alive("DefaultCluster", "broker-a", 2))
+            first = await g.start(1, **changes)
+            assert await g.in_sync(2) is (second if started_again else first)
+            await until(lambda: first.store.written_position == second.store.written_position)
+            for broker in (first, second):
+                assert [r.body for r in broker.store.iterate(0) if r.topic == b"T"] == [b"%d" % n for n in range(10)]
+
+    run(main())
+
+
 def test_a_log_that_is_whole_keeps_its_number(tmp_path: Path) -> None:
     """Also where it lies apart from its store, and has taken nothing yet."""
     disk = tmp_path / "disk"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 
 from rocketspark.errors import ConfigError, RecordError, StoreFull, StoreUnwritable
 from rocketspark.protocol.message import record
@@ -24,7 +25,7 @@ from rocketspark.store.files import checkpoint
 from rocketspark.store.files.directory_lock import DirectoryLock
 from rocketspark.store.files.mapped_file_queue import MappedFiles
 from rocketspark.store.files.reserved_blocks import SPARE_BYTES, ReservedBlocks, free_bytes
-from rocketspark.store.files.system_calls import OsFiles, failure
+from rocketspark.store.files.system_calls import OsFiles, boot_id, failure
 from rocketspark.store.get_message import MessageReader
 from rocketspark.store.index.index_service import IndexService
 from rocketspark.store.replica import ReplicaReceiver
@@ -57,6 +58,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self._closed = False
         # Whether the last run did not end by `close`.
         self.crashed = False
+        # Whether what was not flushed then may be gone: the machine has started since, or it is a copy.
+        self.may_lack = False
         # Told before it is opened: called with its ends then and now if the log is shorter than it was on the disk,
         # before anything forgets so.
         self.fell_short: Callable[[int, int], None] = lambda promised, end: None
@@ -116,6 +119,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self._deletions = DeletedTopics(s.root, self._files)
         abort = f"{s.root}/abort"
         crashed = self.crashed = os.path.exists(abort)
+        self.may_lack = crashed and not _is_of_this_boot(abort)
         try:
             inventory.read()
             self._check_sizes(inventory)
@@ -174,7 +178,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
 
     def _mark_open(self, path: str) -> None:
         try:
-            self._files.write_file(path, str(os.getpid()).encode())
+            self._files.write_file(path, f"{os.getpid()} {boot_id()}".encode())
             self._files.sync_directory(self.settings.root)
         except OSError as e:
             # Only its existence counts.
@@ -454,3 +458,11 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         # First of all: a kill in between is made good by the next start, and no replay brings the topic back.
         self._deletions.add(topic, position, self.min_position)
         self.consume_queues.delete_topic(topic)
+
+
+def _is_of_this_boot(path: str) -> bool:
+    """Tell whether the process that left this mark ran since the machine started: what it wrote is all there then."""
+    try:
+        return boot_id() in Path(path).read_text("utf-8", "replace").split()
+    except OSError:
+        return False

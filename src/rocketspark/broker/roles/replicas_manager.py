@@ -174,7 +174,27 @@ class ReplicasManager:
     async def _take(self, found: SetState) -> None:
         if found.master is not None:
             master = found.master
+            if master.broker_id == self.own_id and not self._role.epoch and await self._passed_on(found.in_sync):
+                return
             await self._change(master.broker_id, master.address, master.epoch, found.in_sync, found.set_epoch)
+
+    async def _passed_on(self, members: Iterable[int]) -> bool:
+        """Have another one elected, if it has to hold what this log may lack; False if there is none.
+
+        A machine that lost its power may be back before it was missed: as the master that it still is it would cut the
+        others' logs to its own. RocketMQ's does.
+        """
+        s = self._settings
+        for member in sorted(set(members) - {self.own_id}) if self._store.may_lack else ():
+            try:
+                elected = await self._controller.elect(s.cluster_name, s.broker_name, member, designate=True)
+            except ServerError as e:
+                log.warning("broker %d holds what this log may lack, and is not elected: %s", member, e)
+                continue
+            log.warning("the machine stopped before all was flushed: broker %d, which holds it, is elected", member)
+            await self._take_elected(elected)
+            return True
+        return False
 
     async def _take_elected(self, elected: Elected) -> None:
         master = elected.master

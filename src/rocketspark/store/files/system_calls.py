@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import resource
+import secrets
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,14 @@ _MAPS_MAX = 32_768
 _SYNCS_AT_ONCE = 16
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS)
+
+
+def boot_id() -> str:
+    """Return what tells this run of the machine from every other; where nothing does, another text each time."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return secrets.token_hex(8)
 
 
 def failure(error: OSError, doing: str, path: str | Path, needed_bytes: int = 0) -> StoreFull | StoreUnwritable:

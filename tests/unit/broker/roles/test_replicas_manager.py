@@ -33,6 +33,7 @@ class FakeLog:
         self.written_position = self.end_position = 0
         self.confirmed_position = self.min_position = 0
         self.log = SimpleNamespace(is_replica=True)
+        self.may_lack = False
         self.visible: int | None = None
 
     def become_master(self) -> None:
