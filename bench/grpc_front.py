@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from rocketspark.proxy.front.port import Port
+from rocketspark.proxy.port import Port
 
 SECONDS, BODY = 3.0, bytes(1024)
 METHOD = "/echo.Echo/Echo"

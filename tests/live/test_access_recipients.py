@@ -24,7 +24,7 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import SendReply
 from rocketspark.protocol.message.message_ids import offset_message_id
 from rocketspark.protocol.request_signing import FOR_HOST, FOR_USER
-from rocketspark.proxy.front.remoting import _OF_BROKERS
+from rocketspark.proxy.remoting import _OF_BROKERS
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply

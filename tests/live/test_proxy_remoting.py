@@ -11,8 +11,8 @@ import pytest
 from tests.clients.scene import Inbox
 from tests.live.support import connected
 from tests.support.patience import LIMIT_S
-from tests.unit.proxy.access.test_control import USERS, locked, locked_proxy
 from tests.unit.proxy.conftest import RunningProxy, running_proxy
+from tests.unit.proxy.test_guard import USERS, locked, locked_proxy
 
 from rocketspark import Producer, PushConsumer
 from rocketspark.admin.operations import SyncOperations

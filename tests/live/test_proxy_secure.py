@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.support.patience import LIMIT_S
-from tests.unit.proxy.access.test_control import route_of, signed
 from tests.unit.proxy.conftest import RawClient
 from tests.unit.proxy.consuming.test_consuming import wait_until
+from tests.unit.proxy.test_guard import route_of, signed
 
 from rocketspark.proxy.wire.codes import Code
 

@@ -106,7 +106,7 @@ LOGGED = re.compile(r"\s*(self\.)?_?log(ger)?\.\w+\(")
 # Changes that change nothing that matters.
 ALIKE = {
     # One that has just connected looks whether the client is gone.
-    "proxy/front/relay.py LeaveOutCall self._dial.cancel() 1",
+    "proxy/port.py LeaveOutCall self._dial.cancel() 1",
     # It only spares the processor: the loop looks again.
     "client/sync.py LeaveOutCall self._room.wait_empty(min(end_s, time.monotonic() + LOOK_S)) 1",
     # The rounds that are left do nothing.

@@ -10,7 +10,7 @@ import pytest
 
 from rocketspark.cli.passwords import read_password
 from rocketspark.client.secret_files import read_secret
-from rocketspark.proxy import config_file
+from rocketspark.proxy import settings as proxy_settings
 from rocketspark.spark.pipelines.parts.sql_file import read_plan
 from rocketspark.store.files.config_files import keep_settings, read_settings
 from rocketspark.transport.tls import settings as tls
@@ -33,7 +33,7 @@ def kept(path: Path) -> dict[str, str]:
         ("brokerName=a\n", read_settings, {"brokerName": "a"}),
         ("brokerName=a\n", kept, {"brokerName": "b"}),
         ("tls.server.need.client.auth=require\n", lambda path: tls._file(str(path)), None),
-        ('{"grpcServerPort": 9000}', config_file.read, None),
+        ('{"grpcServerPort": 9000}', proxy_settings.read_file, None),
         ("a secret\n", lambda path: read_secret(str(path), "--secret-key-file"), "a secret"),
         ("a password\n", read_password, "a password"),
         (PLAN, lambda path: read_plan(path).views, ["orders"]),

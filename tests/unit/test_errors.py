@@ -15,7 +15,7 @@ import pytest
 from rocketspark import errors
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue
-from rocketspark.proxy.calls.statuses import Code, Refused
+from rocketspark.proxy.call import Code, Refused
 from rocketspark.spark.exactly_once.batch_commit import TakenOver
 from rocketspark.spark.exactly_once.commit_topic import NotSafelyStored
 from rocketspark.spark.exactly_once.end_ranges import NoRanges

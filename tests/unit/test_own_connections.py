@@ -14,7 +14,7 @@ OPENERS = {
     "create_connection": {
         "transport/dialing.py": "connect_protocol itself",
         "spark/read/pipelined_connection.py": "takes an Access",
-        "proxy/front/relay.py": "within the proxy: from its port to its gRPC server",
+        "proxy/port.py": "within the proxy: from its port to its gRPC server",
     },
     "connect_protocol": {
         "transport/connections.py": "dial itself",
@@ -24,7 +24,7 @@ OPENERS = {
     "dial": {
         "transport/connections.py": "Connections",
         "namesrv/min_id_notices.py": "the NameServer's settings",
-        "proxy/front/remoting.py": "the proxy's TLS; its clients sign their requests themselves",
+        "proxy/remoting.py": "the proxy's TLS; its clients sign their requests themselves",
     },
     "Connections": {
         "client/connection/instance.py": "a client's options",
@@ -80,7 +80,7 @@ def test_each_hands_on_keys_and_tls() -> None:
     for file, name, call in CALLS:
         if name in makers and file not in DEFAULTS:
             given = {keyword.arg for keyword in call.keywords}
-            wanted = {"tls"} if file == "proxy/front/remoting.py" else {"hooks", "tls"}
+            wanted = {"tls"} if file == "proxy/remoting.py" else {"hooks", "tls"}
             assert wanted <= given, (file, call.lineno)
 
 

@@ -1,9 +1,10 @@
-"""The clients of this proxy: what each told of itself, and the stream on which it is asked.
+"""The clients of this proxy: what each told of itself, and the telemetry streams on which they tell it and are asked.
 
 Rule: a client is there from its settings, or its first call that names its group, until it says that it ends, its
 streams, receives and connections have ended for `grace_s`, or nothing was heard of it for `client_idle_ms`; who listens
-is told once that it is gone. No call needs settings: one that came to another proxy, or whose proxy was started again,
-tells them minutes later. Until then what its calls say stands for them.
+is told once that it is gone. No call needs settings: a client that came to another proxy, or whose proxy was started
+again, tells them minutes later; until then what its calls say stands for them. The first command of a stream is
+settings, which are merged and sent back; whatever else a client sets of its own comes back as it was.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.proxy.calls.bounds import TOPICS_MAX, Shares
-from rocketspark.proxy.calls.call import Call
-from rocketspark.proxy.calls.statuses import Refused
+from rocketspark.protocol.json.bodies import GroupConfig
+from rocketspark.proxy.brokers import Brokers, attempts_max, exponential, waits_ms
+from rocketspark.proxy.call import WRITE_S, Call, Refused, status
+from rocketspark.proxy.checks import TOPICS_MAX, Shares, checked_group, checked_topic
+from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import ClientType
+from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code
 
 log = LimitedLog("rocketspark.proxy")
 
@@ -38,16 +41,66 @@ TOPIC_BYTES = 200
 HOSTNAME_MAX = 256
 # Characters of what it says that it is written in, and of its release.
 SAID_MAX = 64
+# Of commands that wait for one client to read those before; they may hold messages.
+WAITING_BYTES_MAX = 32 << 20
+# So long after its end a stream may still turn out to have been reset.
+RESET_S = 0.05
 
 
-class Stream(Protocol):
-    """An open telemetry stream of a client."""
+class TelemetryStream:
+    """One open stream; commands that wait for an answer are found by its kind and nonce."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._lock = asyncio.Lock()
+        self._waiting_bytes = 0
+        self._asked: dict[tuple[str, str], asyncio.Future[Any]] = {}
+        self.is_open = True
 
     async def send(self, command: Any) -> bool:
-        """Send a TelemetryCommand; False if the stream has ended."""
+        """Send a TelemetryCommand; False if the stream has ended, or its client does not read."""
+        size = command.ByteSize()
+        if self._waiting_bytes and self._waiting_bytes + size > WAITING_BYTES_MAX:
+            return False
+        self._waiting_bytes += size
+        try:
+            async with self._lock:
+                if self.is_open:
+                    async with asyncio.timeout(WRITE_S):
+                        await self._context.write(command)
+        except Exception:
+            # gRPC has several errors for a stream that is gone.
+            self.is_open = False
+        finally:
+            self._waiting_bytes -= size
+        return self.is_open
 
     async def ask(self, command: Any, kind: str, nonce: str, timeout_s: float) -> Any:
         """Send a command and return the client's TelemetryCommand of a kind with that nonce. Raises TimeoutError."""
+        future = self._asked[kind, nonce] = asyncio.get_running_loop().create_future()
+        try:
+            # One that reads no more holds up the sending too.
+            async with asyncio.timeout(timeout_s):
+                if not await asyncio.shield(self.send(command)):
+                    raise TimeoutError("the client's stream has ended")
+                return await future
+        finally:
+            self._asked.pop((kind, nonce), None)
+
+    def answered(self, command: Any) -> None:
+        """Hand a client's answer to who waits for it."""
+        kind = command.WhichOneof("command") or ""
+        nonce = getattr(getattr(command, kind, None), "nonce", "")
+        future = self._asked.get((kind, nonce))
+        if future is not None and not future.done():
+            future.set_result(command)
+
+    def end(self) -> None:
+        """Let nobody wait any more."""
+        self.is_open = False
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(TimeoutError("the client's stream has ended"))
 
 
 class ProxyClient:
@@ -67,7 +120,7 @@ class ProxyClient:
         self.kept_bytes, self.host = 0, call.remote_host
         self.topics: set[str] = set()
         self.group = ""
-        self.streams: list[Stream] = []
+        self.streams: list[TelemetryStream] = []
         self.connections: set[str] = set()
         # Receives at work.
         self.receiving = 0
@@ -244,7 +297,7 @@ class Clients:
             client.connections.discard(address)
             self._end_soon(client)
 
-    def stream_ended(self, client: ProxyClient, stream: Stream, *, cut: bool) -> None:
+    def stream_ended(self, client: ProxyClient, stream: TelemetryStream, *, cut: bool) -> None:
         """Take a stream out. `cut`: the client did not end it, but was lost, perhaps behind a connection of others."""
         if stream in client.streams:
             client.streams.remove(stream)
@@ -309,3 +362,113 @@ def _used(settings: Any) -> Any:
         # Those of another version may have fields that are not known here.
         made.DiscardUnknownFields()
     return made
+
+
+class Telemetry:
+    """Serves Telemetry, Heartbeat and NotifyClientTermination."""
+
+    def __init__(self, settings: ProxySettings, brokers: Brokers, clients: Clients) -> None:
+        self._settings, self._brokers, self._clients = settings, brokers, clients
+
+    async def telemetry(self, call: Call, requests: Any) -> None:
+        """Serve one stream until the client ends it."""
+        stream = TelemetryStream(call.context)
+        client: ProxyClient | None = None
+        cut = True
+        try:
+            async for command in requests:
+                kind = command.WhichOneof("command")
+                if kind == "settings":
+                    merged = await self.merged(command.settings)
+                    client = self._clients.put(call, merged)
+                    if stream not in client.streams:
+                        client.streams.append(stream)
+                    with self._clients.holding(client, merged.ByteSize()):
+                        if not await stream.send(messages.TelemetryCommand(status=status(Code.OK), settings=merged)):
+                            raise Refused(Code.BAD_REQUEST, "the client does not read its settings")
+                    del merged
+                elif client is None:
+                    raise Refused(Code.BAD_REQUEST, "the first command of a telemetry stream must be settings")
+                else:
+                    self._clients.heard(client)
+                    stream.answered(command)
+                del command
+            # gRPC tells of the end of a stream that was reset before it cancels what serves it.
+            await asyncio.sleep(RESET_S)
+            cut = False
+        finally:
+            stream.end()
+            if client is not None:
+                self._clients.stream_ended(client, stream, cut=cut)
+
+    async def heartbeat(self, call: Call, request: Any) -> Any:
+        """Heartbeat: a client lives, whether it has told its settings or not."""
+        if self._clients.lives(call) is None and request.group.name:
+            self._clients.beats(call, checked_group(request.group.name), request.client_type)
+        return messages.HeartbeatResponse(status=status(Code.OK))
+
+    async def notify_client_termination(self, call: Call, request: Any) -> Any:
+        """NotifyClientTermination: the client goes."""
+        client = self._clients.get(call.identity)
+        if client is not None:
+            self._clients.end(client)
+        return messages.NotifyClientTerminationResponse(status=status(Code.OK))
+
+    async def merged(self, told: Any) -> Any:
+        """Return a client's settings with those that the proxy decides. Raises Refused for settings of no client."""
+        _check(told)
+        merged = messages.Settings()
+        merged.CopyFrom(told)
+        if told.HasField("publishing"):
+            self._merge_producer(merged)
+        elif told.HasField("subscription"):
+            self._merge_consumer(merged, await self._brokers.group(told.subscription.group.name))
+        else:
+            raise Refused(Code.BAD_REQUEST, "settings hold neither publishing nor subscription")
+        if not told.client_type and told.HasField("publishing"):
+            merged.client_type = ClientType.PRODUCER
+        merged.metric.Clear()
+        merged.metric.on = bool(self._settings.metric_collector)
+        if merged.metric.on:
+            host, _, port = self._settings.metric_collector.rpartition(":")
+            # Whatever the host is, as Apache's proxy has it.
+            merged.metric.endpoints.scheme = AddressScheme.IPv4
+            merged.metric.endpoints.addresses.add(host=host, port=int(port))
+        return merged
+
+    def _merge_producer(self, merged: Any) -> None:
+        s = self._settings
+        merged.backoff_policy.Clear()
+        merged.backoff_policy.max_attempts = s.producer_attempts_max
+        wait = merged.backoff_policy.exponential_backoff
+        wait.initial.FromMilliseconds(s.producer_backoff_initial_ms)
+        wait.max.FromMilliseconds(s.producer_backoff_max_ms)
+        wait.multiplier = s.producer_backoff_multiplier
+        merged.publishing.max_body_size = s.body_bytes_max
+        merged.publishing.validate_message_type = s.check_topic_type
+
+    def _merge_consumer(self, merged: Any, group: GroupConfig | None) -> None:
+        group = group or GroupConfig(group_name="")
+        merged.subscription.fifo = group.consume_message_orderly
+        merged.subscription.receive_batch_size = self._settings.receive_batch_size
+        merged.subscription.long_polling_timeout.FromMilliseconds(self._settings.long_polling_ms_max)
+        merged.backoff_policy.Clear()
+        merged.backoff_policy.max_attempts = attempts_max(group)
+        policy = group.group_retry_policy
+        if (grown := exponential(policy)) is not None:
+            initial_ms, longest_ms, multiplier = grown
+            wait = merged.backoff_policy.exponential_backoff
+            wait.initial.FromMilliseconds(initial_ms)
+            wait.max.FromMilliseconds(longest_ms)
+            wait.multiplier = multiplier
+            return
+        for wait_ms in waits_ms(policy):
+            merged.backoff_policy.customized_backoff.next.add().FromMilliseconds(wait_ms)
+
+
+def _check(told: Any) -> None:
+    """Raise Refused for settings that name what is no topic or group."""
+    for topic in told.publishing.topics:
+        checked_topic(topic.name)
+    if told.HasField("subscription"):
+        checked_group(told.subscription.group.name)

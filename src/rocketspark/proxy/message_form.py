@@ -1,11 +1,14 @@
-"""A stored message as clients of the gRPC protocol get it.
+"""Messages of the gRPC protocol and messages of the log: which property holds which field, which type a message has,
+and how a stored message is written as one of the protocol.
 
-Rule: GrpcConverter, 5.5.0, except that a body which its producer's client compressed arrives readable.
+Rule: names and order of tests as MessageConst and TopicMessageType, messages as GrpcConverter, 5.5.0, except that a
+body which its producer's client compressed arrives readable.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 from rocketspark.errors import RecordError
@@ -13,17 +16,77 @@ from rocketspark.model.text import whole_number
 from rocketspark.protocol.message import compression, properties, sysflags
 from rocketspark.protocol.message.message_ids import offset_message_id, unpack_host
 from rocketspark.protocol.message.record import Record
-from rocketspark.proxy import messages as names
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import DigestType, Encoding
+
+TAGS = properties.TAGS
+KEYS = properties.KEYS
+KEY_SEPARATOR = " "
+MESSAGE_ID = properties.UNIQUE_ID
+TRANSACTION = properties.TRANSACTION
+RECOVERY_S = properties.CHECK_IMMUNITY_S
+DELIVERY_MS = properties.TIMER_DELIVER_MS
+DELIVERY_DELAY_S = "TIMER_DELAY_SEC"
+DELAY_LEVEL = properties.DELAY
+RECONSUME_TIME = properties.RECONSUME_TIME
+PRODUCER_GROUP = properties.PRODUCER_GROUP
+MESSAGE_GROUP = properties.SHARDING_KEY
+PRIORITY = "_SYS_MSG_PRIORITY_"
+LITE_TOPIC = "__LITE_TOPIC"
+TRACE_CONTEXT = "TRACE_CONTEXT"
+BORN_HOST = "__BORNHOST"
+BORN_TIME_MS = "BORN_TIMESTAMP"
+RECEIPT_HANDLE = "POP_CK"
+DEAD_LETTER_TOPIC = "DLQ_ORIGIN_TOPIC"
+DEAD_LETTER_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
+
+# Names that are no user properties: refused in a send, left out of what is delivered (rule: MessageConst, 5.5.0).
+RESERVED_NAMES = frozenset(
+    """1ST_POP_TIME ARRIVE_TIME BORN_TIMESTAMP BUYER_ID CLUSTER CONSUME_START_TIME CORRECTION_FLAG CORRELATION_ID DELAY
+    DLQ_ORIGIN_MESSAGE_ID DLQ_ORIGIN_TOPIC DUP_INFO EXTEND_UNIQ_INFO INNER_MULTI_QUEUE_OFFSET INSTANCE_ID KEYS
+    MAX_OFFSET MAX_RECONSUME_TIMES MIN_OFFSET MQ2_FLAG MSG_REGION MSG_TYPE ORIGIN_GROUP ORIGIN_MESSAGE_ID PGROUP POP_CK
+    POP_CK_OFFSET PUSH_REPLY_TIME REAL_QID REAL_TOPIC RECONSUME_TIME REPLY_TO_CLIENT RETRY_TOPIC TAGS TIMER_DELAY_LEVEL
+    TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_DEL_UNIQKEY TIMER_DEQUEUE_MS TIMER_ENQUEUE_MS TIMER_OUT_MS
+    TIMER_ROLL_TIMES TRACE_ON TRANSFER_FLAG TRAN_MSG TRAN_PREPARED_QUEUE_OFFSET TTL UNIQ_KEY WAIT _SYS_MSG_PRIORITY_
+    __BORNHOST __CRC32# __LITE_TOPIC""".split()
+)
+
+# Types of messages and of topics; UNSPECIFIED is the type of a topic that has none that is known.
+NORMAL, FIFO, DELAY, TRANSACTIONAL = "NORMAL", "FIFO", "DELAY", "TRANSACTION"
+PRIORITIZED, LITE, MIXED, UNSPECIFIED = "PRIORITY", "LITE", "MIXED", "UNSPECIFIED"
+TOPIC_TYPES = frozenset((NORMAL, FIFO, DELAY, TRANSACTIONAL, PRIORITIZED, LITE, MIXED, UNSPECIFIED))
+# The attribute of a topic that names its type, and the numbers of the types on the wire (MessageType).
+TYPE_ATTRIBUTE = "message.type"
+WIRE_TYPES = {NORMAL: 1, FIFO: 2, DELAY: 3, TRANSACTIONAL: 4, LITE: 5, PRIORITIZED: 6}
+
+
+def type_of(pairs: Mapping[str, str]) -> str:
+    """Return the type of a message with these properties."""
+    if pairs.get(TRANSACTION, "").lower() == "true":
+        return TRANSACTIONAL
+    if DELAY_LEVEL in pairs or DELIVERY_MS in pairs or DELIVERY_DELAY_S in pairs or properties.TIMER_DELAY_MS in pairs:
+        return DELAY
+    if MESSAGE_GROUP in pairs:
+        return FIFO
+    if PRIORITY in pairs:
+        return PRIORITIZED
+    if LITE_TOPIC in pairs:
+        return LITE
+    return NORMAL
+
+
+def user_properties(pairs: Mapping[str, str]) -> dict[str, str]:
+    """Return those of a stored message's properties that are its user's."""
+    return {name: value for name, value in pairs.items() if name not in RESERVED_NAMES}
+
 
 # What clients of the gRPC protocol compress begins so; they set no kind.
 _GZIP = b"\x1f\x8b"
 _ZLIB = (0, sysflags.COMPRESSION_ZLIB)
 _OPTIONAL = {
-    "message_group": names.MESSAGE_GROUP,
-    "trace_context": names.TRACE_CONTEXT,
-    "lite_topic": names.LITE_TOPIC,
+    "message_group": MESSAGE_GROUP,
+    "trace_context": TRACE_CONTEXT,
+    "lite_topic": LITE_TOPIC,
 }
 _SECONDS_MAX = 253_402_300_799
 
@@ -40,30 +103,30 @@ def fill(made: Any, record: Record, topic: str, pairs: dict[str, str], now_ms: i
     body, encoding = readable(record)
     made.topic.name = topic
     made.body = body
-    if user := names.user_properties(pairs):
+    if user := user_properties(pairs):
         made.user_properties.update(user)
     system = made.system_properties
-    if tag := pairs.get(names.TAGS):
+    if tag := pairs.get(TAGS):
         system.tag = tag
-    if keys := pairs.get(names.KEYS):
-        system.keys.extend(key for key in keys.split(names.KEY_SEPARATOR) if key)
-    system.message_id = pairs.get(names.MESSAGE_ID) or offset_message_id(record.store_host, record.position)
+    if keys := pairs.get(KEYS):
+        system.keys.extend(key for key in keys.split(KEY_SEPARATOR) if key)
+    system.message_id = pairs.get(MESSAGE_ID) or offset_message_id(record.store_host, record.position)
     system.body_digest.type = int(DigestType.MD5)
     system.body_digest.checksum = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
     system.body_encoding = int(encoding)
-    system.message_type = names.WIRE_TYPES[names.type_of(pairs)]
+    system.message_type = WIRE_TYPES[type_of(pairs)]
     _set_ms(system.born_timestamp, record.born_time_ms)
-    system.born_host = pairs.get(names.BORN_HOST) or unpack_host(record.born_host).rpartition(":")[0].strip("[]")
+    system.born_host = pairs.get(BORN_HOST) or unpack_host(record.born_host).rpartition(":")[0].strip("[]")
     _set_ms(system.store_timestamp, record.store_time_ms)
     system.store_host = unpack_host(record.store_host)
-    delay_s = whole_number(pairs.get(names.DELIVERY_DELAY_S))
-    delivery_ms = now_ms + delay_s * 1000 if delay_s is not None else whole_number(pairs.get(names.DELIVERY_MS))
+    delay_s = whole_number(pairs.get(DELIVERY_DELAY_S))
+    delivery_ms = now_ms + delay_s * 1000 if delay_s is not None else whole_number(pairs.get(DELIVERY_MS))
     if delivery_ms is not None:
         _set_ms(system.delivery_timestamp, delivery_ms)
-    priority = whole_number(pairs.get(names.PRIORITY), high=(1 << 31) - 1)
+    priority = whole_number(pairs.get(PRIORITY), high=(1 << 31) - 1)
     if priority is not None:
         system.priority = priority
-    if handle := pairs.get(names.RECEIPT_HANDLE):
+    if handle := pairs.get(RECEIPT_HANDLE):
         system.receipt_handle = handle
     system.queue_id = record.queue_id
     system.queue_offset = record.queue_offset
@@ -72,7 +135,7 @@ def fill(made: Any, record: Record, topic: str, pairs: dict[str, str], now_ms: i
     for field, name in _OPTIONAL.items():
         if (value := pairs.get(name)) is not None:
             setattr(system, field, value)
-    dead_topic, dead_id = pairs.get(names.DEAD_LETTER_TOPIC), pairs.get(names.DEAD_LETTER_MESSAGE_ID)
+    dead_topic, dead_id = pairs.get(DEAD_LETTER_TOPIC), pairs.get(DEAD_LETTER_MESSAGE_ID)
     if dead_topic and dead_id:
         system.dead_letter_queue.topic, system.dead_letter_queue.message_id = dead_topic, dead_id
 

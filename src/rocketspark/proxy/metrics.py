@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown
-from rocketspark.proxy.calls.call import CANCELLED
-from rocketspark.proxy.calls.call_times import CallTimes
-from rocketspark.proxy.calls.service import Service
+from rocketspark.proxy.call import CANCELLED, CallTimes
 from rocketspark.proxy.clients import Clients
+from rocketspark.proxy.service import Service
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire.codes import ClientType, Code
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from rocketspark.model import QueueData
 from rocketspark.model.route import MASTER_ID, PERM_READ, PERM_WRITE
-from rocketspark.proxy import names
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.calls.call import Call
-from rocketspark.proxy.calls.statuses import Refused, status
-from rocketspark.proxy.messages import MIXED, WIRE_TYPES
+from rocketspark.proxy.call import Call, Refused, status
+from rocketspark.proxy.checks import checked_group, checked_topic
+from rocketspark.proxy.message_form import MIXED, WIRE_TYPES
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import AddressScheme, Code, MessageType, Permission
@@ -34,7 +33,7 @@ class QueryRoutes:
     async def query_route(self, call: Call, request: Any) -> Any:
         """QueryRoute: every queue of the topic, on every broker."""
         _check_size(request)
-        topic = names.checked_topic(request.topic.name)
+        topic = checked_topic(request.topic.name)
         endpoints = self._endpoints(request.endpoints)
         route = await self._brokers.route(topic)
         kind = await self._brokers.topic_type(topic)
@@ -59,7 +58,7 @@ class QueryRoutes:
     async def query_assignment(self, call: Call, request: Any) -> Any:
         """QueryAssignment: of each master one entry for all of its queues; each queue for a group in order."""
         _check_size(request)
-        topic, group = names.checked_topic(request.topic.name), names.checked_group(request.group.name)
+        topic, group = checked_topic(request.topic.name), checked_group(request.group.name)
         endpoints = self._endpoints(request.endpoints)
         route = await self._brokers.route(topic)
         config = await self._brokers.group(group)

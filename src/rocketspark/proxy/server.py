@@ -1,36 +1,157 @@
-"""A proxy: RocketMQ 5's gRPC protocol in front of the brokers that its NameServers name. Wiring only."""
+"""A proxy: RocketMQ 5's gRPC protocol in front of the brokers that its NameServers name. Wiring only: what producers
+ask, what consumers ask, and the rest, put together.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from rocketspark.access.audit.audit_log import Audit
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.proxy.access.control import AccessControl
-from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.calls.call_times import CallTimes
-from rocketspark.proxy.calls.service import Service, not_supported
-from rocketspark.proxy.clients import GRACE_S, Clients
-from rocketspark.proxy.consuming.service import Consuming
-from rocketspark.proxy.front import relay as front
-from rocketspark.proxy.front.health import Tools
-from rocketspark.proxy.front.port import Port
-from rocketspark.proxy.front.remoting import Behind, RemotingRelay
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import CheckTransactionHeader
+from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.proxy.brokers import Brokers, retry_wait_ms
+from rocketspark.proxy.call import CallTimes
+from rocketspark.proxy.checks import SendLimits
+from rocketspark.proxy.clients import GRACE_S, Clients, ProxyClient, Telemetry
+from rocketspark.proxy.consuming.group_members import GroupMembers, Questions
+from rocketspark.proxy.consuming.handle_calls import HandleCalls, Held, changed, now_ms
+from rocketspark.proxy.consuming.outcomes import Outcomes
+from rocketspark.proxy.consuming.receive import Receives
+from rocketspark.proxy.consuming.renewals import Renewals, RenewSettings
+from rocketspark.proxy.guard import AccessControl
+from rocketspark.proxy.health import Tools
 from rocketspark.proxy.metrics import Metrics
-from rocketspark.proxy.producing.service import Producing
+from rocketspark.proxy.port import HOST, Port
+from rocketspark.proxy.producing.producer_groups import Orphans, ProducerGroups
+from rocketspark.proxy.producing.send import Recalls, Sends
+from rocketspark.proxy.producing.transactions import TransactionData, Transactions, monotonic_ms
+from rocketspark.proxy.remoting import Behind, RemotingRelay
 from rocketspark.proxy.routes import QueryRoutes
+from rocketspark.proxy.service import Service, not_supported
 from rocketspark.proxy.settings import ProxySettings
-from rocketspark.proxy.telemetry import Telemetry
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import RpcHooks
 from rocketspark.transport.tls.client_tls import ClientTls
 from rocketspark.transport.tls.settings import TlsSettings
 
 log = LimitedLog("rocketspark.proxy")
+
+END_S = 2.0
+
+
+class Consuming:
+    """Serves ReceiveMessage and what clients tell of received messages; gives back what vanished clients had; tells
+    brokers of consumers, and answers what they ask about them.
+    """
+
+    def __init__(self, settings: ProxySettings, brokers: Brokers, clients: Clients, service: Service) -> None:
+        self._brokers = brokers
+        self._interval_s = settings.renew_interval_ms / 1000
+        self.calls = HandleCalls(brokers, settings.invisible_ms_of_undelivered)
+        how = RenewSettings(settings.renew_ahead_ms, settings.renew_ms_max, settings.renew_failures_max)
+        self.renewals = Renewals(self._change, self._retry_wait_ms, now_ms, how)
+        self._task: asyncio.Task[None] | None = None
+        outcomes = Outcomes(
+            settings, brokers, self.calls, self.renewals, lambda identity: clients.get(identity) is not None
+        )
+        self.receives = Receives(settings, brokers, clients, self.calls, self.renewals)
+        service.serve("ReceiveMessage", self.receives.receive_message)
+        service.serve("AckMessage", outcomes.ack_message)
+        service.serve("ChangeInvisibleDuration", outcomes.change_invisible_duration)
+        service.serve("ForwardMessageToDeadLetterQueue", outcomes.forward)
+        questions = Questions(clients, self.renewals, settings.namesrv, settings.relay_timeout_ms)
+        self.members = GroupMembers(
+            brokers,
+            clients,
+            lambda language: brokers.connections(questions.routes, language),
+            settings.heartbeat_interval_ms / 1000,
+        )
+        clients.when_told(self.members.changed)
+        clients.when_gone(self.members.gone)
+        clients.when_gone(self._gone)
+
+    async def _change(self, held: Held, invisible_ms: int) -> ReceiptHandle | None:
+        reply = await self.calls.change(held, invisible_ms)
+        return None if reply.code else changed(held.handle, reply)
+
+    async def _retry_wait_ms(self, group: str, attempts: int) -> int | None:
+        config = await self._brokers.group(group)
+        return None if config is None else retry_wait_ms(config.group_retry_policy, attempts)
+
+    async def _gone(self, client: ProxyClient) -> None:
+        self.calls.give_back(await self.renewals.take_all(client.identity), had=True)
+
+    def begin(self) -> None:
+        """Begin what goes on in the background."""
+        self._task = asyncio.ensure_future(self._renew())
+        self.members.begin()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                self.renewals.begin_due()
+            except Exception as e:
+                log.exception("handles were not renewed: %s", e)
+
+    async def close(self) -> None:
+        """Give back what clients have, as nobody renews it any more, and end what goes on in the background."""
+        task: asyncio.Task[Any] | None = self._task
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+        await self.renewals.close()
+        await self.members.close()
+        for client in self.renewals.clients():
+            self.calls.give_back(await self.renewals.take_all(client), had=True)
+        await self.calls.settle(END_S)
+
+
+class Producing:
+    """Serves SendMessage, EndTransaction, RecallMessage and what brokers ask about transactions."""
+
+    def __init__(self, settings: ProxySettings, brokers: Brokers, clients: Clients, service: Service) -> None:
+        limits = SendLimits(
+            body_bytes_max=settings.body_bytes_max,
+            empty_bodies=not settings.body_must_not_be_empty,
+            user_properties_max=settings.user_properties_max,
+            user_properties_bytes_max=settings.user_properties_bytes_max,
+            message_group_bytes_max=settings.message_group_bytes_max,
+            delay_ms_max=settings.delay_ms_max,
+            recovery_s_max=settings.transaction_recovery_s_max,
+            use_delay_level=settings.use_delay_level,
+        )
+        self._data = TransactionData(settings.transaction_data_ms, settings.transaction_data_max)
+        check = settings.check_topic_type
+        self.sends = Sends(brokers, self._data, limits, check_types=check)
+        self._groups = ProducerGroups(brokers, clients, settings.heartbeat_interval_ms / 1000)
+        self._orphans = Orphans(brokers, clients, self._data)
+        service.serve("SendMessage", self.sends.send_message)
+        service.serve("EndTransaction", Transactions(brokers, self._data).end_transaction)
+        service.serve("RecallMessage", Recalls(brokers, check_types=check).recall_message)
+        brokers.requests.add(RequestCode.CHECK_TRANSACTION_STATE, self._orphans.asked, CheckTransactionHeader)
+        clients.when_told(self._groups.changed)
+        clients.when_gone(self._groups.gone)
+
+    def begin(self) -> None:
+        """Begin what goes on in the background."""
+        self._groups.begin()
+
+    def sweep(self) -> None:
+        """Drop what is too old."""
+        self._data.sweep(monotonic_ms())
+
+    async def close(self) -> None:
+        """End what goes on in the background."""
+        await self._groups.close()
+
 
 SWEEP_S = 5.0
 # Calls at work of one connection.
@@ -146,11 +267,9 @@ class ProxyServer:
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((self.service, Tools()))
         try:
-            inner_port = self._server.add_insecure_port(f"{front.HOST}:0")
+            inner_port = self._server.add_insecure_port(f"{HOST}:0")
         except RuntimeError:
-            raise ConfigError(
-                f"no port can be had on {front.HOST}: it is needed between the proxy's own parts"
-            ) from None
+            raise ConfigError(f"no port can be had on {HOST}: it is needed between the proxy's own parts") from None
         await self._server.start()
         try:
             self.port = self._routes.port = await self.front.start(s.host, s.port, inner_port)

@@ -1,8 +1,19 @@
-"""Settings of the proxy, by the keys of rmq-proxy.json where Apache's proxy has them."""
+"""Settings of the proxy, and the file of Apache's proxy, rmq-proxy.json, whose keys are settings of ours.
+
+Rule: a key of the file that means something here is kept to, or refused with one line; one that has no effect is named.
+"""
 
 from __future__ import annotations
 
+import codecs
+from pathlib import Path
+from typing import Any
+
 import msgspec
+
+from rocketspark.errors import ConfigError
+from rocketspark.model import typed_json
+from rocketspark.model.text import shown
 
 
 class ProxySettings(msgspec.Struct, kw_only=True):
@@ -68,3 +79,135 @@ class ProxySettings(msgspec.Struct, kw_only=True):
     name: str = ""
     metric_collector: str = ""
     audit_path: str = ""
+
+
+FILE_BYTES_MAX = 1 << 20
+PORT_MAX = 65535
+# Apache's key: ours, of the same unit.
+FIELDS = {
+    "namesrvAddr": "namesrv",
+    "grpcServerPort": "port",
+    "grpcMaxInboundMessageSize": "inbound_bytes_max",
+    "maxMessageSize": "body_bytes_max",
+    "maxUserPropertySize": "user_properties_bytes_max",
+    "userPropertyMaxNum": "user_properties_max",
+    "maxMessageGroupSize": "message_group_bytes_max",
+    "enableMessageBodyEmptyCheck": "body_must_not_be_empty",
+    "defaultInvisibleTimeMills": "default_invisible_ms",
+    "minInvisibleTimeMillsForRecv": "receive_invisible_ms_min",
+    "maxInvisibleTimeMills": "invisible_ms_max",
+    "maxDelayTimeMills": "delay_ms_max",
+    "maxTransactionRecoverySecond": "transaction_recovery_s_max",
+    "enableTopicMessageTypeCheck": "check_topic_type",
+    "grpcClientProducerMaxAttempts": "producer_attempts_max",
+    "grpcClientProducerBackoffInitialMillis": "producer_backoff_initial_ms",
+    "grpcClientProducerBackoffMaxMillis": "producer_backoff_max_ms",
+    "grpcClientProducerBackoffMultiplier": "producer_backoff_multiplier",
+    "grpcClientConsumerMinLongPollingTimeoutMillis": "long_polling_ms_min",
+    "grpcClientConsumerMaxLongPollingTimeoutMillis": "long_polling_ms_max",
+    "grpcClientConsumerLongPollingBatchSize": "receive_batch_size",
+    "grpcClientIdleTimeMills": "client_idle_ms",
+    "enableProxyAutoRenew": "auto_renew",
+    "renewSchedulePeriodMillis": "renew_interval_ms",
+    "renewAheadTimeMillis": "renew_ahead_ms",
+    "renewMaxTimeMillis": "renew_ms_max",
+    "maxRenewRetryTimes": "renew_failures_max",
+    "invisibleTimeMillisWhenClear": "invisible_ms_of_undelivered",
+    "transactionDataExpireMillis": "transaction_data_ms",
+    "transactionDataMaxNum": "transaction_data_max",
+    "useDelayLevel": "use_delay_level",
+    "enableBatchAck": "batch_ack",
+    "authenticationEnabled": "authentication",
+    "authorizationEnabled": "authorization",
+    "metricsPromExporterPort": "metrics_port",
+    "metricsPromExporterHost": "metrics_host",
+    "metricCollectorAddress": "metric_collector",
+    "proxyClusterName": "cluster_name",
+    "proxyName": "name",
+}
+# They say whether other keys count: their values in capitals, the default first.
+EXPORTER, COLLECTOR = "metricsExporterType", "metricCollectorMode"
+CHOICES = {EXPORTER: ("DISABLE", "PROM"), COLLECTOR: ("OFF", "ON")}
+METRICS_PORT = 5557
+# The same in another unit: ours is so many of Apache's.
+SECONDS = {
+    "grpcProxyRelayRequestTimeoutInSeconds": "relay_timeout_ms",
+    "transactionHeartbeatPeriodSecond": "heartbeat_interval_ms",
+    "topicConfigCacheRefreshSeconds": "route_refresh_ms",
+}
+_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(ProxySettings)}
+_LOCAL = "a proxy of ours is a process beside the broker, also on the broker's machine: leave it out, or say CLUSTER"
+
+
+def read_file(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings that a file gives, by our names, and a warning for each key that has no effect.
+
+    Raises ConfigError for a file that cannot be read and for a value that cannot be.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be read: {e.strerror or e}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path} has {len(data):,} bytes: no such file is longer than {FILE_BYTES_MAX:,}")
+    try:
+        given = typed_json.decode(data.removeprefix(codecs.BOM_UTF8), dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
+        raise ConfigError(f"{path} is no JSON object of settings: {shown(str(e))}") from None
+    found: dict[str, Any] = {}
+    warnings = []
+    for key, value in given.items():
+        name = FIELDS.get(key) or SECONDS.get(key)
+        if key == "proxyMode" and str(value).upper() == "LOCAL":
+            raise ConfigError(f"{path}: proxyMode: {_LOCAL}")
+        if name is None:
+            if key in CHOICES:
+                _choice(path, given, key)
+            elif key != "proxyMode":
+                warnings.append(f"{path}: key {shown(key)!r} has no effect")
+            continue
+        found[name] = _value(path, key, value, name)
+    if _choice(path, given, EXPORTER) == "PROM":
+        if found.get("metrics_port") is None:
+            found["metrics_port"] = METRICS_PORT
+    else:
+        found.pop("metrics_port", None)
+    if _choice(path, given, COLLECTOR) == "ON":
+        _check_address(path, found.get("metric_collector", ""))
+    else:
+        found.pop("metric_collector", None)
+    return found, warnings
+
+
+def _choice(path: Path, given: dict[str, Any], key: str) -> str:
+    """Return the value of a key that turns others on, in capitals. Raises ConfigError for one that is not supported."""
+    value = str(given.get(key, CHOICES[key][0])).upper()
+    if value not in CHOICES[key]:
+        allowed = " or ".join(CHOICES[key])
+        raise ConfigError(f"{path}: {key}={shown(str(given[key]))}: {allowed} is needed, others are not supported")
+    return value
+
+
+def _check_address(path: Path, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= PORT_MAX):
+        raise ConfigError(f"{path}: metricCollectorAddress={shown(address)}: host:port is needed")
+
+
+def _value(path: Path, key: str, value: Any, name: str) -> Any:
+    kind = _TYPES[name]
+    try:
+        # As Apache's reader does, a number or a truth value may stand in quotes.
+        made = typed_json.convert(value, kind, strict=False)
+    except (msgspec.ValidationError, OverflowError):
+        words = {int: "a whole number", int | None: "a whole number", float: "a number", str: "text"}
+        wanted = words.get(kind, "true or false")
+        raise ConfigError(f"{path}: {key}={shown(str(value))}: {wanted} is needed") from None
+    if isinstance(made, int | float) and not isinstance(made, bool):
+        if not 0 <= made <= 1 << 53:
+            raise ConfigError(f"{path}: {key}={shown(str(value))}: a number from 0 on is needed")
+        if name in ("port", "metrics_port") and made > PORT_MAX:
+            raise ConfigError(f"{path}: {key}={made}: a port from 0 to {PORT_MAX} is needed")
+        if key in SECONDS:
+            return made * 1000
+    return made

@@ -52,10 +52,9 @@ class Listening(NamedTuple):
 
     def settings(self, namesrv: str) -> ProxySettings:
         """Return the settings of the file, with these options over them. Raises ConfigError."""
-        from rocketspark.proxy import config_file
-        from rocketspark.proxy.settings import ProxySettings
+        from rocketspark.proxy.settings import ProxySettings, read_file
 
-        values, warnings = config_file.read(self.config) if self.config else ({}, [])
+        values, warnings = read_file(self.config) if self.config else ({}, [])
         warn(warnings)
         if namesrv != NAMESRV_DEFAULT or not values.get("namesrv"):
             values["namesrv"] = namesrv

@@ -23,7 +23,7 @@ from rocketspark.protocol.pop_answers import with_new_time
 from rocketspark.protocol.receipt_handle import GIVEN_BACK_MS, ReceiptHandle
 from rocketspark.protocol.retry_topics import real_topic
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.calls.statuses import Refused
+from rocketspark.proxy.call import Refused
 from rocketspark.proxy.clients import GRACE_S
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.transport.request_frames import Reply

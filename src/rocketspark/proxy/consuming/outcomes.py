@@ -1,7 +1,9 @@
-"""What became of messages: AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue.
+"""What becomes of a message that was given out, named by its handle: AckMessage, ChangeInvisibleDuration and
+ForwardMessageToDeadLetterQueue, and what the broker is told of it.
 
 Rule: a handle that the proxy renewed meanwhile is replaced by the one that holds now; the entries of an acknowledgement
-have outcomes of their own (AckMessageActivity and its neighbours, 5.5.0).
+have outcomes of their own (AckMessageActivity and its neighbours, 5.5.0). Requests to a broker leave at once, without a
+task each, if its connection is open.
 """
 
 from __future__ import annotations
@@ -13,24 +15,20 @@ from typing import Any
 from rocketspark.client.connection import pop_api
 from rocketspark.errors import FrameError
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.calls.bounds import TURN
-from rocketspark.proxy.calls.call import Call
-from rocketspark.proxy.calls.statuses import Refused, code_of_remoting, status, status_of
-from rocketspark.proxy.consuming.handle_calls import (
-    HandleCalls,
-    Held,
-    changed,
-    check_valid,
-    now_ms,
-    read_handle,
-)
-from rocketspark.proxy.consuming.limits import duration_ms
+from rocketspark.proxy.call import Call, Refused, code_of_remoting, status, status_of
+from rocketspark.proxy.checks import TURN, checked_group, checked_topic
+from rocketspark.proxy.consuming.handle_calls import HandleCalls, Held, changed, check_valid, now_ms, read_handle
 from rocketspark.proxy.consuming.renewals import Renewal, Renewals
-from rocketspark.proxy.names import checked_group, checked_topic
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.transport.request_frames import Reply
+
+
+def duration_ms(duration: Any) -> int:
+    """Return a Duration in ms, whatever numbers it holds."""
+    return int(duration.seconds * 1000 + duration.nanos // 1_000_000)
+
 
 OK = status(Code.OK)
 NOT_ACKED = "ack failed: status is abnormal"

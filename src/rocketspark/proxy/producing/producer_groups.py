@@ -1,21 +1,34 @@
-"""Tells brokers that the proxy answers for transactions: it is a producer of every topic whose producers it has.
+"""What brokers are told of the proxy's producers, and what they ask them: how an orphaned transaction is to end.
 
-Rule: the producer group of a topic has the topic's name; brokers are told when the first producer comes, then from time
-to time, and when the last one has gone (ClusterTransactionService, 5.5.0, which lets the group expire).
+Rule: the producer group of a topic has the topic's name, and the proxy is a producer of every topic whose producers it
+has; brokers are told when the first producer comes, then from time to time, and when the last one has gone
+(ClusterTransactionService, 5.5.0, which lets the group expire). A broker's question goes to one producer of the topic,
+over its Telemetry stream; he answers by EndTransaction. A question that nobody can be asked is dropped: the broker asks
+again (ProxyClientRemotingProcessor and GrpcClientChannel, 5.5.0).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
+from typing import Any
 
+from rocketspark.access.resources import PUB
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import unique_name
-from rocketspark.errors import RocketSparkError
+from rocketspark.errors import RecordError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import shown
+from rocketspark.protocol.headers import CheckTransactionHeader, Request
 from rocketspark.protocol.json.bodies import Heartbeat, ProducerData
+from rocketspark.protocol.message import properties, record
 from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.clients import Clients, ProxyClient
-from rocketspark.proxy.messages import MIXED, TRANSACTIONAL
+from rocketspark.proxy.message_form import MESSAGE_ID, MIXED, PRODUCER_GROUP, TRANSACTIONAL, message_of, pairs_of
+from rocketspark.proxy.producing.transactions import HalfPlace, TransactionData, monotonic_ms
+from rocketspark.proxy.wire import messages
+from rocketspark.transport.peer import Peer
 
 log = LimitedLog("rocketspark.proxy")
 
@@ -107,3 +120,51 @@ class ProducerGroups:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+class Orphans:
+    """Hands on what brokers ask about transactions."""
+
+    def __init__(self, brokers: Brokers, clients: Clients, data: TransactionData) -> None:
+        self._brokers = brokers
+        self._clients = clients
+        self._data = data
+        self._turns = itertools.count()
+
+    async def asked(self, peer: Peer, request: Request[CheckTransactionHeader], body: bytes) -> None:
+        """Serve CHECK_TRANSACTION_STATE, which has no answer."""
+        header = request.ext
+        broker_name = header.broker_name or self._brokers.name_at(peer.address)
+        if not broker_name:
+            log.warning("%s asks about a transaction, but no broker is known there", peer.address)
+            return
+        try:
+            half = record.decode(body, check_crc=False)
+        except RecordError as e:
+            log.warning("broker %s asks about a transaction, but its message cannot be read: %s", broker_name, e)
+            return
+        pairs = pairs_of(half)
+        group = pairs.get(PRODUCER_GROUP, "")
+        topic = pairs.get(properties.REAL_TOPIC) or half.topic.decode("utf-8", "replace")
+        transaction_id = header.transaction_id or pairs.get(MESSAGE_ID, "")
+        place = HalfPlace(broker_name, header.half_offset, header.physical_offset)
+        if not self._data.add_checked(group, transaction_id, place, monotonic_ms()):
+            log.info("transaction %s has its end: nobody is asked", shown(transaction_id))
+            return
+        message = message_of(half, topic, pairs, int(time.time() * 1000))
+        recovery = messages.RecoverOrphanedTransactionCommand(message=message, transaction_id=transaction_id)
+        command = messages.TelemetryCommand(recover_orphaned_transaction_command=recovery)
+        await self._ask(group, topic, transaction_id, command)
+
+    async def _ask(self, group: str, topic: str, transaction_id: str, command: Any) -> None:
+        """Ask one producer that may send to the topic, another one if its stream has ended."""
+        producers = self._clients.producers_of(group)
+        turn = next(self._turns)
+        for step in range(len(producers)):
+            client = producers[(turn + step) % len(producers)]
+            if not await self._clients.may_be_sent(client, topic, PUB):
+                continue
+            for stream in reversed(client.streams):
+                if await stream.send(command):
+                    return
+        log.warning("transaction %s: no producer of topic %s is there to be asked", shown(transaction_id), shown(group))

@@ -1,34 +1,38 @@
-"""SendMessage: one message, or several for one topic in one batch, to a queue of a broker.
+"""SendMessage and RecallMessage: messages to a queue of a broker, and a delayed one taken back.
 
 Rule: a message is sent once; one that certainly never left goes to another broker within the same time, all else is
-told to the client, who sends again (SendMessageActivity, 5.5.0). A normal message takes no task and no second look.
+told to the client, who sends again (SendMessageActivity, 5.5.0). A normal message takes no task and no second look. All
+messages of a group go to one queue, whichever proxy takes them: Guava's consistentHash of Java's hash of the group,
+over the queues ordered by broker and id (MessageQueueSelector, 5.5.0). A message is recalled at the broker that its
+handle names (RecallMessageActivity, 5.5.0).
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any
 
+from rocketspark.client.connection import client_api
 from rocketspark.client.connection.client_api import SendFrames
-from rocketspark.errors import NotSent, TransportError, UsageError
+from rocketspark.errors import NotSent, ProtocolError, TransportError, UsageError
 from rocketspark.model import MessageQueue
+from rocketspark.model.java import string_hash
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
 from rocketspark.protocol.headers import SendHeader, SendReply
 from rocketspark.protocol.message import batch, sysflags
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
+from rocketspark.protocol.timers import decode_handle
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.calls.bounds import TURN
-from rocketspark.proxy.calls.call import Call
-from rocketspark.proxy.calls.statuses import Refused, status
-from rocketspark.proxy.messages import DELAY, MIXED, TRANSACTIONAL
-from rocketspark.proxy.names import checked_topic
-from rocketspark.proxy.producing.queue_choice import QueueChoice
+from rocketspark.proxy.call import ASK_TIMEOUT_MS, Call, Refused, status
+from rocketspark.proxy.checks import TURN, SendLimits, check_body, checked_topic
+from rocketspark.proxy.message_form import DELAY, MIXED, TRANSACTIONAL
 from rocketspark.proxy.producing.stored_form import StoredForm, stored_form
-from rocketspark.proxy.producing.transaction_data import HalfPlace, TransactionData, monotonic_ms
-from rocketspark.proxy.producing.validation import SendLimits, check_body
+from rocketspark.proxy.producing.transactions import HalfPlace, TransactionData, monotonic_ms
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.transport.peer import Peer
@@ -36,7 +40,57 @@ from rocketspark.transport.request_frames import Reply
 
 log = LimitedLog("rocketspark.proxy")
 
-TIMEOUT_MS = 2000.0
+
+# Steps of the generator (rule: com.google.common.hash.Hashing.LinearCongruentialGenerator).
+_MULTIPLIER = 2862933555777941757
+_MASK = (1 << 64) - 1
+_RANGE = float(0x80000000)
+# Beyond it round robin begins with any queue again.
+TOPICS_KEPT = 10_000
+
+
+@lru_cache(maxsize=65536)
+def consistent_hash(value: int, buckets: int) -> int:
+    """Return the bucket of a number of 64 bits, as Guava's `Hashing.consistentHash`: 0 to `buckets` - 1."""
+    state = value & _MASK
+    candidate = 0
+    while True:
+        state = (state * _MULTIPLIER + 1) & _MASK
+        # The upper 31 bits, as a number above 0 and up to 1; Java's cast to int ends at its largest.
+        step = (candidate + 1) / (((state >> 33) + 1) / _RANGE)
+        following = int(step) if step < _RANGE else 0x7FFFFFFF
+        if not 0 <= following < buckets:
+            return candidate
+        candidate = following
+
+
+class QueueChoice:
+    """Chooses queues; keeps for each topic whose turn it is."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, int] = {}
+
+    def of_group(self, message_group: str, queues: Sequence[MessageQueue]) -> MessageQueue:
+        """Return the queue of a message group."""
+        return queues[consistent_hash(string_hash(message_group), len(queues))]
+
+    def next(self, topic: str, queues: Sequence[MessageQueue], avoid: Collection[str] = ()) -> MessageQueue:
+        """Return the next queue in turn; of a broker in `avoid`, which did not answer lately, only if it must be."""
+        turn = self._turns.get(topic)
+        if turn is None:
+            turn = random.randrange(len(queues))
+            if len(self._turns) >= TOPICS_KEPT:
+                self._turns.clear()
+        if avoid:
+            for step in range(1, len(queues) + 1):
+                queue = queues[(turn + step) % len(queues)]
+                if queue.broker_name not in avoid:
+                    self._turns[topic] = (turn + step) & 0xFFFFFFFF
+                    return queue
+        self._turns[topic] = turn = (turn + 1) & 0xFFFFFFFF
+        return queues[turn % len(queues)]
+
+
 # A broker that did not answer is left alone for this long, if there is another.
 AVOIDED_S = 5.0
 # Frames kept: those of other queues are made when needed.
@@ -123,7 +177,7 @@ class Sends:
         self, call: Call, topic: str, message_group: str, form: StoredForm, *, code: int = _SEND
     ) -> tuple[Reply, str]:
         """Send it to one queue, to another if it did not leave. Raises Refused, RocketSparkError."""
-        timeout_ms = timeout_ms_of(call)
+        timeout_ms = call.ask_timeout_ms
         end_s = time.monotonic() + timeout_ms / 1000
         queues = self._brokers.write_queues(topic) or await self._find_queues(topic)
         tried: set[str] = set()
@@ -137,7 +191,7 @@ class Sends:
             try:
                 reply = await self._ask(topic, queue, name, form, code, end_s)
             except TransportError as e:
-                if timeout_ms < TIMEOUT_MS and time.monotonic() >= end_s:
+                if timeout_ms < ASK_TIMEOUT_MS and time.monotonic() >= end_s:
                     # The client did not wait long enough to say that the broker is away.
                     raise
                 self._avoided[name] = time.monotonic()
@@ -242,12 +296,6 @@ async def check_type(brokers: Brokers, topic: str, actual: str) -> None:
         raise Refused(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, text)
 
 
-def timeout_ms_of(call: Call) -> float:
-    """Return for how long brokers may be asked: what the client still waits, within the proxy's own bound."""
-    remaining_ms = call.remaining_ms
-    return TIMEOUT_MS if remaining_ms is None else min(TIMEOUT_MS, remaining_ms)
-
-
 def _in_order(queues: tuple[MessageQueue, ...]) -> tuple[MessageQueue, ...]:
     """Return queues by broker and id; those of a topic with a set order stand as that says."""
     first, last = queues[0], queues[-1]
@@ -303,3 +351,29 @@ def _response(entries: list[Any]) -> Any:
     codes = {entry.status.code for entry in entries}
     code = codes.pop() if len(codes) == 1 else Code.MULTIPLE_RESULTS
     return messages.SendMessageResponse(status=status(Code(code)), entries=entries)
+
+
+class Recalls:
+    """The recalls of one proxy."""
+
+    def __init__(self, brokers: Brokers, *, check_types: bool = True) -> None:
+        self._brokers = brokers
+        self._check_types = check_types
+
+    async def recall_message(self, call: Call, request: Any) -> Any:
+        """Serve RecallMessage. Raises Refused, RocketSparkError."""
+        topic = checked_topic(request.topic.name)
+        if self._check_types:
+            await check_type(self._brokers, topic, DELAY)
+        try:
+            handle = decode_handle(request.recall_handle)
+        except ProtocolError as e:
+            raise Refused(Code.INTERNAL_SERVER_ERROR, str(e)) from None
+        timeout_ms = call.ask_timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                peer = await self._brokers.peer(handle.broker_name)
+        except TimeoutError:
+            raise NotSent(f"no connection to broker {handle.broker_name} in time") from None
+        message_id = await client_api.recall(peer, topic, request.recall_handle, timeout_ms=timeout_ms)
+        return messages.RecallMessageResponse(status=status(Code.OK), message_id=message_id)

@@ -9,15 +9,31 @@ from bisect import bisect_right
 from typing import Any, NamedTuple
 
 from rocketspark.protocol.message import properties, sysflags
-from rocketspark.proxy import messages
-from rocketspark.proxy.calls.statuses import Refused
-from rocketspark.proxy.producing import validation
-from rocketspark.proxy.producing.validation import SendLimits
+from rocketspark.proxy import checks
+from rocketspark.proxy.call import Refused
+from rocketspark.proxy.checks import SendLimits
+from rocketspark.proxy.message_form import (
+    BORN_HOST,
+    BORN_TIME_MS,
+    DELAY,
+    DELAY_LEVEL,
+    DELIVERY_MS,
+    FIFO,
+    KEY_SEPARATOR,
+    MESSAGE_GROUP,
+    NORMAL,
+    PRIORITIZED,
+    PRIORITY,
+    RECOVERY_S,
+    TRACE_CONTEXT,
+    TRANSACTIONAL,
+    WIRE_TYPES,
+)
 from rocketspark.proxy.wire.codes import Code
 
 # Numbers of messaging.proto.
 IDENTITY, GZIP = 1, 2
-TRANSACTION = messages.WIRE_TYPES[messages.TRANSACTIONAL]
+TRANSACTION = WIRE_TYPES[TRANSACTIONAL]
 # Bounds of a Timestamp and of a Duration: the years 1 to 9999, and as many years.
 _SECONDS_MIN, _SECONDS_MAX = -62_135_596_800, 253_402_300_799
 _DURATION_S_MAX = 315_576_000_000
@@ -31,7 +47,7 @@ _SURELY_SHORT = properties.BYTES_MAX // 4
 class StoredForm(NamedTuple):
     """A message to store.
 
-    `type`: one of those of `messages`.
+    `type`: one of those of `message_form`.
     """
 
     body: bytes
@@ -51,91 +67,102 @@ def stored_form(message: Any, topic: str, client: str, now_ms: int, limits: Send
     """
     body = message.body
     if not 0 < len(body) <= limits.body_bytes_max:
-        validation.check_body(len(body), limits)
+        checks.check_body(len(body), limits)
     system = message.system_properties
-    size, text = 0, ""
-    user = message.user_properties
-    if user:
-        size, text = _user_text(dict(user), limits)
-    if tag := system.tag:
-        validation.check_tag(tag)
-        size += len(tag.encode())
-        text += f"TAGS\x01{tag}\x02"
-    keys = system.keys
-    if keys:
-        for key in keys:
-            validation.check_key(key)
-            size += len(key.encode())
-        if joined := messages.KEY_SEPARATOR.join(keys):
-            text += f"KEYS\x01{joined}\x02"
-    if size:
-        validation.check_user_bytes(size, limits)
-    message_id = system.message_id
-    validation.check_message_id(message_id)
+    given = _given_text(message, system, limits)
     # In the order in which Apache's proxy looks at them; what decides about the type more goes last.
-    sys_flag, rest = 0, ""
-    is_transaction = system.message_type == TRANSACTION
-    if is_transaction:
-        sys_flag = sysflags.TRANSACTION_PREPARED
-        rest = "TRAN_MSG\x01true\x02" + _recovery(system, limits)
-    if delayed := system.HasField("delivery_timestamp"):
-        delivery_ms = _delivery_ms(system.delivery_timestamp, now_ms, limits)
-        if limits.use_delay_level:
-            rest += f"{messages.DELAY_LEVEL}\x01{delay_level(delivery_ms - now_ms)}\x02"
-        rest += f"{messages.DELIVERY_MS}\x01{delivery_ms}\x02"
-    kind = messages.NORMAL
-    if system.HasField("priority"):
-        if system.priority < 0:
-            raise Refused(Code.BAD_REQUEST, f"priority {system.priority}: it is below 0")
-        rest += f"{messages.PRIORITY}\x01{system.priority}\x02"
-        kind = messages.PRIORITIZED
-    if message_group := system.message_group:
-        validation.check_message_group(message_group, limits.message_group_bytes_max)
-        rest += f"{messages.MESSAGE_GROUP}\x01{message_group}\x02"
-        kind = messages.FIFO
-    if system.lite_topic:
-        raise Refused(Code.NOT_IMPLEMENTED, "lite topic: lite topics are not supported")
-    if delayed:
-        kind = messages.DELAY
-    if is_transaction:
-        kind = messages.TRANSACTIONAL
+    kind, typed = _typed_text(system, now_ms, limits)
+    sys_flag = sysflags.TRANSACTION_PREPARED if kind == TRANSACTIONAL else 0
     encoding = system.body_encoding
     if encoding == GZIP:
         sys_flag |= sysflags.COMPRESSED
     elif encoding > GZIP or encoding < 0:
         raise Refused(Code.BAD_REQUEST, f"body encoding {encoding}: only identity and gzip are known")
-    if trace := system.trace_context:
-        validation.check_separators(trace, "trace context")
-        rest += f"{messages.TRACE_CONTEXT}\x01{trace}\x02"
-    born_host = system.born_host
-    if born_host:
-        validation.check_separators(born_host, "born host")
-        if validation.is_blank(born_host):
-            born_host = client
-    else:
-        born_host = client
-    if born_host:
-        rest += f"{messages.BORN_HOST}\x01{born_host}\x02"
+    origin = _origin_text(system, client)
     born = system.born_timestamp
     seconds, nanos = born.seconds, born.nanos
     if _SECONDS_MIN <= seconds <= _SECONDS_MAX and 0 <= nanos < _NANOS:
         born_ms = seconds * 1000 + nanos // 1_000_000
-        rest += f"{messages.BORN_TIME_MS}\x01{born_ms}\x02"
+        origin += f"{BORN_TIME_MS}\x01{born_ms}\x02"
     else:
         born_ms = now_ms
-    attempt = system.delivery_attempt
-    text = f"{text}UNIQ_KEY\x01{message_id}\x02RECONSUME_TIME\x01{attempt}\x02PGROUP\x01{topic}\x02{rest}"
+    message_id, attempt = system.message_id, system.delivery_attempt
+    text = f"{given}UNIQ_KEY\x01{message_id}\x02RECONSUME_TIME\x01{attempt}\x02PGROUP\x01{topic}\x02{typed}{origin}"
     if len(text) > _SURELY_SHORT and (length := len(text.encode())) > properties.BYTES_MAX:
         raise Refused(
             Code.MESSAGE_PROPERTIES_TOO_LARGE,
             f"properties: all of them have {length} bytes, at most {properties.BYTES_MAX} are allowed",
         )
-    return StoredForm(body, text, sys_flag, born_ms, kind, message_id, message_group, attempt)
+    return StoredForm(body, text, sys_flag, born_ms, kind, message_id, system.message_group, attempt)
+
+
+def _given_text(message: Any, system: Any, limits: SendLimits) -> str:
+    """Return the stored text of what the user gave: his own properties, tag and keys; checks the message id too."""
+    size, text = 0, ""
+    user = message.user_properties
+    if user:
+        size, text = _user_text(dict(user), limits)
+    if tag := system.tag:
+        checks.check_tag(tag)
+        size += len(tag.encode())
+        text += f"TAGS\x01{tag}\x02"
+    keys = system.keys
+    if keys:
+        for key in keys:
+            checks.check_key(key)
+            size += len(key.encode())
+        if joined := KEY_SEPARATOR.join(keys):
+            text += f"KEYS\x01{joined}\x02"
+    if size:
+        checks.check_user_bytes(size, limits)
+    checks.check_message_id(system.message_id)
+    return text
+
+
+def _typed_text(system: Any, now_ms: int, limits: SendLimits) -> tuple[str, str]:
+    """Return the type of a message, and the stored text of what makes it one of that type."""
+    kind, text = NORMAL, ""
+    is_transaction = system.message_type == TRANSACTION
+    if is_transaction:
+        text = "TRAN_MSG\x01true\x02" + _recovery(system, limits)
+    if delayed := system.HasField("delivery_timestamp"):
+        delivery_ms = _delivery_ms(system.delivery_timestamp, now_ms, limits)
+        if limits.use_delay_level:
+            text += f"{DELAY_LEVEL}\x01{delay_level(delivery_ms - now_ms)}\x02"
+        text += f"{DELIVERY_MS}\x01{delivery_ms}\x02"
+    if system.HasField("priority"):
+        if system.priority < 0:
+            raise Refused(Code.BAD_REQUEST, f"priority {system.priority}: it is below 0")
+        text += f"{PRIORITY}\x01{system.priority}\x02"
+        kind = PRIORITIZED
+    if message_group := system.message_group:
+        checks.check_message_group(message_group, limits.message_group_bytes_max)
+        text += f"{MESSAGE_GROUP}\x01{message_group}\x02"
+        kind = FIFO
+    if system.lite_topic:
+        raise Refused(Code.NOT_IMPLEMENTED, "lite topic: lite topics are not supported")
+    return TRANSACTIONAL if is_transaction else DELAY if delayed else kind, text
+
+
+def _origin_text(system: Any, client: str) -> str:
+    """Return the stored text of where a message comes from: its trace, and the host that it names, else the client."""
+    text = ""
+    if trace := system.trace_context:
+        checks.check_separators(trace, "trace context")
+        text = f"{TRACE_CONTEXT}\x01{trace}\x02"
+    born_host = system.born_host
+    if born_host:
+        checks.check_separators(born_host, "born host")
+        if checks.is_blank(born_host):
+            born_host = client
+    else:
+        born_host = client
+    return f"{text}{BORN_HOST}\x01{born_host}\x02" if born_host else text
 
 
 def _user_text(pairs: dict[str, str], limits: SendLimits) -> tuple[int, str]:
     """Return the bytes of the user properties, and their stored text, without those that no reader would find."""
-    size = validation.check_user_properties(pairs, limits)
+    size = checks.check_user_properties(pairs, limits)
     return size, "".join([f"{name}\x01{value}\x02" for name, value in pairs.items() if name and value])
 
 
@@ -168,4 +195,4 @@ def _recovery(system: Any, limits: SendLimits) -> str:
         raise Refused(Code.BAD_REQUEST, f"{name}: it is no time of up to 10000 years")
     if 0 < limits.recovery_s_max < seconds:
         raise Refused(Code.BAD_REQUEST, f"{name}: it has {seconds} s, at most {limits.recovery_s_max} are allowed")
-    return f"{messages.RECOVERY_S}\x01{seconds}\x02"
+    return f"{RECOVERY_S}\x01{seconds}\x02"

@@ -1,34 +1,216 @@
-"""EndTransaction, and the recovery of orphans: a broker's question goes to a producer that is there, over Telemetry.
+"""EndTransaction, and where the half messages of open transactions lie. Times are those of `monotonic_ms`.
 
 Rule: an end is told to the broker that has the half message, which answers nothing; if it gets lost, the broker asks
 about the transaction. Where the half message lies is known from its send or from the broker's question; else it is
 looked for in the brokers' indexes, unless this proxy has told its end before (EndTransactionActivity and
-ProxyClientRemotingProcessor, 5.5.0).
+TransactionDataManager, 5.5.0). What is known of a half message is forgotten whole when it ends, so that a second end,
+or the answer to a check that crossed the first one, ends nothing twice; the number of transactions is bounded, and the
+oldest are dropped. Of several copies of a half message, which a broker stores anew at each check, the newest counts.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import time
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 from rocketspark.client.connection import client_api
-from rocketspark.errors import NotSent
+from rocketspark.errors import NoReply, NotSent
+from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
 from rocketspark.protocol.headers import EndTransactionHeader
-from rocketspark.protocol.message import sysflags
+from rocketspark.protocol.message import properties, sysflags
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.calls.call import Call
-from rocketspark.proxy.calls.statuses import Refused, status
-from rocketspark.proxy.names import checked_topic
-from rocketspark.proxy.producing.half_messages import find_half_message
-from rocketspark.proxy.producing.send import timeout_ms_of
-from rocketspark.proxy.producing.transaction_data import HalfPlace, TransactionData, monotonic_ms
-from rocketspark.proxy.producing.validation import is_blank
+from rocketspark.proxy.call import Call, Refused, status
+from rocketspark.proxy.checks import checked_topic, is_blank
+from rocketspark.proxy.message_form import MESSAGE_ID
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
+from rocketspark.transport.peer import Peer
 
 log = LimitedLog("rocketspark.proxy")
+
+
+# Of how many half messages one transaction id may be: each attempt of a send may have made one.
+PER_ID_MAX = 15
+IDS_MAX = 100_000
+EXPIRY_MS = 30_000
+# A check that comes so soon after an end was under way with it; if the end was lost, the broker checks again.
+CROSSED_MS = 3000
+
+Key = tuple[str, str]
+
+
+def monotonic_ms() -> int:
+    """Return a time that no change of the clock moves."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class HalfPlace(NamedTuple):
+    """Where a half message lies. `half_offset`: in the half queue."""
+
+    broker_name: str
+    half_offset: int
+    physical_offset: int
+
+
+class TransactionData:
+    """The half messages that may be ended now, and those that were a short time ago."""
+
+    def __init__(self, expiry_ms: int = EXPIRY_MS, per_id_max: int = PER_ID_MAX, ids_max: int = IDS_MAX) -> None:
+        self._expiry_ms = expiry_ms
+        self._per_id_max = per_id_max
+        self._ids_max = ids_max
+        # By key, in the order of their last change: places and when they were told of, the newest last.
+        self._open: OrderedDict[Key, dict[HalfPlace, int]] = OrderedDict()
+        self._ended: OrderedDict[Key, dict[str, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, topic: str, transaction_id: str, place: HalfPlace, now_ms: int) -> None:
+        """Note a half message that was stored, or that a broker asks about."""
+        key = (topic, transaction_id)
+        places = self._open.get(key)
+        if places is None:
+            places = self._open[key] = {}
+            if len(self._open) > self._ids_max:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(key)
+            places.pop(place, None)
+        places[place] = now_ms
+        if len(places) > self._per_id_max:
+            del places[next(iter(places))]
+
+    def add_checked(self, topic: str, transaction_id: str, place: HalfPlace, now_ms: int) -> bool:
+        """Note a half message that a broker asks about; False if it was ended just now: then nobody is to be asked.
+
+        A broker that asks has one copy of a half message that counts, the newest.
+        """
+        ended = self._ended.get((topic, transaction_id))
+        if ended is not None and abs(now_ms - ended.get(place.broker_name, -(1 << 60))) < CROSSED_MS:
+            return False
+        for older in [p for p in self._open.get((topic, transaction_id), ()) if p.broker_name == place.broker_name]:
+            del self._open[topic, transaction_id][older]
+        self.add(topic, transaction_id, place, now_ms)
+        return True
+
+    def take(self, topic: str, transaction_id: str, now_ms: int) -> HalfPlace | None:
+        """Return the newest half message of a transaction, and forget what is known of it at its broker; None if there
+        is none, or only some that were told of too long ago.
+        """
+        key = (topic, transaction_id)
+        places = self._open.get(key)
+        if places is None:
+            return None
+        place, told_ms = places.popitem()
+        if now_ms - told_ms > self._expiry_ms:
+            del self._open[key]
+            return None
+        for other in [p for p in places if p.broker_name == place.broker_name]:
+            del places[other]
+        if not places:
+            del self._open[key]
+        return place
+
+    def note_end(self, topic: str, transaction_id: str, broker_name: str, now_ms: int) -> None:
+        """Note that a broker was told of an end."""
+        key = (topic, transaction_id)
+        self._ended.setdefault(key, {})[broker_name] = now_ms
+        self._ended.move_to_end(key)
+        if len(self._ended) > self._ids_max:
+            self._ended.popitem(last=False)
+
+    def forget_end(self, topic: str, transaction_id: str, broker_name: str) -> None:
+        """Take back a `note_end`: the broker could not be told."""
+        brokers = self._ended.get((topic, transaction_id))
+        if brokers is not None:
+            brokers.pop(broker_name, None)
+            if not brokers:
+                del self._ended[topic, transaction_id]
+
+    def was_ended(self, topic: str, transaction_id: str) -> bool:
+        """Tell whether a broker was told of an end, as far as that is remembered."""
+        return (topic, transaction_id) in self._ended
+
+    def sweep(self, now_ms: int) -> None:
+        """Drop what is too old."""
+        while self._open:
+            key, places = next(iter(self._open.items()))
+            if now_ms - max(places.values(), default=0) <= self._expiry_ms:
+                break
+            del self._open[key]
+        while self._ended:
+            key, brokers = next(iter(self._ended.items()))
+            if now_ms - max(brokers.values()) <= 2 * self._expiry_ms:
+                break
+            del self._ended[key]
+
+
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+# Its offset in the half queue: half messages before it have their end, or were given up.
+HALF_GROUP = "CID_RMQ_SYS_TRANS"
+# A broker answers with so many at most; a half message may have been checked 15 times.
+FOUND_MAX = 32
+# A half message that seems done may just be stored anew: then its index follows.
+LOOKS = 3
+LOOK_INTERVAL_S = 0.1
+
+
+async def find_half_message(brokers: Brokers, topic: str, transaction_id: str, timeout_ms: float) -> HalfPlace | None:
+    """Return where the open half message of a transaction lies; None if no broker has it, or it was committed.
+
+    Raises RocketSparkError if a broker that may have it does not answer.
+    """
+    route = await brokers.route(topic)
+    names = [broker.broker_name for broker in route.brokers if broker.master is not None]
+    found = await asyncio.gather(
+        *(_look(brokers, topic, name, transaction_id, timeout_ms) for name in names), return_exceptions=True
+    )
+    places = [place for place in found if isinstance(place, HalfPlace)]
+    if places:
+        return places[0]
+    for error in found:
+        if isinstance(error, BaseException):
+            raise error
+    return None
+
+
+async def _look(
+    brokers: Brokers, topic: str, broker_name: str, transaction_id: str, timeout_ms: float
+) -> HalfPlace | None:
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            peer = await brokers.peer(broker_name)
+            for _ in range(LOOKS):
+                # Before the index: what a check has stored anew is in it by then, or soon.
+                queue = MessageQueue(HALF_TOPIC, broker_name, 0)
+                done = await client_api.query_consumer_offset(peer, queue, HALF_GROUP, timeout_ms=timeout_ms)
+                halves = await _query(peer, HALF_TOPIC, transaction_id, broker_name, timeout_ms)
+                ours = [half for half in halves if half.properties.get(properties.REAL_TOPIC) == topic]
+                if not ours or await _query(peer, topic, transaction_id, broker_name, timeout_ms):
+                    return None
+                newest = max(ours, key=lambda half: half.queue_offset)
+                if done is None or newest.queue_offset >= done:
+                    return HalfPlace(broker_name, newest.queue_offset, newest.physical_offset)
+                await asyncio.sleep(LOOK_INTERVAL_S)
+            return None
+    except TimeoutError:
+        raise NoReply(f"broker {broker_name} did not tell in time where transaction {transaction_id} lies") from None
+
+
+async def _query(
+    peer: Peer, topic: str, transaction_id: str, broker_name: str, timeout_ms: float
+) -> list[ReceivedMessage]:
+    found = await client_api.query_message(
+        peer, topic, transaction_id, count_max=FOUND_MAX, unique=True, broker_name=broker_name, timeout_ms=timeout_ms
+    )
+    # The index has hashes of ids.
+    return [message for message in found.messages if message.properties.get(MESSAGE_ID) == transaction_id]
+
 
 # Numbers of messaging.proto: TransactionResolution and TransactionSource.
 _OUTCOMES = {1: sysflags.TRANSACTION_COMMIT, 2: sysflags.TRANSACTION_ROLLBACK}
@@ -49,7 +231,7 @@ class Transactions:
         if is_blank(transaction_id):
             raise Refused(Code.INVALID_TRANSACTION_ID, "transaction id: it is blank")
         outcome = _OUTCOMES.get(request.resolution, 0)
-        timeout_ms = timeout_ms_of(call)
+        timeout_ms = call.ask_timeout_ms
         place = self._data.take(topic, transaction_id, monotonic_ms())
         if place is None:
             place = await self._find(topic, transaction_id, timeout_ms)

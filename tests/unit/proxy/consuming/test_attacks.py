@@ -18,9 +18,9 @@ from tests.unit.proxy.consuming.test_consuming import World, proxy, wait_until, 
 
 from rocketspark.errors import NotSent
 from rocketspark.model import BrokerData, TopicRoute
-from rocketspark.proxy.calls import call as call_module
-from rocketspark.proxy.calls import service as service_module
-from rocketspark.proxy.calls.call import Call
+from rocketspark.proxy import call as call_module
+from rocketspark.proxy import service as service_module
+from rocketspark.proxy.call import Call
 from rocketspark.proxy.consuming.receive import _filter
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code

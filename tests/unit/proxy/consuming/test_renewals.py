@@ -16,14 +16,14 @@ from rocketspark.errors import NotSent
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.protocol.pop_answers import with_new_time
 from rocketspark.protocol.receipt_handle import ReceiptHandle
-from rocketspark.proxy.calls.statuses import Refused
+from rocketspark.proxy.brokers import retry_wait_ms
+from rocketspark.proxy.call import Refused
+from rocketspark.proxy.clients import Telemetry
 from rocketspark.proxy.consuming import outcomes as outcomes_module
 from rocketspark.proxy.consuming.handle_calls import Held
 from rocketspark.proxy.consuming.outcomes import Outcomes
 from rocketspark.proxy.consuming.renewals import AT_ONCE_MAX, STEPS_MS, Renewals, RenewSettings
-from rocketspark.proxy.retry_waits import retry_wait_ms
 from rocketspark.proxy.settings import ProxySettings
-from rocketspark.proxy.telemetry import Telemetry
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.transport.request_frames import Reply

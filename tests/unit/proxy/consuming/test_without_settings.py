@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from tests.java.apache import ask
-from tests.unit.proxy.calls.test_bounds import call_of
 from tests.unit.proxy.conftest import RunningProxy, running_proxy
 from tests.unit.proxy.consuming.support import PUSH, SIMPLE, Consumer, bodies, make_group
 from tests.unit.proxy.consuming.test_consuming import QUICK, World, dead_letters, wait_until
+from tests.unit.proxy.test_bounds import call_of
 
 from rocketspark import Message
 from rocketspark.protocol.codes import RequestCode

@@ -13,7 +13,7 @@ from tests.unit.proxy.producing.support import COMMIT, end, half, ids, parsed, s
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.model import BrokerData
-from rocketspark.proxy.calls.statuses import Refused
+from rocketspark.proxy.call import Refused
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import run_cluster
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from tests.unit.proxy.producing.sent_messages import REFUSED, STORED, TOPIC, message
 
 from rocketspark.protocol.message import properties, sysflags
-from rocketspark.proxy.calls.statuses import Refused
-from rocketspark.proxy.messages import type_of
-from rocketspark.proxy.names import checked_topic
+from rocketspark.proxy.call import Refused
+from rocketspark.proxy.checks import SendLimits, checked_topic
+from rocketspark.proxy.message_form import type_of
 from rocketspark.proxy.producing.stored_form import StoredForm, delay_level, stored_form
-from rocketspark.proxy.producing.validation import SendLimits
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 

@@ -12,23 +12,20 @@ from google.protobuf import message_factory
 from tests.unit.proxy.conftest import RawClient, RunningProxy
 from tests.unit.proxy.consuming.support import Consumer, make_topic
 from tests.unit.proxy.consuming.test_consuming import wait_until
-from tests.unit.proxy.consuming.test_popped import stored
+from tests.unit.proxy.consuming.test_receive import stored
 
 from rocketspark.protocol.headers import PopReply
-from rocketspark.proxy import telemetry
-from rocketspark.proxy.calls.bounds import ENTRIES_MAX, REQUEST_BYTES_MAX, TURN, check_size
-from rocketspark.proxy.calls.service import Service
-from rocketspark.proxy.calls.statuses import Refused
-from rocketspark.proxy.clients import TOPIC_BYTES, Clients
+from rocketspark.proxy import clients as proxy_clients
+from rocketspark.proxy.call import Refused
+from rocketspark.proxy.checks import ENTRIES_MAX, REQUEST_BYTES_MAX, TURN, SendLimits, check_size
+from rocketspark.proxy.clients import TOPIC_BYTES, WAITING_BYTES_MAX, Clients, TelemetryStream
 from rocketspark.proxy.consuming import receive
 from rocketspark.proxy.consuming.outcomes import Outcomes
-from rocketspark.proxy.consuming.popped import popped
-from rocketspark.proxy.consuming.receive import Receives
+from rocketspark.proxy.consuming.receive import Receives, popped
 from rocketspark.proxy.consuming.renewals import Renewals, RenewSettings
 from rocketspark.proxy.producing.send import Sends
-from rocketspark.proxy.producing.validation import SendLimits
+from rocketspark.proxy.service import Service
 from rocketspark.proxy.settings import ProxySettings
-from rocketspark.proxy.telemetry import WAITING_BYTES_MAX, TelemetryStream
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import Cluster
@@ -273,7 +270,7 @@ def test_nothing_holds_a_command_of_a_stream_while_the_next_one_is_awaited() -> 
 
 
 def test_a_client_that_does_not_read_its_commands_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "WRITE_S", 0.2)
+    monkeypatch.setattr(proxy_clients, "WRITE_S", 0.2)
 
     async def main() -> None:
         never = asyncio.Event()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rocketspark.errors import FrameError
 from rocketspark.protocol.headers import PopReply
 from rocketspark.protocol.message import batch, compression, record, sysflags
-from rocketspark.proxy.consuming.popped import popped
+from rocketspark.proxy.consuming.receive import popped
 from rocketspark.proxy.message_form import fill, message_of
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Encoding

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.errors import ConfigError
-from rocketspark.proxy import config_file
+from rocketspark.proxy import settings as proxy_settings
 from rocketspark.proxy.settings import ProxySettings
 
 
@@ -29,7 +29,7 @@ def test_keys_are_settings_of_ours_in_our_units(tmp_path: Path) -> None:
         "transactionHeartbeatPeriodSecond": 3,
         "proxyMode": "cluster",
     }
-    found, warnings = config_file.read(written(tmp_path, values))
+    found, warnings = proxy_settings.read_file(written(tmp_path, values))
     settings = ProxySettings(**found)
     assert (settings.namesrv, settings.port, settings.delay_ms_max) == ("127.0.0.1:9876", 8091, 1000)
     assert (settings.check_topic_type, settings.heartbeat_interval_ms) == (False, 3000)
@@ -55,7 +55,7 @@ def test_keys_are_settings_of_ours_in_our_units(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_is_one_line(tmp_path: Path, values: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        config_file.read(written(tmp_path, values))
+        proxy_settings.read_file(written(tmp_path, values))
     assert "\n" not in str(caught.value)
 
 
@@ -74,23 +74,23 @@ def test_what_cannot_be_is_one_line(tmp_path: Path, values: Any, says: str) -> N
     ],
 )
 def test_keys_of_metrics_count_when_metrics_are_asked_for(tmp_path: Path, values: Any, expected: Any) -> None:
-    assert config_file.read(written(tmp_path, values)) == (expected, [])
+    assert proxy_settings.read_file(written(tmp_path, values)) == (expected, [])
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        config_file.read(tmp_path / "none.json")
+        proxy_settings.read_file(tmp_path / "none.json")
 
 
 anything = st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=3)
-keys = st.sampled_from([*config_file.FIELDS, *config_file.SECONDS, *config_file.CHOICES, "proxyMode", "other"])
+keys = st.sampled_from([*proxy_settings.FIELDS, *proxy_settings.SECONDS, *proxy_settings.CHOICES, "proxyMode", "other"])
 
 
 @given(st.dictionaries(keys, anything, max_size=4))
 def test_any_values_are_settings_or_a_clear_error(tmp_path_factory: pytest.TempPathFactory, values: Any) -> None:
     path = written(tmp_path_factory.getbasetemp(), values)
     try:
-        found, _ = config_file.read(path)
+        found, _ = proxy_settings.read_file(path)
     except ConfigError:
         return
     ProxySettings(**{"namesrv": "", **found})

@@ -12,8 +12,7 @@ import pytest
 from tests.support.patience import LIMIT_S
 from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
 
-from rocketspark.proxy.calls.call import Call
-from rocketspark.proxy.calls.statuses import status
+from rocketspark.proxy.call import Call, status
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import Cluster

@@ -24,7 +24,7 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import NoHeader, Request
 from rocketspark.protocol.json import java_json
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.calls.statuses import Refused
+from rocketspark.proxy.call import Refused
 from rocketspark.transport.connections import dial
 from rocketspark.transport.gate import ReceivedRequest, Refusal
 from rocketspark.transport.peer import Peer

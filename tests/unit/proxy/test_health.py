@@ -9,7 +9,7 @@ import grpc
 import pytest
 from tests.unit.proxy.conftest import RawClient, RunningProxy
 
-from rocketspark.proxy.front import health
+from rocketspark.proxy import health
 from rocketspark.proxy.wire import messages
 
 

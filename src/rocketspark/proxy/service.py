@@ -15,10 +15,8 @@ import grpc
 from google.protobuf import message_factory
 
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.proxy.calls.bounds import check_size
-from rocketspark.proxy.calls.call import CANCELLED, AddressOf, Call, address_of
-from rocketspark.proxy.calls.call_times import CallTimes
-from rocketspark.proxy.calls.statuses import Refused, status, status_of
+from rocketspark.proxy.call import CANCELLED, AddressOf, Call, CallTimes, Refused, address_of, status, status_of
+from rocketspark.proxy.checks import check_size
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 

@@ -10,8 +10,8 @@ import pytest
 
 from rocketspark.errors import NotSent
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.producing import half_messages
-from rocketspark.proxy.producing.transaction_data import CROSSED_MS, HalfPlace, TransactionData
+from rocketspark.proxy.producing import transactions
+from rocketspark.proxy.producing.transactions import CROSSED_MS, HalfPlace, TransactionData
 
 A, B = HalfPlace("a", 5, 1000), HalfPlace("b", 7, 2000)
 
@@ -120,8 +120,8 @@ def test_no_broker_has_a_half_message_only_if_all_say_so(
         masters = [SimpleNamespace(broker_name=name, master="127.0.0.1:1") for name in told]
         return SimpleNamespace(brokers=[*masters, SimpleNamespace(broker_name="slaves alone", master=None)])
 
-    monkeypatch.setattr(half_messages, "_look", look)
-    finding = half_messages.find_half_message(cast(Brokers, SimpleNamespace(route=route)), "t", "id", 1000)
+    monkeypatch.setattr(transactions, "_look", look)
+    finding = transactions.find_half_message(cast(Brokers, SimpleNamespace(route=route)), "t", "id", 1000)
     if found is NotSent:
         with pytest.raises(NotSent):
             asyncio.run(finding)

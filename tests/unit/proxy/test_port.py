@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from rocketspark.protocol import frames
-from rocketspark.proxy.calls.statuses import Refused
-from rocketspark.proxy.front.port import Port
-from rocketspark.proxy.front.relay import WAITING_BYTES_MAX
+from rocketspark.proxy.call import Refused
+from rocketspark.proxy.port import WAITING_BYTES_MAX, Port
 from rocketspark.transport.bounds.descriptors import Descriptors
 from rocketspark.transport.tls import first_bytes
 from rocketspark.transport.tls.first_bytes import PREFACE

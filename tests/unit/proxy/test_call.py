@@ -9,9 +9,8 @@ import pytest
 
 pytest.importorskip("grpc")
 
-from rocketspark.proxy.calls.call import CANCELLED
-from rocketspark.proxy.calls.call_times import CallTimes
-from rocketspark.proxy.calls.service import Service
+from rocketspark.proxy.call import CANCELLED, CallTimes
+from rocketspark.proxy.service import Service
 from rocketspark.proxy.wire import messages
 
 

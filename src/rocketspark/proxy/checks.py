@@ -1,19 +1,127 @@
-"""What a message may be: every rule of the gRPC protocol, each with its code (names: proxy/names). Pure.
+"""What a request and its message may be: their sizes, names and fields, each with the code of its refusal. Pure.
 
 Rule: GrpcValidator, SendMessageActivity and Validators, 5.5.0; what is refused names its field. Beyond them, refused is
-what would break the stored properties: their separators in fields that Apache's proxy does not look at.
+what would break the stored properties: their separators in fields that Apache's proxy does not look at. Sizes are
+looked at before anybody is asked who sent the request; what is done for each entry of it is done in turns of the loop.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from rocketspark.model.text import shown
-from rocketspark.proxy.calls.statuses import Refused
-from rocketspark.proxy.messages import RESERVED_NAMES
+from rocketspark.proxy.call import Refused
+from rocketspark.proxy.message_form import RESERVED_NAMES
 from rocketspark.proxy.wire.codes import Code
+
+# Messages or handles of one call: a broker's reply names each of a batch, in a header of 1 MiB at most.
+ENTRIES_MAX = 16_384
+# Entries that are worked on in one turn of the loop.
+TURN = 256
+# Of any request but messages, whose bodies and properties have bounds of their own.
+REQUEST_BYTES_MAX = 4 << 20
+# What a client may tell of itself.
+SETTINGS_BYTES_MAX = 256 << 10
+TOPICS_MAX = 1000
+_LISTED = {"SendMessage": "messages", "AckMessage": "entries", "SyncLiteSubscription": "lite_topic_set"}
+
+
+# Of what all clients together may have, those of one host have so much at most.
+OF_HOST = 0.75
+
+
+class Shares:
+    """What clients have of something, by host. `most`: of all together; `refusal`: what one is told who asks for more.
+
+    Its methods raise Refused 42900.
+    """
+
+    def __init__(self, most: int, refusal: str) -> None:
+        self.most, self._refusal = most, refusal
+        self.total, self.of_host = 0, Counter[str]()
+
+    def check(self, host: str, size: int = 1) -> None:
+        """See that so much more may be had."""
+        if self.total + size > self.most or self.of_host[host] + size > self.most * OF_HOST:
+            raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {self._refusal}")
+
+    def take(self, host: str, size: int) -> None:
+        """Count what is had, if it may be."""
+        if size > 0:
+            self.check(host, size)
+        self.total += size
+        self.of_host[host] += size
+
+    def give(self, host: str, size: int) -> None:
+        """Count what is had no more."""
+        self.total -= size
+        self.of_host[host] -= size
+        if not self.of_host[host]:
+            del self.of_host[host]
+
+
+def check_size(rpc: str, request: Any) -> None:
+    """Raise Refused for a request that is too large."""
+    listed = _LISTED.get(rpc)
+    if listed is not None and (count := len(getattr(request, listed))) > ENTRIES_MAX:
+        code = Code.MESSAGE_CORRUPTED if rpc == "SendMessage" else Code.BAD_REQUEST
+        raise Refused(code, f"{listed}: there are {count}, at most {ENTRIES_MAX} go together")
+    if rpc == "SendMessage":
+        return
+    if (size := request.ByteSize()) > REQUEST_BYTES_MAX:
+        raise Refused(Code.BAD_REQUEST, f"the request has {size} bytes, at most {REQUEST_BYTES_MAX} are allowed")
+    if rpc == "Telemetry" and request.HasField("settings"):
+        _check_settings(request.settings)
+
+
+def _check_settings(told: Any) -> None:
+    if (size := told.ByteSize()) > SETTINGS_BYTES_MAX:
+        raise Refused(Code.BAD_REQUEST, f"settings have {size} bytes, at most {SETTINGS_BYTES_MAX} are allowed")
+    if (count := len(told.publishing.topics) + len(told.subscription.subscriptions)) > TOPICS_MAX:
+        raise Refused(Code.BAD_REQUEST, f"settings name {count} topics, at most {TOPICS_MAX} are allowed")
+
+
+TOPIC_CHARACTERS_MAX, GROUP_CHARACTERS_MAX = 127, 120
+SYSTEM_GROUP = "CID_RMQ_SYS_"
+SYSTEM_TOPICS = frozenset(
+    """TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC RMQ_SYS_TRANS_OP_HALF_TOPIC
+    TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC OFFSET_MOVED_EVENT CHECKPOINT_TOPIC RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC
+    RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC""".split()
+)
+SYSTEM_TOPIC = "rmq_sys_"
+_ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
+
+
+@lru_cache(maxsize=4096)
+def checked_topic(name: str) -> str:
+    """Return a topic's name. Raises Refused if it is none, or a system topic's."""
+    _check("topic", name, TOPIC_CHARACTERS_MAX, Code.ILLEGAL_TOPIC)
+    if name in SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC):
+        raise Refused(Code.ILLEGAL_TOPIC, f"topic {name} is a system topic")
+    return name
+
+
+@lru_cache(maxsize=4096)
+def checked_group(name: str) -> str:
+    """Return a consumer group's name. Raises Refused if it is none, or a system group's."""
+    _check("consumer group", name, GROUP_CHARACTERS_MAX, Code.ILLEGAL_CONSUMER_GROUP)
+    if name.startswith(SYSTEM_GROUP):
+        raise Refused(Code.ILLEGAL_CONSUMER_GROUP, f"consumer group {name} is a system group")
+    return name
+
+
+def _check(what: str, name: str, characters_max: int, code: Code) -> None:
+    if not name.strip():
+        raise Refused(code, f"{what} is blank: name one")
+    if len(name) > characters_max:
+        raise Refused(code, f"{what} has {len(name)} characters: {characters_max} at most")
+    if not _ALLOWED.match(name):
+        raise Refused(code, f"{what} {shown(name)} holds other characters than letters, digits, %, |, - and _")
+
 
 # What Java's Character.isWhitespace takes; Python's isspace also takes blanks that do not break a line.
 _BLANKS = (

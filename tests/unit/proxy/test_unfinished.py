@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.unit.proxy.front.test_port import behind, until
+from tests.unit.proxy.test_port import behind, until
 
-from rocketspark.proxy.front.unfinished import CALL_BYTES, UnfinishedMessages
+from rocketspark.proxy.port import CALL_BYTES, UnfinishedMessages
 from rocketspark.transport.bounds.connection_bounds import Bounds
 from rocketspark.transport.tls.first_bytes import PREFACE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
@@ -13,6 +14,8 @@ from typing import Any
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
 from tests.unit.proxy.consuming.test_consuming import wait_until
 
@@ -21,10 +24,11 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.client.connection.acl_signing import Signer
 from rocketspark.errors import RocketSparkError
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
-from rocketspark.proxy.access import contexts
+from rocketspark.proxy import guard
 from rocketspark.proxy.clients import ProxyClient
-from rocketspark.proxy.producing.orphans import Orphans
-from rocketspark.proxy.producing.transaction_data import TransactionData
+from rocketspark.proxy.guard import UNREADABLE, Credentials, NotReadable, credentials_of
+from rocketspark.proxy.producing.producer_groups import Orphans
+from rocketspark.proxy.producing.transactions import TransactionData
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code
 from rocketspark.testing import Cluster, run_cluster
@@ -122,7 +126,7 @@ def test_every_call_needs_somebody(locked_proxy: RunningProxy, user: str, secret
 
 
 SHOP_MAY = {"QueryRoute", "SendMessage", "RecallMessage", "EndTransaction"}
-BILLING_MAY = contexts.RPCS - {"SendMessage", "RecallMessage", "EndTransaction", "Telemetry"}
+BILLING_MAY = guard.RPCS - {"SendMessage", "RecallMessage", "EndTransaction", "Telemetry"}
 
 
 @pytest.mark.parametrize(("user", "may"), [("shop", SHOP_MAY), ("billing", BILLING_MAY)])
@@ -252,7 +256,7 @@ def test_refusals_are_told_without_secrets(locked_proxy: RunningProxy, caplog: p
 
 
 def test_every_served_call_has_its_contexts(locked_proxy: RunningProxy) -> None:
-    assert served_by(locked_proxy) <= contexts.RPCS
+    assert served_by(locked_proxy) <= guard.RPCS
 
 
 @pytest.mark.parametrize(("topic", "allowed"), [("orders", True), ("bills", False)])
@@ -313,3 +317,60 @@ def test_who_may_not_send_to_the_topic_is_not_asked_about_its_half_messages(lock
 
     locked_proxy.run(main)
     assert asked == ["shop"] * 4
+
+
+SIGNED = hmac.new(b"secret", DATE.encode(), hashlib.sha1).hexdigest()
+START = "MQv2-HMAC-SHA1 Credential="
+
+
+def shown(text: str, date: str = DATE) -> Credentials:
+    return credentials_of({"authorization": text, "x-mq-date-time": date})
+
+
+@pytest.mark.parametrize(
+    ("text", "user", "good"),
+    [
+        (f"{START}ann, SignedHeaders=x-mq-date-time, Signature={SIGNED.upper()}", "ann", True),
+        (f"{START}ann, SignedHeaders=x-mq-date-time, Signature={SIGNED}", "ann", True),
+        (f"{START}ann//Rocketmq, SignedHeaders=x-mq-date-time, Signature={SIGNED}", "ann", True),
+        (f"{START}ann/cn/x,SignedHeaders=x-mq-date-time,Signature={SIGNED}", "ann", True),
+        (f"{START}, SignedHeaders=x-mq-date-time, Signature={SIGNED}", "", True),
+        (f"{START}ann, SignedHeaders=x-mq-date-time, Signature={SIGNED[2:]}", "ann", False),
+        (f"{START}ann, SignedHeaders=x-mq-date-time, Signature=", "ann", False),
+        (f"{START}ann, SignedHeaders=x-mq-date-time", "ann", False),
+        (f"{START}ann, Signature={SIGNED[:2]} {SIGNED[2:]}", "ann", False),
+        (f"MQv2-HMAC-SHA1 Signature={SIGNED}", None, True),
+    ],
+)
+def test_what_a_field_says(text: str, user: str | None, good: bool) -> None:
+    found = shown(text)
+    assert found.username == user
+    assert found.are_signed_with(b"secret") is good
+    assert not found.are_signed_with(b"other")
+
+
+@pytest.mark.parametrize(
+    ("text", "date", "why"),
+    [
+        ("MQv2-HMAC-SHA1", DATE, "authentication header is incorrect."),
+        ("MQv2-HMAC-SHA1 Credential", DATE, "authentication keyValues length is incorrect, actual length=1."),
+        (f"{START}ann, Signature=xyz", DATE, UNREADABLE),
+        (f"{START}ann, Signature=abc", DATE, UNREADABLE),
+        (f"{START}ann, Signature={SIGNED}", "", "datetime is null."),
+        (f"{START}ann, Signature={SIGNED}", "  ", "datetime is null."),
+    ],
+)
+def test_what_cannot_be_read(text: str, date: str, why: str) -> None:
+    with pytest.raises(NotReadable, match=why):
+        shown(text, date)
+
+
+def test_no_field_is_nobody() -> None:
+    assert credentials_of({}).username is None
+    assert credentials_of({"authorization": ""}).username is None
+
+
+@given(st.text(), st.text())
+def test_any_text_is_read_or_refused(text: str, date: str) -> None:
+    with contextlib.suppress(NotReadable):
+        assert not shown(text, date).are_signed_with(b"secret")

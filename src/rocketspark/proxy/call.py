@@ -1,0 +1,209 @@
+"""One call of a client: who calls and from where, how long it may take, how it ends, and how long it took.
+
+Rule: what a client says of its address is not believed; the connection says it. A client is told the outcome in the
+message and not as an error of gRPC, as by RocketMQ 5.5.0. A call is measured only where metrics are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+from typing import Any
+from urllib.parse import unquote
+
+from rocketspark.errors import FilterIllegal, NoReply, RocketSparkError, RouteNotFound, ServerError, TransportError
+from rocketspark.model.histogram import Histogram
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.proxy.wire import messages
+from rocketspark.proxy.wire.codes import Code
+
+log = LimitedLog("rocketspark.proxy")
+
+OF_REMOTING: dict[int, Code] = {
+    ResponseCode.SUCCESS: Code.OK,
+    ResponseCode.SYSTEM_BUSY: Code.TOO_MANY_REQUESTS,
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: Code.NOT_IMPLEMENTED,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: Code.CONSUMER_GROUP_NOT_FOUND,
+    ResponseCode.TOPIC_NOT_EXIST: Code.TOPIC_NOT_FOUND,
+}
+
+
+class Refused(RocketSparkError):
+    """A call that ends with a status other than OK. `code`: of the protocol; the message is shown to the client."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def status(code: Code, message: str = "") -> Any:
+    """Return a Status; without a message the code's name, as Apache's proxy has it."""
+    return messages.Status(code=int(code), message=message or code.name)
+
+
+def code_of_remoting(code: int) -> Code:
+    """Return the status code that stands for a broker's reply code."""
+    return OF_REMOTING.get(code, Code.INTERNAL_SERVER_ERROR)
+
+
+def status_of(error: BaseException) -> Any:
+    """Return the Status of a call that raised; what nobody expected is logged."""
+    if isinstance(error, Refused):
+        return status(error.code, str(error))
+    if isinstance(error, RouteNotFound):
+        return status(Code.TOPIC_NOT_FOUND, error.remark or str(error))
+    if isinstance(error, ServerError):
+        return status(code_of_remoting(error.code), error.remark or str(error))
+    if isinstance(error, FilterIllegal):
+        return status(Code.ILLEGAL_FILTER_EXPRESSION, str(error))
+    if isinstance(error, NoReply | TransportError | TimeoutError):
+        return status(Code.PROXY_TIMEOUT, str(error))
+    if not isinstance(error, RocketSparkError):
+        log.exception("a call failed: %s", error)
+    return status(Code.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+
+
+CLIENT_ID = "x-mq-client-id"
+LANGUAGE = "x-mq-language"
+VERSION = "x-mq-client-version"
+NAMESPACE = "x-mq-namespace"
+# So long a stream's answer waits for a client that does not read.
+WRITE_S = 30.0
+# For so long brokers are asked at most for one call that sends something.
+ASK_TIMEOUT_MS = 2000.0
+# The code of a call whose client has gone.
+CANCELLED = -1
+# What gRPC says of the other side to an address "host:port"; a front on the same port puts the real client in.
+AddressOf = Callable[[str], str]
+
+
+def address_of(peer: str) -> str:
+    """Return "host:port" of what gRPC calls a peer, "ipv4:127.0.0.1:5000" or "ipv6:%5B::1%5D:5000"."""
+    return unquote(peer.partition(":")[2])
+
+
+class Call:
+    """A call at hand. `rpc`: the method's name; `metadata`: lower-case names; `context`: gRPC's own; `code`: the status
+    of a stream of answers, once it is written.
+    """
+
+    code = 0
+
+    def __init__(self, rpc: str, context: Any, address_of: AddressOf = address_of) -> None:
+        self.rpc = rpc
+        self.context = context
+        self.metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
+        self._address_of = address_of
+        # Whose call it is, once that is known.
+        self.user = ""
+
+    async def write(self, answer: Any) -> None:
+        """Write to the stream of answers. Raises TimeoutError if the client does not read it."""
+        async with asyncio.timeout(WRITE_S):
+            await self.context.write(answer)
+
+    @property
+    def client_id(self) -> str:
+        """The client's id. Raises Refused if it named none."""
+        found: str = self.metadata.get(CLIENT_ID, "").strip()
+        if not found:
+            raise Refused(Code.CLIENT_ID_REQUIRED, "client id is missing: the metadata field x-mq-client-id is needed")
+        return found
+
+    @property
+    def identity(self) -> str:
+        """The client's id, with its user's name, which holds no slash: ids of two users are two clients."""
+        return f"{self.user}/{self.client_id}"
+
+    @property
+    def language(self) -> str:
+        """What the client is written in, as it says: JAVA, PYTHON, GO, HTTP, …"""
+        return str(self.metadata.get(LANGUAGE, ""))
+
+    @property
+    def version(self) -> str:
+        """The client's release, as it says."""
+        return str(self.metadata.get(VERSION, ""))
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that the client named; names are not changed by it."""
+        return str(self.metadata.get(NAMESPACE, ""))
+
+    @functools.cached_property
+    def remote_address(self) -> str:
+        """ "host:port" of the client."""
+        return self._address_of(self.context.peer())
+
+    @property
+    def remote_host(self) -> str:
+        """The client's address without its port."""
+        return self.remote_address.rpartition(":")[0].strip("[]")
+
+    @property
+    def remaining_ms(self) -> float | None:
+        """How long the client still waits; None if it set no deadline."""
+        remaining_s = self.context.time_remaining()
+        return None if remaining_s is None else remaining_s * 1000
+
+    @property
+    def ask_timeout_ms(self) -> float:
+        """For how long brokers may be asked: what the client still waits, within the proxy's own bound."""
+        remaining_ms = self.remaining_ms
+        return ASK_TIMEOUT_MS if remaining_ms is None else min(ASK_TIMEOUT_MS, remaining_ms)
+
+
+# In ms.
+CALL_BOUNDS = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
+
+Serve = Callable[[Any, Any], Awaitable[Any]]
+
+
+class CallTimes:
+    """How long calls took, by method and status; one that the client gave up has the status `cancelled`."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[int, Histogram]] = {}
+
+    def unary(self, rpc: str, serve: Serve) -> Serve:
+        """Return what serves a method and measures it, at some 0.7 us a call."""
+        rows = self.rows[rpc] = _Rows()
+
+        async def timed(request: Any, context: Any) -> Any:
+            code = CANCELLED
+            began = perf_counter()
+            try:
+                answer = await serve(request, context)
+                code = answer.status.code
+                return answer
+            finally:
+                row, took_ms = rows[code], (perf_counter() - began) * 1000
+                # As Histogram.add, without its call.
+                row.counts[bisect_left(CALL_BOUNDS, took_ms)] += 1
+                row.total += took_ms
+
+        return timed
+
+    def streaming(self, rpc: str, serve: Serve) -> Serve:
+        """Return what serves a method with a stream of answers, and measures it; `serve` returns the status."""
+        rows = self.rows[rpc] = _Rows()
+
+        async def timed(request: Any, context: Any) -> None:
+            code = CANCELLED
+            began = perf_counter()
+            try:
+                code = await serve(request, context)
+            finally:
+                rows[code].add((perf_counter() - began) * 1000)
+
+        return timed
+
+
+class _Rows(dict[int, Histogram]):
+    def __missing__(self, code: int) -> Histogram:
+        row = self[code] = Histogram(CALL_BOUNDS)
+        return row

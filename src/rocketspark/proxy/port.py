@@ -1,0 +1,426 @@
+"""The proxy's one port: it looks at the first bytes of a connection, ends TLS, and relays HTTP/2 to the gRPC server.
+
+Rule: who a client is, its connection to this port says; the gRPC server takes calls of no other connection. Neither
+side is read faster than the other takes it, and the end of one is the end of the other. A gRPC server gathers a message
+before anybody is asked who sent it: so messages that are not whole are counted on their way, and bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from rocketspark.errors import ConfigError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.proxy.call import Refused, address_of
+from rocketspark.proxy.wire.codes import Code
+from rocketspark.transport.bounds.connection_bounds import Bounds
+from rocketspark.transport.bounds.descriptors import OF_PROCESS, Descriptors
+from rocketspark.transport.peer import HALF_CLOSED_S, Peer
+from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.server import IDLE_S, Server
+from rocketspark.transport.tls.first_bytes import PREFACE, Http2
+from rocketspark.transport.tls.settings import TlsSettings
+
+log = LimitedLog("rocketspark.proxy")
+
+
+DATA, HEADERS, RST_STREAM = 0, 1, 3
+END_STREAM, PADDED = 0x1, 0x8
+FRAME_HEAD_BYTES, PREFIX_BYTES = 9, 5
+# What a call costs a server that has no message yet.
+CALL_BYTES = 16 << 10
+
+
+class _Message:
+    """One that arrives: `number` of its connection's, `prefix` so far, then how many bytes are `left`."""
+
+    __slots__ = ("held", "left", "number", "prefix")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.held = CALL_BYTES
+        self.prefix = b""
+        self.left = 0
+
+
+class UnfinishedMessages:
+    """Reads one connection's bytes, from its preface on. `held`: bytes of what is not whole, calls among it."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self._number = 0
+        self._open: dict[int, _Message] = {}
+        # Bytes that are none of a message: the preface, other frames, padding.
+        self._passed = len(PREFACE)
+        self._head = b""
+        # Of the data frame that arrives: its stream (0: there is none), its length if it tells its padding first, what
+        # of its data is to come, the padding behind, and whether its stream ends with it.
+        self._stream, self._padded, self._left, self._padding, self._ends = 0, 0, 0, 0, False
+
+    @property
+    def oldest(self) -> int | None:
+        """The number of the message that has been on its way for longest; None if all are whole."""
+        return next(iter(self._open.values())).number if self._open else None
+
+    def feed(self, data: bytes) -> None:
+        """Look at what came."""
+        at, size = 0, len(data)
+        while at < size:
+            if self._passed:
+                count = min(self._passed, size - at)
+                self._passed -= count
+            elif self._left:
+                count = min(self._left, size - at)
+                self._left -= count
+                self._take(data, at, at + count)
+            elif self._padded:
+                count = 1
+                self._padding = min(data[at], self._padded - 1)
+                self._left = self._padded - 1 - self._padding
+                self._padded = 0
+            else:
+                count = min(FRAME_HEAD_BYTES - len(self._head), size - at)
+                self._head += data[at : at + count]
+                if len(self._head) == FRAME_HEAD_BYTES:
+                    self._begin(self._head)
+                    self._head = b""
+            at += count
+            if self._stream and not self._left and not self._padded:
+                if self._ends:
+                    self._drop(self._stream)
+                self._stream, self._passed, self._padding = 0, self._padding, 0
+
+    def _begin(self, head: bytes) -> None:
+        length, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
+        stream = int.from_bytes(head[5:], "big") & 0x7FFFFFFF
+        if kind == DATA and stream:
+            self._stream, self._ends = stream, bool(flags & END_STREAM)
+            self._padded, self._left = (length, 0) if flags & PADDED else (0, length)
+            return
+        self._passed = length
+        if kind == HEADERS and not flags & END_STREAM:
+            self._enter(stream)
+        elif kind == RST_STREAM:
+            self._drop(stream)
+
+    def _enter(self, stream: int) -> _Message:
+        message = self._open.get(stream)
+        if message is None:
+            self._number += 1
+            message = self._open[stream] = _Message(self._number)
+            self.held += message.held
+        return message
+
+    def _drop(self, stream: int) -> None:
+        message = self._open.pop(stream, None)
+        if message is not None:
+            self.held -= message.held
+
+    def _take(self, data: bytes, at: int, end: int) -> None:
+        """Take data of the frame's stream: pieces of messages, one behind the other."""
+        while at < end:
+            message = self._enter(self._stream)
+            if len(message.prefix) < PREFIX_BYTES:
+                count = min(PREFIX_BYTES - len(message.prefix), end - at)
+                message.prefix += data[at : at + count]
+                message.left = int.from_bytes(message.prefix[1:], "big")
+            else:
+                count = min(message.left, end - at)
+                message.left -= count
+            at += count
+            message.held += count
+            self.held += count
+            if len(message.prefix) == PREFIX_BYTES and not message.left:
+                self._drop(self._stream)
+
+
+relay_log = LimitedLog("rocketspark.proxy", lines_max=1, period_s=1.0)
+
+HOST = "127.0.0.1"
+WAITING_BYTES_MAX = 256 << 10
+
+
+class RelayedClients:
+    """Whose connections the gRPC server's are, by the port that the front connects from. `port`: the server's;
+    `when_left`: told the address of a client's connection that has ended.
+
+    A connection of the server that is not here did not come through the front.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self.port = port
+        self.by_port: dict[int, str] = {}
+        self.open: set[Relay] = set()
+        self.when_left: Callable[[str], None] | None = None
+
+    def take(self, peer: Peer, below: asyncio.Transport, data: bytes) -> Relay:
+        """Relay a connection that has begun to speak HTTP/2."""
+        return Relay(self, peer, below, data)
+
+
+class Relay(Http2):
+    """The client's side. `data`: what it sent already."""
+
+    def __init__(self, clients: RelayedClients, peer: Peer, below: asyncio.Transport, data: bytes) -> None:
+        self.address = peer.address
+        self._clients, self._peer, self._below = clients, peer, below
+        self._early = data
+        self._messages = UnfinishedMessages()
+        self._look_at(data)
+        self._inner: Inner | None = None
+        self._forgotten = False
+        self._timer: asyncio.TimerHandle | None = None
+        # How long it may be silent is the gRPC server's to say.
+        peer.last_read_s = math.inf
+        clients.open.add(self)
+        below.set_write_buffer_limits(high=WAITING_BYTES_MAX)
+        below.pause_reading()
+        self._dial = asyncio.ensure_future(self._connect())
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            _, inner = await loop.create_connection(lambda: Inner(self), HOST, self._clients.port)
+        except OSError as e:
+            relay_log.warning("%s: the gRPC server does not answer: %s", self.address, e.strerror or e)
+            self._below.abort()
+            return
+        if self._below.is_closing():
+            inner.end()
+            return
+        self._inner = inner
+        self._clients.by_port[inner.port] = self.address
+        early, self._early = self._early, b""
+        inner.write(early)
+        if not inner.is_paused:
+            self._below.resume_reading()
+
+    # -- the client ----------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        inner = self._inner
+        self._look_at(data)
+        if inner is None:
+            self._early += data
+            return
+        inner.write(data)
+        if inner.is_paused:
+            self._below.pause_reading()
+
+    def _look_at(self, data: bytes) -> None:
+        messages = self._messages
+        messages.feed(data)
+        if (oldest := messages.oldest) is not None and self._peer.bounds is not None:
+            self._peer.bounds.unfinished(self, oldest, messages.held)
+
+    @property
+    def unfinished_frame(self) -> int | None:
+        """The number of the message that has begun to arrive; None if there is none."""
+        return self._messages.oldest
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that wait for the client."""
+        return self._below.get_write_buffer_size()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._below.abort()
+
+    def eof_received(self) -> bool:
+        """Answer what was asked for: the gRPC server ends the connection."""
+        if self._inner is None:
+            return False
+        self._inner.write_eof()
+        self._timer = asyncio.get_running_loop().call_later(HALF_CLOSED_S, self._below.abort)
+        return True
+
+    def pause_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.pause_reading()
+        self._peer.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.resume_reading()
+        self._peer.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clients.open.discard(self)
+        if self._peer.bounds is not None:
+            self._peer.bounds.closed(self)
+        if self._clients.when_left is not None:
+            self._clients.when_left(self.address)
+        self._dial.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._inner is not None:
+            self._forget()
+            self._inner.end()
+        self._peer.connection_lost(exc)
+
+    # -- the gRPC server -----------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Send to the client."""
+        self._below.write(data)
+
+    def inner_paused(self) -> None:
+        """Read no more: the gRPC server does not."""
+        self._below.pause_reading()
+
+    def inner_resumed(self) -> None:
+        """Read again."""
+        if not self._below.is_closing():
+            self._below.resume_reading()
+
+    def inner_lost(self) -> None:
+        """End the client's connection, once all has left that the gRPC server said."""
+        self._forget()
+        self._below.close()
+
+    def _forget(self) -> None:
+        """Give the inner port free, once: it may be another client's as soon as its connection has ended."""
+        if self._inner is not None and not self._forgotten:
+            self._forgotten = True
+            self._clients.by_port.pop(self._inner.port, None)
+
+
+class Inner(asyncio.Protocol):
+    """The side of the gRPC server. `port`: the one it is connected from; `is_paused`: it does not read."""
+
+    def __init__(self, outer: Relay) -> None:
+        self._outer = outer
+        self._transport: asyncio.Transport | None = None
+        self.port = 0
+        self.is_paused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WAITING_BYTES_MAX)
+        self.port = int(transport.get_extra_info("sockname")[1])
+
+    def data_received(self, data: bytes) -> None:
+        self._outer.write(data)
+
+    def write(self, data: bytes) -> None:
+        """Send to the gRPC server."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def write_eof(self) -> None:
+        """Say that the client sends no more."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+        self._outer.inner_paused()
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        self._outer.inner_resumed()
+
+    def pause_reading(self) -> None:
+        """Take no more from the gRPC server."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on with it."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def end(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._outer.inner_lost()
+
+
+# A connection that is relayed has three descriptors: the client's, and both ends of the one behind the front.
+DESCRIPTORS_BEHIND = 2
+
+
+def default_tls() -> TlsSettings:
+    """Return TLS beside plain, with a certificate made for this start (rule: tlsTestModeEnable of Apache's proxy)."""
+    return TlsSettings(test_mode=True)
+
+
+class Port:
+    """Where clients come in. `tls`: None for what `default_tls` says, if a certificate can be made; `routes`: the
+    requests of remoting that are served; `on_close`: hears of connections whose client sends no more.
+    """
+
+    def __init__(
+        self,
+        *,
+        tls: TlsSettings | None = None,
+        routes: Routes | None = None,
+        on_close: Callable[[Peer], None] | None = None,
+        names: Iterable[str] = (),
+        connections_max: float = math.inf,
+        bounds: Bounds | None = None,
+        idle_s: float = IDLE_S,
+        descriptors: Descriptors = OF_PROCESS,
+        share_port: bool = False,
+    ) -> None:
+        self.clients = RelayedClients()
+        self._descriptors = descriptors
+        self._make_certificate = tls is None
+        self._server_options = {
+            "connections_max": connections_max,
+            "on_close": on_close,
+            "bounds": bounds,
+            "idle_s": idle_s,
+            "descriptors": descriptors,
+            "tls_names": list(names),
+            "share_port": share_port,
+        }
+        self._routes = routes or Routes()
+        self.server = self._made(default_tls() if tls is None else tls)
+
+    def _made(self, tls: TlsSettings) -> Server:
+        return Server(self._routes, tls=tls, http2=self._take, **self._server_options)  # type: ignore[arg-type]
+
+    async def start(self, host: str, port: int, inner_port: int) -> int:
+        """Listen, before a gRPC server on loopback; return the port. Raises ConfigError."""
+        self.clients.port = inner_port
+        try:
+            await self.server.start(host, port)
+        except ConfigError as e:
+            if not self._make_certificate or "cryptography" not in str(e):
+                raise
+            log.warning("no TLS on %s:%d, plain alone: %s", host, port, e)
+            self.server = self._made(TlsSettings(mode="disabled"))
+            await self.server.start(host, port)
+        return self.server.port
+
+    def _take(self, peer: Peer, below: asyncio.Transport, data: bytes) -> Relay:
+        relay = self.clients.take(peer, below, data)
+        for _ in range(DESCRIPTORS_BEHIND):
+            if not self._descriptors.take():
+                log.warning("%s refused: as many connections are open in this process as are allowed", peer.address)
+                below.abort()
+                break
+            peer.when_closed(self._descriptors.give_back)
+        return relay
+
+    def address_of(self, peer: str) -> str:
+        """Return "host:port" of the client of a connection, by what gRPC calls its other side. Raises Refused."""
+        host, _, port = address_of(peer).rpartition(":")
+        # Whoever is on this machine may have the same port at another loopback address.
+        found = self.clients.by_port.get(int(port or 0)) if host == HOST else None
+        if found is None:
+            raise Refused(Code.UNAUTHORIZED, "this port is the proxy's own: come in by the one that it tells")
+        return found
+
+    async def close(self) -> None:
+        """Stop listening and end all connections."""
+        await self.server.close()
