@@ -582,3 +582,39 @@ def test_whoever_waits_hears_that_the_topic_or_the_group_is_gone(tmp_path: Path)
                 assert (state.waiting.total, state.notified.total) == (0, 0)
 
     run(main())
+
+
+def test_a_group_deleted_with_its_offsets_gets_nothing_of_before(tmp_path: Path) -> None:
+    """Nor is it made again by what it had, once that would be due."""
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await filled(peer, 5)
+            assert len(await popped(peer, invisible_time_ms=100)) == 5
+            header = headers.DeleteGroupHeader(group=GROUP, clean_offsets=True)
+            (await peer.request(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)).raise_for_code("delete")
+            assert in_flight(server) == 0
+            # Another group's are delivered later, so those would have been.
+            await popped(peer, group="later", invisible_time_ms=150)
+            await until(lambda: server._services._pops._revive.revived_count)
+            assert GROUP not in server._groups.table
+            assert bodies_of(await popped(peer)) == [b"%d" % n for n in range(5)]
+            assert await popped(peer) == []
+
+    run(main())
+
+
+def test_a_cloned_offset_counts_for_a_group_that_pops(tmp_path: Path) -> None:
+    """Whatever it popped last, whose offset is not committed yet."""
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await filled(peer, 5, queues=1)
+            server._offsets.commit("source", TOPIC, 0, 2)
+            assert len(await popped(peer)) == 5
+            assert server._pops.next_offset(TOPIC, GROUP, 0) == 5
+            header = headers.CloneOffsetsHeader(source="source", target=GROUP, topic=TOPIC)
+            (await peer.request(RequestCode.CLONE_GROUP_OFFSET, header)).raise_for_code("clone")
+            assert bodies_of(await popped(peer)) == [b"2", b"3", b"4"]
+
+    run(main())

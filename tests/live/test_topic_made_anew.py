@@ -214,3 +214,37 @@ def test_after_a_kill_no_pop_of_the_one_before_counts(tmp_path: Path, count: int
 
     run(old())
     run(new())
+
+
+@pytest.mark.parametrize(
+    ("others", "retry_topic", "stays"),
+    [
+        # Of group `shop_orders`, whatever it reads.
+        ({"group": "shop_orders", "topic": "paid"}, "%RETRY%shop_orders", True),
+        # Of group `shop` and topic `eu_orders`.
+        ({"group": "shop", "topic": "eu_orders"}, "%RETRY%shop_eu_orders", True),
+        ({"group": "other", "topic": "paid"}, "%RETRY%shop_orders", False),
+    ],
+)
+def test_with_a_topic_no_retries_of_others_are_deleted(
+    others: dict[str, str], retry_topic: str, stays: bool, tmp_path: Path
+) -> None:
+    """Names of retry topics do not tell where the group ends."""
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            group = retry_topic.removeprefix("%RETRY%").removesuffix("_orders")
+            for topic in ("orders", others["topic"], retry_topic):
+                await create(peer, topic, 1)
+            for name in (group, others["group"]):
+                await create_group(peer, name)
+            await sent(peer, b"of others", retry_topic)
+            server._offsets.commit(group, "orders", 0, 0)
+            if others["group"] == "other":
+                server._groups.delete("shop_orders")  # The send made it.
+            (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="orders"))).raise_for_code("d")
+            assert server._topics.get("orders") is None
+            assert (server._topics.get(retry_topic) is not None) == stays
+            assert server.store.queue_range(retry_topic, 0) == (0, int(stays))
+
+    run(main())

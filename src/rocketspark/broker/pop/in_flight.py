@@ -151,6 +151,10 @@ class InFlightMessages:
         """Take what is in flight of a topic that is deleted as done: in its place come messages of the next one."""
         self.check_points.delete_topic(topic)
 
+    def delete_group(self, group: str) -> None:
+        """Take what a group has as done: it is deleted with its offsets."""
+        self.check_points.delete_group(group)
+
     def count(self, topic: str, group: str, queue_id: int) -> int:
         """Return how many messages of a queue a group popped and has not acknowledged."""
         return self.check_points.count(topic, group, queue_id)

@@ -12,6 +12,7 @@ from rocketspark.broker.pop.ordered import OrderedPops
 from rocketspark.broker.pop.waiting_pops import ALL_QUEUES, WaitingPops
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.model.namespace import RETRY_PREFIX
 from rocketspark.protocol import retry_topics
 from rocketspark.protocol.retry_topics import RETRY_V1, RETRY_V2
 
@@ -83,9 +84,23 @@ class Pops:
         self.wake(topic, group, queue_id if queue_id >= 0 else ALL_QUEUES)
 
     def retry_topics_of(self, topic: str) -> list[str]:
-        """Return the retry topics that hold messages of a topic, for any group."""
+        """Return the retry topics that hold messages of a topic, for any group, and of no other topic.
+
+        RocketMQ gives those of others, too: group `a` has that of group `a_b` as its own of topic `b`.
+        """
         names = (name for group in self._offsets.groups_of(topic) for name in self._retry_topics(topic, group))
-        return [name for name in names if name in self._topics.table]
+        return [name for name in names if name in self._topics.table and not self._is_of_others(name, topic)]
+
+    def _is_of_others(self, retry_topic: str, topic: str) -> bool:
+        """Tell whether a retry topic that a topic's messages are in is another group's, or one of another topic."""
+        if retry_topics.retry_flag(retry_topic) != RETRY_V1:
+            return False
+        rest = retry_topic.removeprefix(RETRY_PREFIX)
+        if rest in self._groups.table:
+            return True
+        marks = (at for at, mark in enumerate(rest) if mark == "_")
+        pairs = ((rest[:at], rest[at + 1 :]) for at in marks)
+        return any(of != topic and of in self._topics.table and group in self._groups.table for group, of in pairs)
 
     def delete_topic(self, topic: str) -> None:
         """Forget a topic that is deleted; called before its offsets are."""
@@ -96,13 +111,18 @@ class Pops:
         self.in_flight.delete_topic(topic)
         self.ordered.delete_topic(topic)
 
-    def delete_group(self, group: str) -> None:
-        """Forget a group that is deleted; called before its offsets are."""
+    def delete_group(self, group: str, *, with_offsets: bool) -> None:
+        """Forget a group that is deleted; called before its offsets are, if they are.
+
+        With them what it has goes, too: it would make the group again, and come twice to a new one of its name.
+        """
         for topic in self._offsets.topics_of(group):
             for queue_id in self._offsets.of(group, topic):
                 self.in_flight.forget(topic, group, queue_id)
             self.wake(topic, group, ALL_QUEUES)
         self.ordered.delete_group(group)
+        if with_offsets:
+            self.in_flight.delete_group(group)
 
     def _read_queues(self, topic: str) -> int:
         config = self._topics.table.get(topic)

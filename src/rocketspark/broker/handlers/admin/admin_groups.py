@@ -156,7 +156,7 @@ class GroupHandler:
     async def delete(self, peer: Peer, request: Request[DeleteGroupHeader], body: bytes) -> bytes:
         """DELETE_SUBSCRIPTIONGROUP (207), its offsets too if asked."""
         self._groups.delete(request.ext.group)
-        self._pops.delete_group(request.ext.group)
+        self._pops.delete_group(request.ext.group, with_offsets=bool(request.ext.clean_offsets))
         # A new group of this name starts at its own offsets.
         self._offsets.drop_resets(group=request.ext.group)
         if request.ext.clean_offsets:
@@ -451,6 +451,7 @@ class GroupHandler:
                 for queue_id, offset in part:
                     self._offsets.asked(h.target, topic, queue_id)
                     self._offsets.commit(h.target, topic, queue_id, offset)
+                    self._pops.reset(topic, h.target, queue_id)
         await self._offsets.saved()
         return reply(request.opaque)
 
