@@ -411,6 +411,25 @@ def test_after_a_kill_no_offset_is_beyond_its_queue_s_end_or_of_a_topic_that_is_
     run(main())
 
 
+def test_offsets_of_a_log_that_lost_its_end_while_nobody_had_it_are_lowered(tmp_path: Path) -> None:
+    """Its last run ended in order: what was lost tells that the offsets count too much."""
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await create_group(peer)
+            for _ in range(5):
+                await sent(peer)
+            server._offsets.commit(GROUP, TOPIC, 0, 5)
+        shutil.rmtree(tmp_path / "commitlog")
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            assert not server.store.crashed
+            assert offset_of(await query(peer)) == 0
+            assert await sent(peer, b"next") == 0
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("code", "header", "left"),
     [

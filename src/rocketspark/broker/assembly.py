@@ -77,8 +77,11 @@ def make_tables(
 
 
 def keep_within_queues(store: Store, tables: Tables, ordered: OrderedPops) -> None:
-    """After an unclean stop: what counts messages that are not there any more is lowered, before anything is served."""
-    if not store.crashed:
+    """After an unclean stop, or where the log lost its end: lower what counts messages that are not there any more.
+
+    Before anything is served.
+    """
+    if not (store.crashed or store.recovered.cut):
         return
     topics, queues = tables.topics, store.queues()
 

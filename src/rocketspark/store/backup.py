@@ -1,8 +1,9 @@
 """A copy of a store's files while its broker runs, and back. Rule: the copy is what a kill at its end would have left.
 
 The order makes it so: first the checkpoint, which says least, then tables, timers, queues and index, which may say
-more, and last the log, which has all that they say, its newest file first, so that none lacks what a later one goes on
-from. A start of the copy then recovers as after a kill.
+more, then the log, which has all that they say, its newest file first, so that none lacks what a later one goes on
+from. Last, once more, the tables of what there is: a topic made meanwhile has messages in the log by then, and would be
+nobody's. A start of the copy then recovers as after a kill.
 """
 
 from __future__ import annotations
@@ -34,6 +35,12 @@ _FIRST = (
 )
 _NEXT = ("timerwheel", "timerlog", "consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 _LOG = "commitlog"
+# Topics before their deletions, as a deletion is noted last.
+_LAST = tuple(
+    f"config/{name}.json{end}"
+    for name in ("topics", "topicQueueMapping", "subscriptionGroup", "deletedTopics")
+    for end in ("", ".bak")
+)
 _IDENTITY = ("brokerIdentity", "brokerIdentity-temp")
 _PIECE_BYTES = 8 << 20
 _END_BYTES = 64 << 10
@@ -74,6 +81,8 @@ def backup(
     for name in (*_FIRST, *_NEXT):
         copy.whole(root / name, target / name)
     copy.log(log, target / _LOG)
+    for name in _LAST:
+        copy.whole(root / name, target / name)
     # Recovery then looks at everything.
     _write(target / "abort", "backup")
     _describe(target, "whole")

@@ -31,6 +31,27 @@ def _counter(files: list[int]) -> Any:
     return lambda count, copied_bytes: files.append(count)
 
 
+def test_topics_and_groups_made_while_the_log_is_copied_are_in_the_copy(
+    make_store: Any, send: Any, tmp_path: Path
+) -> None:
+    store = make_store()
+    fill(store, send, 0, 20)
+    config, copied = Path(store.settings.root) / "config", tmp_path / "backup" / "config"
+    names = ("topics.json", "subscriptionGroup.json", "topicQueueMapping.json", "deletedTopics.json")
+    for name in (*names, "consumerOffset.json"):
+        (config / name).write_text("before")
+
+    def make(files: int, copied_bytes: int) -> None:
+        # What is committed from here on may count messages that the log's copy has not.
+        if (tmp_path / "backup" / "commitlog").exists():
+            for name in (*names, "consumerOffset.json"):
+                (config / name).write_text("after")
+
+    backup(store.settings.root, tmp_path / "backup", tell=make)
+    assert {name: (copied / name).read_text() for name in names} == dict.fromkeys(names, "after")
+    assert (copied / "consumerOffset.json").read_text() == "before"
+
+
 def test_the_copy_of_a_store_in_use(make_store: Any, send: Any, tmp_path: Path) -> None:
     store = make_store()
     fill(store, send, 0, 200)
