@@ -18,8 +18,8 @@ from rocketspark.protocol.json import bodies
 from rocketspark.spark.cluster_queries import ClusterQueries, OffsetBounds
 from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import parse_read
+from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.partitions import ranges
-from rocketspark.spark.read.pull_records import DataLost
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply

@@ -22,8 +22,8 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.offset_ranges import from_json
 from rocketspark.spark.options import parse_read
 from rocketspark.spark.read import pull_records
+from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.partition_discovery import QueueGone
-from rocketspark.spark.read.pull_records import DataLost
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.transport.connections import dial

@@ -23,7 +23,8 @@ from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import parse_read
 from rocketspark.spark.read import pipelined_connection
 from rocketspark.spark.read import pull_records as fetching
-from rocketspark.spark.read.pull_records import DataLost, fetch
+from rocketspark.spark.read.data_loss import DataLost
+from rocketspark.spark.read.pull_records import fetch
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 

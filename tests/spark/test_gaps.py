@@ -16,8 +16,8 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import parse_read
 from rocketspark.spark.read import pull_records as fetching
+from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.partitions import QueuePartition, read_partition
-from rocketspark.spark.read.pull_records import DataLost
 from rocketspark.spark.read.read_filter import ReadFilter
 
 QUEUE = MessageQueue("T", "broker-a", 0)

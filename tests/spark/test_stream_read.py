@@ -19,8 +19,8 @@ from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.offset_ranges import from_json
 from rocketspark.spark.options import parse_read
+from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.partitions import QueuePartition
-from rocketspark.spark.read.pull_records import DataLost
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ADMISSION_CONTROL, ReadAllAvailable, ReadMaxRows, reported_offset
 from rocketspark.testing import Cluster

@@ -20,8 +20,8 @@ from rocketspark.spark.exactly_once.batch_commit import TakenOver
 from rocketspark.spark.exactly_once.commit_topic import NotSafelyStored
 from rocketspark.spark.exactly_once.end_ranges import NoRanges
 from rocketspark.spark.offset_ranges import OffsetRange
+from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.partition_discovery import QueueGone
-from rocketspark.spark.read.pull_records import DataLost
 
 TEXT = "what is wrong, and what to do"
 

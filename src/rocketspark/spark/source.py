@@ -22,7 +22,7 @@ from rocketspark.spark.options import parse_columns, parse_read, parse_write
 from rocketspark.spark.python_workers import plain_errors, settle
 from rocketspark.spark.read.batch_read import BatchReader, PushingReader, sampled_bodies
 from rocketspark.spark.read.own_limits import for_this_spark
-from rocketspark.spark.read.pushdown import pushing
+from rocketspark.spark.read.read_filter import pushing
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
 from rocketspark.spark.spark_features import FILTERS, VERSION
 

@@ -18,7 +18,7 @@ from rocketspark.errors import ConfigError, NoReply, RouteNotFound
 from rocketspark.spark.pipelines import archive
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.progress import Progress
-from rocketspark.spark.read.pull_records import DataLost
+from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.testing import Cluster
 

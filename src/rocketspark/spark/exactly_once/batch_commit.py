@@ -33,7 +33,7 @@ from rocketspark.spark.exactly_once.failpoints import passing
 from rocketspark.spark.exactly_once.half_messages import HalfMessageSender
 from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.python_workers import plain_errors
-from rocketspark.spark.write.read_ahead import ReadAhead
+from rocketspark.spark.write.bounded_flow import ReadAhead
 
 log = logging.getLogger("rocketspark.spark")
 

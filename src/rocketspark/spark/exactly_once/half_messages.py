@@ -27,10 +27,10 @@ from rocketspark.spark.exactly_once.failpoints import passing
 from rocketspark.spark.exactly_once.transaction_handles import HandleHead, HandleManifest
 from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.write.batch_encoding import BatchItems
+from rocketspark.spark.write.bounded_flow import SendsInFlight
 from rocketspark.spark.write.queue_choice import QueueTarget
 from rocketspark.spark.write.row_sender import RowSend, RowSender
 from rocketspark.spark.write.rows import CheckedRows, Text, parts
-from rocketspark.spark.write.sends_in_flight import SendsInFlight
 
 # No question about a half message for so long: a batch is ended, or its rows are known to its successor, before.
 IMMUNITY_S = 600

@@ -41,7 +41,7 @@ from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.read.own_limits import for_this_spark
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
 from rocketspark.spark.spark_features import ReadLimit
-from rocketspark.spark.write.refused_rows import refused_rows
+from rocketspark.spark.write.batch_encoding import refused_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -30,7 +30,7 @@ from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.read.own_limits import for_this_spark
 from rocketspark.spark.spark_features import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
-from rocketspark.spark.write.refused_rows import refused_rows
+from rocketspark.spark.write.batch_encoding import refused_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,8 +18,7 @@ from rocketspark.spark.option_values import AtTime, AtTimes
 from rocketspark.spark.options import BAD_IS_NULL, ReadOptions
 from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.read.partitions import ends, open_cluster, plan, queues_of, read_partition, starts
-from rocketspark.spark.read.pushdown import Pushed, push
-from rocketspark.spark.read.read_filter import ReadFilter
+from rocketspark.spark.read.read_filter import Pushed, ReadFilter, push
 from rocketspark.spark.spark_features import Filter
 
 if TYPE_CHECKING:

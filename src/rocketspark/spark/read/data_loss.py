@@ -1,4 +1,4 @@
-"""Findings of a read: messages that are missing, and bodies that cannot be decoded. Rule: each is named by its queue
+"""What a read finds wrong: messages that are gone, and bodies that cannot be decoded. Rule: each is named by its queue
 and offset; without failOnDataLoss, or as option badBodies says, the read goes on.
 """
 
@@ -7,18 +7,36 @@ from __future__ import annotations
 import logging
 
 from rocketspark.arrow.decode_request import DecodeFindings
-from rocketspark.errors import RecordError
+from rocketspark.errors import RecordError, RocketSparkError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import BAD_AS_STORED, BAD_IS_ERROR, ReadOptions
-from rocketspark.spark.read.broker_addresses import addresses_now
-from rocketspark.spark.read.compacted_topics import is_compacted
-from rocketspark.spark.read.pull_records import lost
+from rocketspark.spark.read.executor_queries import addresses_now, is_compacted
 
 log = logging.getLogger("rocketspark.spark")
 
 # Bad bodies of one partition that are named one by one; the others are counted.
 _NAMED_MAX = 20
+
+
+class DataLost(RocketSparkError):
+    """Raised when messages that were to be read are no longer there."""
+
+    def __init__(self, source: OffsetRange, at: int, found: int, why: str) -> None:
+        queue = source.queue
+        which = f"{at} to {found}" if found >= at else f"from {at} on"
+        super().__init__(
+            f"messages {which} of queue {queue.queue_id} of topic {queue.topic!r} on broker"
+            f" {queue.broker_name!r} are gone ({why}); set failOnDataLoss to false to go on without them"
+        )
+
+
+def lost(gone: OffsetRange, why: str, options: ReadOptions) -> None:
+    """Raise DataLost for offsets that are gone, or warn of them, as the options say."""
+    error = DataLost(gone, gone.first, gone.end - 1, why)
+    if options.fail_on_data_loss:
+        raise error
+    log.warning("%s", error)
 
 
 class ReadFindings(DecodeFindings):

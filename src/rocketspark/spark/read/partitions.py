@@ -19,9 +19,9 @@ from rocketspark.spark.offset_ranges import Made, OffsetRange, Offsets, from_jso
 from rocketspark.spark.option_values import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes, assigned_of, check_all_there
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.python_workers import plain_errors, settle
-from rocketspark.spark.read.broker_addresses import broker_away
-from rocketspark.spark.read.data_loss import ReadFindings
-from rocketspark.spark.read.pull_records import PulledPiece, fetch, lost
+from rocketspark.spark.read.data_loss import ReadFindings, lost
+from rocketspark.spark.read.executor_queries import broker_away
+from rocketspark.spark.read.pull_records import PulledPiece, fetch
 from rocketspark.spark.read.read_filter import EVERY_MESSAGE, ReadFilter
 
 log = logging.getLogger("rocketspark.spark")

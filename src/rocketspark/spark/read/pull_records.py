@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rocketspark.errors import RocketSparkError, ServerError, TransportError
+from rocketspark.errors import ServerError, TransportError
 from rocketspark.model import Subscription
 from rocketspark.model.subscription import SQL92
 from rocketspark.protocol import headers
@@ -25,8 +25,8 @@ from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record_layout import AT
 from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import ReadOptions
-from rocketspark.spark.read.broker_addresses import addresses_now, broker_away, may_tell_of_loss
-from rocketspark.spark.read.compacted_topics import is_compacted
+from rocketspark.spark.read.data_loss import lost
+from rocketspark.spark.read.executor_queries import addresses_now, broker_away, is_compacted, may_tell_of_loss
 from rocketspark.spark.read.pipelined_connection import PipelinedConnection, PipelinedReply, joined
 from rocketspark.spark.read.read_filter import EVERY_MESSAGE, ReadFilter
 from rocketspark.transport.retries import Retries, RetryRule
@@ -49,26 +49,6 @@ RETRIES = RetryRule(attempts_max=4, budget_s=30.0, pauses_s=(0.2, 0.4, 0.6, 0.8)
 UNSEEN_WAIT_S = 0.05
 _INNER = sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
 NOT_AT_SLAVE = "the slave does not have them yet"
-
-
-class DataLost(RocketSparkError):
-    """Raised when messages that were to be read are no longer there."""
-
-    def __init__(self, source: OffsetRange, at: int, found: int, why: str) -> None:
-        queue = source.queue
-        which = f"{at} to {found}" if found >= at else f"from {at} on"
-        super().__init__(
-            f"messages {which} of queue {queue.queue_id} of topic {queue.topic!r} on broker"
-            f" {queue.broker_name!r} are gone ({why}); set failOnDataLoss to false to go on without them"
-        )
-
-
-def lost(gone: OffsetRange, why: str, options: ReadOptions) -> None:
-    """Raise DataLost for offsets that are gone, or warn of them, as the options say."""
-    error = DataLost(gone, gone.first, gone.end - 1, why)
-    if options.fail_on_data_loss:
-        raise error
-    log.warning("%s", error)
 
 
 class _FilterRefused(Exception):

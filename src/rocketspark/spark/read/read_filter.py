@@ -1,22 +1,238 @@
-"""The filter of a read. Rule: a broker may let other messages pass, so executors test every row again; none may be
-lost.
+"""The filter of a read: of its options, and of the filters that Spark hands to it. Rule: a broker may let other
+messages pass, so executors test every row again; none may be lost.
 
 Brokers compare hash codes of tags, and Apache RocketMQ refuses SQL92 unless enablePropertyFilter is on: both cost time
-only, never rows.
+only, never rows. A filter of Spark's is taken only if it is fully understood, so that the read gives exactly the rows
+for which it is true (null is not, as in SQL); else it goes back to Spark.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import sys
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
 
-from rocketspark.arrow.decode_request import RowFilter
+from rocketspark.arrow.decode_request import INT64_MAX, INT64_MIN, RowFilter
 from rocketspark.errors import FilterIllegal
 from rocketspark.filters import sql92
-from rocketspark.model import Subscription, subscribe
+from rocketspark.model import MessageQueue, Subscription, subscribe
 from rocketspark.model.java import string_hash
 from rocketspark.model.subscription import SQL92
+from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import ReadOptions
-from rocketspark.spark.read.pushdown import NumberRange, Pushed
+from rocketspark.spark.spark_features import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_US = timedelta(microseconds=1)
+# The process in which PySpark calls pushFilters; it runs only while spark.sql.python.filterPushdown.enabled is on.
+_PUSHING_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
+
+_QUEUE_COLUMNS: dict[str, Callable[[MessageQueue], Any]] = {
+    "topic": lambda queue: queue.topic,
+    "broker": lambda queue: queue.broker_name,
+    "queueId": lambda queue: queue.queue_id,
+}
+_TYPES: dict[str, type] = {
+    "topic": str,
+    "broker": str,
+    "queueId": int,
+    "queueOffset": int,
+    "storeTime": datetime,
+    "tag": str,
+}
+# Columns without nulls.
+_FULL = ("topic", "broker", "queueId", "queueOffset", "storeTime")
+
+
+class NumberRange(NamedTuple):
+    """Whole numbers from `first` to `last`, both included."""
+
+    first: int = INT64_MIN
+    last: int = INT64_MAX
+
+    def both(self, other: NumberRange) -> NumberRange:
+        """Return the numbers in both ranges."""
+        return NumberRange(max(self.first, other.first), min(self.last, other.last))
+
+    @property
+    def empty(self) -> bool:
+        return self.first > self.last
+
+
+class QueueTest(NamedTuple):
+    """A column that is the same for a whole queue, and what it must be: one of `values`, or none of them, in `span`."""
+
+    column: str
+    values: frozenset[Any] | None = None
+    excluded: bool = False
+    span: NumberRange = NumberRange()
+
+    def takes(self, queue: MessageQueue) -> bool:
+        value = _QUEUE_COLUMNS[self.column](queue)
+        if self.values is not None:
+            return (value in self.values) != self.excluded
+        return bool(self.span.first <= value <= self.span.last)
+
+
+class Pushed(NamedTuple):
+    """The bounds and tests of the filters taken; everything is read by default.
+
+    Attributes:
+        queues: tests of the queues.
+        offsets: queue offsets.
+        stored_us: store time in us since 1970.
+        tags: None for any, or none.
+        nothing: no row can pass.
+        texts: the filters taken, for people.
+    """
+
+    queues: tuple[QueueTest, ...] = ()
+    offsets: NumberRange = NumberRange()
+    stored_us: NumberRange = NumberRange()
+    tags: frozenset[str] | None = None
+    nothing: bool = False
+    texts: tuple[str, ...] = ()
+
+    @property
+    def reads_nothing(self) -> bool:
+        """Tell whether no row can pass."""
+        return self.nothing or self.offsets.empty or self.stored_us.empty or self.tags == frozenset()
+
+    def narrow(self, ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+        """Return the part of the ranges that must be read; store times are left to the caller, who asks the broker."""
+        if self.reads_nothing:
+            return []
+        kept = []
+        for queue, first, end in ranges:
+            if all(test.takes(queue) for test in self.queues):
+                first, end = max(first, self.offsets.first), min(end, self.offsets.last + 1)
+                if first < end:
+                    kept.append(OffsetRange(queue, first, end))
+        return kept
+
+
+def pushing() -> bool:
+    """Tell whether PySpark is about to call pushFilters. A reader that has the method is refused anywhere else while
+    the setting is off, and the method is called nowhere else while it is on.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        spec = frame.f_globals.get("__spec__")
+        if _PUSHING_MODULE in (frame.f_globals.get("__name__"), getattr(spec, "name", None)):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def push(filters: list[Filter]) -> tuple[Pushed, list[Filter]]:
+    """Return (the part left to be read, the filters that Spark must apply itself)."""
+    pushed = Pushed()
+    rest = []
+    for one in filters:
+        narrowed, exact = _take(pushed, one)
+        if exact or narrowed != pushed:
+            narrowed = narrowed._replace(texts=(*narrowed.texts, _text(one)))
+        if not exact:
+            rest.append(one)
+        pushed = narrowed
+    # `tag IS NOT NULL`, which Spark adds to most comparisons, follows from a set of tags.
+    if pushed.tags is not None:
+        rest = [one for one in rest if one != IsNotNull(("tag",))]
+    return pushed, rest
+
+
+def _take(pushed: Pushed, one: Filter) -> tuple[Pushed, bool]:
+    """Return (`pushed` and the bounds of this filter, whether they say all of it)."""
+    negated = isinstance(one, Not)
+    inner = one.child if isinstance(one, Not) else one
+    path: tuple[str, ...] = getattr(inner, "attribute", ())
+    if len(path) != 1 or path[0] not in _TYPES:
+        return pushed, False
+    column = path[0]
+    if isinstance(inner, IsNull | IsNotNull):
+        if column not in _FULL:
+            return pushed, False
+        return pushed._replace(nothing=pushed.nothing or isinstance(inner, IsNull) != negated), True
+    if isinstance(inner, In):
+        values = list(inner.value) if isinstance(inner.value, list | tuple) else [object()]
+        if negated and None in values:
+            return pushed, False
+        # Null in the list makes nothing true.
+        values = [value for value in values if value is not None]
+    else:
+        values = [getattr(inner, "value", None)]
+    if not all(_is(value, _TYPES[column]) for value in values):
+        return pushed, False
+    if column == "storeTime":
+        values = [(value - _EPOCH) // _US for value in values]
+    if isinstance(inner, EqualTo | EqualNullSafe | In):
+        return _among(pushed, column, frozenset(values), negated)
+    if negated or column not in ("queueId", "queueOffset", "storeTime"):
+        return pushed, False
+    span = _span(inner, values[0])
+    return (pushed, False) if span is None else (_within(pushed, column, span), True)
+
+
+def _is(value: object, kind: type) -> bool:
+    return type(value) is kind and (not isinstance(value, datetime) or value.tzinfo is not None)
+
+
+def _among(pushed: Pushed, column: str, values: frozenset[Any], excluded: bool) -> tuple[Pushed, bool]:
+    """Add the test that the column is one of the values, or none of them."""
+    if column in _QUEUE_COLUMNS:
+        return pushed._replace(queues=(*pushed.queues, QueueTest(column, values, excluded))), True
+    if excluded:
+        return pushed, False
+    if column == "tag":
+        return pushed._replace(tags=values if pushed.tags is None else values & pushed.tags), True
+    if not values:
+        return pushed._replace(nothing=True), True
+    span = NumberRange(min(values), max(values))
+    # If other values lie between them, Spark leaves those out.
+    return _within(pushed, column, span), span.last - span.first < len(values)
+
+
+def _within(pushed: Pushed, column: str, span: NumberRange) -> Pushed:
+    if column == "queueId":
+        return pushed._replace(queues=(*pushed.queues, QueueTest(column, span=span)))
+    if column == "queueOffset":
+        return pushed._replace(offsets=pushed.offsets.both(span))
+    return pushed._replace(stored_us=pushed.stored_us.both(span))
+
+
+def _span(one: Filter, value: int) -> NumberRange | None:
+    match one:
+        case GreaterThan():
+            return NumberRange(first=value + 1)
+        case GreaterThanOrEqual():
+            return NumberRange(first=value)
+        case LessThan():
+            return NumberRange(last=value - 1)
+        case LessThanOrEqual():
+            return NumberRange(last=value)
+    return None
+
+
+def _text(one: Filter) -> str:
+    inner = one.child if isinstance(one, Not) else one
+    value = getattr(inner, "value", None)
+    shown = "" if isinstance(inner, IsNull | IsNotNull) else f", {value}"
+    text = f"{type(inner).__name__}({inner.attribute[0]}{shown})"  # type: ignore[attr-defined]
+    return f"Not({text})" if isinstance(one, Not) else text
+
 
 EVERY_MESSAGE = subscribe("")
 # More tags than this are left to the executors: the broker would parse them at each pull.

@@ -24,9 +24,8 @@ from rocketspark.spark.offset_ranges import OffsetRange, Offsets, split
 from rocketspark.spark.option_values import matching
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.python_workers import plain_errors, settle
-from rocketspark.spark.read.data_loss import ReadFindings
+from rocketspark.spark.read.data_loss import ReadFindings, lost
 from rocketspark.spark.read.partitions import Narrow, changed, ranges
-from rocketspark.spark.read.pull_records import lost
 from rocketspark.spark.read.read_filter import ReadFilter
 from rocketspark.store.readonly.log_scan import LogScan
 from rocketspark.store.readonly.queue_units import QueueFiles

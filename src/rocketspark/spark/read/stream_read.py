@@ -1,21 +1,24 @@
 """spark.readStream: topics as they grow. Rule: an offset once given out means the same rows for ever.
 
 An offset is topic to broker to queue id to the next queue offset. Queues that appear later are read from their oldest
-message; those whose broker is away keep their place until it is back.
+message; those whose broker is away keep their place until it is back. The checkpoint alone says where a stream goes on:
+offsets that are committed to a group show its progress to operators, and nothing that fails there fails a query.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from rocketspark.errors import RocketSparkError
+from rocketspark.errors import RocketSparkError, ServerError
 from rocketspark.model import MessageQueue
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.spark.cluster_queries import TOPIC_DELETED, ClusterQueries, OffsetBounds
 from rocketspark.spark.offset_ranges import (
     START_KEY,
@@ -32,10 +35,9 @@ from rocketspark.spark.offset_ranges import (
 )
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.python_workers import plain_errors
-from rocketspark.spark.read.group_offsets import GroupOffsets
+from rocketspark.spark.read.data_loss import lost
 from rocketspark.spark.read.partition_discovery import PartitionDiscovery, QueueGone
 from rocketspark.spark.read.partitions import open_cluster, plan, queues_of, read_partition, starts
-from rocketspark.spark.read.pull_records import lost
 from rocketspark.spark.spark_features import (
     ADMISSION_CONTROL,
     ReadAllAvailable,
@@ -45,6 +47,53 @@ from rocketspark.spark.spark_features import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+
+log = logging.getLogger("rocketspark.spark")
+
+
+class GroupOffsets:
+    """Commits offsets to a group, which need not exist."""
+
+    def __init__(self, cluster: ClusterQueries, group: str) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._shown: Offsets = {}
+        self._registered = False
+        self._failing = False
+
+    def show(self, offsets: Offsets) -> None:
+        """Commit the offsets that have changed. A failure is one warning until it works again."""
+        changed = {queue: offset for queue, offset in offsets.items() if self._shown.get(queue) != offset}
+        if not changed:
+            return
+        try:
+            if not self._registered and not self._cluster.knows_group(self._group):
+                self._cluster.register_group(changed, self._group)
+            self._registered = True
+            done = self._commit(changed)
+        except RocketSparkError as e:
+            self._warn(str(e))
+            return
+        self._shown.update((queue, changed[queue]) for queue in done)
+        if away := sorted({queue.broker_name for queue in changed.keys() - set(done)}):
+            self._warn(f"no answer from {', '.join(away)}")
+        else:
+            self._failing = False
+
+    def _commit(self, changed: Offsets) -> Iterable[MessageQueue]:
+        try:
+            return self._cluster.commit(changed, self._group)
+        except ServerError as e:
+            if e.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                raise
+        # A broker that came later, or whose groups were deleted.
+        self._cluster.register_group(changed, self._group)
+        return self._cluster.commit(changed, self._group)
+
+    def _warn(self, why: str) -> None:
+        if not self._failing:
+            log.warning("progress is not shown as group %r: %s; the query goes on", self._group, why)
+        self._failing = True
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

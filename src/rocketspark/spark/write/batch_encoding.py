@@ -6,7 +6,7 @@ Some 0.1 us per row of 128 bytes, where a loop over rows takes 2 us.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
 import numpy as np
@@ -191,3 +191,36 @@ def _hex4() -> NDArray[np.uint8]:
     digits = np.frombuffer(b"0123456789ABCDEF", np.uint8)
     numbers = np.arange(1 << 16)
     return np.stack([digits[numbers >> shift & 15] for shift in (12, 8, 4, 0)], axis=1)
+
+
+_ids = UniqueIdBlocks()
+
+
+def refused_rows(
+    batch: pa.RecordBatch, topic: str | None, texts: Mapping[str, pa.Array] | None = None
+) -> dict[int, str]:
+    """Return the rows of a batch, as a write takes them, that would be refused before they leave, and why.
+
+    `texts`: properties that are added to the rows.
+    """
+    return dict(_refused(batch, topic, texts or {}, 0))
+
+
+def _refused(
+    batch: pa.RecordBatch, topic: str | None, texts: Mapping[str, pa.Array], at: int
+) -> Iterator[tuple[int, str]]:
+    """Find them by halves: a batch without such rows costs one look."""
+    if not batch.num_rows:
+        return
+    try:
+        rows = CheckedRows(batch, topic)
+        rows.texts.update(texts)
+        encode(rows, _ids)
+    except MessageIllegal as e:
+        if batch.num_rows == 1:
+            yield at, str(e)
+            return
+        half = batch.num_rows // 2
+        for first, count in ((0, half), (half, batch.num_rows - half)):
+            part = {name: column.slice(first, count) for name, column in texts.items()}
+            yield from _refused(batch.slice(first, count), topic, part, at + first)

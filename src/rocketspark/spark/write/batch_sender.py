@@ -19,11 +19,10 @@ from rocketspark.model import MessageQueue
 from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.python_workers import plain_errors, settle
 from rocketspark.spark.write.batch_encoding import BatchItems
+from rocketspark.spark.write.bounded_flow import ReadAhead, SendsInFlight
 from rocketspark.spark.write.queue_choice import QueueTarget
-from rocketspark.spark.write.read_ahead import ReadAhead
 from rocketspark.spark.write.row_sender import RowSender
 from rocketspark.spark.write.rows import CheckedRows, offsets_of, parts
-from rocketspark.spark.write.sends_in_flight import SendsInFlight
 
 # A batch has no more rows: brokers count those of an inner batch in 15 bits.
 BATCH_ROWS_MAX = 0x7FFF

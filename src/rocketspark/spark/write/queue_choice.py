@@ -1,10 +1,11 @@
-"""The choice of a row's queue.
+"""The choice of a row's queue, and the queues of the topics that rows go to, which are asked for once.
 
-Rule: a queueId goes before a shardingKey, that before a broker alone; without any, all queues have their turn.
+Rule: a queueId decides first, then a shardingKey, then a broker alone; rows without any take turns among all queues.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -13,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rocketspark.errors import ConfigError
-from rocketspark.model import MessageQueue
+from rocketspark.client.producer.producer import AsyncProducer
+from rocketspark.errors import ConfigError, RouteNotFound
+from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.message import properties
 from rocketspark.spark.write.rows import CheckedRows
 from rocketspark.store.index.key_hashes import hashes
@@ -162,3 +164,63 @@ def _chosen(topic: str, queues: Sequence[MessageQueue], broker: str | None, queu
     have = ", ".join(f"{q.broker_name}/{q.queue_id}" for q in queues)
     where = f" on broker {broker!r}" if broker else ""
     raise ConfigError(f"a row names queue {queue_id}{where} of topic {topic!r}, which is not there; there are: {have}")
+
+
+class TargetQueues:
+    """Finds the queues of topics, and gives each target its next one."""
+
+    def __init__(self, producer: AsyncProducer) -> None:
+        self._producer = producer
+        self._queues: dict[str, list[MessageQueue]] = {}
+        self._assumed: dict[str, list[MessageQueue]] = {}
+        self._turns: dict[QueueTarget, int] = {}
+
+    async def next(self, target: QueueTarget) -> MessageQueue | None:
+        """Return the target's queue, or the next of its queues; None if the topic does not exist yet."""
+        if target.queue is not None:
+            return target.queue
+        queues = self._queues.get(target.topic) or await self._known(target.topic)
+        if queues is None:
+            return None
+        if target.broker is not None:
+            queues = [queue for queue in queues if queue.broker_name == target.broker]
+        # Not all tasks begin at the same queue.
+        turn = self._turns.get(target, time.monotonic_ns() >> 10) + 1
+        self._turns[target] = turn
+        return queues[turn % len(queues)]
+
+    async def find(self, topic: str, *, made_by_sends: bool = False) -> list[MessageQueue]:
+        """Return the queues of a topic; `made_by_sends`: of one that does not exist those that brokers will make.
+
+        Raises RouteNotFound if it does not exist, or no broker takes messages for it.
+        """
+        queues = self._assumed.get(topic) if made_by_sends else None
+        if queues is None:
+            queues = await self._known(topic)
+        if queues is None and made_by_sends:
+            # They stay these for the task: its rows of one key go to one queue, in their order.
+            queues = self._assumed[topic] = await self._to_be_made(topic)
+        if queues is None:
+            text = f"topic {topic!r} does not exist: a row with queueId or broker needs its queues; create it first"
+            raise RouteNotFound(topic, remark=text)
+        return queues
+
+    async def _to_be_made(self, topic: str) -> list[MessageQueue]:
+        """Return the queues that brokers will make when they are sent to, as a producer's sends take them."""
+        producer = self._producer
+        found = await producer._routes.find_write_queues(namespace.wrap(producer._namespace, topic))
+        return [producer._bare_queue(queue) for queue in found]
+
+    async def _known(self, topic: str) -> list[MessageQueue] | None:
+        """Return the topic's queues; None if it does not exist."""
+        queues = self._queues.get(topic)
+        if queues is None:
+            try:
+                queues = await self._producer.queues(topic)
+            except RouteNotFound:
+                return None
+            if not queues:
+                text = f"no broker takes messages for topic {topic!r}: none is up, or all refuse"
+                raise RouteNotFound(topic, remark=text)
+            self._queues[topic] = queues
+        return queues

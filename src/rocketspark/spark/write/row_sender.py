@@ -22,9 +22,8 @@ from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.message_ids import UniqueIdBlocks
 from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.write.batch_encoding import BatchItems, encode, joined
-from rocketspark.spark.write.queue_choice import QueueTarget, RowGroup, targets
+from rocketspark.spark.write.queue_choice import QueueTarget, RowGroup, TargetQueues, targets
 from rocketspark.spark.write.rows import CheckedRows
-from rocketspark.spark.write.topic_queues import TopicQueues
 
 
 class RowSender:
@@ -37,7 +36,7 @@ class RowSender:
         self._options = options
         self._packing = PackingSettings(over_bytes=options.compress_over_bytes, kind=options.compression or "zlib")
         self._ids = UniqueIdBlocks()
-        self.queues = TopicQueues(producer)
+        self.queues = TargetQueues(producer)
 
     def encode(self, rows: CheckedRows) -> BatchItems:
         """Encode all rows, each with a unique id of its own. Raises MessageIllegal."""

@@ -1,8 +1,11 @@
-"""Which rows go where: for whole columns the same as row by row."""
+"""Which rows go where: for whole columns the same as row by row. The queues of topics are asked for once,
+taken in turns, and told apart from topics that do not exist.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +13,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.client.fake import in_loop
 
 from rocketspark.client.producer.prepared_message import queue_of_key
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, RouteNotFound
 from rocketspark.model import MessageQueue
-from rocketspark.spark.write.queue_choice import QueueTarget, targets
+from rocketspark.spark.write.queue_choice import QueueTarget, TargetQueues, targets
 from rocketspark.spark.write.rows import CheckedRows
 
 QUEUES = {
@@ -89,3 +93,51 @@ def test_without_such_columns_all_go_one_way() -> None:
 def test_what_is_not_there_is_named(columns: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         found("two", **columns)
+
+
+TOPIC_QUEUES = [MessageQueue("t", broker, i) for broker in ("a", "b") for i in (0, 1)]
+
+
+class Producer:
+    """Knows topic t with four queues, and topic shut with none that takes messages."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        self.asked.append(topic)
+        if topic == "t":
+            return TOPIC_QUEUES
+        if topic == "shut":
+            return []
+        raise RouteNotFound(topic)
+
+
+@in_loop
+async def test_targets_take_turns_each_among_its_own_queues() -> None:
+    producer = Producer()
+    queues = TargetQueues(producer)  # type: ignore[arg-type]
+    everywhere, on_b, one = QueueTarget("t"), QueueTarget("t", "b"), QueueTarget("t", None, TOPIC_QUEUES[1])
+    taken = [(await queues.next(everywhere), await queues.next(on_b), await queues.next(one)) for _ in range(8)]
+    assert Counter(queue for queue, _, _ in taken) == dict.fromkeys(TOPIC_QUEUES, 2)
+    assert Counter(queue for _, queue, _ in taken) == dict.fromkeys(TOPIC_QUEUES[2:], 4)
+    assert {queue for _, _, queue in taken} == {TOPIC_QUEUES[1]}
+    assert producer.asked == ["t"]
+
+
+@in_loop
+async def test_a_topic_that_does_not_exist_has_no_next_queue_and_is_asked_for_again() -> None:
+    producer = Producer()
+    queues = TargetQueues(producer)  # type: ignore[arg-type]
+    assert await queues.next(QueueTarget("new")) is None
+    with pytest.raises(RouteNotFound, match="'new' does not exist: a row with queueId or broker needs"):
+        await queues.find("new")
+    assert producer.asked == ["new", "new"]
+
+
+@in_loop
+async def test_a_topic_that_no_broker_takes_messages_for_is_an_error() -> None:
+    queues = TargetQueues(Producer())  # type: ignore[arg-type]
+    for call in (queues.find("shut"), queues.next(QueueTarget("shut"))):
+        with pytest.raises(RouteNotFound, match="no broker takes messages for topic 'shut'"):
+            await call

@@ -14,9 +14,9 @@ from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.spark.exactly_once.half_messages import HalfMessageSender
 from rocketspark.spark.options import parse_write
+from rocketspark.spark.write.bounded_flow import SendsInFlight
 from rocketspark.spark.write.queue_choice import QueueTarget
 from rocketspark.spark.write.row_sender import RowSender
-from rocketspark.spark.write.sends_in_flight import SendsInFlight
 
 ON_A, ON_B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 OUT = PreparedMessage("t", b"body", "UNIQ_KEY\x01U\x02", 0, 0, "U")

@@ -35,8 +35,7 @@ from rocketspark.spark.pipelines.parts.archive_manifest import HOUR_MS, Archived
 from rocketspark.spark.pipelines.parts.archive_tasks import read_segment
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan, Queue
 from rocketspark.spark.read.stream_read import StreamReader
-from rocketspark.spark.write.batch_encoding import BatchItems, encode, joined
-from rocketspark.spark.write.refused_rows import refused_rows
+from rocketspark.spark.write.batch_encoding import BatchItems, encode, joined, refused_rows
 from rocketspark.spark.write.rows import CheckedRows, parts
 from rocketspark.transport.retries import Retries, RetryRule
 
