@@ -28,6 +28,7 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.spark.lakehouse.table import FORMATS, TablePlace, archive_for
 from rocketspark.spark.pipelines import archive, compare, restore
 from rocketspark.spark.pipelines.connection import pairs
+from rocketspark.spark.pipelines.options import RestoreOptions
 from rocketspark.spark.pipelines.parts.report import show
 from rocketspark.spark.pipelines.parts.session import SessionOptions, open_session
 from rocketspark.testing import run_server_process
@@ -61,7 +62,7 @@ def run(
     merged = archive.run(spark, namesrv, [topic], folder, now_ms=lambda: time.time_ns() // 1_000_000 + DAY_MS)
     say(f"{topic}: {archived.rows:,} archived, in {archived.files} files; then in {merged.files}")
 
-    sent = restore.restore(spark, folder, namesrv, topic, restored, state=state)
+    sent = restore.restore(spark, folder, namesrv, topic, restored, options=RestoreOptions(state=state))
     say(f"{topic}: {sent.rows:,} restored to {restored}")
 
     old = compare.Side(namesrv, topic)

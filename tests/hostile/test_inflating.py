@@ -13,7 +13,7 @@ import zstandard
 
 from rocketspark.errors import RecordError, RocketSparkError
 from rocketspark.protocol.message import compression, sysflags
-from rocketspark.spark.exactly_once import transaction_handles
+from rocketspark.spark.exactly_once import commit_records
 
 SMALL = 1 << 20
 BOMB = bytes(64 << 20)
@@ -93,13 +93,13 @@ def test_a_limit_that_is_no_number_is_said(text: str, caplog: pytest.LogCaptureF
 
 
 def test_a_manifest_of_the_commit_topic() -> None:
-    head = transaction_handles.HandleHead("a", 0, 3, "q", 0, False, ())
+    head = commit_records.HandleHead("a", 0, 3, "q", 0, False, ())
     packed = msgspec.json.encode(head)
     body = len(packed).to_bytes(4, "big") + packed + zlib.compress(BOMB)
     tracemalloc.start()
     try:
         with pytest.raises(RocketSparkError, match="no manifest of ours: 61 bytes for 3 rows"):
-            transaction_handles.decode(body)
+            commit_records.decode_manifest(body)
         assert tracemalloc.get_traced_memory()[1] < SMALL
     finally:
         tracemalloc.stop()

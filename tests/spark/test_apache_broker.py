@@ -12,6 +12,7 @@ from tests.spark.conftest import await_stored
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.spark.pipelines import archive, restore
+from rocketspark.spark.pipelines.options import RestoreOptions
 
 COUNT = 5000
 
@@ -99,7 +100,9 @@ def test_archive_and_restore(spark: SparkSession, apache: ApacheCluster, tmp_pat
     await_stored(apache.namesrv, source, 300)
     wanted = read.option("topic", source).load().select("queueId", "queueOffset", "body").collect()
     assert archive.run(spark, apache.namesrv, [source], tmp_path).rows == 300
-    assert restore.restore(spark, tmp_path, apache.namesrv, to=target, chunk_rows=100).rows == 300
+    assert (
+        restore.restore(spark, tmp_path, apache.namesrv, to=target, options=RestoreOptions(chunk_rows=100)).rows == 300
+    )
     await_stored(apache.namesrv, target, 300)
     found = read.option("topic", target).load().select("queueId", "queueOffset", "body").collect()
     assert sorted(found) == sorted(wanted)

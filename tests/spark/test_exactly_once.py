@@ -38,10 +38,9 @@ from rocketspark.spark.exactly_once import (
     SentAttempt,
     TaskAttempt,
     broker_abilities,
-    end_ranges,
+    commit_records,
     end_transactions,
     failpoints,
-    transaction_handles,
 )
 from rocketspark.spark.exactly_once import half_messages as halves
 from rocketspark.spark.exactly_once.batch_commit import TakenOver
@@ -92,8 +91,8 @@ def quick_drain(monkeypatch: pytest.MonkeyPatch) -> None:
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task sends several batches of half messages, and their ends are several requests."""
     monkeypatch.setattr(halves, "BATCH_ROWS_MAX", 30)
-    monkeypatch.setattr(end_ranges, "ROWS_MAX", 20)
-    monkeypatch.setattr(end_ranges, "IN_FLIGHT_MAX", 1)
+    monkeypatch.setattr(end_transactions, "RANGE_ROWS_MAX", 20)
+    monkeypatch.setattr(end_transactions, "RANGES_IN_FLIGHT_MAX", 1)
 
 
 @pytest.fixture
@@ -604,7 +603,7 @@ def test_batches_without_rows(servers: Servers) -> None:
 
 
 def test_many_rows_and_several_manifests(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transaction_handles, "ROWS_MAX", 300)
+    monkeypatch.setattr(commit_records, "MANIFEST_ROWS_MAX", 300)
     monkeypatch.setattr(rows_module, "PART_ROWS_MAX", 250)
     query = Query(servers)
     query.plan()
@@ -659,7 +658,7 @@ def test_a_broker_that_takes_no_batches_any_more(
     unknown = SimpleNamespace(**dict(RequestCode.__members__) | {code: 7_399_999})
     query = Query(servers, commitTimeoutMs="10000")
     query.plan()
-    monkeypatch.setattr({"SEND_HALF_BATCH": row_sender}.get(code, end_ranges), "RequestCode", unknown)
+    monkeypatch.setattr({"SEND_HALF_BATCH": row_sender}.get(code, end_transactions), "RequestCode", unknown)
     told = broker_abilities.BrokerAbilities.runtime
     asked: list[str] = []
 
@@ -683,7 +682,7 @@ def test_what_stands_between_ends_the_connection_at_what_it_does_not_know(
 ) -> None:
     """Rows go, and end, one by one then; each is there once, and no half message stays open."""
     cuts: list[str] = []
-    send, ask = row_sender.RowSender.send, end_ranges.ask
+    send, ask = row_sender.RowSender.send, end_transactions.ask_for_ranges
 
     async def cut(request: Coroutine[Any, Any, Any], what: str) -> None:
         cuts.append(what)
@@ -702,7 +701,7 @@ def test_what_stands_between_ends_the_connection_at_what_it_does_not_know(
             raise SendFailed(out.topic, e, attempts=1, brokers=(), cost_ms=0) from e
 
     monkeypatch.setattr(row_sender.RowSender, "send", sent)
-    monkeypatch.setattr(end_ranges, "ask", lambda *args, **options: cut(ask(*args, **options), "ends"))
+    monkeypatch.setattr(end_transactions, "ask_for_ranges", lambda *args, **options: cut(ask(*args, **options), "ends"))
     query = Query(servers, commitTimeoutMs="10000")
     query.run(0)
     query.expect(0)

@@ -19,7 +19,7 @@ from rocketspark.client import Producer, PushConsumer
 from rocketspark.model import Message
 from rocketspark.spark.client_access import Access
 from rocketspark.spark.metrics.listening import listen_to_pipeline
-from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.testing import run_cluster
 
 FOLDER = Path(__file__).parents[2] / "examples" / "grafana"

@@ -18,7 +18,7 @@ from rocketspark.model import MessageQueue
 from rocketspark.proxy.call import Code, Refused
 from rocketspark.spark.exactly_once.batch_commit import TakenOver
 from rocketspark.spark.exactly_once.commit_topic import NotSafelyStored
-from rocketspark.spark.exactly_once.end_ranges import NoRanges
+from rocketspark.spark.exactly_once.end_transactions import NoRanges
 from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.partition_discovery import QueueGone

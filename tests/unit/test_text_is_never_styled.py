@@ -23,8 +23,8 @@ from rocketspark.model.shown_log import LOGGERS, ShownFormatter
 from rocketspark.model.text import in_file_name, shown, shown_json
 from rocketspark.spark.pipelines import trace_report
 from rocketspark.spark.pipelines.parts.archive_manifest import partition_folder
+from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.report import show
-from rocketspark.spark.pipelines.progress import Progress
 
 QUICK = settings(max_examples=50)
 

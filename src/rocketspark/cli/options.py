@@ -143,8 +143,11 @@ def _group(annotation: Any) -> tuple[type[Any] | None, frozenset[str]]:
 
 
 def _fields(group: type[Any], left_out: frozenset[str]) -> tuple[list[inspect.Parameter], Maker]:
-    """Return the parameters of a NamedTuple of options, those of groups in it too, and what makes it of them."""
-    hints = get_type_hints(group, include_extras=True)
+    """Return the parameters of a NamedTuple of options, those of groups in it too, and what makes it of them. A field
+    whose type is not Annotated is no option of a command and keeps its default.
+    """
+    # A group that Spark's executors import too names typer, and does not import it.
+    hints = get_type_hints(group, localns={"typer": typer}, include_extras=True)
     parameters: list[inspect.Parameter] = []
     makers: dict[str, Maker] = {}
     for name, default in group._field_defaults.items():
@@ -152,7 +155,7 @@ def _fields(group: type[Any], left_out: frozenset[str]) -> tuple[list[inspect.Pa
         if inner is not None:
             more, makers[name] = _fields(inner, left_out)
             parameters += more
-        elif name not in left_out:
+        elif name not in left_out and get_origin(hints[name]) is Annotated:
             kind = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(name, kind, default=default, annotation=hints[name]))
             makers[name] = functools.partial(_popped, name)

@@ -24,7 +24,7 @@ from rocketspark.cli.commands import (
     topic,
     user,
 )
-from rocketspark.cli.commands.pipelines import run, spark_env
+from rocketspark.cli.commands.pipelines.spark_programs import run, spark_env
 from rocketspark.cli.options import with_groups
 from rocketspark.model.text import shown
 
@@ -58,8 +58,8 @@ app.command("consume")(consume.consume)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(pipeline.app, name="pipeline")
-app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
-app.command("spark-env")(spark_env.spark_env)
+app.command("run", context_settings={"allow_interspersed_args": False})(run)
+app.command("spark-env")(spark_env)
 
 
 @app.callback(invoke_without_command=True)

@@ -128,7 +128,7 @@ class AsyncOutbox(Life):
         """Return the id brokers know the producer by."""
         return self._producer.client_id
 
-    # -- what comes in -------------------------------------------------------------------------------------------
+    # -- sending and keeping -------------------------------------------------------------------------------------
 
     async def send_or_keep(
         self,
@@ -201,7 +201,7 @@ class AsyncOutbox(Life):
         """Return the row that `add` writes. Raises MessageIllegal."""
         return prepare(make_message(message, body, fields), key, self._producer.packing)
 
-    # -- what goes out -------------------------------------------------------------------------------------------
+    # -- relaying ------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
         """Look at once for messages that are due, such as those a transaction has just committed; else within

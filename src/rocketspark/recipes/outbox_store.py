@@ -1,6 +1,10 @@
-"""The table of an outbox. Rule: only statements on rows are here; the outbox decides which are sent, and when again.
+"""The table of an outbox, and the order of its rows. Rule: only statements on rows are here; the outbox decides which
+are sent, and when again.
 
-A relay owns a row until `owned_until_ms`; while it owns one of a lane, no other takes anything of that lane.
+A relay owns a row until `owned_until_ms`; while it owns one of a lane, no other takes anything of that lane. The row
+written first goes first, also from transactions that run side by side: PostgreSQL gives a row its number when it is
+written and shows it when its transaction commits, so the later number may be seen first. Whoever writes rows holds a
+lock of the table until then. Once all have ended who held it when some number was seen, no lower one can appear.
 """
 
 from __future__ import annotations
@@ -8,6 +12,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Iterable, Sequence
+from threading import Lock
 from typing import Any, NamedTuple
 
 from rocketspark.errors import ProtocolError, UsageError
@@ -16,7 +21,6 @@ from rocketspark.model.text import shown
 from rocketspark.recipes.database import Database, check_table
 from rocketspark.recipes.databases import database_of
 from rocketspark.recipes.outbox_entries import Entry, Kept, PreparedEntry, State, entry_of, fields_text, shown_entry_of
-from rocketspark.recipes.outbox_order import OutboxOrder
 
 log = LimitedLog("rocketspark.recipes")
 
@@ -100,7 +104,7 @@ class OutboxStore:
         """Close the connections that are not in use."""
         self.database.close()
 
-    # -- what comes in -------------------------------------------------------------------------------------------
+    # -- writing -------------------------------------------------------------------------------------------------
 
     def add(self, connection: Any, prepared: PreparedEntry) -> Kept:
         """Write a message in the caller's transaction. `connection`: of the outbox's database, or a cursor of it."""
@@ -147,7 +151,7 @@ class OutboxStore:
         fields = fields_text(message)
         return [key, message_id, message.topic, lane, message.body, fields, error, added_ms, due_ms, attempts]
 
-    # -- what goes out -------------------------------------------------------------------------------------------
+    # -- claiming and outcomes -----------------------------------------------------------------------------------
 
     def claim(self, owner: str, count: int, lease_ms: int, due_ms: int | None = None) -> list[list[Entry]]:
         """Claim messages that are due; return a list for each lane, in order, and one for each message without a lane.
@@ -239,7 +243,7 @@ class OutboxStore:
             text = f"DELETE FROM {self._table} WHERE state = 'sent' AND sent_ms <= ?"
             return int(self.database.run(connection, text, (before_ms,)).rowcount)
 
-    # -- what an operator does -----------------------------------------------------------------------------------
+    # -- for operators -------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
         """Return the database's time."""
@@ -297,3 +301,57 @@ class OutboxStore:
 
 def _marks(values: Sequence[Any]) -> str:
     return ", ".join("?" * len(values))
+
+
+EVERY_ROW = (1 << 63) - 1
+# A transaction that holds others' messages back for so long is named in the log.
+LONG_S = 60.0
+
+_WRITERS = (
+    "SELECT virtualtransaction, pid FROM pg_locks WHERE locktype = 'relation' AND granted"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    " AND relation = CAST(? AS regclass) AND mode = 'RowExclusiveLock' AND pid IS DISTINCT FROM pg_backend_pid()"
+)
+
+
+class OutboxOrder:
+    """Watches one table, for as long as it lives; `look` returns the highest number that is safe to send in order."""
+
+    def __init__(self, database: Database, table: str) -> None:
+        self._database = database
+        self._table = table
+        self._guard = Lock()
+        self._safe = 0
+        # The number that is waited for, and the transactions that wrote to the table when it was seen.
+        self._next = 0
+        self._writers: dict[str, Any] = {}
+        self._since_s = 0.0
+
+    def look(self) -> int:
+        """Return the number up to which all rows are there. Raises DatabaseFailed."""
+        if self._database.kind != "postgresql":
+            return EVERY_ROW  # One transaction writes at a time.
+        with self._guard, self._database.work() as connection:
+            # In this order: a transaction with a lower number that is not visible yet still holds the lock.
+            row = self._database.run(connection, f"SELECT max(number) FROM {self._table}").fetchone()
+            writers = dict(self._database.run(connection, _WRITERS, (self._table,)).fetchall())
+            self._take(int(row[0] or 0), writers)
+            return self._safe
+
+    def _take(self, highest: int, writers: dict[str, Any]) -> None:
+        self._writers = {name: pid for name, pid in self._writers.items() if name in writers}
+        if self._writers:
+            if time.monotonic() - self._since_s > LONG_S:
+                log.warning(
+                    "%s: a transaction of the server's process %s wrote to %s and is open for over %.0f s: messages"
+                    " with a sharding key that were written after it wait for its end",
+                    self._database.name,
+                    ", ".join(str(pid) for pid in self._writers.values()),
+                    self._table,
+                    LONG_S,
+                )
+            return
+        self._safe = max(self._safe, self._next)
+        self._next, self._writers, self._since_s = highest, writers, time.monotonic()
+        if not writers:
+            self._safe = max(self._safe, highest)

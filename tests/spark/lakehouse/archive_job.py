@@ -29,10 +29,11 @@ from rocketspark.spark.lakehouse.table import ArchiveState, ArchiveTable, archiv
 from rocketspark.spark.metrics.listening import listen_to_pipeline
 from rocketspark.spark.pipelines import archive, compare, restore
 from rocketspark.spark.pipelines.connection import Connection
+from rocketspark.spark.pipelines.options import ArchiveOptions, RestoreOptions
 from rocketspark.spark.pipelines.parts import archive_table
+from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.report import plain
 from rocketspark.spark.pipelines.parts.session import SessionOptions, one_line_errors, open_session
-from rocketspark.spark.pipelines.progress import Progress
 
 DAYS_MS = 10 * 24 * 3_600_000
 
@@ -116,8 +117,7 @@ def run_archive(spark: SparkSession, step: dict[str, Any]) -> Any:
             step["topics"],
             archive_for(step["format"], step["place"], step.get("catalog", ""), step.get("table", "")),
             once="stop_at" not in step,
-            interval_s=0.1,
-            batch_rows=step.get("batch_rows", 1_000_000),
+            options=ArchiveOptions(interval_s=0.1, batch_rows=step.get("batch_rows", 1_000_000)),
             progress=progress,
             now_ms=lambda: time.time_ns() // 1_000_000 + later,
         )
@@ -140,7 +140,7 @@ def run_restore(spark: SparkSession, step: dict[str, Any]) -> Any:
     names = {name: step[name] for name in ("since_ms", "until_ms", "tags", "dry_run", "again") if name in step}
     return restore.restore(
         *(spark, place, step["namesrv"], step["topic"], step["to"]),
-        **{"state": step["state"], "chunk_rows": step.get("chunk_rows", 100), **names},
+        options=RestoreOptions(state=step["state"], chunk_rows=step.get("chunk_rows", 100), **names),
     )
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from rocketspark.spark import session
 from rocketspark.spark.pipelines import audit, dlq_resend, trace
-from rocketspark.spark.pipelines.dlq import Choice
+from rocketspark.spark.pipelines.options import Choice
 
 
 def main() -> None:

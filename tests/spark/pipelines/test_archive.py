@@ -17,7 +17,8 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import ConfigError, NoReply, RouteNotFound
 from rocketspark.spark.pipelines import archive
 from rocketspark.spark.pipelines.connection import Connection
-from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.pipelines.options import ArchiveOptions
+from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.testing import Cluster
@@ -74,7 +75,7 @@ def test_all_columns_of_every_message_are_there_once(
     topic, other = make_topic(), make_topic(name=f"a%b|{tmp_path.name}")
     load(topic, 300)
     load(other, 10)
-    first = archive.run(spark, cluster.namesrv, [topic], tmp_path, batch_rows=100)
+    first = archive.run(spark, cluster.namesrv, [topic], tmp_path, options=ArchiveOptions(batch_rows=100))
     assert (first.rows, first.batches, first.total_rows, first.stopped) == (300, 3, 300, False)
     load(topic, 50, first=300)
     # A session far from UTC, and one topic more.
@@ -152,9 +153,9 @@ def test_a_batch_that_failed_is_archived_once_by_the_next_run(
     with monkeypatch.context() as patch:
         patch.setattr(archive.Archive, "commit", fail)
         with pytest.raises(OSError, match="no room"):
-            archive.run(spark, cluster.namesrv, [topic], tmp_path, batch_rows=40)
+            archive.run(spark, cluster.namesrv, [topic], tmp_path, options=ArchiveOptions(batch_rows=40))
     assert spark.read.parquet(str(tmp_path)).count() == 40
-    done = archive.run(spark, cluster.namesrv, [topic], tmp_path, batch_rows=40)
+    done = archive.run(spark, cluster.namesrv, [topic], tmp_path, options=ArchiveOptions(batch_rows=40))
     assert (done.rows, done.total_rows) == (60, 100)
     assert rows_of(spark.read.parquet(str(tmp_path))) == in_topic(spark, cluster, topic)
 
@@ -183,7 +184,9 @@ def test_what_may_pass_is_tried_again_and_stopping_is_heeded(
     # Once all is there it waits for more: then it is asked to stop.
     update = progress.update
     monkeypatch.setattr(progress, "update", lambda *a, **k: (update(*a, **k), progress.stop.ask()))
-    done = archive.run(spark, where, [topic], tmp_path, once=False, interval_s=5, progress=progress)
+    done = archive.run(
+        spark, where, [topic], tmp_path, once=False, options=ArchiveOptions(interval_s=5), progress=progress
+    )
     assert waited == [1, 2]
     assert (done.stopped, done.batches) == (True, 1)
     tags = {row["tag"] for row in spark.read.parquet(str(tmp_path)).select("tag").collect()}
@@ -195,7 +198,8 @@ def test_mistakes_are_told(spark: SparkSession, cluster: Cluster, tmp_path: Path
         archive.run(spark, cluster.namesrv, ["absent-topic"], tmp_path)
     with pytest.raises(ConfigError, match="option topic"):
         archive.run(spark, cluster.namesrv, [], tmp_path)
-    wrong: dict[str, float] = {"batch_rows": 0, "file_bytes": -1, "interval_s": -1, "close_after_s": float("nan")}
+    wrong: dict[str, float] = {"batch_rows": 0, "file_mb": -1, "interval_s": -1, "close_after_s": float("nan")}
     for name, number in wrong.items():
+        given = ArchiveOptions()._replace(**{name: number})
         with pytest.raises(ConfigError, match=f"{name} is {number}: "):
-            archive.run(spark, cluster.namesrv, ["absent-topic"], tmp_path, **{name: number})  # type: ignore[arg-type]
+            archive.run(spark, cluster.namesrv, ["absent-topic"], tmp_path, given)

@@ -13,6 +13,7 @@ from rocketspark.client import Producer
 from rocketspark.errors import RouteNotFound
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.pipelines import audit
+from rocketspark.spark.pipelines.options import AuditOptions
 from rocketspark.testing import Cluster
 
 Load = Callable[..., object]
@@ -106,10 +107,7 @@ def test_a_time_range_and_a_group_that_never_came(
         spark,
         cluster.namesrv,
         [topic, other],
-        groups=["slow", "absent"],
-        since_ms=start,
-        until_ms=end,
-        ignore=["missing"],
+        options=AuditOptions(groups=["slow", "absent"], since_ms=start, until_ms=end, ignore=["missing"]),
     )
     slow, absent = (g for g in report.groups if g.topic == topic)
     assert (slow.produced, slow.consumed) == (len(within), sum(n < 4 for n in within))

@@ -17,7 +17,7 @@ from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.message_ids import unique_ids
 from rocketspark.spark.pipelines import archive, compare, dlq, dlq_resend, trace
 from rocketspark.spark.pipelines.compare import Side
-from rocketspark.spark.pipelines.dlq import Choice
+from rocketspark.spark.pipelines.options import Choice, ResendOptions
 from rocketspark.testing import Cluster
 
 BAD = b"no zlib"
@@ -45,7 +45,7 @@ def test_dead_letters_are_shown_and_sent_again_as_they_are_stored(
     report = dlq.run(spark, cluster.namesrv, choice)
     assert report.letters == 3
     assert {sample.get("body", sample.get("body_hex")) for sample in report.samples} == {"one", "no zlib", "two"}
-    sent = dlq_resend.run(spark, cluster.namesrv, choice, to=target)
+    sent = dlq_resend.run(spark, cluster.namesrv, choice, ResendOptions(to=target))
     assert (sent.chosen, sent.sent, sent.failed) == (3, 3, 0)
     assert sorted(m.body for m in messages_of(cluster.namesrv, target)) == [b"no zlib", b"one", b"two"]
 

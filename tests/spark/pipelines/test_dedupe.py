@@ -17,7 +17,8 @@ from rocketspark.arrow.columns import schema_of
 from rocketspark.cli.main import run as cli
 from rocketspark.errors import ConfigError
 from rocketspark.spark.pipelines import dedupe
-from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.pipelines.options import DedupeOptions
+from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.every_spark
@@ -64,7 +65,9 @@ def test_what_a_clock_that_went_back_cannot_lose(
     where, sources = tmp_path / "c", f"{source},{other}"
     for topic in (source, other):
         send(producer, topic, (f"{topic} 1", []), (f"{topic} 2", ["a"]))
-    first = dedupe.run(spark, cluster.namesrv, sources, target, checkpoint=where, delivery="at-least-once")
+    first = dedupe.run(
+        spark, cluster.namesrv, sources, target, checkpoint=where, options=DedupeOptions(delivery="at-least-once")
+    )
     # Messages without a key stand at the same place of each topic.
     assert (first.rows, first.passed, first.repeated, first.refused) == (4, 3, 1, 0)
     newest = max((where / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
@@ -74,7 +77,9 @@ def test_what_a_clock_that_went_back_cannot_lose(
     newest.write_text("\n".join([version, json.dumps(ahead), *offsets]))
     (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
     send(producer, source, ("3", ["b"]), ("3", ["b"]), ("4", []))
-    again = dedupe.run(spark, cluster.namesrv, sources, target, checkpoint=where, delivery="at-least-once")
+    again = dedupe.run(
+        spark, cluster.namesrv, sources, target, checkpoint=where, options=DedupeOptions(delivery="at-least-once")
+    )
     assert (again.rows, again.passed, again.repeated) == (3, 2, 1)
     assert len(bodies_of(cluster.namesrv, target)) == 5
 
@@ -101,7 +106,12 @@ def test_what_tells_repetitions(
     for body, value in ((b'{"id": 1, "x": 1}', "u"), (b'{"id": 1, "x": 2}', "u"), (b"no json", "v"), (b"no json", "v")):
         producer.send(Message(topic=source, body=body, properties={"p": value}))
     result = dedupe.run(
-        spark, cluster.namesrv, source, target, checkpoint=tmp_path / "c", by=by, delivery="at-least-once"
+        spark,
+        cluster.namesrv,
+        source,
+        target,
+        checkpoint=tmp_path / "c",
+        options=DedupeOptions(by=by, delivery="at-least-once"),
     )
     assert (result.rows, result.passed) == (4, len(bodies))
     assert bodies_of(cluster.namesrv, target) == sorted(bodies)

@@ -21,8 +21,8 @@ from rocketspark.protocol.trace import Consumed, Received, encode
 from rocketspark.spark.client_access import Access
 from rocketspark.spark.metrics.listening import listen_to_pipeline
 from rocketspark.spark.pipelines import dlq, dlq_resend
-from rocketspark.spark.pipelines.dlq import Choice
-from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.pipelines.options import Choice, ResendOptions
+from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.testing import Cluster
 
 COUNT = 12
@@ -158,8 +158,8 @@ def test_lost_answers_and_an_end_in_the_midst_send_nothing_twice(
     monkeypatch.setattr(AsyncProducer, "send_packed", unanswered)
     choice = Choice(groups=[group])
     with pytest.raises(MemoryError):
-        dlq_resend.run(spark, cluster.namesrv, choice, to=target)
-    done = dlq_resend.run(spark, cluster.namesrv, choice, to=target)
+        dlq_resend.run(spark, cluster.namesrv, choice, ResendOptions(to=target))
+    done = dlq_resend.run(spark, cluster.namesrv, choice, ResendOptions(to=target))
     assert done.already_there > 0
     assert (done.already_there + done.sent, done.failed) == (COUNT, 0)
     assert sorted(map(what, stored(cluster, target, COUNT)), key=str) == sorted(map(what, messages), key=str)
@@ -170,12 +170,15 @@ def test_to_the_group_alone(
 ) -> None:
     topic, group, messages = dead
     with pytest.raises(RouteNotFound, match="letters would go to topic 'not-there'"):
-        dlq_resend.run(spark, cluster.namesrv, Choice(groups=[group]), to="not-there")
+        dlq_resend.run(spark, cluster.namesrv, Choice(groups=[group]), ResendOptions(to="not-there"))
     choice = Choice(groups=[group], keys=["k5"])
     progress = Progress("dlq")
     with listen_to_pipeline(spark, cluster.namesrv, Access(), progress, 0) as listening:
         for sent in (1, 0):
-            assert dlq_resend.run(spark, cluster.namesrv, choice, to_group=True, progress=progress).sent == sent
+            assert (
+                dlq_resend.run(spark, cluster.namesrv, choice, ResendOptions(to_group=True), progress=progress).sent
+                == sent
+            )
         found = scrape(listening.url)
     assert found.value("rocketspark_stream_batch_duration_seconds_count", query="dlq") == 1
     assert found.value("rocketspark_stream_rows_total", query="dlq") == 1

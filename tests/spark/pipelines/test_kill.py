@@ -21,6 +21,7 @@ from tests.spark.pipelines.test_archive import rows_of as archived_rows
 from tests.spark.pipelines.test_restore import rows_of
 
 from rocketspark.spark.pipelines import archive, restore
+from rocketspark.spark.pipelines.options import RestoreOptions
 from rocketspark.testing import Cluster
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -85,7 +86,7 @@ def test_a_replay_whose_process_is_killed_sends_nothing_twice(
     said = killed_after(" to go", "replay", topic, "--to", copy, *options)
     assert "replay: " in said
     before = len(rows_of(spark, cluster, copy))
-    done = restore.replay(spark, cluster.namesrv, topic, copy, state=tmp_path, chunk_rows=100)
+    done = restore.replay(spark, cluster.namesrv, topic, copy, options=RestoreOptions(state=tmp_path, chunk_rows=100))
     assert before > 0
     assert done.rows <= 400 - before
     assert rows_of(spark, cluster, copy, restored=True) == rows_of(spark, cluster, topic)

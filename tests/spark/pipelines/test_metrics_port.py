@@ -19,7 +19,8 @@ from rocketspark.spark.client_access import Access
 from rocketspark.spark.metrics import listen
 from rocketspark.spark.metrics.listening import listen_to_pipeline
 from rocketspark.spark.pipelines import archive
-from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.pipelines.options import ArchiveOptions, RestoreOptions
+from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.restore import replay
 from rocketspark.testing import Cluster
 
@@ -50,7 +51,11 @@ def test_an_archive_that_runs_on_tells_its_batches_and_its_lag(
 
     def work() -> None:
         where = cluster.namesrv, [topic], tmp_path / "archive"
-        done.append(archive.run(spark, *where, once=False, interval_s=3600, batch_rows=60, progress=progress))
+        done.append(
+            archive.run(
+                spark, *where, once=False, options=ArchiveOptions(interval_s=3600, batch_rows=60), progress=progress
+            )
+        )
 
     with listen_to_pipeline(spark, cluster.namesrv, Access(), progress, 0, lag_interval_s=1) as listening:
         thread = threading.Thread(target=work)
@@ -90,7 +95,14 @@ def test_a_replay_tells_its_chunks_and_no_lag(
     load(topic, 100)
     progress = Progress("replay")
     with listen_to_pipeline(spark, cluster.namesrv, Access(), progress, 0) as listening:
-        sent = replay(spark, cluster.namesrv, topic, f"{topic}-2", chunk_rows=50, state=tmp_path, progress=progress)
+        sent = replay(
+            spark,
+            cluster.namesrv,
+            topic,
+            f"{topic}-2",
+            options=RestoreOptions(chunk_rows=50, state=tmp_path),
+            progress=progress,
+        )
         found = scrape(listening.url)
     assert (sent.rows, sent.chunks > 1) == (100, True)
     assert found.value("rocketspark_stream_batch_duration_seconds_count", query="replay") == sent.chunks

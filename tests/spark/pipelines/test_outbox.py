@@ -18,6 +18,7 @@ from tests.support import postgres
 from rocketspark.cli.main import run as cli
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.spark.pipelines import outbox
+from rocketspark.spark.pipelines.options import OutboxOptions
 from rocketspark.spark.pipelines.outbox import Columns, TableReader, message_of
 from rocketspark.spark.pipelines.parts.outbox_claims import RowClaims, reading
 from rocketspark.testing import Cluster
@@ -85,16 +86,16 @@ def test_each_row_once_whatever_its_id(
     spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], tmp_path: Path, database: str
 ) -> None:
     topic = make_topic()
-    given: dict[str, Any] = {"database": database, "table": "orders", "topic": topic, "checkpoint": tmp_path / "c"}
-    given |= {"name": topic, "columns": COLUMNS}
+    given: dict[str, Any] = {"database": database, "table": "orders", "checkpoint": tmp_path / "c", "columns": COLUMNS}
+    options = OutboxOptions(topic=topic, name=topic)
     insert(database, 10, 11, 12, 13, 14)
-    first = outbox.run(spark, cluster.namesrv, batch_rows=2, **given)
+    first = outbox.run(spark, cluster.namesrv, options=options._replace(batch_rows=2), **given)
     assert (first.rows, first.batches, first.waiting) == (5, 3, 0)
     # Rows with ids below those sent: of transactions that ended later.
     insert(database, 3, 12345)
-    again = outbox.run(spark, cluster.namesrv, **given)
+    again = outbox.run(spark, cluster.namesrv, options=options, **given)
     assert (again.rows, again.waiting) == (2, 0)
-    assert outbox.run(spark, cluster.namesrv, **given).rows == 0
+    assert outbox.run(spark, cluster.namesrv, options=options, **given).rows == 0
     assert sent(cluster, topic) == wanted(10, 11, 12, 13, 14, 3, 12345)
     assert len(execute(database, "SELECT id FROM orders")) == 7
 
@@ -103,14 +104,14 @@ def test_rows_are_deleted_once_they_are_sent(
     spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], tmp_path: Path, database: str
 ) -> None:
     topic = make_topic()
-    given: dict[str, Any] = {"database": database, "table": "orders", "topic": topic, "checkpoint": tmp_path / "c"}
-    given |= {"name": topic, "columns": COLUMNS, "delete": True}
+    given: dict[str, Any] = {"database": database, "table": "orders", "checkpoint": tmp_path / "c", "columns": COLUMNS}
+    options = OutboxOptions(topic=topic, name=topic, delete=True)
     insert(database, 1, 2, 3)
-    assert outbox.run(spark, cluster.namesrv, batch_rows=2, **given).rows == 3
+    assert outbox.run(spark, cluster.namesrv, options=options._replace(batch_rows=2), **given).rows == 3
     assert execute(database, "SELECT id FROM orders") == []
     # Ids that come again after their rows were deleted are new rows.
     insert(database, 1, 2, 4)
-    assert outbox.run(spark, cluster.namesrv, **given).rows == 3
+    assert outbox.run(spark, cluster.namesrv, options=options, **given).rows == 3
     assert sent(cluster, topic) == wanted(1, 1, 2, 2, 3, 4)
 
 

@@ -24,9 +24,10 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines import archive, restore
 from rocketspark.spark.pipelines.connection import Connection, operations_of
+from rocketspark.spark.pipelines.options import ArchiveOptions, RestoreOptions
 from rocketspark.spark.pipelines.parts import restore_plan, restore_tasks
+from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan
-from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.testing import Cluster
 
 KEPT = "broker queueId queueOffset tag keys body flag".split()
@@ -48,13 +49,13 @@ def test_a_restored_topic_equals_the_old_one(
     spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
 ) -> None:
     load(topic, 300)
-    archive.run(spark, cluster.namesrv, [topic], tmp_path, batch_rows=120)
+    archive.run(spark, cluster.namesrv, [topic], tmp_path, options=ArchiveOptions(batch_rows=120))
     copy = f"{topic}-copy"
-    planned = restore.restore(spark, tmp_path, cluster.namesrv, to=copy, dry_run=True)
+    planned = restore.restore(spark, tmp_path, cluster.namesrv, to=copy, options=RestoreOptions(dry_run=True))
     assert (planned.rows, planned.dry_run, sum(q.rows for q in planned.queues)) == (300, True, 300)
     with pytest.raises(RouteNotFound):
-        restore.restore(spark, tmp_path, cluster.namesrv, to=copy, create=False)
-    done = restore.restore(spark, tmp_path, cluster.namesrv, to=copy, chunk_rows=100)
+        restore.restore(spark, tmp_path, cluster.namesrv, to=copy, options=RestoreOptions(create=False))
+    done = restore.restore(spark, tmp_path, cluster.namesrv, to=copy, options=RestoreOptions(chunk_rows=100))
     assert (done.rows, done.already_there, done.stopped, done.chunks) == (300, 0, False, 3)
     assert rows_of(spark, cluster, copy, restored=True) == rows_of(spark, cluster, topic)
     again = restore.restore(spark, tmp_path, cluster.namesrv, to=copy)
@@ -72,9 +73,11 @@ def test_old_ids_and_times_are_told(
     read = spark.read.format("rocketmq").option("namesrv", cluster.namesrv)
     old = read.option("topic", topic).load().collect()
     # Twice: only where a message was last is told.
-    restore.replay(spark, cluster.namesrv, topic, f"{topic}-1", state=tmp_path)
-    done = restore.replay(spark, cluster.namesrv, topic, f"{topic}-2", tags="A || C", state=tmp_path)
-    restore.replay(spark, cluster.namesrv, f"{topic}-1", f"{topic}-3", state=tmp_path)
+    restore.replay(spark, cluster.namesrv, topic, f"{topic}-1", options=RestoreOptions(state=tmp_path))
+    done = restore.replay(
+        spark, cluster.namesrv, topic, f"{topic}-2", options=RestoreOptions(tags="A || C", state=tmp_path)
+    )
+    restore.replay(spark, cluster.namesrv, f"{topic}-1", f"{topic}-3", options=RestoreOptions(state=tmp_path))
     ms = {r["messageId"]: [int(r[n].timestamp() * 1000) for n in ("bornTime", "storeTime")] for r in old}
     places = {r["messageId"]: "/".join(str(r[n]) for n in ("topic", "broker", "queueId", "queueOffset")) for r in old}
     found = read.option("topic", f"{topic}-2").load().collect()
@@ -97,9 +100,11 @@ def test_a_target_that_holds_messages_is_asked_about(
     load(topic, 30)
     said, asked = io.StringIO(), []
 
-    def run(**options: Any) -> restore.RestoreResult:
-        progress = Progress("replay", said)
-        return restore.replay(spark, cluster.namesrv, topic, topic, state=tmp_path, progress=progress, **options)
+    def run(sure: Any = None, **given: Any) -> restore.RestoreResult:
+        options = RestoreOptions(state=tmp_path, **given)
+        return restore.replay(
+            spark, cluster.namesrv, topic, topic, options, progress=Progress("replay", said), sure=sure
+        )
 
     def refuse(text: str) -> None:
         raise ConfigError(text)
@@ -143,10 +148,10 @@ def test_a_chunk_that_was_cut_short_is_sent_once(
     with monkeypatch.context() as patch:
         patch.setattr(restore, "replace_file", fail)
         with pytest.raises(KeyboardInterrupt):
-            restore.replay(spark, cluster.namesrv, topic, copy, chunk_rows=40, state=tmp_path)
+            restore.replay(spark, cluster.namesrv, topic, copy, options=RestoreOptions(chunk_rows=40, state=tmp_path))
     assert len(rows_of(spark, cluster, copy)) == 80
     # Smaller chunks than before: what is in doubt lies in several.
-    done = restore.replay(spark, cluster.namesrv, topic, copy, chunk_rows=15, state=tmp_path)
+    done = restore.replay(spark, cluster.namesrv, topic, copy, options=RestoreOptions(chunk_rows=15, state=tmp_path))
     assert (done.rows, done.already_there) == (40, 40)
     assert rows_of(spark, cluster, copy, restored=True) == rows_of(spark, cluster, topic)
 
@@ -157,7 +162,7 @@ def test_fewer_queues_take_turns_and_each_order_is_kept(
     topic, narrow = make_topic(queues=3, brokers=1), make_topic(queues=2, brokers=1)
     for queue in range(3):
         load(topic, 20, first=100 * queue, queue=MessageQueue(topic, "broker-a", queue))
-    done = restore.replay(spark, cluster.namesrv, topic, narrow, chunk_rows=7, state=tmp_path)
+    done = restore.replay(spark, cluster.namesrv, topic, narrow, options=RestoreOptions(chunk_rows=7, state=tmp_path))
     assert {(q.source, q.target) for q in done.queues} == {
         *{("broker-a/0", "broker-a/0"), ("broker-a/1", "broker-a/1"), ("broker-a/2", "broker-a/0")}
     }
@@ -179,13 +184,19 @@ def test_a_time_range_and_a_rate(
     middle = times[20]
     wanted = sum(t < middle for t in times)
     where = Connection(cluster.namesrv)
-    before = restore.restore(spark, tmp_path, where, to=f"{topic}-b", until_ms=middle, dry_run=True)
-    after = restore.restore(spark, tmp_path, where, to=f"{topic}-b", since_ms=middle, dry_run=True)
+    before = restore.restore(
+        spark, tmp_path, where, to=f"{topic}-b", options=RestoreOptions(until_ms=middle, dry_run=True)
+    )
+    after = restore.restore(
+        spark, tmp_path, where, to=f"{topic}-b", options=RestoreOptions(since_ms=middle, dry_run=True)
+    )
     assert (before.rows, after.rows) == (wanted, 40 - wanted)
-    live = restore.replay(spark, where, topic, f"{topic}-b", since_ms=middle, state=tmp_path / "s", dry_run=True)
+    live = restore.replay(
+        spark, where, topic, f"{topic}-b", options=RestoreOptions(since_ms=middle, state=tmp_path / "s", dry_run=True)
+    )
     assert live.rows == 40 - wanted
     # Eight rows make a chunk; five chunks follow each other over 40 / 4 of the rate's seconds at least.
-    done = restore.restore(spark, tmp_path, where, to=f"{topic}-c", rate=20)
+    done = restore.restore(spark, tmp_path, where, to=f"{topic}-c", options=RestoreOptions(rate=20))
     assert done.rows == 40
     assert done.seconds >= 40 / 20 - 0.1
     progress = Progress("restore")
@@ -220,12 +231,12 @@ def test_mistakes_are_told(
     with pytest.raises(ConfigError, match="is a group's own"):
         restore.restore(spark, tmp_path, cluster.namesrv, topics[0], "%RETRY%group")
     with pytest.raises(MessageIllegal, match="topic"):
-        restore.replay(spark, cluster.namesrv, topics[0], "no such name", state=tmp_path)
+        restore.replay(spark, cluster.namesrv, topics[0], "no such name", options=RestoreOptions(state=tmp_path))
     for wrong, says in WRONG:
         with pytest.raises(ConfigError, match=says):
-            restore.restore(spark, tmp_path, cluster.namesrv, topics[0], "never-made", **wrong)
+            restore.restore(spark, tmp_path, cluster.namesrv, topics[0], "never-made", options=RestoreOptions(**wrong))
         with pytest.raises(ConfigError, match=says):
-            restore.replay(spark, cluster.namesrv, topics[0], "never-made", state=tmp_path, **wrong)
+            restore.replay(spark, cluster.namesrv, topics[0], "never-made", RestoreOptions(state=tmp_path, **wrong))
 
 
 def test_a_send_without_a_reply_is_looked_for_before_it_is_repeated(
@@ -297,7 +308,7 @@ def test_a_topic_of_a_namespace_is_made_in_it(
     with Producer(cluster.namesrv, "P", namespace=where.namespace) as producer:
         for i in range(3):
             producer.send(Message(topic=name, body=b"%d" % i))
-    done = restore.replay(None, where, name, f"{name}-copy", state=tmp_path)  # type: ignore[arg-type]
+    done = restore.replay(None, where, name, f"{name}-copy", options=RestoreOptions(state=tmp_path))  # type: ignore[arg-type]
     assert (done.rows, done.refused) == (3, 0)
     with operations_of(where) as operations:
         assert {t for t in operations.list_topics() if name in t} == {f"space{name}%{name}", f"space{name}%{name}-copy"}
@@ -318,11 +329,10 @@ def test_a_progress_file_of_long_names_can_be_written(
         None,
         Connection(cluster.namesrv),
         (long, long),
-        restore_tasks.RowSelection(),
+        RestoreOptions(),
         tmp_path,
         Progress("replay"),  # type: ignore[arg-type]
     )
-    job.open(again=False, dry=False)
     job._save()
     [made] = tmp_path.iterdir()
     assert len(made.name) < 200
@@ -344,9 +354,7 @@ def test_a_dry_run_counts_what_filters_left_queue_by_queue(
     for tag in ("A", "nothing has it"):
         found = restore.replay(
             *(None, cluster.namesrv, topic, f"{topic}-b"),
-            tags=tag,
-            dry_run=True,
-            state=tmp_path,  # type: ignore[arg-type]
+            options=RestoreOptions(tags=tag, dry_run=True, state=tmp_path),  # type: ignore[arg-type]
         )
         assert {moved.source: moved.rows for moved in found.queues} == {
             place: there[place, tag] for place in {place for place, _ in there}

@@ -17,7 +17,7 @@ from rocketspark.client import PullConsumer
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.trace import decode
 from rocketspark.spark.pipelines import audit, dlq, dlq_resend, trace
-from rocketspark.spark.pipelines.dlq import Choice
+from rocketspark.spark.pipelines.options import Choice
 
 COUNT = 6
 

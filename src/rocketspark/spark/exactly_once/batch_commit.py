@@ -19,7 +19,7 @@ import pyarrow as pa
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.message import checksums
-from rocketspark.spark.exactly_once import commit_records, transaction_handles
+from rocketspark.spark.exactly_once import commit_records
 from rocketspark.spark.exactly_once.commit_records import (
     JOB,
     AttemptPart,
@@ -284,7 +284,7 @@ class _Commit:
         dead = False
         first = min([record.swept_from, *(part.first for part in record.parts)])
         async for stored in self._log.manifests(first, record.swept_to):
-            manifest = transaction_handles.decode(stored.body)
+            manifest = commit_records.decode_manifest(stored.body)
             head = manifest.head
             if head.attempt not in wanted:
                 dead = True
@@ -295,7 +295,7 @@ class _Commit:
                 done[head.attempt] = done.get(head.attempt, 0) + head.rows
         if dead:
             async for stored in self._log.manifests(record.swept_from, record.swept_to):
-                manifest = transaction_handles.decode(stored.body)
+                manifest = commit_records.decode_manifest(stored.body)
                 if manifest.head.attempt not in wanted:
                     await ends.roll_back(manifest)
         return done
@@ -351,7 +351,7 @@ async def roll_back(commit_log: CommitTopic, options: WriteOptions, parts: Seque
     ends = EndTransactions(commit_log, options, (), fresh=True, guard=no_guard)
     first, last = min(part.first for part in parts), max(part.last for part in parts)
     async for stored in commit_log.manifests(first, last + 1):
-        manifest = transaction_handles.decode(stored.body)
+        manifest = commit_records.decode_manifest(stored.body)
         if manifest.head.attempt in wanted:
             await ends.roll_back(manifest)
 

@@ -1,5 +1,5 @@
-"""What brokers can do with half messages beyond RocketMQ's protocol. Rule: the master of now is asked; another may be
-of another kind.
+"""What brokers can do with half messages beyond RocketMQ's protocol. Rule: the master of a queue is asked, and a new
+master again, for it may be another kind of broker.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from rocketspark.protocol.message import checksums, properties, record, sysflags
 from rocketspark.protocol.message.message_ids import unique_ids
 from rocketspark.protocol.message.record import Record as StoredRecord
 from rocketspark.protocol.message.record_layout import CRC_MASK
-from rocketspark.spark.exactly_once import commit_records, transaction_handles
+from rocketspark.spark.exactly_once import commit_records
 from rocketspark.spark.exactly_once.commit_records import CommitRecord, HalfOutcome, LastCommit, TransactionalIdState
 from rocketspark.spark.option_values import COMMIT_PREFIX
 from rocketspark.spark.options import WriteOptions
@@ -201,9 +201,9 @@ class CommitTopic:
         """Write a record; returns the queue offset it has. It may stand there twice if a reply was lost."""
         return (await self._send(RECORDS, commit_records.encode(entry), entry.kind)).queue_offset
 
-    async def append_manifest(self, manifest: transaction_handles.HandleManifest) -> int:
+    async def append_manifest(self, manifest: commit_records.HandleManifest) -> int:
         """Write a manifest; returns the queue offset it has."""
-        return (await self._send(MANIFESTS, transaction_handles.encode(manifest), "manifest")).queue_offset
+        return (await self._send(MANIFESTS, commit_records.encode_manifest(manifest), "manifest")).queue_offset
 
     async def _send(self, queue_id: int, body: bytes, tag: str) -> SendResult:
         message_id = unique_ids.next()

@@ -1,8 +1,10 @@
-"""END_TRANSACTION for many half messages. Rule: each is committed once, also by a broker that commits again when told
-again.
+"""The ends of many half messages: each is committed or rolled back once, also by a broker that commits again when it is
+told again.
 
 An official broker commits as often as it is told. So where a reply was lost, the queues are read for what arrived, and
-only the rest is told again; a writer that takes over waits until no end of its predecessor can be under way.
+only the rest is told again; a writer that takes over waits until no end of its predecessor can be under way. Our own
+broker takes the ends of many half messages in one request, by ranges of offsets, and what it is told again changes
+nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,14 +24,12 @@ from rocketspark.model import MessageQueue
 from rocketspark.model.text import whole_number
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import EndTransactionHeader, to_ext_of
-from rocketspark.protocol.message import sysflags
-from rocketspark.spark.exactly_once import end_ranges
+from rocketspark.protocol.headers import EndHalfRangesHeader, EndTransactionHeader, to_ext_of
+from rocketspark.protocol.message import half_ranges, sysflags
 from rocketspark.spark.exactly_once.broker_abilities import Abilities, BrokerAbilities
-from rocketspark.spark.exactly_once.commit_records import AttemptPart
+from rocketspark.spark.exactly_once.commit_records import AttemptPart, HandleManifest
 from rocketspark.spark.exactly_once.commit_topic import PAUSE_S, CommitTopic
 from rocketspark.spark.exactly_once.failpoints import passing
-from rocketspark.spark.exactly_once.transaction_handles import HandleManifest
 from rocketspark.spark.options import WriteOptions
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
@@ -155,7 +155,7 @@ class EndTransactions:
                 )
             # Another kind of broker may be its master now.
             can = await self._abilities_for(anchor, outcome)
-            if can.batches and isinstance(cause, end_ranges.NoRanges):
+            if can.batches and isinstance(cause, NoRanges):
                 # It is of ours, and what stands before it lets no such request through.
                 self._abilities.no_batches(anchor)
                 can = can._replace(batches=False)
@@ -178,14 +178,14 @@ class EndTransactions:
         assert once
         gone: list[int] = []
         # Of rows of chosen queues the next are told once those before have ended: so they keep their order.
-        in_flight_max = 1 if manifest.head.ordered else end_ranges.IN_FLIGHT_MAX
+        in_flight_max = 1 if manifest.head.ordered else RANGES_IN_FLIGHT_MAX
         peer = await self._log.again(lambda: self._log.instance.master_of(anchor), topic=anchor.topic)
-        asked = list(end_ranges.requests_of(manifest, rows))
+        asked = list(range_requests(manifest, rows))
         for at in range(0, len(asked), in_flight_max):
             parts = asked[at : at + in_flight_max]
             replies = [
                 asyncio.ensure_future(
-                    end_ranges.ask(
+                    ask_for_ranges(
                         *(peer, self._log.topic, anchor, outcome, manifest, topic, part), timeout_ms=self._timeout_ms
                     )
                 )
@@ -203,7 +203,7 @@ class EndTransactions:
                         raise result
                     failed.append(part)
                     cause = result
-                    if isinstance(result, end_ranges.NoRanges):
+                    if isinstance(result, NoRanges):
                         self._abilities.forget(anchor)
                 else:
                     gone += result.tolist()
@@ -374,3 +374,51 @@ def _chunks(manifest: HandleManifest, rows: NDArray[np.int64], *, one_each: bool
 
 def _array(numbers: Sequence[int]) -> NDArray[np.int64]:
     return np.array(numbers, np.int64)
+
+
+Rows = NDArray[np.int64]
+# Half messages of one request: a broker ends them in some 10 ms.
+RANGE_ROWS_MAX = 4096
+# Requests on their way at a time.
+RANGES_IN_FLIGHT_MAX = 2
+
+
+class NoRanges(RocketSparkError):
+    """Raised by a broker that took over from one that ends half messages by ranges."""
+
+
+def range_requests(manifest: HandleManifest, rows: Rows) -> Iterator[tuple[str, Rows]]:
+    """Yield the rows of each request, in order, and the topic that they are for."""
+    names = [topic for topic, _, _ in manifest.head.queues]
+    topics = np.array([names.index(topic) for topic in names], np.int32)[manifest.targets[rows]]
+    breaks = np.flatnonzero(topics[1:] != topics[:-1]) + 1
+    for part in np.split(np.arange(len(rows)), breaks):
+        for at in range(0, len(part), RANGE_ROWS_MAX):
+            yield names[int(topics[part[0]])], rows[part[at : at + RANGE_ROWS_MAX]]
+
+
+def range_body(manifest: HandleManifest, rows: Rows) -> bytes:
+    """Return the body of the request that ends these rows, in order."""
+    offsets, positions = manifest.half_offsets[rows], manifest.positions[rows]
+    breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
+    return half_ranges.encode(
+        (int(first[0]), at) for first, at in zip(np.split(offsets, breaks), np.split(positions, breaks), strict=True)
+    )
+
+
+async def ask_for_ranges(
+    peer: Peer, group: str, anchor: MessageQueue, outcome: int, manifest: HandleManifest, topic: str, rows: Rows,
+    *, timeout_ms: float,
+) -> Rows:  # fmt: skip
+    """End these rows; return those that can never be committed. Raises RocketSparkError if not all could be ended."""
+    header = EndHalfRangesHeader(topic=topic, producer_group=group, outcome=outcome, broker_name=anchor.broker_name)
+    reply = await peer.request(RequestCode.END_HALF_RANGES, header, range_body(manifest, rows), timeout_ms=timeout_ms)
+    if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        raise NoRanges(f"{reply.address} ends half messages one by one")
+    if reply.code != ResponseCode.SUCCESS:
+        raise RocketSparkError(f"code {reply.code} from {reply.address}: {reply.remark}")
+    try:
+        gone = half_ranges.decode_offsets(bytes(reply.body))
+    except ValueError as e:
+        raise RocketSparkError(f"the answer of {reply.address} about half messages: {e}") from None
+    return rows[np.isin(manifest.half_offsets[rows], gone)] if len(gone) else rows[:0]

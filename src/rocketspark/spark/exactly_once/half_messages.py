@@ -1,4 +1,5 @@
-"""A task's rows as half messages. Rule: a manifest is written once its half messages are stored, and tells of no other.
+"""A task's rows, sent as half messages, and the manifest that names them. Rule: a manifest is written once its half
+messages are stored, and names no other.
 
 A row sent twice, after a reply that was lost, is one row: only the copy that was acknowledged is in the manifest.
 """
@@ -19,12 +20,11 @@ from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import properties, sysflags
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
-from rocketspark.spark.exactly_once import transaction_handles
+from rocketspark.spark.exactly_once import commit_records
 from rocketspark.spark.exactly_once.broker_abilities import BrokerAbilities
-from rocketspark.spark.exactly_once.commit_records import AttemptPart
+from rocketspark.spark.exactly_once.commit_records import AttemptPart, HandleHead, HandleManifest
 from rocketspark.spark.exactly_once.commit_topic import DEDUPE_KEY, CommitTopic, safely_stored
 from rocketspark.spark.exactly_once.failpoints import passing
-from rocketspark.spark.exactly_once.transaction_handles import HandleHead, HandleManifest
 from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.write.batch_encoding import BatchItems
 from rocketspark.spark.write.bounded_flow import SendsInFlight
@@ -89,7 +89,7 @@ class HalfMessageSender:
         """Send the rows; returns when as many as may be are in flight, and the rest is stored as half messages."""
         for part in parts(batch):
             await self._send_part(part)
-            if self._found_count > transaction_handles.ROWS_MAX - part.num_rows:
+            if self._found_count > commit_records.MANIFEST_ROWS_MAX - part.num_rows:
                 await self._write_manifest()
 
     async def finish(self) -> AttemptPart:
@@ -280,8 +280,8 @@ class HalfMessageSender:
             return
         every = np.concatenate(self._found, axis=1)
         self._found, self._found_count = [], 0
-        for at in range(0, every.shape[1], transaction_handles.ROWS_MAX):
-            queues, half_offsets, positions = every[:, at : at + transaction_handles.ROWS_MAX]
+        for at in range(0, every.shape[1], commit_records.MANIFEST_ROWS_MAX):
+            queues, half_offsets, positions = every[:, at : at + commit_records.MANIFEST_ROWS_MAX]
             count = len(positions)
             head = HandleHead(
                 attempt=self._attempt,

@@ -1,4 +1,5 @@
-"""Columns of decoded bodies in an archive's table. Rule: fields come; none goes, and none changes its type."""
+"""Columns of decoded bodies in an archive's table. Rule: a table gets further fields; none of its fields is
+removed or changes its type."""
 
 from __future__ import annotations
 

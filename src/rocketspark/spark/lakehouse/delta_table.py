@@ -1,4 +1,5 @@
-"""An archive as a Delta table. Rule: one commit of a number: Delta's own transaction identifiers see to it."""
+"""An archive as a Delta table. Rule: commits have numbers, and Delta's transaction identifiers take
+each number once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An archive as an Iceberg table in a JDBC catalog. Rule: one snapshot of a number.
+"""An archive as an Iceberg table in a JDBC catalog. Rule: snapshots have numbers, each once.
 
 Iceberg appends whatever came in between; so a micro-batch is staged first, under its number, and published then: two
 snapshots of one number are never published (write-audit-publish, `spark.wap.id`).

@@ -1,4 +1,5 @@
-"""Object stores under Spark: jars and settings of s3a://, credentials that nobody sees, a look before a query.
+"""Object stores under Spark: jars and settings of s3a://, credentials that are not shown, and a check of a
+place before a query uses it.
 
 Rule: a credential leaves this process in the JVM's Hadoop configuration only, never on a command line, in a plan, a log
 or an error.

@@ -1,4 +1,4 @@
-"""The table at a place, of whichever format. Rule: nothing else chooses between formats."""
+"""Opens the table at a place, Delta or Iceberg. Rule: nothing else chooses between the formats."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rocketspark.spark.metrics.exposition import ScrapeThread
-    from rocketspark.spark.pipelines.progress import Progress
+    from rocketspark.spark.pipelines.parts.progress import Progress
 
 
 log = LimitedLog("rocketspark.spark")

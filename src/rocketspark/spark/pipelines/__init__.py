@@ -18,5 +18,5 @@ To add one:
    ends with the exit code. One line in `cli/commands/pipeline.py` registers the command.
 4. A section in docs/pipelines.md; tests in tests/spark/pipelines, with the shared session.
 
-Start with archive, then connection and progress.
+Start with archive, then connection and parts.
 """

@@ -20,6 +20,7 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.table import TablePlace, archive_at, archive_for
 from rocketspark.spark.lakehouse.tables import read_table
 from rocketspark.spark.pipelines.connection import Connection, connection
+from rocketspark.spark.pipelines.options import ArchiveOptions
 from rocketspark.spark.pipelines.parts import archive_table, archive_tasks
 from rocketspark.spark.pipelines.parts.archive_batches import (
     BATCHES_BETWEEN_MERGES,
@@ -36,7 +37,7 @@ from rocketspark.spark.pipelines.parts.archive_manifest import (
     open_archive,
     read_manifest,
 )
-from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.read.stream_read import StreamReader
 
 if TYPE_CHECKING:
@@ -44,11 +45,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BATCH_ROWS = 1_000_000
-INTERVAL_S = 60.0
-CLOSE_AFTER_S = 300.0
+DEFAULTS = ArchiveOptions()
 KEEP_REPLACED_S = 3600.0
-FILE_BYTES = 256 << 20
 # Hours merged in one job.
 HOURS_PER_JOB = 16
 
@@ -68,65 +66,47 @@ def run(
     where: Connection | str,
     topics: Sequence[str],
     folder: str | Path | TablePlace,
+    options: ArchiveOptions = DEFAULTS,
     *,
     once: bool = True,
-    interval_s: float = INTERVAL_S,
-    batch_rows: int = BATCH_ROWS,
-    compact: bool = True,
-    close_after_s: float = CLOSE_AFTER_S,
-    keep_replaced_s: float = KEEP_REPLACED_S,
-    file_bytes: int = FILE_BYTES,
     progress: Progress | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> ArchiveResult:
     """Archive topics in a folder that driver and executors share, or a table, from where its last run ended.
 
-    once: end when all is archived that was there at the start, else go on until `progress.stop` is asked, looking for
-    more each `interval_s`. batch_rows: messages per micro-batch at most. compact: merge the files of hours that ended
-    `close_after_s` ago into files of some `file_bytes`; the merged ones stay readable for `keep_replaced_s` (those of
-    a table until its own VACUUM or expire_snapshots).
+    once: end when all is archived that was there at the start, else go on until `progress.stop` is asked.
     Raises ConfigError for wrong options, RocketSparkError for what fails.
     """
-    _check_numbers(interval_s, batch_rows, close_after_s, keep_replaced_s, file_bytes)
+    _check_numbers(options)
     progress = progress or Progress("archive")
     place = folder if isinstance(folder, TablePlace) else archive_for("parquet", folder)
     if isinstance(place, TablePlace):
-        return archive_table.run(
-            spark,
-            connection(where, decodes=True),
-            topics,
-            place,
-            once=once,
-            interval_s=interval_s,
-            batch_rows=batch_rows,
-            compact=compact,
-            close_after_s=close_after_s,
-            file_bytes=file_bytes,
-            progress=progress,
-            now_ms=now_ms,
-        )
+        where = connection(where, decodes=True)
+        return archive_table.run(spark, where, topics, place, options, once=once, progress=progress, now_ms=now_ms)
     with open_archive(place) as archive:
         reader = StreamReader(READ_SCHEMA, options_of(connection(where), topics))
         target = _Folder(spark, archive)
-        work = MicroBatches(target, reader, topics, progress=progress, batch_rows=batch_rows, once=once)
+        work = MicroBatches(target, reader, topics, progress=progress, batch_rows=options.batch_rows, once=once)
+        keep_replaced_s = KEEP_REPLACED_S if options.keep_replaced_s is None else options.keep_replaced_s
+        file_bytes = options.file_mb << 20
+
+        def merge_closed() -> int:
+            archive.sweep(now_ms())
+            if not options.compact:
+                return 0
+            hours = due(archive.manifest.files, now_ms(), round(options.close_after_s * 1000), file_bytes)
+            return merge_hours(spark, archive, hours, file_bytes, round(keep_replaced_s * 1000), progress)
+
         try:
             work.begin()
             compacted = 0
-
-            def merge_closed() -> int:
-                archive.sweep(now_ms())
-                if not compact:
-                    return 0
-                hours = due(archive.manifest.files, now_ms(), round(close_after_s * 1000), file_bytes)
-                return merge_hours(spark, archive, hours, file_bytes, round(keep_replaced_s * 1000), progress)
-
             while not progress.stop.asked:
                 if work.patiently(work.batch):
                     if work.batches % BATCHES_BETWEEN_MERGES == 0:
                         compacted += merge_closed()
                     continue
                 compacted += merge_closed()
-                if once or progress.stop.wait(interval_s):
+                if once or progress.stop.wait(options.interval_s):
                     break
         finally:
             reader.stop()
@@ -138,16 +118,14 @@ def run(
         )
 
 
-def _check_numbers(
-    interval_s: float, batch_rows: int, close_after_s: float, keep_replaced_s: float, file_bytes: int
-) -> None:
+def _check_numbers(options: ArchiveOptions) -> None:
     """Raise ConfigError for a number that no run can have."""
-    times = {"interval_s": interval_s, "close_after_s": close_after_s, "keep_replaced_s": keep_replaced_s}
-    for name, seconds in times.items():
-        if not 0 <= seconds < math.inf:
+    for name in ("interval_s", "close_after_s", "keep_replaced_s"):
+        seconds = getattr(options, name)
+        if seconds is not None and not 0 <= seconds < math.inf:
             raise ConfigError(f"{name} is {seconds}: seconds, 0 or more, are needed")
-    for name, count in (("batch_rows", batch_rows), ("file_bytes", file_bytes)):
-        if count < 1:
+    for name in ("batch_rows", "file_mb"):
+        if (count := getattr(options, name)) < 1:
             raise ConfigError(f"{name} is {count}: 1 or more are needed")
 
 

@@ -5,7 +5,7 @@ before the reading, by the offsets that queues and groups have then, so a live t
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, Row, SparkSession, Window
@@ -19,6 +19,7 @@ from rocketspark.protocol.message import properties
 from rocketspark.spark.offset_ranges import to_json
 from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
+from rocketspark.spark.pipelines.options import AuditOptions
 from rocketspark.spark.pipelines.parts.audit_figures import (
     AuditReport,
     Duplicate,
@@ -32,10 +33,12 @@ from rocketspark.spark.pipelines.parts.audit_figures import (
     find,
     missing_offsets,
 )
-from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.pipelines.parts.progress import Progress
+from rocketspark.spark.pipelines.parts.report import fields
 
 COLUMNS = "topic string, broker string, queueId int, queueOffset bigint, messageId string, storeTime timestamp_ltz"
 PLACES_MAX = 10
+DEFAULTS = AuditOptions()
 
 
 class GroupStanding(NamedTuple):
@@ -60,37 +63,24 @@ def run(
     spark: SparkSession,
     where: Connection | str,
     topics: Sequence[str],
+    options: AuditOptions = DEFAULTS,
     *,
-    groups: Sequence[str] = (),
-    since_ms: int | None = None,
-    until_ms: int | None = None,
-    ignore: Collection[str] = (),
-    max_lag: int = 0,
-    samples: int = PLACES_MAX,
     progress: Progress | None = None,
 ) -> AuditReport:
-    """Count the messages of topics stored in [since_ms, until_ms), and how far consumer groups consumed them.
+    """Count the messages of topics in the time range of the options, and how far consumer groups consumed them.
 
-    Args:
-        where: the cluster, or its NameServers "host:port;host:port".
-        groups: those that ought to have consumed; by default all that have offsets in a topic.
-        since_ms, until_ms: ms since 1970; None is open.
-        ignore: kinds of FINDINGS that are in order.
-        max_lag: so many unconsumed messages of a group in a topic are in order.
-        samples: how many gaps, duplicates and unconsumed messages are named, of each topic and group.
-
-    Raises RouteNotFound for a topic that is not there, UsageError, and what a read raises.
+    `where`: the cluster, or its NameServers "host:port;host:port". Raises RouteNotFound for a topic that is not there,
+    UsageError, and what a read raises.
     """
     progress = progress or Progress("audit")
     if not topics:
         raise UsageError("no topic is named: what is to be audited?")
-    check_range(since_ms, until_ms)
-    check_kinds(ignore)
+    check_range(options.since_ms, options.until_ms)
+    check_kinds(options.ignore or ())
     where = connection(where)
     progress.say("asking for queues and groups")
-    scope = ask(where, list(dict.fromkeys(topics)), list(dict.fromkeys(groups)))
-    audit = _Audit(spark, where, scope, since_ms=since_ms, until_ms=until_ms, samples=samples, progress=progress)
-    return audit.run(ignore, max_lag)
+    scope = ask(where, list(dict.fromkeys(topics)), list(dict.fromkeys(options.groups or ())))
+    return _Audit(spark, where, scope, options, progress).run()
 
 
 def ask(where: Connection, topics: Sequence[str], groups: Sequence[str]) -> AuditScope:
@@ -149,19 +139,16 @@ class _Audit:
         spark: SparkSession,
         where: Connection,
         scope: AuditScope,
-        *,
-        since_ms: int | None,
-        until_ms: int | None,
-        samples: int,
+        options: AuditOptions,
         progress: Progress,
     ) -> None:
         self._spark, self._where, self._scope = spark, where, scope
-        self._since_ms, self._until_ms = since_ms, until_ms
-        self._samples = samples
-        self._progress = progress
+        self._since_ms, self._until_ms = options.since_ms, options.until_ms
+        self._samples = options.samples
+        self._options, self._progress = options, progress
         self._topics = list(scope.silent)
 
-    def run(self, ignore: Collection[str], max_lag: int) -> AuditReport:
+    def run(self) -> AuditReport:
         count = sum(end - first for first, end in self._scope.bounds.values())
         self._progress.say(f"reading {', '.join(self._topics)}: {count:,} messages, less those out of the time range")
         rows = self._read(COLUMNS, self._topics).withColumn("storedMs", F.unix_millis("storeTime")).drop("storeTime")
@@ -177,7 +164,7 @@ class _Audit:
         finally:
             rows.unpersist()
         topics = [self._topic(t, queues, by_queue, copies) for t in self._topics]
-        findings = find(topics, groups, ignore=ignore, max_lag=max_lag)
+        findings = find(topics, groups, ignore=self._options.ignore or (), max_lag=self._options.max_lag)
         return AuditReport(
             ok=not findings,
             findings=findings,
@@ -394,38 +381,15 @@ def summary(report: AuditReport) -> dict[str, Any]:
     return {
         "findings": [{"finding": f.text} for f in report.findings] or "none",
         "topics": [
-            {
-                "topic": t.topic,
-                "messages": t.messages,
-                "missing": t.missing,
-                "duplicates": t.duplicates,
-                "deleted_by_age": t.deleted,
-                "groups without offsets": t.silent_groups,
-            }
+            fields(t, "topic messages missing duplicates")
+            | {"deleted_by_age": t.deleted, "groups without offsets": t.silent_groups}
             for t in report.topics
         ],
-        "groups": [
-            {
-                "topic": g.topic,
-                "group": g.group,
-                "produced": g.produced,
-                "consumed": g.consumed,
-                "unconsumed": g.unconsumed,
-                "dead": g.dead,
-                "lag": g.lag,
-                "lost": g.lost,
-                "retrying": g.retrying,
-            }
-            for g in report.groups
-        ],
+        "groups": [fields(g, "topic group produced consumed unconsumed dead lag lost retrying") for g in report.groups],
         "gaps": [g._asdict() for g in report.gaps],
         "duplicates": [
-            {
-                "topic": d.topic,
-                "message_id": d.message_id,
-                "copies": d.copies,
-                "at": ", ".join(f"{p.broker}/{p.queue_id}/{p.queue_offset}" for p in d.places),
-            }
+            fields(d, "topic message_id copies")
+            | {"at": ", ".join(f"{p.broker}/{p.queue_id}/{p.queue_offset}" for p in d.places)}
             for d in report.duplicates
         ],
         "oldest_unconsumed": [

@@ -18,7 +18,7 @@ from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines import archive
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.parts import restore_plan
-from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.pipelines.parts.progress import Progress
 
 COLUMNS = (
     "topic string, broker string, queueId int, queueOffset bigint, messageId string, tag string, keys array<string>,"

@@ -28,6 +28,8 @@ from rocketspark.model.text import shown
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.options import ReadOptions, parse_read
 from rocketspark.spark.pipelines.connection import Connection, connection
+from rocketspark.spark.pipelines.options import DedupeOptions
+from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.session import one_line_errors
 from rocketspark.spark.pipelines.parts.streaming import (
     check_delivery,
@@ -36,7 +38,6 @@ from rocketspark.spark.pipelines.parts.streaming import (
     end_of_topics,
     run_query,
 )
-from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.read.own_limits import for_this_spark
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
@@ -54,13 +55,14 @@ KEYS = ("key", "messageId", "body")
 COLUMNS = ("body", "tag", "keys", "properties", "shardingKey", "flag")
 _DURATION = re.compile(r"\s*([0-9]{1,9})\s*(s|m|h|d|seconds?|minutes?|hours?|days?)\s*")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+DEFAULTS = DedupeOptions()
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 class DedupeResult(NamedTuple):
     """The result of a run: messages read, passed on, and left out because their key was seen.
 
-    `refused`: set aside, as no message may be written like them.
+    `refused`: messages that may not be written to the target; they are left out, and named on stderr.
     """
 
     source: str
@@ -78,42 +80,25 @@ def run(
     where: Connection | str,
     source: str,
     target: str,
+    options: DedupeOptions = DEFAULTS,
     *,
     checkpoint: Path | str,
-    by: str = "key",
-    within: str = "1 hour",
-    start_at: str = "earliest",
-    name: str = "",
-    rows_max: int | None = None,
-    interval_s: float | None = None,
-    delivery: str = "exactly-once",
     progress: Progress | None = None,
 ) -> DedupeResult:
     """Pass on each message of a topic whose key was not seen within some time.
 
-    Args:
-        checkpoint: folder or URL where the query keeps its place and the keys it has seen.
-        by: `key` (all keys of a message together), `messageId`, `body`, `property:NAME`, or `json:PATH` such as
-            `json:$.order.id` for a body of JSON.
-        within: how long a key is remembered after it was last new, such as `30 minutes`; at least that long.
-        start_at: where a new query begins: earliest, latest, or JSON by queue.
-        name: of the pipeline: its transactions have it; made of both topics if not given.
-        rows_max: messages in a micro-batch at most.
-        interval_s: given, go on until stopped, a micro-batch at most every so many seconds.
-        delivery: `exactly-once` or `at-least-once`.
-
-    Raises ConfigError, and RocketSparkError for what fails in Spark.
+    `checkpoint`: folder or URL where the query keeps its place and the keys it has seen. Raises ConfigError, and
+    RocketSparkError for what fails in Spark.
     """
     progress = progress or Progress("dedupe")
-    check(source, target, by, within, name, delivery)
-    delay = duration(within)
+    check(source, target, options)
+    by, name, delivery = options.by, options.name, options.delivery
     where = connection(where)
-    options = where.spark_options()
     # A body that does not inflate goes on as it is stored.
-    reading = where.read_options() | {"topic": source, "startingOffsets": start_at}
-    if rows_max is not None:
-        reading["maxMessagesPerTrigger"] = str(rows_max)
-    writing = options | {"topic": target, "delivery": delivery}
+    reading = where.read_options() | {"topic": source, "startingOffsets": options.start_at}
+    if options.batch_rows is not None:
+        reading["maxMessagesPerTrigger"] = str(options.batch_rows)
+    writing = where.spark_options() | {"topic": target, "delivery": delivery}
     named = f"dedupe-{source}-{target}"
     if delivery == "exactly-once":
         writing["transactionalId"] = name or default_name(named)
@@ -123,13 +108,15 @@ def run(
         end = partial(end_of_topics, dict(reading))
         reading |= {"seenFloor": str(watermark_of(spark, str(checkpoint))), "seenBy": by}
         rows = spark.readStream.format(FORMAT).options(**reading).load()
-        writer = _passed_on(rows, by, delay, target).writeStream.format("rocketmq").options(**writing)
+        writer = (
+            _passed_on(rows, by, duration(options.within), target).writeStream.format("rocketmq").options(**writing)
+        )
         outcome = run_query(
             writer,
             progress,
             name=name or f"dedupe-{source}",
             checkpoint=checkpoint,
-            interval_s=interval_s,
+            interval_s=options.interval_s,
             end=end,
             told=counts.add,
         )
@@ -150,17 +137,18 @@ def run(
     )
 
 
-def check(source: str, target: str, by: str, within: str, name: str, delivery: str) -> None:
+def check(source: str, target: str, options: DedupeOptions) -> None:
     """Raise ConfigError for arguments of `run` that cannot be meant so."""
     if target in (topic.strip() for topic in source.split(",")):
         raise ConfigError(f"the target {target!r} is read too: what is passed on would come in again")
+    by = options.by
     kind, _, rest = by.partition(":")
     if by not in KEYS and not (kind == "property" and rest) and not (kind == "json" and rest.startswith("$")):
         raise ConfigError(f"--by is {by!r}: {', '.join(KEYS)}, property:NAME or json:$.PATH is needed")
-    duration(within)
-    check_delivery(delivery)
-    if name:
-        check_name(name, delivery)
+    duration(options.within)
+    check_delivery(options.delivery)
+    if options.name:
+        check_name(options.name, options.delivery)
 
 
 _METRICS = "dedupe"

@@ -24,34 +24,17 @@ from rocketspark.spark.offset_ranges import to_json
 from rocketspark.spark.option_values import check_range
 from rocketspark.spark.options import over
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
+from rocketspark.spark.pipelines.options import Choice
 from rocketspark.spark.pipelines.parts import restore_plan
 from rocketspark.spark.pipelines.parts import trace_records as records
+from rocketspark.spark.pipelines.parts.progress import Progress
+from rocketspark.spark.pipelines.parts.report import fields
 from rocketspark.spark.pipelines.parts.trace_records import CONTEXTS
-from rocketspark.spark.pipelines.progress import Progress
 
 # The property in which 5.x brokers note a letter's topic; if that is a retry topic, another property has the first one.
 DEAD_FROM_TOPIC = "DLQ_ORIGIN_TOPIC"
 BODY_SHOWN = 200
 AGES_MS = {"1 h": 3_600_000, "1 d": 86_400_000, "7 d": 604_800_000}
-
-
-class Choice(NamedTuple):
-    """A choice of dead letters; an empty or None field chooses nothing out. Times in ms since 1970.
-
-    groups: whose letters; topics: those they came from; keys: with one of these; ids: unique ids; since_ms, until_ms:
-    that died in [since, until); sql: a condition in Spark SQL over the columns of `dlq.letters`; limit: the oldest so
-    many.
-    """
-
-    groups: Sequence[str] = ()
-    topics: Sequence[str] = ()
-    tags: Sequence[str] = ()
-    keys: Sequence[str] = ()
-    ids: Sequence[str] = ()
-    since_ms: int | None = None
-    until_ms: int | None = None
-    sql: str = ""
-    limit: int | None = None
 
 
 class DeadLetter(NamedTuple):
@@ -209,7 +192,7 @@ def run(
     Args:
         where: the cluster, or its NameServers "host:port;host:port".
         trace_topic: where message traces tell how the last listener failed; "" looks nothing up.
-        error_property: a property in which the application notes an error; goes before the trace.
+        error_property: a property in which the application notes an error; shown rather than what the trace tells.
         samples: how many letters are shown.
 
     Raises ConfigError for a group without dead letters or an empty time range, and what a read raises.
@@ -217,7 +200,7 @@ def run(
     progress = progress or Progress("dlq")
     check_range(choice.since_ms, choice.until_ms)
     where = connection(where)
-    source = find(where, choice.groups, progress)
+    source = find(where, choice.groups or (), progress)
     if not source.topics:
         return DlqReport(0, [], [])
     progress.say(f"reading dead letters of {len(source.topics):,} groups")
@@ -401,12 +384,8 @@ def summary(report: DlqReport) -> dict[str, Any]:
     return {
         "letters": report.letters,
         "heaps": [
-            {
-                "group": h.group,
-                "topic": h.topic,
-                "tag": h.tag,
-                "error": h.error,
-                "letters": h.letters,
+            fields(h, "group topic tag error letters")
+            | {
                 "attempts": f"{h.least_attempts} to {h.most_attempts}",
                 "died, UTC": f"{shown_time(h.oldest_ms)} to {shown_time(h.newest_ms)}",
                 "ages": h.ages,
@@ -414,11 +393,8 @@ def summary(report: DlqReport) -> dict[str, Any]:
             for h in report.heaps
         ],
         "samples": [
-            {
-                "group": s["group"],
-                "topic": s["topic"],
-                "message_id": s["message_id"],
-                "keys": s["keys"],
+            {name: s[name] for name in ("group", "topic", "message_id", "keys")}
+            | {
                 "died, UTC": shown_time(s["dead_ms"]),
                 "body": s.get("body", s.get("body_hex")),
             }

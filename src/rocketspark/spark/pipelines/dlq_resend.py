@@ -21,8 +21,9 @@ from rocketspark.errors import MessageIllegal, RocketSparkError, RouteNotFound, 
 from rocketspark.model import namespace
 from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
-from rocketspark.spark.pipelines.dlq import Choice, DeadLetter, choose, find, letters, outgoing, resend_id
-from rocketspark.spark.pipelines.progress import Progress, step_report
+from rocketspark.spark.pipelines.dlq import DeadLetter, choose, find, letters, outgoing, resend_id
+from rocketspark.spark.pipelines.options import Choice, ResendOptions
+from rocketspark.spark.pipelines.parts.progress import Progress, step_report
 
 PRODUCER_GROUP = "rocketspark_dlq"
 SEND_TIMEOUT_MS = 10_000.0
@@ -32,15 +33,7 @@ ROUNDS = 5
 DOUBT_S = 3.0
 # Brokers' clocks may differ by this much.
 CLOCKS_MS = 3_600_000
-
-
-class ResendPlan(NamedTuple):
-    """Where letters go and how fast: the arguments of `run` of these names."""
-
-    to: str | None
-    to_group: bool
-    rate: float | None
-    dry_run: bool
+DEFAULTS = ResendOptions()
 
 
 class ResendTarget(NamedTuple):
@@ -75,35 +68,23 @@ def run(
     spark: SparkSession,
     where: Connection | str,
     choice: Choice,
+    options: ResendOptions = DEFAULTS,
     *,
-    to: str | None = None,
-    to_group: bool = False,
-    rate: float | None = None,
-    dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ResendReport:
-    """Send the chosen dead letters again, each once, whatever runs before this one did.
-
-    Args:
-        choice: which; its groups must be named.
-        to: the topic to send to; None: each to that which it came from, whose groups all get it.
-        to_group: to the retry topic of the letter's group instead, so that no other group gets it.
-        rate: letters a second at most.
-        dry_run: only count.
+    """Send the chosen dead letters again, each once, whatever runs before this one did. The choice names its groups.
 
     Raises UsageError, ConfigError for a group without dead letters, RouteNotFound for a target that is not there.
     """
     progress = progress or Progress("dlq")
-    if to is not None and to_group:
+    if options.to is not None and options.to_group:
         raise UsageError("give a topic to send to, or to_group, not both")
     if not choice.groups:
         raise UsageError("name the groups whose dead letters are to be sent again")
-    if rate is not None and rate <= 0:
-        raise UsageError(f"rate {rate}: more than 0 letters a second are needed")
+    if options.rate is not None and options.rate <= 0:
+        raise UsageError(f"rate {options.rate}: more than 0 letters a second are needed")
     check_range(choice.since_ms, choice.until_ms)
-    where = connection(where)
-    plan = ResendPlan(to, to_group, rate, dry_run)
-    return _Resend(spark, where, choice, plan, progress).run()
+    return _Resend(spark, connection(where), choice, options, progress).run()
 
 
 Counts = dict[tuple[str, str, str], int]
@@ -117,11 +98,11 @@ class _Resend:
         spark: SparkSession,
         where: Connection,
         choice: Choice,
-        plan: ResendPlan,
+        options: ResendOptions,
         progress: Progress,
     ) -> None:
         self._spark, self._where = spark, where
-        self._choice, self._plan, self._progress = choice, plan, progress
+        self._choice, self._options, self._progress = choice, options, progress
         self._errors: dict[str, None] = {}
         self._sent: Counts = {}
         self._illegal: set[str] = set()
@@ -132,7 +113,7 @@ class _Resend:
     def run(self) -> ResendReport:
         """Look, send, and look again for letters whose send had no reply."""
         began_s = time.monotonic()
-        source = find(self._where, self._choice.groups)
+        source = find(self._where, self._choice.groups or ())
         try:
             # Kept: a choice by time or number would be another one in the next round.
             chosen = self._keep(self._addressed(choose(letters(self._spark, self._where, source), self._choice)))
@@ -150,7 +131,7 @@ class _Resend:
             before = there
             for _ in range(ROUNDS):
                 left = sum(counts.values()) - sum(there.values()) - len(self._illegal)
-                if left <= 0 or self._plan.dry_run or self._progress.stop.asked:
+                if left <= 0 or self._options.dry_run or self._progress.stop.asked:
                     break
                 self._doubtful = 0
                 self._blocked.clear()
@@ -177,9 +158,9 @@ class _Resend:
         chosen, already = sum(t.chosen for t in targets), sum(t.already_there for t in targets)
         sent = sum(t.sent for t in targets)
         stopped = self._progress.stop.asked
-        failed = len(self._illegal) if self._plan.dry_run or stopped else chosen - already - sent
+        failed = len(self._illegal) if self._options.dry_run or stopped else chosen - already - sent
         return ResendReport(
-            dry_run=self._plan.dry_run,
+            dry_run=self._options.dry_run,
             chosen=chosen + unknown,
             already_there=already,
             sent=sent,
@@ -198,9 +179,9 @@ class _Resend:
     def _addressed(self, rows: DataFrame) -> DataFrame:
         """Return the letters with their target, "" where none is known, and the id of their resend."""
         target = F.col("originTopic")
-        if self._plan.to is not None:
-            target = F.lit(self._plan.to)
-        elif self._plan.to_group:
+        if self._options.to is not None:
+            target = F.lit(self._options.to)
+        elif self._options.to_group:
             # A consumer takes a retried message as one of the topic it came from: that must be known.
             target = F.when(target == "", "").otherwise(F.concat(F.lit(namespace.RETRY_PREFIX), "group"))
         # Without type hints: PySpark would make a pandas UDF of some, and warns of others.
@@ -240,7 +221,7 @@ class _Resend:
         """Send letters in the order they died in, until all are sent or a stop is asked for."""
         ordered = rows.orderBy("deadMs", "dlqTopic", "broker", "queueId", "queueOffset")
         waiting = (_letter(row) for row in ordered.toLocalIterator())
-        size = max(1, min(IN_FLIGHT_MAX, int(self._plan.rate or IN_FLIGHT_MAX)))
+        size = max(1, min(IN_FLIGHT_MAX, int(self._options.rate or IN_FLIGHT_MAX)))
         began_s, tried, number = time.monotonic(), 0, 0
         with asyncio.Runner() as runner:
             producer = AsyncProducer(
@@ -259,8 +240,8 @@ class _Resend:
                     tried, number = tried + len(some), number + 1
                     self._progress.hear(step_report(number, len(some), {"addBatch": time.monotonic() - some_s}))
                     self._progress.update(tried, lag=count - tried)
-                    if self._plan.rate is not None:
-                        self._progress.stop.wait(max(0.0, began_s + tried / self._plan.rate - time.monotonic()))
+                    if self._options.rate is not None:
+                        self._progress.stop.wait(max(0.0, began_s + tried / self._options.rate - time.monotonic()))
             finally:
                 runner.run(producer.close())
 
@@ -272,7 +253,7 @@ class _Resend:
             if letter.resend_id in self._illegal:
                 continue
             try:
-                out, sharding_key = outgoing(letter, packing, to_group=self._plan.to_group)
+                out, sharding_key = outgoing(letter, packing, to_group=self._options.to_group)
             except MessageIllegal as e:
                 self._illegal.add(letter.resend_id)
                 self._errors.setdefault(f"{letter.place}: {e}")

@@ -23,10 +23,11 @@ from pyspark.sql.types import StructType
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown
 from rocketspark.spark.pipelines.connection import Connection, connection
+from rocketspark.spark.pipelines.options import OutboxOptions
 from rocketspark.spark.pipelines.parts.outbox_claims import REFUSED, ClaimedRow, JsonText, RowClaims
+from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.session import one_line_errors
 from rocketspark.spark.pipelines.parts.streaming import check_delivery, check_name, default_name, run_query
-from rocketspark.spark.pipelines.progress import Progress
 from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.read.own_limits import for_this_spark
 from rocketspark.spark.spark_features import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
@@ -45,13 +46,13 @@ _ARROW = pa.schema(
     [(name, pa.binary() if name == "body" else pa.string()) for name in PARTS[:-1]]
     + [("properties", pa.map_(pa.string(), pa.string()))]
 )
-BATCH_ROWS = 10_000
+DEFAULTS = OutboxOptions()
 _NAME = re.compile(r"\w+")
 
 
 class OutboxResult(NamedTuple):
-    """The result of a run. `waiting`: rows that came too late for it; `refused`: rows that the pipeline has set aside,
-    as no message can be made of them.
+    """The result of a run. `waiting`: rows that came too late for it; `refused`: rows of which no message can be
+    made; a table of the database names them.
     """
 
     table: str
@@ -77,54 +78,46 @@ class Columns(NamedTuple):
     properties: str = ""
 
 
+ROWS_AS_JSON = Columns()
+
+
 def run(
     spark: SparkSession,
     where: Connection | str,
-    *,
     database: str,
     table: str,
+    options: OutboxOptions = DEFAULTS,
+    *,
     checkpoint: Path | str,
-    topic: str = "",
-    name: str = "",
-    key: str = "id",
-    order: str = "",
-    columns: Columns | None = None,
-    batch_rows: int = BATCH_ROWS,
-    interval_s: float | None = None,
-    delivery: str = "exactly-once",
-    delete: bool = False,
+    columns: Columns = ROWS_AS_JSON,
     progress: Progress | None = None,
 ) -> OutboxResult:
     """Send the rows of a table that were not sent yet.
 
     Args:
         database: `sqlite:///file.db` (on one machine, or a folder that all share) or `postgresql://user@host/name`.
-        table, key, order: the table, its unique column, and the column that orders rows of one batch.
         checkpoint: folder or URL where the query keeps its place.
-        topic: where all rows go, unless `columns.topic` says so row by row.
-        name: of the pipeline: under it rows are claimed and transactions are named; the table's if not given.
-        interval_s: given, go on until stopped, looking for rows every so many seconds.
-        delivery: `exactly-once` or `at-least-once`.
-        delete: take rows out of the table once they are sent.
+        columns: which column gives which part of a message; the topic of a row rather than `options.topic`.
 
     Raises ConfigError, DatabaseFailed, and RocketSparkError for what fails in Spark.
     """
     progress = progress or Progress("outbox")
-    check(topic, columns or Columns(), name, delivery)
-    name = name or default_name(f"outbox-{table}")
-    claims = RowClaims(database, table, key, name, order)
+    check(columns, options)
+    topic, batch_rows, delivery = options.topic, options.batch_rows, options.delivery
+    name = options.name or default_name(f"outbox-{table}")
+    claims = RowClaims(database, table, options.key, name, options.order)
     try:
         claims.create()
-        mapping = _check(columns or Columns(), claims.columns())
+        mapping = _check(columns, claims.columns())
         spark.dataSource.register(TableSource)
-        options = {"database": database, "table": claims.table, "key": claims.key, "order": claims.order, "name": name}
-        options |= {"batchRows": str(batch_rows), "columns": json.dumps(mapping), "delete": str(delete).lower()}
-        options |= {"topic": topic} if topic else {}
+        reading = {"database": database, "table": claims.table, "key": claims.key, "order": claims.order, "name": name}
+        reading |= {"batchRows": str(batch_rows), "columns": json.dumps(mapping), "delete": str(options.delete).lower()}
+        reading |= {"topic": topic} if topic else {}
         target = connection(where).spark_options() | ({"topic": topic} if topic else {}) | {"delivery": delivery}
         if delivery == "exactly-once":
             target["transactionalId"] = name
         with one_line_errors():
-            rows = spark.readStream.format(FORMAT).options(**options).load()
+            rows = spark.readStream.format(FORMAT).options(**reading).load()
             kept = [part for part in PARTS if part == "body" or part in mapping]
             writer = rows.select(*kept).writeStream.format("rocketmq").options(**target)
             outcome = run_query(
@@ -132,15 +125,15 @@ def run(
                 progress,
                 name=name,
                 checkpoint=checkpoint,
-                interval_s=interval_s,
+                interval_s=options.interval_s,
                 end=lambda: {"batch": claims.claim_all(batch_rows)},
             )
-        if delete and interval_s is None and not outcome.stopped:
+        if options.delete and options.interval_s is None and not outcome.stopped:
             # It has sent all that it claimed; Spark tells the source of all micro-batches but the last.
             claims.delete(claims.newest())
         waiting, refused = claims.waiting(), claims.refused()
         if keyless := claims.without_key():
-            progress.say(f"{keyless} rows of table {table} are not sent: their {key} is null")
+            progress.say(f"{keyless} rows of table {table} are not sent: their {options.key} is null")
         if refused:
             progress.say(f"{refused} rows of table {table} are set aside: the table {REFUSED} tells why")
     finally:
@@ -148,13 +141,13 @@ def run(
     return OutboxResult(table, topic, outcome.rows, outcome.batches, waiting, round(progress.seconds, 3), refused)
 
 
-def check(topic: str, columns: Columns, name: str, delivery: str) -> None:
+def check(columns: Columns, options: OutboxOptions) -> None:
     """Raise ConfigError for arguments of `run` that cannot be meant so."""
-    if not topic and not columns.topic:
+    if not options.topic and not columns.topic:
         raise ConfigError("a topic is needed: --topic, or a column that tells it (--topic-column)")
-    check_delivery(delivery)
-    if name:
-        check_name(name, delivery)
+    check_delivery(options.delivery)
+    if options.name:
+        check_name(options.name, options.delivery)
 
 
 def _check(columns: Columns, there: list[str]) -> dict[str, str]:

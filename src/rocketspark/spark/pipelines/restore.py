@@ -12,7 +12,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +29,7 @@ from rocketspark.spark.lakehouse.tables import read_table
 from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines.archive import run_tasks
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
+from rocketspark.spark.pipelines.options import RestoreOptions
 from rocketspark.spark.pipelines.parts.archive_manifest import (
     FILES,
     HOUR_MS,
@@ -38,6 +39,7 @@ from rocketspark.spark.pipelines.parts.archive_manifest import (
     read_manifest,
     replace_file,
 )
+from rocketspark.spark.pipelines.parts.progress import Progress, step_report
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan, Queue, archived_spans, chunks, ends, map_queues
 from rocketspark.spark.pipelines.parts.restore_tasks import (
     ArchiveSource,
@@ -52,12 +54,11 @@ from rocketspark.spark.pipelines.parts.restore_tasks import (
     topic_reader,
 )
 from rocketspark.spark.pipelines.parts.streaming import file_name
-from rocketspark.spark.pipelines.progress import Progress, step_report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CHUNK_ROWS = 250_000
+DEFAULTS = RestoreOptions()
 # With a rate, a chunk is what may be sent in so many seconds.
 CHUNK_S = 2.0
 # After a kill, abandoned tasks may still send: no chunk begins before the target stood still for so long.
@@ -79,7 +80,7 @@ class MovedQueue(NamedTuple):
 
 class RestoreResult(NamedTuple):
     """The result of a run. `rows`: sent (dry run: would be); `already_there`: found in the target after a kill;
-    `refused`: set aside, as no message may be written like them.
+    `refused`: rows that may not be written as messages; they are left out, and named in the progress file.
     """
 
     topic: str
@@ -135,59 +136,40 @@ def restore(
     where: Connection | str,
     topic: str | None = None,
     to: str | None = None,
+    options: RestoreOptions = DEFAULTS,
     *,
-    since_ms: int | None = None,
-    until_ms: int | None = None,
-    tags: str = "*",
-    rate: float | None = None,
-    dry_run: bool = False,
-    again: bool = False,
-    create: bool = True,
-    chunk_rows: int = CHUNK_ROWS,
-    state: str | Path | None = None,
     progress: Progress | None = None,
     sure: Callable[[str], None] | None = None,
 ) -> RestoreResult:
     """Send an archive's rows of one topic (the only one, if it is not named) to the topic `to` (the same name).
 
-    since_ms, until_ms: only rows stored in [since, until); tags: "A || B"; rate: rows/s at most; dry_run: only count.
-    A run that was stopped or killed goes on where it was; again: from the begin, once more. create: make the topic if
-    it is not there. state: folder of the progress file, by default in the archive's, or for a table
-    .rocketspark/restores in the working folder. sure: called before a first run sends into a topic that holds messages,
-    with a text that says so; it may raise. Raises ConfigError, RouteNotFound, RocketSparkError.
+    sure: called before a first run sends into a topic that holds messages, with a text that says so; it may raise.
+    Raises ConfigError, RouteNotFound, RocketSparkError.
     """
-    check_choice(since_ms, until_ms, rate, chunk_rows)
+    check_options(options)
     _check_target(to)
     folder = archive_at(folder)
-    wanted = RowSelection(since_ms, until_ms, _tags(tags))
-    progress = progress or Progress("restore")
+    since_ms, until_ms = options.since_ms, options.until_ms
+    files: list[ArchiveFile] = []
     if isinstance(folder, TablePlace):
         topic = _chosen(topic, topics_of(folder, spark), folder)
-        source = TableSource(_rows_of(read_table(spark, folder), topic, since_ms, until_ms))
-        job = _Job(
-            *(spark, connection(where), (topic, to or topic), wanted, Path(state or RESTORES), progress),
-            place=str(folder),
-            sure=sure,
+        source: ArchiveSource | TableSource = TableSource(
+            _rows_of(read_table(spark, folder), topic, since_ms, until_ms)
         )
-        job.open(again=again, dry=dry_run)
-        return job.run(source, archived_spans(source.ranges()), rate, dry_run, create, chunk_rows)
-    root = folder.absolute()
-    manifest = read_manifest(root)
-    topic = _chosen(topic, sorted({file.topic for file in manifest.files}), root)
-    files = [file for file in manifest.files if file.topic == topic and _overlaps(file, since_ms, until_ms)]
-    if not (root / FILES).is_dir():
-        raise ConfigError(f"{root / FILES} is gone: run `rocketspark pipeline archive` on it once, which makes it anew")
-    job = _Job(
-        spark,
-        connection(where),
-        (topic, to or topic),
-        wanted,
-        Path(state) if state else root / STATE / "restores",
-        progress,
-        sure=sure,
-    )
-    job.open(again=again, dry=dry_run)
-    return job.run(ArchiveSource(root, files), archived_spans(files), rate, dry_run, create, chunk_rows)
+        state, place = RESTORES, str(folder)
+    else:
+        root = folder.absolute()
+        held = read_manifest(root).files
+        topic = _chosen(topic, sorted({file.topic for file in held}), root)
+        files = [file for file in held if file.topic == topic and _overlaps(file, since_ms, until_ms)]
+        if not (root / FILES).is_dir():
+            raise ConfigError(
+                f"{root / FILES} is gone: run `rocketspark pipeline archive` on it once, which makes it anew"
+            )
+        source, state, place = ArchiveSource(root, files), root / STATE / "restores", ""
+    progress = progress or Progress("restore")
+    job = _Job(spark, connection(where), (topic, to or topic), options, state, progress, place=place, sure=sure)
+    return job.run(source, archived_spans(source.ranges() if isinstance(source, TableSource) else files))
 
 
 def _chosen(topic: str | None, topics: Sequence[str], archive: Path | TablePlace) -> str:
@@ -216,48 +198,32 @@ def replay(
     where: Connection | str,
     topic: str,
     to: str,
+    options: RestoreOptions = DEFAULTS,
     *,
     target: Connection | str | None = None,
-    since_ms: int | None = None,
-    until_ms: int | None = None,
-    tags: str = "*",
-    rate: float | None = None,
-    dry_run: bool = False,
-    again: bool = False,
-    create: bool = True,
-    chunk_rows: int = CHUNK_ROWS,
-    state: str | Path | None = None,
     progress: Progress | None = None,
     sure: Callable[[str], None] | None = None,
 ) -> RestoreResult:
     """Send the messages of a topic to the topic `to`, of the same cluster or of `target`'s; arguments as of `restore`.
 
-    Which offsets are sent is fixed when it first runs. state: by default .rocketspark/replays in the working folder.
+    Which offsets are sent is fixed when it first runs.
     """
-    check_choice(since_ms, until_ms, rate, chunk_rows)
+    check_options(options)
     _check_target(to)
     source = connection(where)
-    job = _Job(
-        spark,
-        connection(target) if target is not None else source,
-        (topic, to),
-        RowSelection(since_ms, until_ms, _tags(tags)),
-        Path(state) if state else REPLAYS,
-        progress or Progress("replay"),
-        sure=sure,
-    )
-    job.open(again=again, dry=dry_run)
+    goal = connection(target) if target is not None else source
+    job = _Job(spark, goal, (topic, to), options, REPLAYS, progress or Progress("replay"), sure=sure)
     found = job.state
     if found.until is None or found.since is None:
-        found.since = list(_offsets_at(source, topic, since_ms, "earliest").items())
-        found.until = list(_offsets_at(source, topic, until_ms, "latest").items())
+        found.since = list(_offsets_at(source, topic, options.since_ms, "earliest").items())
+        found.until = list(_offsets_at(source, topic, options.until_ms, "latest").items())
     begin = dict(found.since)
     group = [
         ArchivedSpan(queue, begin.get(queue, 0), end, end - begin.get(queue, 0))
         for queue, end in sorted(found.until)
         if end > begin.get(queue, 0)
     ]
-    return job.run(TopicSource(source, topic), [group] if group else [], rate, dry_run, create, chunk_rows)
+    return job.run(TopicSource(source, topic), [group] if group else [])
 
 
 def _check_target(to: str | None) -> None:
@@ -266,26 +232,42 @@ def _check_target(to: str | None) -> None:
         raise ConfigError(f"to is {to!r}: the target topic's name is needed")
 
 
-def check_choice(
-    since_ms: int | None, until_ms: int | None, rate: float | None = None, chunk_rows: int = CHUNK_ROWS
-) -> None:
+def check_options(options: RestoreOptions) -> None:
     """Raise ConfigError for a time range that is empty, a rate or a chunk of no rows."""
-    check_range(since_ms, until_ms)
+    check_range(options.since_ms, options.until_ms)
+    rate = options.rate
     if rate is not None and not 0 < rate < math.inf:
         raise ConfigError(f"rate is {rate}: rows per second, more than 0, or None for no limit, are needed")
-    if chunk_rows < 1:
-        raise ConfigError(f"chunk_rows is {chunk_rows}: 1 or more are needed")
+    if options.chunk_rows < 1:
+        raise ConfigError(f"chunk_rows is {options.chunk_rows}: 1 or more are needed")
+
+
+class _Tally:
+    """What a run sent so far: rows sent, found in the target, and refused; chunks; and rows by source queue."""
+
+    def __init__(self) -> None:
+        self.sent = self.there = self.refused = self.chunks = 0
+        self.moved: Counter[Queue] = Counter()
+
+    def add(self, told: TaskReport) -> None:
+        """Count what one task did."""
+        self.sent += told.sent
+        self.there += told.skipped
+        self.refused += told.refused
+        self.moved.update(dict(told.wanted))
 
 
 class _Job:
-    """One restore of one topic."""
+    """One restore of one topic. `folder`: of the progress file, unless the options name one; what an earlier run noted
+    there is loaded.
+    """
 
     def __init__(
         self,
         spark: SparkSession,
         where: Connection,
         topics: tuple[str, str],
-        wanted: RowSelection,
+        options: RestoreOptions,
         folder: Path,
         progress: Progress,
         *,
@@ -295,82 +277,89 @@ class _Job:
         validators.check_target(topics[1])
         if topics[1].startswith(validators.RETRY_PREFIX):
             raise ConfigError(f"topic {topics[1]!r} is a group's own, for messages to be delivered again: name another")
-        self._spark, self._where, self._topics, self._wanted = spark, where, topics, wanted
-        self._progress = progress
+        self._spark, self._where, self._topics, self._options = spark, where, topics, options
+        self._wanted = RowSelection(options.since_ms, options.until_ms, _tags(options.tags))
+        self._progress, self._sure = progress, sure
+        folder = Path(options.state) if options.state else folder
         refuse_object_store(folder, "the progress of a restore", "name a folder with --state")
         # A progress file that lies in its archive needs no `place`.
-        what = msgspec.json.encode([where.namesrv, where.namespace, *topics, wanted, *([place] if place else [])])
+        what = msgspec.json.encode([where.namesrv, where.namespace, *topics, self._wanted, *([place] if place else [])])
         self._path = folder.absolute() / f"{file_name(*topics)}-{hashlib.sha256(what).hexdigest()[:12]}.json"
-        self.state = RestoreState(uuid.uuid4().hex)
-        self._sure, self._is_first = sure, True
-
-    def open(self, *, again: bool, dry: bool) -> None:
-        """Load the progress of an earlier run."""
-        if self._path.exists() and not again:
-            try:
-                self.state = typed_json.decode(self._path.read_bytes(), RestoreState)
-            except msgspec.DecodeError as e:
-                raise ConfigError(f"{self._path} cannot be read ({e}); --again begins anew") from None
-        self._is_first = not again and not self.state.reach
-        if not dry:
+        self.state = self._loaded()
+        self._is_first = not options.again and not self.state.reach
+        if not options.dry_run:
             self._path.parent.mkdir(parents=True, exist_ok=True)
 
+    def _loaded(self) -> RestoreState:
+        """Return the progress of an earlier run, or that of a new restore."""
+        if self._options.again or not self._path.exists():
+            return RestoreState(uuid.uuid4().hex)
+        try:
+            return typed_json.decode(self._path.read_bytes(), RestoreState)
+        except msgspec.DecodeError as e:
+            raise ConfigError(f"{self._path} cannot be read ({e}); --again begins anew") from None
+
     def run(
-        self,
-        source: ArchiveSource | TopicSource | TableSource,
-        groups: Sequence[Sequence[ArchivedSpan]],
-        rate: float | None,
-        dry: bool,
-        create: bool,
-        chunk_rows: int,
+        self, source: ArchiveSource | TopicSource | TableSource, groups: Sequence[Sequence[ArchivedSpan]]
     ) -> RestoreResult:
-        topic, to = self._topics
-        state = self.state
-        rows_max = max(1, min(chunk_rows, round(rate * CHUNK_S))) if rate else chunk_rows
-        todo = chunks(groups, rows_max, dict(state.sent))
+        """Send the rows of spans, group by group, from where the last run ended."""
+        options, state = self._options, self.state
+        todo = chunks(groups, self._rows_max(), dict(state.sent))
         queues = sorted({span.queue for chunk in todo for span in chunk})
-        left = sum(span.rows for chunk in todo for span in chunk)
+        left = _rows_in(span for chunk in todo for span in chunk)
         if left and self._is_first:
-            self._check_target(left, dry)
-        mapping = self._mapping(queues, dry, create) if queues else {}
-        if state.doubtful and todo and not dry:
+            self._check_target(left)
+        mapping = self._mapping(queues) if queues else {}
+        if state.doubtful and todo and not options.dry_run:
             self._await_quiet()
-        count = there = done = refused = 0
-        moved: Counter[Queue] = Counter()
+        tally = _Tally()
         began_s, rows_before = time.monotonic(), state.rows
         for chunk in todo:
             if self._progress.stop.asked:
                 break
-            if not dry:
-                if not state.doubtful:
-                    state.tail = list(self._tail().items())
-                reach = dict(state.reach)
-                after = {queue: max(end, reach.get(queue, 0)) for queue, end in ends(chunk, {}).items()}
-                state.reach = list({**reach, **after}.items())
-                self._save()
-            chunk_s, sent_before = time.monotonic(), count
-            for told in self._send(source, chunk, mapping, dry):
-                count += told.sent
-                there += told.skipped
-                refused += told.refused
-                moved.update(dict(told.wanted))
+            self._note_begin(chunk)
+            chunk_s, sent_before = time.monotonic(), tally.sent
+            for told in self._send(source, chunk, mapping):
+                tally.add(told)
                 self._set_aside(told)
-            done += 1
-            if not dry:
-                state.sent, state.rows = list(ends(chunk, dict(state.sent)).items()), rows_before + count
-                self._save()
-            self._progress.hear(step_report(done, count - sent_before, {"addBatch": time.monotonic() - chunk_s}))
-            left -= sum(span.rows for span in chunk)
-            self._progress.update(count, lag=left, note="dry run" if dry else "")
-            if rate and not dry:
-                self._progress.stop.wait(max(0.0, began_s + count / rate - time.monotonic()))
+            tally.chunks += 1
+            self._note_end(chunk, rows_before + tally.sent)
+            steps_s = {"addBatch": time.monotonic() - chunk_s}
+            self._progress.hear(step_report(tally.chunks, tally.sent - sent_before, steps_s))
+            left -= _rows_in(chunk)
+            self._progress.update(tally.sent, lag=left, note="dry run" if options.dry_run else "")
+            if options.rate and not options.dry_run:
+                self._progress.stop.wait(max(0.0, began_s + tally.sent / options.rate - time.monotonic()))
         return RestoreResult(
-            *(topic, to, self.state.id, count, there, done),
-            [MovedQueue(_text(queue), _text(mapping[queue]), moved[queue]) for queue in queues],
-            *(dry, round(self._progress.seconds, 3), self._progress.stop.asked, refused),
+            *(*self._topics, state.id, tally.sent, tally.there, tally.chunks),
+            [MovedQueue(_text(queue), _text(mapping[queue]), tally.moved[queue]) for queue in queues],
+            *(options.dry_run, round(self._progress.seconds, 3), self._progress.stop.asked, tally.refused),
         )
 
-    def _check_target(self, rows: int, dry: bool) -> None:
+    def _rows_max(self) -> int:
+        """Return how many rows a chunk may have: with a rate what may be sent in CHUNK_S."""
+        rows, rate = self._options.chunk_rows, self._options.rate
+        return max(1, min(rows, round(rate * CHUNK_S))) if rate else rows
+
+    def _note_begin(self, chunk: Sequence[ArchivedSpan]) -> None:
+        """Note, before a chunk is sent, which rows may be in the target from now on and where that ends now."""
+        if self._options.dry_run:
+            return
+        state = self.state
+        if not state.doubtful:
+            state.tail = list(self._tail().items())
+        reach = dict(state.reach)
+        after = {queue: max(end, reach.get(queue, 0)) for queue, end in ends(chunk, {}).items()}
+        state.reach = list({**reach, **after}.items())
+        self._save()
+
+    def _note_end(self, chunk: Sequence[ArchivedSpan], rows: int) -> None:
+        """Note that a chunk is sent, and how many rows are by now."""
+        if not self._options.dry_run:
+            self.state.sent, self.state.rows = list(ends(chunk, dict(self.state.sent)).items()), rows
+            self._save()
+
+    def _check_target(self, rows: int) -> None:
         """Tell, and ask whether it is meant, if rows go beside other messages: readers would see both."""
         to = self._topics[1]
         try:
@@ -380,7 +369,7 @@ class _Job:
         if held > 0:
             text = f"topic {to} holds {held:,} messages, and up to {rows:,} more are sent beside them"
             self._progress.say(text)
-            if self._sure is not None and not dry:
+            if self._sure is not None and not self._options.dry_run:
                 self._sure(text)
 
     def _set_aside(self, told: TaskReport) -> None:
@@ -396,7 +385,6 @@ class _Job:
         source: ArchiveSource | TopicSource | TableSource,
         chunk: Sequence[ArchivedSpan],
         mapping: Mapping[Queue, Queue],
-        dry: bool,
     ) -> list[TaskReport]:
         spans: dict[Queue, list[ArchivedSpan]] = {}
         for span in chunk:
@@ -410,22 +398,22 @@ class _Job:
             restore_id=self.state.id,
             wanted=self._wanted,
             shares=shares,
-            dry=dry,
+            dry=self._options.dry_run,
         )
         if isinstance(source, TableSource):
             return [typed_json.decode(told, TaskReport) for told in source.send(task, shares)]
         return run_tasks(self._spark, task, type_=TaskReport)
 
-    def _mapping(self, queues: list[Queue], dry: bool, create: bool) -> dict[Queue, Queue]:
+    def _mapping(self, queues: list[Queue]) -> dict[Queue, Queue]:
         """Return the target queue of each source queue; the same in all runs. Makes the topic if it is not there."""
         to, known = self._topics[1], dict(self.state.mapping)
         try:
             there = sorted(self._tail())
         except RouteNotFound:
-            if not create:
+            if not self._options.create:
                 raise
             count = max(queue_id for _, queue_id in queues) + 1
-            if dry:
+            if self._options.dry_run:
                 self._progress.say(f"topic {to} would be created with {count} queues on each broker")
                 return {queue: queue for queue in queues}
             with operations_of(self._where) as operations:
@@ -477,6 +465,10 @@ def _tags(expression: str) -> tuple[str, ...] | None:
 def _overlaps(file: ArchiveFile, since_ms: int | None, until_ms: int | None) -> bool:
     begin_ms = hour_start_ms(file.hour)
     return (until_ms is None or begin_ms < until_ms) and (since_ms is None or begin_ms + HOUR_MS > since_ms)
+
+
+def _rows_in(spans: Iterable[ArchivedSpan]) -> int:
+    return sum(span.rows for span in spans)
 
 
 def _text(queue: Queue) -> str:

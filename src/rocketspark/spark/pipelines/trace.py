@@ -13,6 +13,8 @@ from rocketspark.protocol import trace as records
 from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.parts import trace_records as rows
+from rocketspark.spark.pipelines.parts.progress import Progress
+from rocketspark.spark.pipelines.parts.report import fields
 from rocketspark.spark.pipelines.parts.trace_records import (
     CONTEXTS,
     QUANTILES,
@@ -26,7 +28,6 @@ from rocketspark.spark.pipelines.parts.trace_records import (
     latency,
     step_for,
 )
-from rocketspark.spark.pipelines.progress import Progress
 
 SLACK_MS = 3_600_000
 STEPS_MAX = 60
@@ -80,24 +81,12 @@ def summary(report: TraceReport) -> dict[str, Any]:
         "records": report.records,
         "malformed": report.malformed,
         "sends": [
-            {
-                "topic": s.topic,
-                "group": s.group,
-                "messages": s.messages,
-                "failed": s.failed,
-                "ms (50 % / 99 % / max)": ms(s.cost_ms),
-            }
-            for s in report.sends
+            fields(s, "topic group messages failed") | {"ms (50 % / 99 % / max)": ms(s.cost_ms)} for s in report.sends
         ],
         "deliveries": [
-            {
-                "topic": d.topic or "(send not traced)",
-                "group": d.group,
-                "messages": d.messages,
-                "deliveries": d.deliveries,
-                "retried": d.retried,
-                "failed": d.failed,
-                "unconsumed": d.unconsumed,
+            {"topic": d.topic or "(send not traced)"}
+            | fields(d, "group messages deliveries retried failed unconsumed")
+            | {
                 "end to end, ms (50 % / 99 % / max)": ms(d.end_to_end_ms),
                 "stored to listener": ms(d.store_to_consume_ms),
                 "listener": ms(d.listener_ms),
@@ -105,31 +94,12 @@ def summary(report: TraceReport) -> dict[str, Any]:
             for d in report.deliveries
         ],
         "transactions": [
-            {
-                "topic": t.topic,
-                "group": t.group,
-                "committed": t.committed,
-                "rolled_back": t.rolled_back,
-                "unknown": t.unknown,
-                "checked": t.checked,
-                "open": t.open,
-                "ms (50 % / 99 % / max)": ms(t.half_to_end_ms),
-            }
+            fields(t, "topic group committed rolled_back unknown checked open")
+            | {"ms (50 % / 99 % / max)": ms(t.half_to_end_ms)}
             for t in report.transactions
         ],
         **{
-            name: [
-                {
-                    "message_id": m.message_id,
-                    "topic": m.topic,
-                    "group": m.group,
-                    "keys": m.keys,
-                    "end_to_end_ms": m.end_to_end_ms,
-                    "deliveries": m.deliveries,
-                    "failed": m.failed,
-                }
-                for m in messages
-            ]
+            name: [fields(m, "message_id topic group keys end_to_end_ms deliveries failed") for m in messages]
             for name, messages in (("slowest", report.slowest), ("unconsumed", report.unconsumed))
         },
     }

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocketspark.cli import main
-from rocketspark.cli.commands.pipelines.shared import SharedOptions
-from rocketspark.cli.commands.pipelines.times import moment
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, moment
 from rocketspark.errors import ConfigError
 
 DELTA = ("--format", "delta", "--to", "{}/table")

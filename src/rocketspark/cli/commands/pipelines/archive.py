@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, TableNames
+from rocketspark.spark.pipelines.options import ArchiveOptions
 
 
 def archive(
@@ -19,26 +20,13 @@ def archive(
         typer.Option("-t", "--to", help="The archive's folder, which driver and executors share. Tables: or s3a://…"),
     ] = "archive",
     table_format: Annotated[str, typer.Option("--format", help="parquet, delta or iceberg.")] = "parquet",
-    catalog: Catalog = "",
-    table: TableName = "",
+    at_table: TableNames,
     once: Annotated[bool, typer.Option("--once", help="End when all is archived that was there at the start.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between looks for new messages.")] = 60,
     tags: Annotated[str, typer.Option(help='Only messages with one of these tags: "A || B".')] = "*",
     start_at: Annotated[
         str, typer.Option("--start", help="Where a new archive begins: earliest, latest or JSON by queue.")
     ] = "earliest",
-    batch_rows: Annotated[int, typer.Option(min=1, help="Messages in a micro-batch at most.")] = 1_000_000,
-    compact: Annotated[bool, typer.Option(help="Merge the files of hours that are over.")] = True,
-    close_after: Annotated[float, typer.Option(min=0, help="Seconds after its end that an hour is merged.")] = 300,
-    keep_replaced: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Seconds that merged Parquet files stay for readers that began before (3600).",
-            show_default=False,
-        ),
-    ] = None,
-    file_mb: Annotated[int, typer.Option(min=1, help="Size of merged files.")] = 256,
+    options: ArchiveOptions,
     shared: SharedOptions,
 ) -> None:
     """Archive topics as Parquet files in `topic=…/hour=…` folders (UTC, by store time), each message once; with
@@ -56,14 +44,14 @@ def archive(
     Example: `rocketspark pipeline archive orders --format delta -o decode=json -o decodeSchema="id INT, fruit STRING"`
     """
     where = shared.connection(decodes=table_format != "parquet")
-    options = {"startingOffsets": start_at, **({"tags": tags} if tags != "*" else {})}
-    where = where._replace(options=options | dict(where.options))
+    reading = {"startingOffsets": start_at, **({"tags": tags} if tags != "*" else {})}
+    where = where._replace(options=reading | dict(where.options))
     if not topics and not {"topic", "topicpattern", "assign"} & {name.lower() for name in where.options}:
         raise typer.BadParameter("name topics, or give -o topicPattern=REGEX", param_hint="TOPICS")
     from rocketspark.spark.lakehouse.table import TablePlace, archive_for
 
-    target = archive_for(table_format, to, catalog, table)
-    if isinstance(target, TablePlace) and keep_replaced is not None:
+    target = archive_for(table_format, to, *at_table)
+    if isinstance(target, TablePlace) and options.keep_replaced_s is not None:
         raise typer.BadParameter(
             f"files that a {table_format} table merged stay until its own clean-up", param_hint="--keep-replaced"
         )
@@ -73,18 +61,5 @@ def archive(
 
     archive_batches.options_of(where, topics or [])
     with shared.start("archive", writes=writes, archives=(target,)) as (spark, progress):
-        result = pipeline.run(
-            spark,
-            where,
-            topics or [],
-            target,
-            once=once,
-            interval_s=interval,
-            batch_rows=batch_rows,
-            compact=compact,
-            close_after_s=close_after,
-            keep_replaced_s=pipeline.KEEP_REPLACED_S if keep_replaced is None else keep_replaced,
-            file_bytes=file_mb << 20,
-            progress=progress,
-        )
+        result = pipeline.run(spark, where, topics or [], target, options, once=once, progress=progress)
     shared.finish(result, progress, ends=once)

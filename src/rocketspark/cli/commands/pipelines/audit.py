@@ -6,8 +6,16 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName, check_archive, not_empty
-from rocketspark.cli.commands.pipelines.times import Since, Until, time_range
+from rocketspark.cli.commands.pipelines.shared import (
+    SharedOptions,
+    Since,
+    TableNames,
+    Until,
+    check_archive,
+    not_empty,
+    time_range,
+)
+from rocketspark.spark.pipelines.options import AuditOptions
 
 _COMPARE = "Comparing two places"
 
@@ -26,8 +34,7 @@ class CompareOptions(NamedTuple):
             rich_help_panel=_COMPARE,
         ),
     ] = None
-    catalog: Catalog = ""
-    table: TableName = ""
+    at_table: TableNames = TableNames()
     against_namesrv: Annotated[
         str | None,
         typer.Option(
@@ -55,7 +62,7 @@ class CompareOptions(NamedTuple):
             raise typer.BadParameter("--group, --ignore and --max-lag have no meaning with it", param_hint="--against")
         if self.against_namesrv and (not self.against or self.against_archive):
             raise typer.BadParameter("name the topic there with --against", param_hint="--against-namesrv")
-        if (self.catalog or self.table) and not self.against_archive:
+        if any(self.at_table) and not self.against_archive:
             raise typer.BadParameter("they say where --against-archive is: name it", param_hint="--catalog, --table")
         if self.by not in ("id", "content"):
             raise typer.BadParameter(f"{self.by!r}: id or content is needed", param_hint="--by")
@@ -64,26 +71,9 @@ class CompareOptions(NamedTuple):
 def audit(
     topics: Annotated[list[str], typer.Argument(help="Topics.", show_default=False)],
     *,
-    groups: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-g",
-            "--group",
-            help="A group that ought to have consumed; may be repeated. By default all that have offsets.",
-            show_default=False,
-        ),
-    ] = None,
     since: Since = "",
     until: Until = "",
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A finding that is in order: missing, lost, duplicates, unconsumed, dead; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    max_lag: Annotated[int, typer.Option(min=0, help="So many unconsumed messages of a group are in order.")] = 0,
-    samples: Annotated[int, typer.Option(min=0, max=10_000, help="How many messages to name of each kind.")] = 10,
+    options: AuditOptions,
     other: CompareOptions,
     shared: SharedOptions,
 ) -> None:
@@ -98,20 +88,20 @@ def audit(
     """
     where = shared.connection()
     since_ms, until_ms = time_range(since, until)
-    other.check(topics, only_audit=bool(groups or ignore or max_lag))
+    other.check(topics, only_audit=bool(options.groups or options.ignore or options.max_lag))
     from rocketspark.errors import UsageError
     from rocketspark.spark.pipelines import audit as pipeline
     from rocketspark.spark.pipelines import compare
     from rocketspark.spark.pipelines.parts import audit_figures
-    from rocketspark.spark.pipelines.progress import EXIT_DONE, EXIT_FOUND
+    from rocketspark.spark.pipelines.parts.progress import EXIT_DONE, EXIT_FOUND
 
     try:
-        audit_figures.check_kinds(ignore or ())
+        audit_figures.check_kinds(options.ignore or ())
     except UsageError as e:
         raise typer.BadParameter(str(e), param_hint="--ignore") from None
     from rocketspark.spark.lakehouse.table import archive_at
 
-    archive = archive_at(other.against_archive, other.catalog, other.table) if other.against_archive else None
+    archive = archive_at(other.against_archive, *other.at_table) if other.against_archive else None
     check_archive(archive)
     with shared.start("audit", only_reads=True, archives=(archive,) if archive else ()) as (spark, progress):
         if other.wanted:
@@ -123,22 +113,12 @@ def audit(
                 by=other.by,
                 since_ms=since_ms,
                 until_ms=until_ms,
-                samples=samples,
+                samples=options.samples,
                 progress=progress,
             )
             shared.finish(compared, progress, code=EXIT_DONE if compared.ok else EXIT_FOUND)
             return
-        report = pipeline.run(
-            spark,
-            where,
-            topics,
-            groups=groups or (),
-            since_ms=since_ms,
-            until_ms=until_ms,
-            ignore=ignore or (),
-            max_lag=max_lag,
-            samples=samples,
-            progress=progress,
-        )
+        ranged = options._replace(since_ms=since_ms, until_ms=until_ms)
+        report = pipeline.run(spark, where, topics, ranged, progress=progress)
         code = EXIT_DONE if report.ok else EXIT_FOUND
         shared.finish(report if shared.json else pipeline.summary(report), progress, code=code)

@@ -2,113 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import SharedOptions, not_empty
-from rocketspark.cli.commands.pipelines.times import Since, Until, time_range
-
-if TYPE_CHECKING:
-    from rocketspark.spark.pipelines.dlq import Choice
-
-_CHOICE = "Which letters"
-_RESEND = "Sending again"
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, Since, Until, not_empty, time_range
+from rocketspark.spark.pipelines.options import Choice, ResendOptions
 
 
 class ChoiceOptions(NamedTuple):
     """Which letters are meant."""
 
-    group: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-g",
-            "--group",
-            help="Dead letters of this consumer group; may be repeated. By default of all.",
-            show_default=False,
-            rich_help_panel=_CHOICE,
-        ),
-    ] = None
-    topic: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-t",
-            "--topic",
-            help="That came from this topic; may be repeated.",
-            show_default=False,
-            rich_help_panel=_CHOICE,
-        ),
-    ] = None
-    tag: Annotated[
-        list[str] | None,
-        typer.Option(help="With this tag; may be repeated.", show_default=False, rich_help_panel=_CHOICE),
-    ] = None
-    key: Annotated[
-        list[str] | None,
-        typer.Option(help="With this key; may be repeated.", show_default=False, rich_help_panel=_CHOICE),
-    ] = None
-    message_id: Annotated[
-        list[str] | None,
-        typer.Option("--id", help="With this unique id; may be repeated.", show_default=False, rich_help_panel=_CHOICE),
-    ] = None
+    rest: Choice = Choice()
     since: Since = ""
     until: Until = ""
-    sql: Annotated[
-        str,
-        typer.Option(
-            help="A condition in Spark SQL: \"reconsumeTimes > 3 and cast(body as string) like '%refund%'\".",
-            show_default=False,
-            rich_help_panel=_CHOICE,
-        ),
-    ] = ""
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Only so many, the oldest.", show_default=False, rich_help_panel=_CHOICE),
-    ] = None
 
     def choice(self) -> Choice:
         """Return the choice that these options describe. Raises BadParameter."""
-        from rocketspark.spark.pipelines.dlq import Choice
-
         since_ms, until_ms = time_range(self.since, self.until)
-        return Choice(
-            groups=self.group or (),
-            topics=self.topic or (),
-            tags=self.tag or (),
-            keys=self.key or (),
-            ids=self.message_id or (),
-            since_ms=since_ms,
-            until_ms=until_ms,
-            sql=self.sql,
-            limit=self.limit,
-        )
-
-
-class ResendOptions(NamedTuple):
-    """The sending again of letters."""
-
-    resend: Annotated[bool, typer.Option("--resend", help="Send them again, each once.", rich_help_panel=_RESEND)] = (
-        False
-    )
-    to: Annotated[
-        str | None,
-        typer.Option(
-            help="To this topic, rather than those they came from.", show_default=False, rich_help_panel=_RESEND
-        ),
-    ] = None
-    to_group: Annotated[
-        bool,
-        typer.Option(
-            "--to-group", help="To the group alone, through its retry topic: no other gets it.", rich_help_panel=_RESEND
-        ),
-    ] = False
-    rate: Annotated[
-        float | None,
-        typer.Option(min=0.01, help="Letters a second at most.", show_default=False, rich_help_panel=_RESEND),
-    ] = None
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only count what would be sent.", rich_help_panel=_RESEND)
-    ] = False
+        return self.rest._replace(since_ms=since_ms, until_ms=until_ms)
 
 
 def dlq(
@@ -122,6 +34,9 @@ def dlq(
         str, typer.Option(help="The property in which the application notes an error.", show_default=False)
     ] = "",
     which: ChoiceOptions,
+    resend: Annotated[
+        bool, typer.Option("--resend", help="Send them again, each once.", rich_help_panel="Sending again")
+    ] = False,
     again: ResendOptions,
     shared: SharedOptions,
 ) -> None:
@@ -135,20 +50,20 @@ def dlq(
     Example: `rocketspark pipeline dlq --group billing --tag refund --resend --dry-run`
     """
     not_empty(to=again.to)
-    if not again.resend and (again.to or again.to_group or again.rate or again.dry_run):
+    if not resend and any(again):
         raise typer.BadParameter("--to, --to-group, --rate and --dry-run need it", param_hint="--resend")
-    if again.resend and not which.group:
+    if resend and not which.rest.groups:
         raise typer.BadParameter("name the groups whose letters are to be sent again", param_hint="--group")
     if again.to and again.to_group:
         raise typer.BadParameter("give one of them", param_hint="--to, --to-group")
     where = shared.connection()
     from rocketspark.spark.pipelines import dlq as pipeline
     from rocketspark.spark.pipelines import dlq_resend
-    from rocketspark.spark.pipelines.progress import EXIT_DONE, EXIT_FOUND
+    from rocketspark.spark.pipelines.parts.progress import EXIT_DONE, EXIT_FOUND
 
     choice = which.choice()
-    with shared.start("dlq", only_reads=not again.resend) as (spark, progress):
-        if not again.resend:
+    with shared.start("dlq", only_reads=not resend) as (spark, progress):
+        if not resend:
             report = pipeline.run(
                 spark,
                 where,
@@ -160,14 +75,5 @@ def dlq(
             )
             shared.finish(report if shared.json else pipeline.summary(report), progress)
             return
-        done = dlq_resend.run(
-            spark,
-            where,
-            choice,
-            to=again.to,
-            to_group=again.to_group,
-            rate=again.rate,
-            dry_run=again.dry_run,
-            progress=progress,
-        )
+        done = dlq_resend.run(spark, where, choice, again, progress=progress)
         shared.finish(done, progress, code=EXIT_FOUND if done.failed or done.unknown else EXIT_DONE)

@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from rocketspark.cli.commands.pipelines.shared import SharedOptions, wrong_usage
+from rocketspark.spark.pipelines.options import OutboxOptions
 
 _COLUMNS = "Columns"
 
@@ -42,19 +43,10 @@ def outbox(
         ),
     ],
     table: Annotated[str, typer.Option(help="The table whose rows are sent.", show_default=False)],
-    topic: Annotated[str, typer.Option("-t", "--topic", help="Where all rows go.", show_default=False)] = "",
-    key: Annotated[str, typer.Option(help="The table's unique column.")] = "id",
-    order: Annotated[str, typer.Option(help="The column that orders rows; the key if not given.")] = "",
-    delete: Annotated[bool, typer.Option("--delete", help="Delete rows once they are sent.")] = False,
     checkpoint: Annotated[
         str, typer.Option(help="Folder or URL where it keeps its place; NAME.checkpoint if not given.")
     ] = "",
-    name: Annotated[str, typer.Option(help="Of its claims and transactions; outbox-TABLE if not given.")] = "",
-    batch_rows: Annotated[int, typer.Option(min=1, help="Rows in a micro-batch at most.")] = 10_000,
-    interval: Annotated[
-        float | None, typer.Option(min=0, help="Go on for ever, looking every so many seconds; else all there is now.")
-    ] = None,
-    delivery: Annotated[str, typer.Option(help="exactly-once or at-least-once.")] = "exactly-once",
+    options: OutboxOptions,
     columns: ColumnOptions,
     shared: SharedOptions,
 ) -> None:
@@ -67,26 +59,13 @@ def outbox(
 
     given = pipeline.Columns(*columns)
     with wrong_usage():
-        pipeline.check(topic, given, name, delivery)
+        pipeline.check(given, options)
     from rocketspark.spark.pipelines.parts.streaming import default_folder
 
-    folder = name or default_folder(f"outbox-{table}")
+    folder = options.name or default_folder(f"outbox-{table}")
     with shared.start("outbox", writes=(checkpoint,)) as (spark, progress):
+        place = checkpoint or f"{folder}.checkpoint"
         result = pipeline.run(
-            spark,
-            where,
-            database=database,
-            table=table,
-            checkpoint=checkpoint or f"{folder}.checkpoint",
-            topic=topic,
-            name=name,
-            key=key,
-            order=order,
-            columns=given,
-            batch_rows=batch_rows,
-            interval_s=interval,
-            delivery=delivery,
-            delete=delete,
-            progress=progress,
+            spark, where, database, table, options, checkpoint=place, columns=given, progress=progress
         )
-        shared.finish(result, progress, ends=interval is None)
+        shared.finish(result, progress, ends=options.interval_s is None)

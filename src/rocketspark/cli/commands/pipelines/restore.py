@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import Catalog, SharedOptions, TableName, check_archive, not_empty
-from rocketspark.cli.commands.pipelines.times import check_times, moment
+from rocketspark.cli.commands.pipelines.shared import (
+    SharedOptions,
+    TableNames,
+    check_archive,
+    check_times,
+    moment,
+    not_empty,
+)
 from rocketspark.cli.options import LeftOut
 from rocketspark.errors import ConfigError
+from rocketspark.spark.pipelines.options import RestoreOptions
 
 
 class RowOptions(NamedTuple):
@@ -21,27 +29,19 @@ class RowOptions(NamedTuple):
         str | None, typer.Option(help="Only rows stored since: 2026-11-21T06 (UTC), 2026-11-21T06:30+01:00.")
     ] = None
     until: Annotated[str | None, typer.Option(help="Only rows stored before.")] = None
-    tags: Annotated[str, typer.Option(help='Only rows with one of these tags: "A || B".')] = "*"
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Rows per second at most.")] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be sent.")] = False
-    again: Annotated[bool, typer.Option("--again", help="Send all once more, whatever earlier runs sent.")] = False
-    create: Annotated[bool, typer.Option(help="Make the target topic if it is not there.")] = True
+    rest: RestoreOptions = RestoreOptions()
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask if the target holds messages.")] = False
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `pipeline.restore` and `pipeline.replay`. Raises BadParameter."""
+    def options(self, state: Path | None) -> RestoreOptions:
+        """Return the options of `restore.restore` and `restore.replay`. Raises BadParameter."""
         since_ms, until_ms = _fixed(self.since, "--since"), _fixed(self.until, "--until")
         check_times(since_ms, until_ms)
-        return {
-            "since_ms": since_ms,
-            "until_ms": until_ms,
-            "tags": self.tags,
-            "rate": self.rate,
-            "dry_run": self.dry_run,
-            "again": self.again,
-            "create": self.create,
-            "sure": None if self.yes else _sure,
-        }
+        return self.rest._replace(since_ms=since_ms, until_ms=until_ms, state=state)
+
+    @property
+    def sure(self) -> Callable[[str], None] | None:
+        """Return what asks the user whether rows are to go beside messages that are there."""
+        return None if self.yes else _sure
 
 
 def restore(
@@ -56,9 +56,8 @@ def restore(
         Path | None,
         typer.Option(help="Folder of the progress files; else in the archive, or for tables .rocketspark/restores."),
     ] = None,
-    catalog: Catalog = "",
-    table: TableName = "",
     *,
+    at_table: TableNames,
     rows: RowOptions,
     shared: Annotated[SharedOptions, LeftOut("options")],
 ) -> None:
@@ -71,12 +70,12 @@ def restore(
     """
     not_empty(to=to)
     where = shared.connection()
-    arguments = rows.arguments() | {"state": state}
+    options = rows.options(state)
     if to is not None and len(topics or ()) > 1:
         raise typer.BadParameter("one topic can be given another name, not several", param_hint="--to")
     from rocketspark.spark.lakehouse.table import archive_at
 
-    source = archive_at(archive, catalog, table)
+    source = archive_at(archive, *at_table)
     check_archive(source)
     with shared.start("restore", archives=(source,)) as (spark, progress):
         from rocketspark.spark.pipelines import restore as pipeline
@@ -88,7 +87,8 @@ def restore(
         wanted: list[str | None] = [*names] or [None]
         for topic in wanted:
             if not progress.stop.asked:
-                results.append(pipeline.restore(spark, source, where, topic, to, progress=progress, **arguments))
+                found = pipeline.restore(spark, source, where, topic, to, options, progress=progress, sure=rows.sure)
+                results.append(found)
     shared.finish(results[0] if len(results) == 1 else {"restored": results}, progress)
 
 
@@ -111,12 +111,12 @@ def replay(
     """
     not_empty(to=to, to_namesrv=to_namesrv)
     where = shared.connection()
-    arguments = rows.arguments() | {"state": state}
+    options = rows.options(state)
     target = where._replace(namesrv=to_namesrv) if to_namesrv else None
     with shared.start("replay") as (spark, progress):
         from rocketspark.spark.pipelines import restore as pipeline
 
-        result = pipeline.replay(spark, where, topic, to, target=target, progress=progress, **arguments)
+        result = pipeline.replay(spark, where, topic, to, options, target=target, progress=progress, sure=rows.sure)
     shared.finish(result, progress)
 
 

@@ -1,10 +1,14 @@
-"""The options of all pipeline commands, their begin and end. Rule: only a command that runs imports Spark."""
+"""The options of all pipeline commands, times such as `--since 24h`, and how a command's run begins and ends. Rule:
+only a command that runs imports Spark.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,66 +19,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from rocketspark.cli.options import HERE, ClusterAccess, Json
+from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rocketspark.spark.lakehouse.table import TablePlace
     from rocketspark.spark.pipelines.connection import Connection
-    from rocketspark.spark.pipelines.progress import Progress
+    from rocketspark.spark.pipelines.parts.progress import Progress
+
 
 _SPARK = "Spark"
 _CLUSTER = "Cluster"
-Master = Annotated[
-    str,
-    typer.Option(
-        help="Spark's master: local[4], spark://host:7077; from SPARK_MASTER, else all cores here.",
-        show_default=False,
-        rich_help_panel=_SPARK,
-    ),
-]
-Remote = Annotated[
-    str,
-    typer.Option(help="A Spark Connect server, sc://host:port.", show_default=False, rich_help_panel=_SPARK),
-]
-Conf = Annotated[
-    list[str] | None,
-    typer.Option(help="A setting of Spark, name=value; may be repeated.", show_default=False, rich_help_panel=_SPARK),
-]
-Namespace = Annotated[
-    str, typer.Option(help="The namespace of topics and groups.", show_default=False, rich_help_panel=_CLUSTER)
-]
-Options = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-o",
-        "--option",
-        help='An option of format("rocketmq"), name=value (see docs/spark.md); may be repeated.',
-        show_default=False,
-        rich_help_panel=_CLUSTER,
-    ),
-]
-Catalog = Annotated[
-    str,
-    typer.Option(
-        help="Iceberg's catalog: jdbc:sqlite:/data/catalog.db, jdbc:postgresql://host/db (PGUSER, PGPASSWORD in the"
-        " environment); else catalog.db in the folder.",
-        show_default=False,
-    ),
-]
-TableName = Annotated[
-    str, typer.Option("--table", help="Iceberg's table; else rocketspark.archive.", show_default=False)
-]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=65535,
-        help="Serve metrics for Prometheus on 127.0.0.1, at this port, while the command runs; 0: a free one.",
-        show_default=False,
-        rich_help_panel=_SPARK,
-    ),
-]
 
 
 @contextmanager
@@ -91,16 +47,67 @@ def wrong_usage() -> Iterator[None]:
 _MADE: ContextVar[tuple[SharedOptions | None, Connection | None]] = ContextVar("connection of the command")
 
 
+class TableNames(NamedTuple):
+    """Where Iceberg's table is, for commands that take an archive."""
+
+    catalog: Annotated[
+        str,
+        typer.Option(
+            help="Iceberg's catalog: jdbc:sqlite:/data/catalog.db, jdbc:postgresql://host/db (PGUSER, PGPASSWORD in the"
+            " environment); else catalog.db in the folder.",
+            show_default=False,
+        ),
+    ] = ""
+    table: Annotated[
+        str, typer.Option("--table", help="Iceberg's table; else rocketspark.archive.", show_default=False)
+    ] = ""
+
+
 class SharedOptions(NamedTuple):
     """The options that all pipeline commands have, as they were given."""
 
     at: ClusterAccess = HERE
-    namespace: Namespace = ""
-    options: Options = None
-    master: Master = ""
-    remote: Remote = ""
-    conf: Conf = None
-    metrics_port: MetricsPort = None
+    namespace: Annotated[
+        str, typer.Option(help="The namespace of topics and groups.", show_default=False, rich_help_panel=_CLUSTER)
+    ] = ""
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-o",
+            "--option",
+            help='An option of format("rocketmq"), name=value (see docs/spark.md); may be repeated.',
+            show_default=False,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None
+    master: Annotated[
+        str,
+        typer.Option(
+            help="Spark's master: local[4], spark://host:7077; from SPARK_MASTER, else all cores here.",
+            show_default=False,
+            rich_help_panel=_SPARK,
+        ),
+    ] = ""
+    remote: Annotated[
+        str,
+        typer.Option(help="A Spark Connect server, sc://host:port.", show_default=False, rich_help_panel=_SPARK),
+    ] = ""
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A setting of Spark, name=value; may be repeated.", show_default=False, rich_help_panel=_SPARK
+        ),
+    ] = None
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Serve metrics for Prometheus on 127.0.0.1, at this port, while the command runs; 0: a free one.",
+            show_default=False,
+            rich_help_panel=_SPARK,
+        ),
+    ] = None
     json: Json = False
 
     def connection(self, *, decodes: bool = False) -> Connection:
@@ -140,8 +147,8 @@ class SharedOptions(NamedTuple):
         from rocketspark.spark.lakehouse.object_store import check_place
         from rocketspark.spark.lakehouse.table import TablePlace
         from rocketspark.spark.pipelines.connection import pairs
+        from rocketspark.spark.pipelines.parts.progress import stderr_progress
         from rocketspark.spark.pipelines.parts.session import SessionOptions, check_options, open_session
-        from rocketspark.spark.pipelines.progress import stderr_progress
 
         with wrong_usage():
             given = pairs([*conf, *(self.conf or ())], "--conf")
@@ -172,8 +179,8 @@ class SharedOptions(NamedTuple):
         """Print a result and end with `code`; if it was stopped, say how to go on, and unless it runs for ever
         (ends=False) end with 130.
         """
+        from rocketspark.spark.pipelines.parts.progress import EXIT_STOPPED
         from rocketspark.spark.pipelines.parts.report import plain, show
-        from rocketspark.spark.pipelines.progress import EXIT_STOPPED
 
         show(plain(result), json=self.json)
         if progress.stop.asked:
@@ -225,3 +232,47 @@ def _check_packages() -> None:
             raise ConfigError(
                 f"pipelines need Spark, and the package {module} is missing: pip install 'rocketspark[spark]'"
             )
+
+
+_HELP = "2026-01-31T12:00Z (UTC where no zone is named), ms since 1970, or how long ago: 90s, 15m, 24h, 7d."
+Since = Annotated[str, typer.Option("--since", help=f"Begin: {_HELP}", show_default=False)]
+Until = Annotated[str, typer.Option("--until", help="End, not included; as --since.", show_default=False)]
+_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def check_times(since_ms: int | None, until_ms: int | None) -> None:
+    """Raise BadParameter for a time range that is empty, before anything is started."""
+    from rocketspark.errors import ConfigError
+    from rocketspark.spark.option_values import check_range
+
+    try:
+        check_range(since_ms, until_ms)
+    except ConfigError as e:
+        raise typer.BadParameter(str(e), param_hint="--until") from None
+
+
+def time_range(since: str | None, until: str | None) -> tuple[int | None, int | None]:
+    """Return --since and --until in ms since 1970. Raises BadParameter, also for a range that is empty."""
+    found = moment("--since", since), moment("--until", until)
+    check_times(*found)
+    return found
+
+
+def moment(option: str, text: str | None, now_ms: int | None = None) -> int | None:
+    """Return an option's time in ms since 1970, None where it is not given. Raises BadParameter."""
+    text = (text or "").strip()
+    if not text:
+        return None
+    if ago := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
+        now_ms = int(time.time() * 1000) if now_ms is None else now_ms
+        return max(0, now_ms - int(ago[1]) * _UNITS_MS[ago[2]])
+    from rocketspark.errors import ConfigError
+    from rocketspark.spark.option_values import time_ms
+
+    try:
+        return time_ms(option, text)
+    except (ValueError, OverflowError) as e:
+        if isinstance(e, ConfigError) and "may be a date" in str(e):
+            raise typer.BadParameter(str(e), param_hint=option) from None
+        wanted = "a time such as 2026-01-31T12:00, ms since 1970, or how long ago, such as 24h, is needed"
+        raise typer.BadParameter(f"{shown(text, characters_max=60)!r}: {wanted}", param_hint=option) from None

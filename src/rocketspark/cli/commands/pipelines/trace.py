@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import SharedOptions
-from rocketspark.cli.commands.pipelines.times import Since, Until, time_range
+from rocketspark.cli.commands.pipelines.shared import SharedOptions, Since, Until, time_range
 
 
 def trace(

@@ -22,8 +22,8 @@ from rocketspark.spark.lakehouse.table import ArchiveTable
 from rocketspark.spark.offset_ranges import START_KEY, from_json
 from rocketspark.spark.options import ReadOptions, parse_read
 from rocketspark.spark.pipelines.connection import Connection
+from rocketspark.spark.pipelines.parts.progress import Progress, lag_of, step_report
 from rocketspark.spark.pipelines.parts.session import one_line
-from rocketspark.spark.pipelines.progress import Progress, lag_of, step_report
 from rocketspark.spark.read.batch_read import sampled_bodies
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.transport.retries import Retries, RetryRule

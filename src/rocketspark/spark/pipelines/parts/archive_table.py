@@ -18,6 +18,7 @@ from rocketspark.spark.lakehouse.object_store import scheme_of
 from rocketspark.spark.lakehouse.table import NO_COLUMNS, ArchiveState, ArchiveTable, TablePlace, ddl
 from rocketspark.spark.lakehouse.tables import open_table
 from rocketspark.spark.pipelines.connection import Connection
+from rocketspark.spark.pipelines.options import ArchiveOptions
 from rocketspark.spark.pipelines.parts import archive_tasks
 from rocketspark.spark.pipelines.parts.archive_batches import (
     BATCHES_BETWEEN_MERGES,
@@ -27,7 +28,7 @@ from rocketspark.spark.pipelines.parts.archive_batches import (
     options_given,
 )
 from rocketspark.spark.pipelines.parts.archive_manifest import HOUR_MS, hour_name
-from rocketspark.spark.pipelines.progress import Progress
+from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.read.stream_read import StreamReader
 
 if TYPE_CHECKING:
@@ -39,38 +40,34 @@ def run(
     where: Connection,
     topics: Sequence[str],
     place: TablePlace,
+    options: ArchiveOptions,
     *,
     once: bool,
-    interval_s: float,
-    batch_rows: int,
-    compact: bool,
-    close_after_s: float,
-    file_bytes: int,
     progress: Progress,
     now_ms: Callable[[], int],
 ) -> ArchiveResult:
-    """Archive topics in a table; arguments, result and errors as of `pipeline.run`."""
+    """Archive topics in a table; arguments, result and errors as of `archive.run`."""
     given = options_given(where, topics)
     if not scheme_of(place.place):
         Path(place.place).mkdir(parents=True, exist_ok=True)
     table = open_table(spark, place)
-    schema, options = decoding(table, given)
+    schema, reading = decoding(table, given)
     target = TableTarget(spark, table, schema)
     target.hold()
-    reader = StreamReader(schema, options)
-    work = MicroBatches(target, reader, topics, progress=progress, batch_rows=batch_rows, once=once)
-    merges = Merges(table, close_after_s, file_bytes)
+    reader = StreamReader(schema, reading)
+    work = MicroBatches(target, reader, topics, progress=progress, batch_rows=options.batch_rows, once=once)
+    merges = Merges(table, options.close_after_s, options.file_mb << 20)
     compacted = 0
     try:
         work.begin()
         while not progress.stop.asked:
             if work.patiently(work.batch):
-                if compact and work.batches % BATCHES_BETWEEN_MERGES == 0:
+                if options.compact and work.batches % BATCHES_BETWEEN_MERGES == 0:
                     compacted += merges.due(now_ms(), work.batches)
                 continue
-            if compact:
+            if options.compact:
                 compacted += work.patiently(lambda: merges.due(now_ms(), work.batches))
-            if once or progress.stop.wait(interval_s):
+            if once or progress.stop.wait(options.interval_s):
                 break
         total, files = work.patiently(lambda: (table.row_count(), table.file_count()))
     finally:

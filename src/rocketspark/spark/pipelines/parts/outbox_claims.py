@@ -226,7 +226,7 @@ class RowClaims:
                 self._run(connection, text, (self.pipeline, key, shown(reason)[:_REASON_CHARACTERS_MAX]))
 
     def refused(self) -> int:
-        """Count rows that were set aside."""
+        """Count rows of which no message could be made."""
         with self._database.work() as connection:
             text = f"SELECT COUNT(*) FROM {REFUSED} WHERE pipeline = ?"
             return int(self._run(connection, text, (self.pipeline,)).fetchone()[0])
@@ -234,7 +234,7 @@ class RowClaims:
     def delete(self, to: int) -> int:
         """Delete the rows of batches up to `to` and their claims, in one transaction; return how many rows there were.
 
-        Those that were set aside stay, and keep their claims.
+        Rows of which no message could be made stay, and keep their claims.
         """
         aside = f"SELECT r.id FROM {REFUSED} r WHERE r.pipeline = ?"
         mine = f"SELECT c.id FROM {CLAIMS} c WHERE c.pipeline = ? AND c.batch <= ? AND c.id NOT IN ({aside})"

@@ -44,6 +44,11 @@ def show(values: Mapping[str, Any], *, json: bool = False) -> None:
             line(name, value)
 
 
+def fields(row: Any, names: str) -> dict[str, Any]:
+    """Return some fields of a value by name; `names`: parted by blanks."""
+    return {name: getattr(row, name) for name in names.split()}
+
+
 def plain(value: Any) -> Any:
     """Turn NamedTuples into dicts, tuples into lists, all the way down."""
     if hasattr(value, "_asdict"):

@@ -53,7 +53,7 @@ def archived_spans(files: Iterable[ArchiveFile]) -> list[list[ArchivedSpan]]:
     """Return the spans of an archive's files of one topic, hour by hour.
 
     Should a broker's clock have gone back, rows of a later hour may stand before those of an earlier one: they are
-    sent with it, for the order of the queue goes before that of the hours.
+    sent with it, for a queue's order matters more than that of the hours.
     """
     parts: dict[Queue, list[ArchivedRange]] = defaultdict(list)
     last: dict[str, dict[Queue, int]] = defaultdict(dict)

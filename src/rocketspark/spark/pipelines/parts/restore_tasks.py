@@ -213,7 +213,7 @@ class SendTask:
         return self.send(number, (batch for span in self._shares[number].spans for batch in self._source.read(span)))
 
     def send(self, number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[TaskReport]:
-        """Send the rows of share `number`, which come in order, but for those that are there."""
+        """Send the rows of share `number`, in the order given, without those that the target holds already."""
         share = self._shares[number]
         wanted: Counter[Queue] = Counter()
         rows = (_counted(self._wanted.of(batch), wanted) for batch in batches if batch.num_rows)

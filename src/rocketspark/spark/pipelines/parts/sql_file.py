@@ -5,7 +5,7 @@ with its place in the file.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -314,13 +314,13 @@ def check(plan: SqlPlan) -> SqlPlan:
         raise ConfigError("there is no sink: nothing would be written")
     if not plan.sources:
         raise ConfigError("there is no source: nothing would be read")
-    seen: set[str] = set()
+    views: set[str] = set()
     for name in plan.views:
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise ConfigError(f"{name!r} is no name of a view: letters, digits and _ are allowed")
-        if name.lower() in seen:
+        if name.lower() in views:
             raise ConfigError(f"the name {name} is given twice")
-        seen.add(name.lower())
+        views.add(name.lower())
     names: set[str] = set()
     for sink in plan.sinks:
         if not re.fullmatch(r"[\w.-]+", sink.name) or sink.name in (".", ".."):
@@ -328,27 +328,39 @@ def check(plan: SqlPlan) -> SqlPlan:
         if sink.name in names:
             raise ConfigError(f"the name {sink.name} is given to two sinks: each has its own checkpoint")
         names.add(sink.name)
-        if (sink.view is None) == (sink.sql is None):
-            raise ConfigError(f"sink {sink.name}: one of `from` (a view) and `sql` (a query) is needed")
-        if sink.view is not None and sink.view.lower() not in seen:
-            raise ConfigError(f"sink {sink.name}: there is no view {sink.view}; there are: {', '.join(sorted(seen))}")
-        if sink.mode is not None and sink.mode not in MODES:
-            raise ConfigError(f"sink {sink.name}: mode is {sink.mode!r}; one of {', '.join(MODES)} is needed")
-        if sink.mode == "update" and sink.format == ROCKETMQ:
-            raise ConfigError(
-                f"sink {sink.name}: Spark writes no topic with mode update; append with a watermark writes each sum"
-                " once it is final, complete writes all sums each time"
-            )
+        if mistake := _mistake_of_sink(sink, views):
+            raise ConfigError(f"sink {sink.name}: {mistake}")
     for source in plan.sources:
-        if source.json and any(name.lower() == "decode" for name in source.options):
-            raise ConfigError(
-                f"source {source.name}: json and the option decode both make a column value: leave one out"
-            )
-        if source.watermark and not source.stream:
-            raise ConfigError(f"source {source.name}: a watermark is for streams; say so, or leave it out")
-        if source.watermark and len(source.watermark.split(None, 1)) != 2:
-            raise ConfigError(f"source {source.name}: watermark is {source.watermark!r}; 'storeTime 10 minutes' is one")
+        if mistake := _mistake_of_source(source):
+            raise ConfigError(f"source {source.name}: {mistake}")
     return plan
+
+
+def _mistake_of_sink(sink: SqlSink, views: Collection[str]) -> str:
+    """Return what is wrong with a sink, "" if nothing is. `views`: the names of all views, in small letters."""
+    if (sink.view is None) == (sink.sql is None):
+        return "one of `from` (a view) and `sql` (a query) is needed"
+    if sink.view is not None and sink.view.lower() not in views:
+        return f"there is no view {sink.view}; there are: {', '.join(sorted(views))}"
+    if sink.mode is not None and sink.mode not in MODES:
+        return f"mode is {sink.mode!r}; one of {', '.join(MODES)} is needed"
+    if sink.mode == "update" and sink.format == ROCKETMQ:
+        return (
+            "Spark writes no topic with mode update; append with a watermark writes each sum once it is final, complete"
+            " writes all sums each time"
+        )
+    return ""
+
+
+def _mistake_of_source(source: SqlSource) -> str:
+    """Return what is wrong with a source, "" if nothing is."""
+    if source.json and any(name.lower() == "decode" for name in source.options):
+        return "json and the option decode both make a column value: leave one out"
+    if source.watermark and not source.stream:
+        return "a watermark is for streams; say so, or leave it out"
+    if source.watermark and len(source.watermark.split(None, 1)) != 2:
+        return f"watermark is {source.watermark!r}; 'storeTime 10 minutes' is one"
+    return ""
 
 
 def options_of(part: SqlSource | SqlSink) -> dict[str, str]:

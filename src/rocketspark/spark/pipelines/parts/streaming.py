@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rocketspark.errors import ConfigError
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, TRANSACTIONAL_ID, parse_read
-from rocketspark.spark.pipelines.progress import Progress, QueryOutcome, leaves
+from rocketspark.spark.pipelines.parts.progress import Progress, QueryOutcome, leaves
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ADMISSION_CONTROL, reported_offset
 

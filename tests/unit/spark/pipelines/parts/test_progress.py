@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rocketspark.spark.pipelines.progress import Progress, Tally, lag_of
+from rocketspark.spark.pipelines.parts.progress import Progress, Tally, lag_of
 
 
 def report(batch: int, rows: int, end: Any = None, latest: Any = None, at: str = "t") -> dict[str, Any]:

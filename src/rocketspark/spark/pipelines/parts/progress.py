@@ -161,33 +161,35 @@ class Progress:
         micro-batches, or after so many seconds. `ended` is `has_ended` unless given. Raises what a query failed with.
         """
         tallies = [Tally() for _ in queries]
-        running = list(range(len(queries)))
-        at_ask: list[int] | None = None
-        stop_s = math.inf
+        running = list(zip(queries, tallies, strict=True))
+        stop_s: float | None = None
         while running:
-            if self.stop.asked and at_ask is None:
-                at_ask = [tally.seen for tally in tallies]
+            if self.stop.asked and stop_s is None:
                 stop_s = time.monotonic() + grace_s
-            for number in list(running):
-                query, tally = queries[number], tallies[number]
+                for tally in tallies:
+                    tally.mark()
+            for one in list(running):
+                query, tally = one
                 over = (ended or has_ended)(query)
                 for report in query.recentProgress:
                     if tally.add(report) and report["numInputRows"] and told is not None:
                         told(report)
                 if over:
-                    running.remove(number)
-                elif at_ask is not None and (
-                    tally.seen > at_ask[number] or not query.status["isTriggerActive"] or time.monotonic() >= stop_s
-                ):
+                    running.remove(one)
+                elif stop_s is not None and (tally.is_between(query) or time.monotonic() >= stop_s):
                     query.stop()
-            lags = [tally.lag for tally in tallies if tally.lag is not None]
-            self.update(
-                sum(tally.rows for tally in tallies),
-                lag=sum(lags) if lags else None,
-                note=f"{sum(tally.batches for tally in tallies):,} micro-batches",
-                now=not running,
-            )
+            self._update_of(tallies, now=not running)
         return tallies
+
+    def _update_of(self, tallies: Sequence[Tally], *, now: bool) -> None:
+        """Print the sums of queries."""
+        lags = [tally.lag for tally in tallies if tally.lag is not None]
+        self.update(
+            sum(tally.rows for tally in tallies),
+            lag=sum(lags) if lags else None,
+            note=f"{sum(tally.batches for tally in tallies):,} micro-batches",
+            now=now,
+        )
 
 
 def has_ended(query: StreamingQuery) -> bool:
@@ -206,8 +208,8 @@ class Tally:
     def __init__(self) -> None:
         self.rows = 0
         self.batches = 0
-        self.seen = 0
         self.lag: int | None = None
+        self.seen = self._marked = 0
         self._reports: set[tuple[Any, Any]] = set()
 
     def add(self, report: Any) -> bool:
@@ -223,6 +225,14 @@ class Tally:
         known = [lag for lag in lags if lag is not None]
         self.lag = sum(known) if known else None
         return True
+
+    def mark(self) -> None:
+        """Remember that a stop was asked for now."""
+        self._marked = self.seen
+
+    def is_between(self, query: StreamingQuery) -> bool:
+        """Tell whether a query is between two micro-batches: one ended since the mark, or none is running."""
+        return self.seen > self._marked or not query.status["isTriggerActive"]
 
 
 def step_report(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.cli import main
-from rocketspark.cli.commands.pipelines.times import moment
+from rocketspark.cli.commands.pipelines.shared import moment
 
 # What knows of times is Spark's side of the command line.
 pytestmark = pytest.mark.spark
