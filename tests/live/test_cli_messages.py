@@ -8,12 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from rocketspark import Producer, PullConsumer
+from rocketspark import MessageQueue, Producer, PullConsumer
 from rocketspark.testing import Cluster, run_cluster
 
 TIMEOUT_S = 120
@@ -212,6 +214,46 @@ def test_a_tail_prints_what_comes_until_ctrl_c(cluster: Cluster) -> None:
     finally:
         tail.kill()
     assert (tail.returncode, rest, errors) == (130, "", "")
+
+
+@pytest.mark.parametrize("where", ["first", "last", "2020-01-01T00:00"])
+def test_a_tail_goes_on_with_queues_that_its_topic_gets_later(cluster: Cluster, where: str) -> None:
+    topic = f"grown-{where[:4]}"
+    run(cluster, "topic", "create", topic, "--queues", "1")
+    tail = subprocess.Popen(command(cluster, "consume", topic, "--from", where), stdout=subprocess.PIPE, text=True)
+    try:
+        with Producer(cluster.namesrv, "pg") as producer:
+            assert tail.stdout is not None
+            # It has begun when it prints.
+            begun = threading.Event()
+
+            def read(lines: list[str], source: Iterable[str]) -> None:
+                for line in source:
+                    lines.append(line.split()[-1])
+                    begun.set()
+
+            printed: list[str] = []
+            reader = threading.Thread(target=read, args=(printed, tail.stdout))
+            reader.start()
+            sent = 0
+            while not begun.wait(0.2):
+                sent += 1
+                producer.send(topic, b"before", queue=MessageQueue(topic, "broker-a", 0))
+            run(cluster, "topic", "create", topic, "--queues", "3")
+            for broker in ("broker-a", "broker-b"):
+                for queue in (1, 2):
+                    producer.send(topic, f"{broker}/{queue}".encode(), queue=MessageQueue(topic, broker, queue))
+            end_s = time.monotonic() + TIMEOUT_S
+            while len(set(printed)) < 5 and time.monotonic() < end_s:
+                time.sleep(0.05)
+            tail.send_signal(signal.SIGINT)
+            assert tail.wait(TIMEOUT_S) == 130
+            reader.join(TIMEOUT_S)
+    finally:
+        tail.kill()
+        tail.wait()
+    assert {"broker-a/1", "broker-a/2", "broker-b/1", "broker-b/2"} <= set(printed)
+    assert all(printed.count(body) == 1 for body in set(printed) - {"before"})
 
 
 def test_a_reader_of_the_output_may_leave(cluster: Cluster) -> None:

@@ -384,3 +384,61 @@ def test_members_alike_are_not_warned_of(cluster: Cluster, caplog: pytest.LogCap
             assert time.monotonic() < end_s
             time.sleep(0.01)
     assert "group alike" not in caplog.text
+
+
+@pytest.mark.parametrize("linger_ms", [None, 1])
+def test_sends_go_on_when_their_topic_got_fewer_queues(cluster: Cluster, linger_ms: float | None) -> None:
+    """A producer chooses among the queues of a route that is as old as its last look: none of its sends may fail."""
+    topic = f"fewer-{linger_ms}"
+    with (
+        SyncOperations(cluster.namesrv) as operations,
+        Producer(cluster.namesrv, "fewer", linger_ms=linger_ms, route_interval_ms=600_000) as producer,
+    ):
+        operations.create_topic(topic, queue_count=8)
+        assert len({producer.send(topic, b"%d" % n).queue for n in range(16)}) == 16
+        operations.create_topic(topic, queue_count=1, force=True)
+        (a, b) = (MessageQueue(topic, f"broker-{name}", 0) for name in "ab")
+        assert {producer.send(topic, b"%d" % n).queue for n in range(16)} == {a, b}
+
+
+def test_sends_of_a_key_go_on_when_their_queue_is_gone(cluster: Cluster) -> None:
+    with (
+        SyncOperations(cluster.namesrv) as operations,
+        Producer(cluster.namesrv, "fewer-keys", route_interval_ms=600_000) as producer,
+    ):
+        operations.create_topic("fewer-keys", queue_count=8)
+        assert len({producer.send("fewer-keys", b"x", sharding_key=f"{n}").queue.queue_id for n in range(64)}) > 1
+        operations.create_topic("fewer-keys", queue_count=1, force=True)
+        places = [(n % 8, producer.send("fewer-keys", b"x", sharding_key=f"{n % 8}").queue) for n in range(32)]
+        assert {queue.queue_id for _, queue in places} == {0}
+        assert len(set(places)) == 8  # Each key has one queue.
+
+
+def test_a_chosen_queue_that_is_gone_is_told_and_the_next_look_shows_those_there_are(cluster: Cluster) -> None:
+    with (
+        SyncOperations(cluster.namesrv) as operations,
+        Producer(cluster.namesrv, "fewer-chosen", route_interval_ms=600_000) as producer,
+    ):
+        operations.create_topic("fewer-chosen", queue_count=8)
+        last = next(queue for queue in producer.queues("fewer-chosen") if queue.queue_id == 7)
+        operations.create_topic("fewer-chosen", queue_count=1, force=True)
+        with pytest.raises(SendFailed, match="is illegal") as told:
+            producer.send("fewer-chosen", b"x", queue=last)
+        assert told.value.attempts == 1
+        end_s = time.monotonic() + LIMIT_S
+        while len(producer.queues("fewer-chosen")) > 2 and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert len(producer.queues("fewer-chosen")) == 2
+
+
+def test_a_program_that_wants_every_code_gets_that_of_a_queue_that_is_gone(cluster: Cluster) -> None:
+    with (
+        SyncOperations(cluster.namesrv) as operations,
+        Producer(cluster.namesrv, "fewer-told", future_retry_codes=(), route_interval_ms=600_000) as producer,
+    ):
+        operations.create_topic("fewer-told", queue_count=8)
+        producer.send("fewer-told", b"x")
+        operations.create_topic("fewer-told", queue_count=1, force=True)
+        sends = [producer.send_future("fewer-told", b"x") for _ in range(16)]
+        assert sum(send.exception(LIMIT_S) is not None for send in sends) >= 1
+        assert {producer.send("fewer-told", b"x").queue.queue_id for _ in range(16)} == {0}

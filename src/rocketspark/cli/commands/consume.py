@@ -5,6 +5,7 @@ printed messages are committed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from datetime import datetime
@@ -18,10 +19,13 @@ from rocketspark.model.text import shown, shown_json
 
 if TYPE_CHECKING:
     from rocketspark.client.consumer.offset_commits import ConsumeFrom
+    from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
     from rocketspark.model import ReceivedMessage
 
 # A reader without a group commits nothing; brokers still need a name.
 NO_GROUP = "rocketspark_tail"
+# How often such a reader looks for queues that the topic got meanwhile.
+FOLLOW_MS = 3000
 
 
 def consume(
@@ -66,7 +70,10 @@ async def _tail(topic: str, where: ConsumeFrom, count: int | None, tags: str, at
     """Read every queue from where the user wants it, in no group."""
     from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
 
-    async with AsyncPullConsumer(at.namesrv, NO_GROUP, auto_commit=False, **at.client_options()) as consumer:
+    options: dict[str, Any] = at.client_options() | {"auto_commit": False, "route_interval_ms": FOLLOW_MS}
+    # Queues that come later are read from what was stored since this began.
+    begin = int(time.time() * 1000) if where == "last" else where
+    async with AsyncPullConsumer(at.namesrv, NO_GROUP, consume_from=begin, **options) as consumer:
         queues = await consumer.queues(topic)
         await consumer.assign(queues, tags)
         for queue in queues:
@@ -76,7 +83,23 @@ async def _tail(topic: str, where: ConsumeFrom, count: int | None, tags: str, at
                 await consumer.seek_to_end(queue)
             else:
                 await consumer.seek_to_time(queue, where)
-        await _print(consumer, count, as_json)
+        following = asyncio.ensure_future(_follow(consumer, topic, tags))
+        try:
+            await _print(consumer, count, as_json)
+        finally:
+            following.cancel()
+
+
+async def _follow(consumer: AsyncPullConsumer, topic: str, tags: str) -> None:
+    """Read queues too that the topic gets while it is read: more of them, or those of a broker that comes back."""
+    from rocketspark.errors import RocketSparkError
+
+    while True:
+        await asyncio.sleep(FOLLOW_MS / 1000)
+        with contextlib.suppress(RocketSparkError):  # It is looked again.
+            for queue in await consumer.queues(topic):
+                if queue not in (read := consumer.assignment()):
+                    await consumer.assign([*read, queue], tags)
 
 
 async def _join(

@@ -364,16 +364,21 @@ class InFlightSend(msgspec.Struct, eq=False):
     async def _next_queue(self, last: MessageQueue) -> MessageQueue | None:
         """Return the queue of the next attempt, after a pause if it is at the same broker. None: there is no other."""
         attempts, made = self.path.attempts, len(self._brokers)
-        if made >= self.attempts or not attempts.may_retry(self._cause, self.codes, last):
-            attempts.note_last(self.out.topic, self._cause)
+        cause, codes, end_s = self._cause, self.codes, self.end_s
+        may = made < self.attempts and (
+            attempts.may_retry(cause, codes, last)
+            or (self.queue is None and await attempts.is_gone(cause, codes, last, end_s))
+        )
+        if not may:
+            attempts.note_last(self.out.topic, cause)
             return None
         fixed = self.queue or (last if self.sharding_key else None)
-        if fixed is not None and self._cause is None:
+        if fixed is not None and cause is None:
             return None
         if self.state is not State.RETRIED:
             self.state = AFTER_FAIL[self.state]
-        queue = await attempts.next_queue(self.out.topic, last, fixed, self._cause, made - 1, self.end_s)
-        return queue if time.monotonic() < self.end_s else None
+        queue = await attempts.next_queue(self.out.topic, last, fixed, cause, made - 1, end_s, self.sharding_key)
+        return queue if time.monotonic() < end_s else None
 
     # -- back from the socket ------------------------------------------------------------------------------------
 

@@ -41,6 +41,8 @@ PAUSE_S = (0.25, 0.75, 1.0)
 # A route that was fetched so short a time ago is not fetched again because a broker is busy.
 ROUTE_AGE_S = 0.2
 RETRY_CODES = frozenset(code for code, row in RESPONSES.items() if row.retriable)
+# What a broker answers to a send to a queue that its topic has no more: the route is from before.
+QUEUE_GONE = ResponseCode.INVALID_PARAMETER
 
 
 class Attempted(Protocol):
@@ -294,9 +296,18 @@ class SendAttempts:
             return moved or cause.code in (self._rules.retry_codes if codes is None else codes)
         return cause is None or cause.retriable
 
+    async def is_gone(
+        self, cause: RocketSparkError | None, codes: Collection[int] | None, last: MessageQueue, end_s: float
+    ) -> bool:
+        """Tell whether the topic has no queue `last` any more, by the route as it is now, and another may be tried."""
+        if not (isinstance(cause, ServerError) and cause.code == QUEUE_GONE) or (codes is not None and not codes):
+            return False
+        await self._look_again(last.topic, end_s)
+        return last not in (self._routes.write_queues(last.topic) or (last,))
+
     def note_last(self, topic: str, cause: RocketSparkError | None) -> None:
-        """Have the route fetched for the next send, as this one is not tried again and its broker was not reached."""
-        if isinstance(cause, TransportError):
+        """Have the route fetched for the next send: this one's broker was not reached, or had no such queue."""
+        if isinstance(cause, TransportError) or (isinstance(cause, ServerError) and cause.code == QUEUE_GONE):
             self._routes.begin_refresh(topic)
 
     def _begin(
@@ -440,24 +451,34 @@ class SendAttempts:
         cause: RocketSparkError | None,
         attempt: int,
         end_s: float,
+        sharding_key: str | None = None,
     ) -> MessageQueue:
-        """Return the queue of the next attempt, after a pause if it is at the same broker; `fixed`: the only one."""
+        """Return the queue of the next attempt, after a pause if it is at the same broker; `fixed`: the only one that
+        may be, unless it was the sharding key's and is gone.
+        """
         code = cause.code if isinstance(cause, ServerError) else None
         asked = self._routes.leader(last)
         if isinstance(cause, TransportError) or (code is not None and self._may_be_old(topic, code)):
-            try:
-                # Half of the time left, so that one attempt more is possible even if no NameServer answers.
-                async with asyncio.timeout((end_s - time.monotonic()) / 2):
-                    await self._routes.find_write_queues(topic, refresh=True)
-            except (RocketSparkError, TimeoutError):
-                pass  # What is known is tried again; the send's own error tells more than this one.
+            await self._look_again(topic, end_s)
         queue = fixed
+        queues = self._routes.write_queues(topic)
+        is_gone = code == QUEUE_GONE and last not in (queues or (last,))
         if queue is None:
-            queues = self._routes.write_queues(topic)
-            queue = self._choose(topic, queues, avoid=asked) if queues else last
-        if self._routes.leader(queue) == asked and code != ResponseCode.TOPIC_NOT_EXIST:
+            queue = self._choose(topic, queues, avoid=None if is_gone else asked) if queues else last
+        elif is_gone and sharding_key:
+            queue = queue_of_key(sharding_key, queues)
+        if self._routes.leader(queue) == asked and code != ResponseCode.TOPIC_NOT_EXIST and not is_gone:
             await self.pause(attempt, end_s)
         return queue
+
+    async def _look_again(self, topic: str, end_s: float) -> None:
+        """Fetch the route, if that is possible in time."""
+        try:
+            # Half of the time left, so that one attempt more is possible even if no NameServer answers.
+            async with asyncio.timeout((end_s - time.monotonic()) / 2):
+                await self._routes.find_write_queues(topic, refresh=True)
+        except (RocketSparkError, TimeoutError):
+            pass  # What is known is tried again; the send's own error tells more than this one.
 
     def _may_be_old(self, topic: str, code: int) -> bool:
         """Tell whether an answer hints that the route is: a busy master answers as one that is no master any more."""
