@@ -29,7 +29,7 @@ TOPIC, GROUP = "bench-stretches", "bench-group"
 QUEUES = 65_536
 MESSAGE_BYTES = 4_100_000
 LIMIT_MS = 120_000
-REFUSED, ILLEGAL, ONE_BY_ONE, NOTHING, TIMED_OUT = 29, 13, 3, 20, 210
+REFUSED, ILLEGAL, ONE_BY_ONE, NO_MESSAGE, NOTHING, TIMED_OUT = 29, 13, 3, 19, 20, 210
 
 
 class Largest(NamedTuple):
@@ -189,7 +189,29 @@ def filters() -> Iterator[Largest]:
     yield Largest("check of SQL92", Code.CHECK_CLIENT_CONFIG, {}, body)
 
 
-KINDS = (sends, heartbeats, queue_locks, filters, tables)
+def pops() -> Iterator[Largest]:
+    """Pops of all queues, none of which has a message."""
+    asked = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": "-1", "maxMsgNums": "32", "pollTime": "0"}
+    asked |= {"invisibleTime": "60000", "bornTime": "0", "initMode": "0", "order": "false"}
+    for name, code, answer in (
+        ("pop", Code.POP_MESSAGE, TIMED_OUT),
+        ("peek", Code.PEEK_MESSAGE, NO_MESSAGE),
+        ("notification", Code.NOTIFICATION, 0),
+    ):
+        yield Largest(f"{name} of all queues", code, asked, b"", answer)
+
+
+def crowds() -> Iterator[Largest]:
+    """Many short requests, which come in one read."""
+    small = {"topic": "bench-small", "defaultTopic": "TBW102", "readQueueNums": "255", "writeQueueNums": "255"}
+    small |= {"perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
+    yield Largest("topic of 255 queues", Code.UPDATE_AND_CREATE_TOPIC, small, b"")
+    asked = {"topic": "bench-small", "group": GROUP, "consumerGroup": GROUP}
+    yield Largest("500 times its statistics", Code.GET_TOPIC_STATS_INFO, asked, b"", count=500)
+    yield Largest("200 times its time spans", Code.QUERY_CONSUME_TIME_SPAN, asked, b"", count=200)
+
+
+KINDS = (sends, heartbeats, queue_locks, filters, tables, pops, crowds)
 
 
 class Turns:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from rocketspark.access.audit.audit_log import Audit
@@ -442,20 +443,20 @@ class BrokerServer:
             table.unsaved.again()
 
     def _expire_clients(self) -> None:
-        self._clients.expire(now_ms())
-        self._locks.expire(now_ms())
+        now = now_ms()
+        self._go_through(chain(self._clients.expire_steps(now), self._locks.expire_steps(now)))
 
     def _count(self) -> None:
-        self._count_on(self._stats.tick_steps(now_ms()))
+        self._go_through(self._stats.tick_steps(now_ms()))
         mender = self.store.mender
         while mender.news:
             damaged.warning("%s", mender.news.popleft())
         self._send.time_puts(TIMED_PUTS)
 
-    def _count_on(self, steps: Iterator[None]) -> None:
-        """Make one step of the statistics in each turn of the loop."""
+    def _go_through(self, steps: Iterator[None]) -> None:
+        """Make one step of some work in each turn of the loop."""
         if next(steps, ...) is None and not self._closing:
-            asyncio.get_running_loop().call_soon(self._count_on, steps)
+            asyncio.get_running_loop().call_soon(self._go_through, steps)
 
     def _peer_closed(self, peer: Peer) -> None:
         if self._started:

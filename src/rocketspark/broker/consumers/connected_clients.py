@@ -7,7 +7,7 @@ connection; every change of a group's members or subscriptions is told to all it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -36,6 +36,8 @@ SHOWN_MAX = 5
 WEIGHT_CHARACTERS = 256
 WEIGHT_MAX = 1_000_000
 HOST_WEIGHT_MAX = 250_000
+# Groups and members looked at for silence in one turn of the loop: some ms.
+LOOKED_AT_IN_TURN = 16_384
 
 
 class ConnectedClient(msgspec.Struct):
@@ -293,13 +295,31 @@ class ConnectedClients:
 
     def expire(self, now_ms: int) -> None:
         """Take out clients without a heartbeat for too long."""
+        for _ in self.expire_steps(now_ms):
+            pass
+
+    def expire_steps(self, now_ms: int) -> Iterator[None]:
+        """`expire` in pieces of some ms."""
         oldest = now_ms - self._expiry_ms
         self._ids.expire(now_ms)
-        for name, members in list(self.producers.items()):
+        looked_at = 0
+        for name in list(self.producers):
+            if looked_at > LOOKED_AT_IN_TURN:
+                yield
+                looked_at = 0
+            members = self.producers.get(name, {})
+            looked_at += 1 + len(members)
             for client in [c for c in members.values() if c.beat_ms < oldest]:
                 log.warning("producer %s of group %s is silent: dropped", client.client_id, name)
                 self.leave(client.peer, producer_group=name)
-        for name, group in list(self.consumers.items()):
+        for name in list(self.consumers):
+            if looked_at > LOOKED_AT_IN_TURN:
+                yield
+                looked_at = 0
+            group = self.consumers.get(name)
+            if group is None:
+                continue
+            looked_at += 1 + len(group.clients)
             for client in [c for c in group.clients.values() if c.beat_ms < oldest]:
                 log.warning("consumer %s of group %s is silent: dropped", client.client_id, name)
                 self._leave_consumer(name, client.peer)

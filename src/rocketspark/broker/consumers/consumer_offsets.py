@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.automatic_creation import AutomaticCreation, Made
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.storage.json_tables import JsonFile, next_version
-from rocketspark.broker.storage.table_saving import UnsavedChanges, pieces
+from rocketspark.broker.storage.table_saving import SMALL_ROWS, UnsavedChanges, pieces
 from rocketspark.errors import StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json import bodies
@@ -31,6 +31,10 @@ _LOWERED_SHOWN = 5
 KEPT_NUMBERS = re.compile(r"(.+%)?SPARK_TX_[A-Za-z0-9_-]+")
 # Readers of deleted topics that are remembered, each queue of a group as one; beyond, the oldest are forgotten.
 ANEW_MAX = 100_000
+# Pairs of a topic and a group that are looked through in one turn of the loop: some ms.
+PAIRS_IN_TURN = 32_768
+# As many of one pair take as long to write as a pair with a few.
+OFFSETS_OF_ROW = 16
 
 
 def encode_offsets(table: OffsetTable) -> bytes:
@@ -75,9 +79,7 @@ class ConsumerOffsets:
         # Who bounds what clients' commits may make, in a broker.
         self.creation: AutomaticCreation | None = None
         self.changes = self._noted = 0
-        self.unsaved = UnsavedChanges(
-            "consumerOffset.json", lambda: self.table, self.snapshot, lambda text: file.write(text)
-        )
+        self.unsaved = UnsavedChanges("consumerOffset.json", self.rows, self.snapshot, lambda text: file.write(text))
         # Offsets set by an operator, until the consumer's next pull is told of them.
         self._resets: dict[tuple[str, str, int], int] = {}
         self._pulled: dict[tuple[str, str, int], int] = {}
@@ -117,6 +119,29 @@ class ConsumerOffsets:
         """Return the topics a group has offsets in."""
         # No name holds an @.
         return [key[: -len(group) - 1] for key in self.table if key.endswith(f"@{group}")]
+
+    def topics_of_steps(self, group: str) -> Generator[None, None, list[str]]:
+        """`topics_of` in pieces: there may be half a million pairs, of groups and topics of others."""
+        return self._scan(lambda keys: [key[: -len(group) - 1] for key in keys if key.endswith(f"@{group}")])
+
+    def groups_of_steps(self, topic: str) -> Generator[None, None, list[str]]:
+        """`groups_of` in pieces."""
+        return self._scan(lambda keys: [key[len(topic) + 1 :] for key in keys if key.startswith(f"{topic}@")])
+
+    def _scan(self, pick: Callable[[list[str]], list[str]]) -> Generator[None, None, list[str]]:
+        keys, found = list(self.table), list[str]()
+        for at in range(0, len(keys), PAIRS_IN_TURN):
+            if at:
+                yield
+            found += pick(keys[at : at + PAIRS_IN_TURN])
+        return found
+
+    def rows(self) -> range:
+        """Return one number for each row of the table, and one for so many offsets as make another: what its JSON takes
+        is told by these.
+        """
+        count = len(self.table)
+        return range(count if count > SMALL_ROWS else max(count, sum(map(len, self.table.values())) // OFFSETS_OF_ROW))
 
     def topics_by_group(self) -> dict[str, list[str]]:
         """Return `topics_of` for all groups, in one pass."""

@@ -27,6 +27,16 @@ class LongScans:
         async with self._rotation:
             await asyncio.sleep(0)
 
+    async def whole(self, steps: Generator[None, None, T]) -> T:
+        """Return what a generator returns that yields between pieces, the first of them in this turn of the loop."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as e:
+                found: T = e.value
+                return found
+            await self.next()
+
     async def pieces(self, rows: Sequence[T], count: int = QUEUES_IN_TURN) -> AsyncIterator[Sequence[T]]:
         """Yield what a request names by so many, each piece in a turn of the loop, the first in this one."""
         for at in range(0, len(rows), count):

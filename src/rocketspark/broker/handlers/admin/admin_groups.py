@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
 from datetime import datetime
 from typing import Any
 
@@ -91,7 +91,7 @@ class GroupHandler:
         self._long_scans = long_scans
         self._group_pages = TablePages(lambda: groups.version, lambda: groups.table, beside)
         self._all_groups = SavedTable(lambda: groups.version, lambda: groups.table, groups.snapshot, beside)
-        self._all_offsets = SavedTable(offsets.state, lambda: offsets.table, offsets.reply_snapshot, beside)
+        self._all_offsets = SavedTable(offsets.state, offsets.rows, offsets.reply_snapshot, beside)
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -259,7 +259,10 @@ class GroupHandler:
         h = request.ext
         rows: list[bytes] = []
         tps = 0.0
-        for topic in [h.topic] if h.topic else self._offsets.topics_of(h.group):
+        topics = [h.topic] if h.topic else (yield from self._offsets.topics_of_steps(h.group))
+        for number, topic in enumerate(topics, 1):
+            if number % QUEUES_IN_TURN == 0:
+                yield
             config = self._topics.get(topic)
             if config is None:
                 continue
@@ -286,16 +289,23 @@ class GroupHandler:
         text = b",".join(rows)
         return reply(request.opaque, body=b'{"consumeTps":%b,"offsetTable":{%b}}' % (msgspec.json.encode(tps), text))
 
-    def groups_of_topic(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
+    def groups_of_topic(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> Answer:
         """QUERY_TOPIC_CONSUME_BY_WHO (300): groups that subscribe or have offsets there."""
+        return self._long_scans.answer(peer, self._groups_of_topic(request))
+
+    def _groups_of_topic(self, request: Request[TopicHeader]) -> Generator[None, None, bytes]:
         topic = request.ext.topic
+        with_offsets = yield from self._offsets.groups_of_steps(topic)
         online = [n for n, g in self._clients.consumers.items() if topic in g.subscriptions]
-        groups = list(dict.fromkeys([*online, *self._offsets.groups_of(topic)]))
+        groups = list(dict.fromkeys([*online, *with_offsets]))
         return reply(request.opaque, body=bodies.encode({"groupList": groups}))
 
-    def topics_of_group(self, peer: Peer, request: Request[GroupHeader], body: bytes) -> bytes:
+    def topics_of_group(self, peer: Peer, request: Request[GroupHeader], body: bytes) -> Answer:
         """QUERY_TOPICS_BY_CONSUMER (343)."""
-        topics = self._offsets.topics_of(request.ext.group)
+        return self._long_scans.answer(peer, self._topics_of_group(request))
+
+    def _topics_of_group(self, request: Request[GroupHeader]) -> Generator[None, None, bytes]:
+        topics = yield from self._offsets.topics_of_steps(request.ext.group)
         return reply(request.opaque, body=bodies.encode(bodies.TopicList(topic_list=topics, broker_addr=self._address)))
 
     def subscription(self, peer: Peer, request: Request[GroupTopicHeader], body: bytes) -> bytes:
@@ -444,28 +454,40 @@ class GroupHandler:
         """CLONE_GROUP_OFFSET (314): the target group starts where the source group stands."""
         h = request.ext
         topic_names.check_group(h.target)
-        for topic in [h.topic] if h.topic else self._offsets.topics_of(h.source):
-            if self._topics.get(topic) is None:
-                continue
-            async for part in self._long_scans.pieces(list(self._offsets.of(h.source, topic).items())):
-                for queue_id, offset in part:
-                    self._offsets.asked(h.target, topic, queue_id)
-                    self._offsets.commit(h.target, topic, queue_id, offset)
-                    self._pops.reset(topic, h.target, queue_id)
+        topics = [h.topic] if h.topic else await self._long_scans.whole(self._offsets.topics_of_steps(h.source))
+        async for topic, queue_id, offset in self._offsets_in_turns(h.source, topics):
+            self._offsets.asked(h.target, topic, queue_id)
+            self._offsets.commit(h.target, topic, queue_id, offset)
+            self._pops.reset(topic, h.target, queue_id)
         await self._offsets.saved()
         return reply(request.opaque)
+
+    async def _offsets_in_turns(self, group: str, topics: list[str]) -> AsyncIterator[tuple[str, int, int]]:
+        """Yield a group's offsets in those of the topics that are there, some in each turn of the loop."""
+        count = 0
+        for topic in topics:
+            if self._topics.get(topic) is None:
+                continue
+            for queue_id, offset in self._offsets.of(group, topic).items():
+                count += 1
+                if count % QUEUES_IN_TURN == 0:
+                    await self._long_scans.next()
+                yield topic, queue_id, offset
 
     async def correction(self, peer: Peer, request: Request[CorrectionHeader], body: bytes) -> bytes:
         """QUERY_CORRECTION_OFFSET (308): the lowest offset per queue of all groups but those left out."""
         h = request.ext
         left_out = {g.strip() for g in (h.filtered or "").split(",")} | {h.compared}
         lowest = self._offsets.of(h.compared, h.topic)
-        for group in self._offsets.groups_of(h.topic):
+        count = 0
+        for group in await self._long_scans.whole(self._offsets.groups_of_steps(h.topic)):
             if group in left_out:
                 continue
-            async for part in self._long_scans.pieces(list(self._offsets.of(group, h.topic).items())):
-                for queue_id, offset in part:
-                    lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
+            for queue_id, offset in self._offsets.of(group, h.topic).items():
+                count += 1
+                if count % QUEUES_IN_TURN == 0:
+                    await self._long_scans.next()
+                lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
         return reply(request.opaque, body=b'{"correctionOffsets":%b}' % java_json.encode_number_keys(lowest))
 
     def all_offsets(self, peer: Peer, request: Request[KnownStateHeader], body: bytes) -> Answer:
