@@ -21,7 +21,7 @@ KEY_CHARACTERS_MAX = 500
 
 
 class Database(ABC):
-    """A database. `name`: its URL as it may be shown; `kind`: what stands before the URL's colon.
+    """A database. `name`: its URL as it may be shown; `kind`: the scheme of the URL, such as sqlite.
 
     `wait_ms`: how long to wait for a lock that another transaction holds.
     """

@@ -38,7 +38,7 @@ class BrokerAbilities:
         return self._log.instance.routes.master(queue.broker_name) or ""
 
     async def of(self, queue: MessageQueue) -> Abilities:
-        """Return those of the master of a queue. Raises RocketSparkError if it does not answer in time."""
+        """Return the abilities of the master of a queue. Raises RocketSparkError if it does not answer in time."""
         known = self._known.get(self._address(queue))
         if known is None:
             table = await self.runtime(queue)

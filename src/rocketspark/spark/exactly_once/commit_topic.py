@@ -81,7 +81,7 @@ class CommitTopic:
         self._read: tuple[float, TransactionalIdState] | None = None
 
     async def start(self) -> None:
-        """Begin; nothing is looked up yet."""
+        """Start the client; the commit topic is not looked up yet."""
         await self.producer.start()
 
     async def close(self) -> None:

@@ -119,7 +119,7 @@ class HalfMessageSender:
         self._rows += rows.count
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Give up the sends that are under way, and wait until they have ended."""
         for send in list(self._singles.values()):
             send.give_up()
         await self.in_flight.end()

@@ -186,7 +186,7 @@ def settings_for(
 
 
 def joined(*lists: str | None) -> str:
-    """Return lists of a setting as one, what stands in several once."""
+    """Return the lists of a setting joined to one, without repetitions."""
     return ",".join(dict.fromkeys(part for one in lists if one for part in one.split(",") if part))
 
 
@@ -345,7 +345,7 @@ _CAUSES = (
 
 
 def said(target: str, text: str) -> str:
-    """Return what a person needs of an error of a store, in one line."""
+    """Return the line of an object store's error that says what failed."""
     for pattern, says in _CAUSES:
         if re.search(pattern, text):
             return f"{target}: {says}"

@@ -170,11 +170,11 @@ class ArchiveState(msgspec.Struct, frozen=True):
     version: int = VERSION
 
     def next(self, offsets: Mapping[str, Any]) -> ArchiveState:
-        """Return what the next commit says."""
+        """Return the state that the next commit holds."""
         return ArchiveState(self.sequence + 1, dict(offsets), uuid.uuid4().hex)
 
     def encoded(self) -> str:
-        """Return it as it stands in a commit."""
+        """Return the state as a commit's property has it."""
         return msgspec.json.encode({PROPERTY: self}).decode()
 
 

@@ -18,7 +18,7 @@ OPERATION_MS = 10_000.0
 
 
 class Connection(NamedTuple):
-    """A cluster: NameServers "host:port;host:port", namespace and credentials if it wants any.
+    """A cluster: NameServers "host:port;host:port", namespace and credentials, where the cluster asks for any.
 
     `options`: further options of format("rocketmq"), as given. `tls`: how servers are talked TLS with.
     """
@@ -55,12 +55,13 @@ class Connection(NamedTuple):
         return {name: value for name, value in named.items() if value} | dict(self.options)
 
     def read_options(self) -> dict[str, str]:
-        """Return the options for reads that are about messages: one bad body stops none, it stays as it is stored."""
+        """Return the options of a read whose rows are whole messages: bodies that do not inflate stay as stored."""
         return over({"badBodies": "stored"}, self.spark_options())
 
 
 def connection(where: Connection | str, *, decodes: bool = False) -> Connection:
-    """Return the connection, or one to the NameServers that a text names; keys among its options are its own.
+    """Return a Connection, made of the text if NameServers are given as one. Options that name the cluster or its keys
+    become fields of the connection.
 
     Raises ConfigError for an option of decoding unless the pipeline `decodes`: others would hand it on to a read whose
     decoded columns nobody sees, and decodeMode could leave rows out.
@@ -103,7 +104,7 @@ def operations_of(where: Connection) -> SyncOperations:
 
 
 def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
-    """Parse name=value texts into a dict. Raises ConfigError naming the option that one stands in."""
+    """Parse name=value texts into a dict. `option`: where they were given, for the ConfigError of one that is wrong."""
     found = {}
     for text in texts or ():
         name, sign, value = text.partition("=")

@@ -138,7 +138,7 @@ def run(
 
 
 def check(source: str, target: str, options: DedupeOptions) -> None:
-    """Raise ConfigError for arguments of `run` that cannot be meant so."""
+    """Raise ConfigError for arguments of `run` that contradict each other or have no meaning."""
     if target in (topic.strip() for topic in source.split(",")):
         raise ConfigError(f"the target {target!r} is read too: what is passed on would come in again")
     by = options.by
@@ -209,7 +209,7 @@ class _Counts:
         self.passed = self.refused = self.repeated = self.late = 0
 
     def add(self, report: Any) -> None:
-        """Count one micro-batch."""
+        """Add the counts of one micro-batch's report."""
         for operator in report["stateOperators"]:
             self.repeated += int(operator["customMetrics"].get("numDroppedDuplicateRows", 0))
             self.late += int(operator["numRowsDroppedByWatermark"])
@@ -256,8 +256,8 @@ _FLOOR, _BY = "seenfloor", "seenby"
 
 
 class SeenSource(DataSource):
-    """format("rocketmq") as a stream with a column of the time. Options: seenFloor, its lower bound in ms since 1970,
-    and seenBy, what tells keys, which a checkpoint keeps.
+    """A stream as format("rocketmq") reads it, with a column of the time at which each message was seen. Options:
+    seenFloor, the lower bound of that time in ms since 1970, and seenBy, what repetitions have in common.
     """
 
     @classmethod
@@ -281,7 +281,9 @@ class SeenSource(DataSource):
 
 
 class SeenReader(StreamReader):
-    """A stream whose offsets hold the time at which they were looked at. `clock_ms`: the driver's."""
+    """The reader of such a stream: its offsets hold the time at which they were asked for. `clock_ms`: the driver's
+    clock.
+    """
 
     def __init__(
         self,

@@ -108,7 +108,7 @@ def outgoing(letter: DeadLetter, packing: PackingSettings, *, to_group: bool) ->
 
 
 def age_name(age_ms: int) -> str:
-    """Return the class of an age: under 1 h, 1 d, 7 d, or older."""
+    """Return the name of the class that an age is in: under 1 h, under 1 d, under 7 d, or older."""
     return next((f"under {name}" for name, limit_ms in AGES_MS.items() if age_ms < limit_ms), "older")
 
 
@@ -133,7 +133,7 @@ def _is_binary(body: bytes) -> bool:
 
 
 def quoted(values: Collection[str]) -> str:
-    """Join names for a line of text."""
+    """Return names, sorted, as one text."""
     return ", ".join(sorted(values))
 
 
@@ -344,7 +344,7 @@ def letters(spark: SparkSession, where: Connection | str, source: DeadLetterSour
 
 
 def choose(rows: DataFrame, choice: Choice) -> DataFrame:
-    """Return the rows that the choice means."""
+    """Return those of the letters that the choice names."""
     for name, wanted in (("originTopic", choice.topics), ("tag", choice.tags), ("messageId", choice.ids)):
         if wanted:
             rows = rows.where(F.col(name).isin(*wanted))

@@ -142,7 +142,7 @@ def run(
 
 
 def check(columns: Columns, options: OutboxOptions) -> None:
-    """Raise ConfigError for arguments of `run` that cannot be meant so."""
+    """Raise ConfigError for arguments of `run` that contradict each other or have no meaning."""
     if not options.topic and not columns.topic:
         raise ConfigError("a topic is needed: --topic, or a column that tells it (--topic-column)")
     check_delivery(options.delivery)
@@ -182,14 +182,16 @@ class TableSource(DataSource):
 
 
 class Batches(InputPartition):
-    """A range of claimed batches: after one, up to another."""
+    """The claimed batches with numbers above `after`, up to `to`: a partition of the stream."""
 
     def __init__(self, after: int, to: int) -> None:
         self.after, self.to = after, to
 
 
 class TableReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Claims rows on the driver, reads them on an executor. An offset is {"batch": number}."""
+    """The reader of that stream: it claims rows on the driver and reads them on an executor. An offset is
+    {"batch": number}.
+    """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = dict(options)

@@ -217,7 +217,7 @@ def _utc(time_ms: int | None) -> str:
 
 
 def escape(text: str) -> str:
-    """The whole text for a page: neither markup nor what no eye sees."""
+    """Return a text for a page: its markup is escaped, and characters that nobody sees are written out."""
     return escaped_markup(shown(text, characters_max=len(text)))
 
 

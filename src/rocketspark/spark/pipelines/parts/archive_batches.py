@@ -53,7 +53,7 @@ class ArchiveResult(NamedTuple):
 
 
 def options_given(where: Connection, topics: Sequence[str]) -> dict[str, str]:
-    """Return the options of the topics' read, as a stream has them."""
+    """Return the options of a stream that reads the topics."""
     # A body that does not inflate is kept as it is stored.
     options = {"startingOffsets": "earliest", **where.read_options()}
     return options | ({"topic": ",".join(topics)} if topics else {})
@@ -65,17 +65,17 @@ def options_of(where: Connection, topics: Sequence[str]) -> ReadOptions:
 
 
 class Target(Protocol):
-    """Where micro-batches go."""
+    """What micro-batches are written to: a folder of Parquet files, or a table."""
 
     @property
     def offsets(self) -> dict[str, Any] | None:
-        """The next offset of each queue, as a stream's JSON; None: it is new."""
+        """The next offset of each queue, as a stream's JSON; None if the archive is new."""
 
     def begin(self, offsets: dict[str, Any]) -> None:
-        """Fix where a new one begins."""
+        """Note the offsets at which a new archive begins."""
 
     def store(self, reader: StreamReader, partitions: Sequence[Any], offsets: dict[str, Any]) -> int:
-        """Read partitions, and have the rows and the offsets count at one moment; returns how many rows."""
+        """Read partitions and store their rows together with the offsets, at one moment; returns how many rows."""
 
 
 class MicroBatches:
@@ -135,7 +135,7 @@ class MicroBatches:
         return True
 
     def patiently(self, step: Callable[[], T]) -> T:
-        """Do a step, again after a while if it failed in a way that may pass."""
+        """Do a step, and repeat it after a pause while it fails in a way that may pass."""
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
@@ -172,7 +172,7 @@ _PASSING = re.compile(
 
 
 def may_pass(error: Exception) -> bool:
-    """Tell whether a repetition may succeed."""
+    """Tell whether a step that failed with this error may succeed when it is repeated."""
     if isinstance(error, RocketSparkError):
         return error.retriable or isinstance(error, RouteNotFound)
     return _PASSING.search(str(error)) is not None

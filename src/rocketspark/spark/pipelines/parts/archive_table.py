@@ -94,7 +94,7 @@ class TableTarget:
 
     @property
     def offsets(self) -> dict[str, Any] | None:
-        """The next offset of each queue, as the newest commit says; None: it is new."""
+        """The next offset of each queue, as the newest commit says; None if the archive is new."""
         if self._state is None:
             self._state = self._table.state()
             if self._state is None and self._seen is not None:
@@ -103,11 +103,11 @@ class TableTarget:
         return self._state.offsets if self._state is not None else None
 
     def begin(self, offsets: dict[str, Any]) -> None:
-        """Fix where a new one begins."""
+        """Note the offsets at which a new archive begins."""
         self._add(self._fitted(self._spark.createDataFrame([], with_hours(self._schema))), offsets)
 
     def store(self, reader: StreamReader, partitions: Sequence[Any], offsets: dict[str, Any]) -> int:
-        """Read partitions, and have the rows and the offsets count at one moment; returns how many rows."""
+        """Read partitions and store their rows together with the offsets, at one moment; returns how many rows."""
         return self._add(self._fitted(rows_of(self._spark, reader, partitions, self._schema)), offsets)
 
     def _fitted(self, rows: DataFrame) -> DataFrame:
@@ -167,7 +167,9 @@ def with_hour(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class Merges:
-    """When the files of hours that are over are merged: at first, and when one more is over or many came."""
+    """Decides when the files of hours that are over are merged: at the first call, and when another hour is over or
+    many micro-batches came since.
+    """
 
     def __init__(self, table: ArchiveTable, close_after_s: float, file_bytes: int) -> None:
         self._table, self._close_after_ms, self._file_bytes = table, round(close_after_s * 1000), file_bytes

@@ -218,7 +218,9 @@ class RowClaims:
         return found
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Set rows aside, by the texts of their keys: they are not sent, nor deleted, nor claimed again."""
+        """Note rows of which no message can be made, by the texts of their keys and why: they are not sent, deleted,
+        nor claimed again.
+        """
         text = f"INSERT INTO {REFUSED} (pipeline, id, reason) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
         with self._database.work() as connection:
             for key, reason in reasons.items():

@@ -46,7 +46,7 @@ class Stop:
         self._event.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long, or until a stop is asked for; return whether it is."""
+        """Wait for some seconds, or until a stop is asked for; return whether it is."""
         return self._event.wait(seconds)
 
 

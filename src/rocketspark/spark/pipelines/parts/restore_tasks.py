@@ -78,7 +78,7 @@ class RowSelection(NamedTuple):
 
 
 class ArchiveSource:
-    """Rows of a topic in an archive."""
+    """Where a restore reads: the rows of a topic in an archive's Parquet files."""
 
     def __init__(self, root: Path, files: Sequence[ArchiveFile]) -> None:
         self._root = root
@@ -110,13 +110,13 @@ class ArchiveSource:
 
 
 class TopicSource:
-    """Rows of a topic on its brokers."""
+    """Where a replay reads: the rows of a topic on its brokers."""
 
     def __init__(self, where: Connection, topic: str) -> None:
         self._where, self._topic = where, topic
 
     def only(self, chunk: Sequence[ArchivedSpan]) -> TopicSource:
-        """Return itself: it holds nothing."""
+        """Return the same source: it holds no list of files to shorten."""
         return self
 
     def read(self, span: ArchivedSpan) -> Iterator[pa.RecordBatch]:
@@ -156,7 +156,7 @@ def read_offsets(reader: StreamReader, topic: str, queue: Queue, first: int, end
 
 
 class RowSource(Protocol):
-    """What a task reads spans of."""
+    """What a task reads spans from."""
 
     def read(self, span: ArchivedSpan) -> Iterator[pa.RecordBatch]:
         """Read the rows of a span, in order."""
@@ -414,13 +414,15 @@ _SHARES = f"{SHARE} int, broker string, queueId int, _first bigint, _end bigint"
 
 
 class TableSource:
-    """Rows of a topic in a table."""
+    """Where a restore reads: the rows of a topic in an archive that is a table. Spark brings the rows of each target
+    queue into one task, in their order.
+    """
 
     def __init__(self, rows: DataFrame) -> None:
         self._rows = rows
 
     def only(self, chunk: Sequence[ArchivedSpan]) -> NoRows:
-        """Return what a task gets: nothing, as Spark brings it the rows."""
+        """Return a source without rows: Spark brings them to the tasks."""
         return NoRows()
 
     def ranges(self) -> list[ArchiveFile]:

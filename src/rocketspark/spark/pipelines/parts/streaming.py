@@ -67,7 +67,9 @@ def run_query(
 
 
 class WantedEnd:
-    """The end of a query that is to take what is there, noted now, where Spark does not see to it itself."""
+    """The end up to which a query with AvailableNow has to read, noted when it is made: for a Spark that ends such a
+    query after one micro-batch.
+    """
 
     def __init__(self, end: Callable[[], Mapping[str, Any]], interval_s: float | None) -> None:
         self._needed = interval_s is None and not ADMISSION_CONTROL
@@ -76,7 +78,7 @@ class WantedEnd:
         self._runs_in_vain = 0
 
     def is_ahead(self, query: StreamingQuery) -> bool:
-        """Tell whether a query that ended is to be started again: it is short of the end, and can come on."""
+        """Tell whether a query that ended is to be started again: the end is not reached, but came nearer."""
         if not self._needed:
             return False
         reached = _reached(query)
