@@ -1,4 +1,4 @@
-"""The columns of a message as a table row, and small helpers to build Arrow arrays from numpy without copies.
+"""The columns of a message as a table row, and small helpers that build Arrow arrays from numpy without copies.
 
 Rule: names and types of columns stand here and nowhere else.
 """
@@ -81,7 +81,7 @@ TIME_MS_MAX = 253_402_127_999_999
 
 
 def times(values_ms: Ints) -> pa.Array:
-    """Timestamps from ms since 1970."""
+    """Return timestamps of times in ms since 1970."""
     return numbers(times_us(values_ms), TIME)
 
 
@@ -92,7 +92,7 @@ def times_us(values_ms: Ints) -> Ints:
 
 
 def time_us(time_ms: int) -> int:
-    """One of `times_us`."""
+    """Return one time as `times_us` does for many."""
     return min(max(time_ms, TIME_MS_MIN), TIME_MS_MAX) * 1000
 
 

@@ -17,7 +17,7 @@ INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class RowFilter(NamedTuple):
-    """The conditions on a row, all of which must hold; none by default.
+    """The conditions that a row must meet, all of them; by default there is none.
 
     Attributes:
         tags: its tag is one of these; None for any, or none. An empty set wants no row.

@@ -29,7 +29,7 @@ class _Alike(NamedTuple):
 
 
 class Properties:
-    """The pairs of n rows. `stored` is a binary array without nulls of their stored texts."""
+    """The names and values of n rows. `stored`: a binary array of their stored properties, without nulls."""
 
     def __init__(self, stored: pa.Array) -> None:
         self._rows = len(stored)
@@ -102,7 +102,7 @@ class Properties:
         self._row_pairs, self._starts, self._marks, self._ends = row_of_end, starts, marks, pair_ends
 
     def find(self, name: str) -> pa.Array:
-        """The value of one property in each row as a string, null where it is absent; the last one if it repeats."""
+        """Return one property of each row as a string, null where it is absent; the last one if it repeats."""
         wanted = name.encode()
         if self._alike is not None:
             return self._find_alike(self._alike, wanted)
@@ -185,7 +185,7 @@ def _named(data: Ints, marks: Ints, names: list[bytes]) -> bool:
 
 
 def _stands_at(data: Ints, starts: Ints, wanted: bytes) -> Ints:
-    """Tell of each place whether these bytes stand there; all places must leave room for them."""
+    """Tell of each of these positions whether the wanted bytes begin there; all positions must leave room for them."""
     # Eight bytes at a time, the last eight overlapping those before.
     width = 8 if len(wanted) >= 8 else 4 if len(wanted) >= 4 else 2 if len(wanted) >= 2 else 1
     view = at(data, f"<u{width}")
@@ -198,7 +198,7 @@ def _stands_at(data: Ints, starts: Ints, wanted: bytes) -> Ints:
 
 
 def split_keys(keys: pa.Array) -> pa.Array:
-    """KEYS texts to lists, cut at blanks; an absent one makes an empty list."""
+    """Return a list of keys for each row, cut from the text of its KEYS at blanks; an empty list where it is null."""
     n = len(keys)
     keys = keys.fill_null("")
     data = keys.buffers()[2]

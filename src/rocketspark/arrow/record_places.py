@@ -93,7 +93,7 @@ def _walk(buffer: Buffer, start: int, end: int, count_max: int) -> Ints:
 
 
 class Records(NamedTuple):
-    """Records at which messages are looked for, an array element each: places of their parts, and fields.
+    """Records, an array element each: the positions of their parts, and fields of them.
 
     `inner`: which hold messages; `bases`: texts that state the offset of the first message, None where none does.
     """
@@ -111,7 +111,7 @@ class Records(NamedTuple):
 
 
 class Items(NamedTuple):
-    """Messages, an array element each, ascending by place: those of inner batches, and whole records.
+    """Messages, an array element each, ascending by position: those of inner batches, and whole records.
 
     `records`: the place of its record among those given; `inner`: whether it stands in a batch. `body` to `end` are
     positions in the buffer; `properties` and `end` enclose those of the message.
@@ -141,7 +141,7 @@ OF_ITEM: dict[str, Callable[[Items], Ints]] = {
 
 
 def items_of(buffer: Buffer, found: Records) -> Items | None:
-    """Return the messages of the records; None if one has to be looked at by the general decoder.
+    """Return the messages of the records; None if one of them needs the general decoder.
 
     The CRC of each inner batch is compared: one for all its messages.
     """
@@ -173,7 +173,7 @@ def items_of(buffer: Buffer, found: Records) -> Items | None:
 
 
 def _items(buffer: Buffer, found: Records, counts: Ints, firsts: Ints, starts: Ints) -> Items | None:
-    """The messages at `starts` and the plain records; `counts`: messages of each record, `firsts`: a batch's offset."""
+    """Return the messages at `starts` and plain records; `counts`: messages a record, `firsts`: offsets of batches."""
     data = np.frombuffer(buffer, np.uint8)
     records = np.repeat(np.arange(len(counts)), counts)
     inner = found.inner[records]
@@ -206,7 +206,7 @@ def _mixed(whole: Ints, inner: Ints, parts: Ints) -> Ints:
 
 
 def _starts(body: memoryview) -> Ints | None:
-    """Return where the messages of a batch begin, by their sizes alone; None if these do not fill it."""
+    """Return where the messages of a batch begin, by their sizes alone; None if these do not add up."""
     total = len(body)
     if total < _ITEM_BYTES_MIN:
         return None if total else np.zeros(0, np.int64)

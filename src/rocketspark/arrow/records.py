@@ -1,4 +1,4 @@
-"""Log records, as pulled or as they lie in the log, to Arrow columns without a Python object per message.
+"""Records of the log, as brokers send or store them, to Arrow columns without a Python object per message.
 
 Rule: rows equal what `protocol.record.decode_messages` makes of the same bytes; only wanted columns are decoded.
 Batches with what has no quick way (compressed or broken inner batches, names twice in one row, texts that are no UTF-8)
@@ -109,13 +109,13 @@ class _NoQuickWay(Exception):
 
 
 def _replaced(stored: pa.Array, where: Ints, values: list[bytes | None]) -> pa.Array:
-    """`stored` with `values` in the places where `where` is true."""
+    """Return `stored` with `values` in the rows where `where` is true."""
     made = pa.array(values, pa.binary())
     return made if len(made) == len(stored) else pc.replace_with_mask(stored, pa.array(where), made)
 
 
 class _Rows:
-    """Records at known places, their parts located but not read."""
+    """Records at known positions: their parts are found, and read column by column."""
 
     def __init__(
         self, buffer: Buffer, starts: Ints, broker: str, topic: str | None, items: Items | None = None
@@ -159,7 +159,7 @@ class _Rows:
         return _Rows(self._buffer, self._starts[items.records], self._broker, self._topic, items)
 
     def within(self, asked: DecodeRequest) -> _Rows:
-        """Return the rows of the range of offsets and places in the log; only ascending ones, if that is asked."""
+        """Return the rows within the offsets and log positions asked for; only ascending ones, if so asked."""
         offsets = self.offsets
         outside = (offsets < asked.offset_first) | (offsets >= asked.offset_end)
         if asked.position_end is not None:
@@ -194,7 +194,7 @@ class _Rows:
         return holding
 
     def accepted(self, accepts: Callable[[bytes], bool]) -> Ints:
-        """Tell of each row whether a test accepts its stored properties; some us each."""
+        """Tell of each row whether a test accepts its stored properties, which takes some us a row."""
         view = memoryview(self._buffer)
         places = zip(*[part.tolist() for part in self._properties_at], strict=True)
         return np.array([accepts(bytes(view[start:end])) for start, end in places], bool)
@@ -285,6 +285,7 @@ class _Rows:
     # -- columns -------------------------------------------------------------------------------------------------
 
     def column(self, name: str) -> pa.Array:
+        """Return one column of the rows."""
         make: Callable[[_Rows], pa.Array] | None = _MADE_BY.get(name)
         if make is not None:
             return make(self)
@@ -305,7 +306,7 @@ class _Rows:
         return constant(self._broker, len(self))
 
     def bodies(self, asked: DecodeRequest, given: Mapping[int, bytes | None]) -> Iterator[tuple[int, pa.Array]]:
-        """Runs of rows as (first row, their bodies), inflated; at least one. `given`: what stands for some of them."""
+        """Return runs of inflated bodies: (first row, bodies), one at least. `given`: bodies to take for some rows."""
         body, body_end = self._bodies_at
         stored = gather(self._buffer, body, body_end, pa.binary())
         packed = (self.sys_flags & sysflags.COMPRESSED) != 0

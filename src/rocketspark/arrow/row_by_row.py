@@ -27,8 +27,9 @@ class _Row(NamedTuple):
 
 
 def slow_batches(buffer: Buffer, starts: Sequence[int], asked: DecodeRequest) -> Iterator[pa.RecordBatch]:
-    """Yield the records that begin at `starts` as rows; a batch for each
-    `inflated_bytes_max` of bodies, at least one batch."""
+    """Yield the records that begin at `starts` as rows, at least one batch: a new one for each `inflated_bytes_max` of
+    bodies.
+    """
     held: list[_Row] = []
     size = 0
     made = False

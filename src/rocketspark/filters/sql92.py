@@ -1,4 +1,4 @@
-"""SQL92 message filters, as RocketMQ 5.x understands them. Rule: the same messages pass here as there.
+"""SQL92 message filters, as RocketMQ 5.x understands them. Rule: a filter accepts the messages that it accepts there.
 
 The dialect is in docs/sql92.md. Grammar and library load when the first expression is compiled, not before.
 """

@@ -1,4 +1,4 @@
-"""From the tree of an SQL92 filter to Python functions. Rule: TRUE, FALSE, unknown and errors come out as in RocketMQ.
+"""Python functions from the tree of an SQL92 filter. Rule: TRUE, FALSE, unknown and errors come out as in RocketMQ.
 
 A message passes if its filter is TRUE. A property that should be a number and is none is an error (ValueError): it
 ends the whole evaluation, and the message does not pass, so it matters what is evaluated and in which order.
@@ -254,7 +254,7 @@ def _kind(node: tree.Node) -> str:
 
 
 def _reader(node: tree.Node) -> str:
-    """The function that reads a text to be compared with this number: as wide as the number is, not as the text."""
+    """Return the function that reads a text to compare it with a number: as wide as the number, not as the text."""
     assert isinstance(node, tree.Number)
     if isinstance(node.value, float):
         return "double"
@@ -262,7 +262,7 @@ def _reader(node: tree.Node) -> str:
 
 
 def _alike(left: int | float, right: int | float) -> tuple[int | float, int | float]:
-    """Two numbers as Java compares them: as doubles as soon as one of them is."""
+    """Return two numbers as Java compares them: as doubles as soon as one of them is a double."""
     if isinstance(left, float) or isinstance(right, float):
         return float(left), float(right)
     return left, right
@@ -292,7 +292,7 @@ def _nothing(value: object) -> None:
 
 
 def _find(stored: bytes, mark: bytes) -> str | None:
-    """The value of a property in stored bytes (`0x02 name 0x01 value` repeated); of several the last, as in a map."""
+    """Return the value of a property in stored bytes (`0x02 name 0x01 value` repeated); if it repeats, the last one."""
     _, found, rest = stored.rpartition(mark)
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""From the text of an SQL92 filter to its tree, by a lark grammar. Rule: imported when needed only.
+"""The tree of an SQL92 filter from its text, by a lark grammar. Rule: imported only when a filter is compiled.
 
 Words, literals and comments as RocketMQ's lexer takes them (SelectorParser, rocketmq-filter 5.5.0), but text after
 the end of the condition is refused; RocketMQ drops it in silence.

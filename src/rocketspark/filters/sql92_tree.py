@@ -1,4 +1,4 @@
-"""The tree of an SQL92 filter, with RocketMQ's checks. Rule: a node that exists has passed them.
+"""The tree of an SQL92 filter, with RocketMQ's checks. Rule: a node can only be made if it passes them.
 
 Source of every check: the parser and expression classes of rocketmq-filter 5.5.0, as measured by
 tests/vectors/sql92.json. Three kinds of value run through a tree: texts (properties and strings), numbers and
@@ -28,11 +28,15 @@ class Node:
 
 @dataclass(slots=True)
 class Property(Node):
+    """A property of the message, by its name."""
+
     name: str
 
 
 @dataclass(slots=True)
 class Text(Node):
+    """A string literal."""
+
     value: str
 
 
@@ -47,7 +51,7 @@ class Number(Node):
 
 @dataclass(slots=True)
 class Negated(Node):
-    """Minus before what is no number: always unknown, once `inner` was evaluated."""
+    """A minus before something that is no number: it is always unknown, after `inner` was evaluated."""
 
     inner: Node
 
@@ -60,40 +64,50 @@ class Condition(Node):
 
 @dataclass(slots=True)
 class Truth(Condition):
+    """The literal TRUE, FALSE or NULL."""
+
     value: bool | None
 
 
 @dataclass(slots=True)
 class Cast(Condition):
-    """A property where a condition is needed: unknown if absent, else FALSE, for a property is never a boolean."""
+    """A property where a condition is needed: unknown if it is absent, else FALSE, as a property is never a boolean."""
 
     inner: Property
 
 
 @dataclass(slots=True)
 class Not(Condition):
+    """NOT of a condition."""
+
     inner: Condition
 
 
 @dataclass(slots=True)
 class AllOf(Condition):
+    """Conditions joined by AND."""
+
     terms: list[Condition]
 
 
 @dataclass(slots=True)
 class AnyOf(Condition):
+    """Conditions joined by OR."""
+
     terms: list[Condition]
 
 
 @dataclass(slots=True)
 class Equal(Condition):
+    """Two values compared by =."""
+
     left: Node
     right: Node
 
 
 @dataclass(slots=True)
 class Ordered(Condition):
-    """`sign`: one of > >= < <=."""
+    """Two values compared by `sign`: one of > >= < <=."""
 
     left: Node
     sign: str
@@ -102,12 +116,16 @@ class Ordered(Condition):
 
 @dataclass(slots=True)
 class IsNull(Condition):
+    """IS NULL, or IS NOT NULL where `negated`."""
+
     inner: Node
     negated: bool
 
 
 @dataclass(slots=True)
 class OneOf(Condition):
+    """A property IN a list of strings, or NOT IN it where `negated`."""
+
     inner: Property
     values: list[str]
     negated: bool
@@ -170,6 +188,7 @@ def floating(text: str, position: int) -> Number:
 
 
 def negate(node: Node, position: int) -> Node:
+    """Return a node with a minus before it."""
     height = above(position, node)
     if isinstance(node, Number):
         return Number(position, height, False, -node.value, node.wide, False)
@@ -177,12 +196,13 @@ def negate(node: Node, position: int) -> Node:
 
 
 def invert(node: Node, position: int) -> Not:
-    """NOT. It binds closer than any comparison: NOT a = 1 is (NOT a) = 1."""
+    """Return NOT of a node. It binds closer than any comparison: NOT a = 1 is (NOT a) = 1."""
     inner = boolean(node)
     return Not(position, above(position, inner), inner.raises, inner)
 
 
 def join(kind: type[AllOf] | type[AnyOf], nodes: list[Node]) -> Node:
+    """Return nodes joined by AND or OR, each as a condition; a single one as it is. Raises FilterIllegal."""
     if len(nodes) == 1:
         return nodes[0]
     terms = [boolean(node) for node in nodes]
@@ -190,6 +210,7 @@ def join(kind: type[AllOf] | type[AnyOf], nodes: list[Node]) -> Node:
 
 
 def equal(left: Node, right: Node) -> Equal:
+    """Return a comparison by =. Raises FilterIllegal for values that RocketMQ does not compare."""
     for node in (left, right):
         if isinstance(node, Truth) and node.value is None:
             refuse("NULL cannot be compared; use IS NULL or IS NOT NULL", node.position)
@@ -200,6 +221,7 @@ def equal(left: Node, right: Node) -> Equal:
 
 
 def ordered(left: Node, sign: str, right: Node) -> Ordered:
+    """Return a comparison by order. Raises FilterIllegal unless both sides are numbers or properties."""
     for node in (left, right):
         if isinstance(node, Text | Condition):
             hint = f"; NOT binds closer, write NOT (... {sign} ...)" if isinstance(node, Not) else ""
@@ -208,6 +230,7 @@ def ordered(left: Node, sign: str, right: Node) -> Ordered:
 
 
 def between(value: Node, low: Node, high: Node) -> Condition:
+    """Return BETWEEN as two comparisons. Raises FilterIllegal if the lower number does not come first."""
     if isinstance(low, Number) and isinstance(high, Number) and low.literal and high.literal:
         backwards = high.value < low.value
         if isinstance(high.value, float) or isinstance(low.value, float):
@@ -218,15 +241,17 @@ def between(value: Node, low: Node, high: Node) -> Condition:
 
 
 def not_between(value: Node, low: Node, high: Node) -> Condition:
-    """Unlike BETWEEN, RocketMQ does not check here that the lower value comes first."""
+    """Return NOT BETWEEN as two comparisons; here RocketMQ does not check that the lower value comes first."""
     return _both(AnyOf, ordered(value, "<", low), ordered(value, ">", high))
 
 
 def is_null(node: Node, negated: bool) -> IsNull:
+    """Return IS NULL of a node, or IS NOT NULL."""
     return IsNull(node.position, above(node.position, node), node.raises, node, negated)
 
 
 def one_of(node: Node, values: list[str], negated: bool) -> OneOf:
+    """Return IN, or NOT IN. Raises FilterIllegal unless a property stands before it."""
     if not isinstance(node, Property):
         hint = "; write a NOT IN (...), for NOT binds closer than IN" if isinstance(node, Not) else ""
         refuse(f"IN needs a property name before it{hint}", node.position)
@@ -234,6 +259,7 @@ def one_of(node: Node, values: list[str], negated: bool) -> OneOf:
 
 
 def holds(node: Node, how: str, wanted: str, negated: bool) -> Holds:
+    """Return CONTAINS, STARTSWITH or ENDSWITH, or one of them negated."""
     return Holds(node.position, above(node.position, node), node.raises, node, how.upper(), wanted, negated)
 
 

@@ -1,5 +1,5 @@
-"""The namespace, the access keys and the TLS of a read or write. Rule: every connection of Spark's is made from here,
-so that none forgets them; secrets are never shown, whoever prints the options.
+"""The namespace, the access keys and the TLS of a read or write. Rule: every connection that the source opens is made
+here, so that it has them; secrets are never shown, whoever prints the options.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ClientAccess(AccessOptions):
 
 
 class Access(NamedTuple):
-    """The namespace ("" for none), the keys that requests are signed with ("" for requests that are not), and how
-    servers are talked TLS with (None: they are not).
+    """The namespace ("" for none), the keys that requests are signed with ("": requests are not signed), and the TLS of
+    connections to servers (None: they are plain).
     """
 
     namespace: str = ""
@@ -40,11 +40,11 @@ class Access(NamedTuple):
         return f"Access(namespace={self.namespace!r}, {signed}, {'TLS' if self.tls else 'plain'})"
 
     def wire(self, name: str) -> str:
-        """Return the full name of a topic or group, as servers know it."""
+        """Return the name of a topic or group with its namespace, as servers know it."""
         return namespace.wrap(self.namespace, name)
 
     def wire_queue(self, queue: MessageQueue) -> MessageQueue:
-        """Return the queue as servers know it."""
+        """Return the queue with its topic's name as servers know it."""
         return MessageQueue(self.wire(queue.topic), queue.broker_name, queue.queue_id) if self.namespace else queue
 
     def own(self, wire_name: str) -> str | None:
@@ -82,11 +82,11 @@ class Access(NamedTuple):
         return Connections(hooks=self._hooks(), tls=self.checked_tls())
 
     def routes(self, addresses: Sequence[str], *, timeout_ms: float) -> RouteCache:
-        """Return what asks the NameServers, on the running loop."""
+        """Return a cache of routes, which asks the NameServers, on the running loop."""
         return RouteCache(list(addresses), timeout_ms=timeout_ms, hooks=self._hooks(), tls=self.checked_tls())
 
     def credentials(self) -> AccessOptions:
-        """Return the arguments for operations, which take full names."""
+        """Return the keys and the TLS as arguments for operations, which take names with their namespace."""
         tls = self.checked_tls() or ClientTls()
         return {
             "access_key": self.access_key or None,
@@ -102,5 +102,5 @@ class Access(NamedTuple):
         }
 
     def client_options(self) -> ClientAccess:
-        """Return the arguments for a client."""
+        """Return the namespace, the keys and the TLS as arguments for a client."""
         return {"namespace": self.namespace, **self.credentials()}

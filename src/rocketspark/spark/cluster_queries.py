@@ -1,4 +1,4 @@
-"""The driver's queries of a cluster: queues, bounds, addresses. Rule: blocking calls, one event loop of its own.
+"""What the driver asks a cluster: queues, bounds, addresses. Rule: calls block, on an event loop of their own.
 
 Nothing is kept across calls but connections and where brokers are; it is never pickled.
 """
@@ -61,7 +61,7 @@ TOPIC_DELETED = "the topic was deleted"
 
 
 class OffsetBounds(NamedTuple):
-    """Offsets a queue holds: the oldest there, and the next to be written.
+    """The offsets that a queue holds: the oldest message there, and the next to be written.
 
     `of_master`: not of a slave, which may be behind; `replicated`: the broker has, or had, replicas, so its queues may
     have lost their ends by an election; `made_at`: a number of the topic's making, which rises when it is made anew;
@@ -77,7 +77,7 @@ class OffsetBounds(NamedTuple):
 
 
 class ClusterQueries:
-    """The cluster behind NameServers ("host:port;host:port"). Close it when done.
+    """A cluster, by the addresses of its NameServers ("host:port;host:port"). Close it when done.
 
     Topics and queues have the user's names, without the namespace.
     """
@@ -192,7 +192,7 @@ class ClusterQueries:
         return {q: now._replace(replicated=q.broker_name in self._replicated) for q, now in found.items()}
 
     def made_anew(self, bounds: Mapping[MessageQueue, OffsetBounds], made: Made) -> list[MessageQueue]:
-        """Return the queues whose topic was made since `made` was noted.
+        """Return the queues whose topic was deleted and made again since `made` was noted.
 
         Of brokers without replicas alone: a slave's number may be another, and is the broker's after an election.
         """
@@ -299,8 +299,8 @@ class ClusterQueries:
         return await client_api.pull(broker, header, timeout_ms=TIMEOUT_MS)
 
     def record_bytes(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
-        """Return the mean size of some stored records from an offset on, by queue; without queues where it cannot be
-        had.
+        """Return the mean size of some stored records from an offset on, by queue; queues that do not tell it are left
+        out.
         """
         found = self._run(self._of_each(list(offsets), lambda q: self._record_bytes(q, offsets[q]), if_there=True))
         return {queue: size for queue, size in found.items() if size is not None}
@@ -340,7 +340,7 @@ class ClusterQueries:
         await client_api.update_consumer_offset(broker, queue, group, offset, timeout_ms=TIMEOUT_MS)
 
     def register_group(self, queues: Iterable[MessageQueue], group: str) -> None:
-        """Register a group with the brokers of these queues, as one that a consumer was in.
+        """Register a group with the brokers of these queues, as if a consumer had joined it.
 
         A heartbeat makes it, with its retry topic, by which RocketMQ's tools find groups, if brokers may create groups.
         """
@@ -355,7 +355,7 @@ class ClusterQueries:
             await client_api.unregister(broker, client, consumer_group=group)
 
     def knows_group(self, group: str) -> bool:
-        """Tell whether a group's retry topic is there, which its first member brings."""
+        """Tell whether a group's retry topic exists, which brokers make for its first member."""
         try:
             self._run(again(partial(self._routes.refresh, self._access.wire(RETRY_PREFIX + group)), RETRIES))
         except RouteNotFound:
@@ -365,7 +365,7 @@ class ClusterQueries:
     # -- what became of a queue ----------------------------------------------------------------------------------
 
     def why_gone(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, str]:
-        """Return the queues that are gone, and why, of those that no route names, read up to an offset.
+        """Return which queues are gone, and why, of queues that no route names. `offsets`: how far each was read.
 
         The others' broker is away: no NameServer knows it, or it does not answer.
         """

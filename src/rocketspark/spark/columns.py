@@ -40,8 +40,8 @@ READ_ONLY = frozenset(_READ_TYPES) - WRITE_TYPES.keys()
 
 
 class ReadColumns:
-    """The columns that a read gives, and those that it decodes for them. Raises ConfigError for one that cannot be
-    had.
+    """The columns that a read gives, and the columns that have to be decoded for them. Raises ConfigError for a column
+    that no read has.
     """
 
     def __init__(self, schema: StructType) -> None:
@@ -66,7 +66,7 @@ class ReadColumns:
 
 def read_schema(columns: Sequence[str] = ()) -> StructType:
     """Return the schema of a read: these columns in this order, or all if none is named. Raises ConfigError for a name
-    that is unknown or stands there twice.
+    that is unknown or repeated.
     """
     if not columns:
         return READ_SCHEMA
@@ -79,8 +79,8 @@ def read_schema(columns: Sequence[str] = ()) -> StructType:
 
 
 def wanted_columns(schema: StructType, named: Sequence[str] = ()) -> list[str]:
-    """Return names of the columns that a read gives, in its order, as its schema says. Raises ConfigError for one that
-    cannot be had.
+    """Return the names of the columns that a read gives, in the order of its schema. Raises ConfigError for a column
+    that no read has, or that has another type there.
 
     `named`: the option columns, which must not say something else.
     """

@@ -1,4 +1,4 @@
-"""PySpark for Spark's Python processes as it lies unpacked. Rule: the same code, compiled once instead of each time.
+"""PySpark for Spark's processes as it lies unpacked. Rule: the same code, compiled once instead of in each process.
 
 Spark puts its pyspark.zip first on PYTHONPATH. Python keeps no compiled code of what lies in an archive, so each
 process that plans a query, and each that makes workers, compiled PySpark anew for some 0.4 s. src/rocketspark.pth calls
@@ -20,7 +20,9 @@ _IN_SPARK = ("python", "lib", ARCHIVE)
 
 
 def at_start() -> None:
-    """Do it to sys.path, and forget this package again: Spark may ship another copy of it, which goes first then."""
+    """Change sys.path as `prefer` does, and drop this package from the imported modules: Spark may ship another copy of
+    it, which must be found first then.
+    """
     prefer(sys.path)
     imported = {name for name in sys.modules if name.partition(".")[0] == "rocketspark"}
     # More is there only if a program that is long under way has Python read its .pth files again.

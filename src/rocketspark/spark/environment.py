@@ -1,5 +1,5 @@
-"""The environment of executors, packed into an archive for `spark.archives`. Rule: made from what is installed; no
-network.
+"""The packages that executors need, packed into an archive for `spark.archives`. Rule: it is made from what is
+installed here, without the network.
 
 It holds this package and what it needs at run time, at the versions installed, but not PySpark: a cluster has its own.
 """
@@ -87,7 +87,7 @@ def _add_package(archive: tarfile.TarFile, folder: Path) -> None:
 
 
 def _add(archive: tarfile.TarFile, file: Path, name: str) -> None:
-    """Add a file without its owner: nothing of this machine is to stand in the archive."""
+    """Add a file without its owner and its times, so that nothing of this machine stands in the archive."""
     if not file.is_file():
         return
     data = file.read_bytes()

@@ -1,5 +1,5 @@
-"""Options of format("rocketmq") as they were given, each read by its kind. Rule: every getter names the option in its
-error; a name that is nearly one of ours is a mistake, others' names pass.
+"""Options of format("rocketmq") as they were given, with a getter for each kind of value. Rule: a getter names the
+option in its error. A name that nearly is one of ours is a mistake; names of others are ignored.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def refuse_if(*rules: tuple[object, str]) -> None:
 
 
 class StorePaths(NamedTuple):
-    """Store directories to read instead of brokers, the broker's name for each, and where the logs are if elsewhere."""
+    """Store directories to read instead of brokers, a broker's name for each, and the commit logs if elsewhere."""
 
     roots: tuple[str, ...]
     broker_names: tuple[str, ...]
@@ -70,7 +70,7 @@ class StorePaths(NamedTuple):
 
 
 class GivenOptions:
-    """The options as given. `names`: what is known here; `other_names`: what is known, and passed over."""
+    """The options as they were given. `names`: those known here; `other_names`: those that are known and ignored."""
 
     def __init__(self, options: Mapping[str, str], names: tuple[str, ...], other_names: tuple[str, ...]) -> None:
         self._values = {name.lower(): str(value).strip() for name, value in options.items()}
@@ -188,7 +188,7 @@ class GivenOptions:
         return found
 
     def secret(self, name: str) -> str:
-        """Return a secret, as it is given or from the driver's file that is."""
+        """Return a secret that is given itself, or that stands in a file of the driver."""
         value, path = self.text(name, ""), self.text(f"{name}File", "")
         if value and path:
             raise ConfigError(f"options {name} and {name}File are both given: give one of them")
@@ -204,7 +204,7 @@ class GivenOptions:
             raise ConfigError(f"option {text.replace('useTls=True', 'useTls=true')}") from None
 
     def topics(self) -> tuple[tuple[str, ...], str | None, Assigned | None]:
-        """Return the topics, the pattern or the queues that are read."""
+        """Return the topics, the pattern or the assigned queues that are read; one of them is given."""
         named = [name for name in ("topic", "topicPattern", "assign") if self.text(name, "")]
         if len(named) > 1:
             raise ConfigError(f"options {' and '.join(named)} are given: each says what is read, so give one of them")
@@ -222,7 +222,7 @@ class GivenOptions:
         return topics, None, None
 
     def expression(self, name: str) -> str | None:
-        """Return an SQL92 expression that compiles."""
+        """Return an SQL92 expression that is right, None if it is not given."""
         text = self.text(name, "")
         try:
             return sql92.compile(text).expression if text else None
@@ -272,7 +272,7 @@ class GivenOptions:
             ) from None
 
     def where(self, name: str, default: str) -> Where:
-        """Return a word that says where, or the offset of each queue that is named."""
+        """Return a word such as earliest, or a table with the offset of each queue that is named."""
         text = self.text(name, default)
         if text.lower() in (EARLIEST, LATEST, COMMITTED):
             return text.lower()

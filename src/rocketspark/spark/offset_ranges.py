@@ -45,7 +45,7 @@ def to_json(offsets: Mapping[MessageQueue, int]) -> OffsetTable:
 
 
 def from_json(table: Mapping[str, Any]) -> Offsets:
-    """Return the offsets of a JSON form. Raises ConfigError if it is none: a checkpoint may be anybody's."""
+    """Return the offsets of a JSON form. Raises ConfigError for another form: a checkpoint may come from anywhere."""
     found: Offsets = {}
     try:
         for topic, brokers in table.items():
@@ -67,12 +67,12 @@ def from_json(table: Mapping[str, Any]) -> Offsets:
 
 
 def made_of(table: Mapping[str, Any]) -> Made:
-    """Return the numbers that a stream's offset holds."""
+    """Return the numbers of topics' making that a stream's offset holds."""
     return {(topic, name): at for topic, brokers in table.get(MADE_KEY, {}).items() for name, at in brokers.items()}
 
 
 def made_json(made: Made) -> dict[str, Any]:
-    """Return the entry of a stream's offset for numbers of making; none if there are none."""
+    """Return the entry of a stream's offset for the numbers of topics' making; it is empty if there are none."""
     table: dict[str, dict[str, int]] = {}
     for (topic, broker), at in sorted(made.items()):
         table.setdefault(topic, {})[broker] = at
@@ -80,7 +80,7 @@ def made_json(made: Made) -> dict[str, Any]:
 
 
 def place(where: str | OffsetTable, oldest: Offsets, newest: Offsets, *, option: str, default: str) -> Offsets:
-    """Return the offset that `where` means in each queue of `oldest`; queues that a JSON does not name are at
+    """Return the offset that `where` means in each queue of `oldest`; queues that a table does not name are at
     `default`.
 
     Raises ConfigError if it names a queue that is not there.
@@ -105,7 +105,7 @@ def place(where: str | OffsetTable, oldest: Offsets, newest: Offsets, *, option:
 
 
 def lag(start: Offsets, end: Offsets) -> Offsets:
-    """Return how many messages each queue of `end` holds after `start`; 0 where it was made anew and ends before."""
+    """Return how many messages each queue of `end` holds after `start`; 0 if it was made anew and ends before."""
     return {queue: max(0, end[queue] - start[queue]) for queue in sorted(end)}
 
 

@@ -38,7 +38,7 @@ class AtTime(NamedTuple):
 
 
 class AtTimes(NamedTuple):
-    """As AtTime, with a time for each queue that is named: topic -> broker -> queue id -> ms."""
+    """Like AtTime, with a time for each queue that is named: topic -> broker -> queue id -> ms."""
 
     table: OffsetTable
     strict: bool = False
@@ -48,7 +48,7 @@ Where = str | OffsetTable | AtTime | AtTimes
 
 
 def check_offsets(value: Any, *, least: int = EARLIEST_NUMBER) -> OffsetTable:
-    """Return the table, if it is topic to broker to queue id to a number from `least` up, an offset or a time.
+    """Return the table if it leads from topic to broker to queue id to an offset or a time, a number from `least` up.
 
     Raises ValueError saying what is wrong.
     """
@@ -143,7 +143,7 @@ _OWN_TOPICS = SYSTEM_TOPICS | {"TBW102", "BenchmarkTest"}
 
 
 def matching(pattern: str, topics: Iterable[str], servers: Iterable[str]) -> list[str]:
-    """Return the topics whose whole name matches, in order.
+    """Return the topics whose whole name matches the pattern, in order.
 
     Retry, dead-letter, commit and system topics match only a pattern that names them: their prefix, or their whole
     name, stands in it as plain text. `servers`: names of brokers and clusters, whose topics are system topics too.
@@ -178,7 +178,7 @@ def from_json_text(text: str) -> Any:
 
 
 def parse_assigned(text: str) -> Assigned:
-    """Parse queues by hand from JSON. Raises ConfigError."""
+    """Parse the queues that option assign names, from JSON. Raises ConfigError."""
     try:
         return check_assigned(from_json_text(text))
     except (ValueError, TypeError) as e:
@@ -189,8 +189,8 @@ def parse_assigned(text: str) -> Assigned:
 
 
 def check_assigned(value: Any) -> Assigned:
-    """Return the table of queues by hand, typed, if it is topic to broker to queue ids, or topic to queue ids. Raises
-    ValueError saying what is wrong.
+    """Return the table of assigned queues if it leads from topic to broker to queue ids, or from topic to queue ids.
+    Raises ValueError saying what is wrong.
     """
     if not isinstance(value, dict) or not value:
         raise ValueError("it is no JSON object with a topic")
@@ -208,7 +208,7 @@ def check_assigned(value: Any) -> Assigned:
 
 
 def assigned_of(queues: Iterable[MessageQueue], assigned: Assigned) -> list[MessageQueue]:
-    """Return the assigned ones of the queues."""
+    """Return those of the queues that are assigned."""
     return [
         queue
         for queue in queues

@@ -1,4 +1,4 @@
-"""Options of format("rocketmq"), parsed into typed values. Rule: a wrong option is named, with what would be right.
+"""Options of format("rocketmq"), parsed into typed values. Rule: an error names the option, and what would be right.
 
 Names are case-insensitive, as Spark's are; docs/spark.md holds the table.
 """
@@ -237,7 +237,7 @@ def _check_together(parsed: ReadOptions, *, streaming: bool) -> None:
 
 
 def parse_decode_options(options: Mapping[str, str]) -> DecodeOptions:
-    """Parse the options of `decode` alone. Raises ConfigError, also for one that is none of them."""
+    """Parse the options of the function `decode`. Raises ConfigError, also for an option that it does not have."""
     known = {name.lower() for name in DECODE_NAMES}
     if other := next((name for name in options if name.lower() not in known), None):
         close = difflib.get_close_matches(other, DECODE_NAMES, 1, 0.6)
@@ -269,7 +269,7 @@ def over(options: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Parse the option columns alone: Spark asks for a table's columns before it asks for a read, or for a write."""
+    """Parse the option columns alone: Spark asks for the columns of a table before it reads or writes it."""
     own = {name: value for name, value in options.items() if name.lower() == "columns"}
     return GivenOptions(own, (), ()).several("columns")
 

@@ -1,5 +1,5 @@
-"""Bodies in JSON, Avro and Protobuf as columns. Rule: `rocketspark.spark.decode` is the function as well: what lies in
-the package is imported when it is first used.
+"""Bodies in JSON, Avro and Protobuf as columns. Rule: `rocketspark.spark.decode` can be called as the function of this
+name; the modules of the package are imported when they are first used.
 
 Start with frame.
 """
@@ -22,7 +22,7 @@ __getattr__ = attributes(__name__, {"bad_rows": "error_rows", "decode": "frame",
 
 
 class _Callable(ModuleType):
-    """The package, called: the function of its name."""
+    """The package as a module that can be called: a call is one of the function `decode`."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         from rocketspark.spark.decode import frame

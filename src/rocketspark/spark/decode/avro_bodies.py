@@ -82,7 +82,7 @@ def _register() -> None:
 
 
 def marking(schema: Any) -> Any:
-    """Return a schema whose logical types only mark what fastavro reads."""
+    """Return a schema with which fastavro only marks values by their logical types, and does not convert them."""
     _register()
     return _marked(schema)
 
@@ -105,7 +105,7 @@ def _marked(schema: Any) -> Any:
 
 
 def converter(schema: Mapping[str, Any]) -> Convert | None:
-    """Return what makes of a value what Arrow takes for a type of the reader; None where any value is that."""
+    """Return the function that makes what Arrow takes of a value of this type; None if the value is that already."""
     kind, logical = schema["type"], schema.get("logicalType")
     if (kind, logical) in _DECIMALS:
         return _decimal(int(schema.get("scale", 0)))
@@ -166,7 +166,7 @@ NESTING_MAX = 64
 
 
 class AvroDecoder:
-    """Decodes bodies of one writer's schema to values of the reader's."""
+    """Decodes bodies that were written with one schema to values of the reader's schema."""
 
     def __init__(self, writer: Schema, reader: Schema | None = None) -> None:
         import fastavro
@@ -215,8 +215,9 @@ class _Branch(NamedTuple):
 
 
 class _Converters:
-    """What makes of fastavro's values what Arrow takes; None where they are that already. `has_defaults`: values may
-    be those of fields that the writer lacked, as their JSON, and the same object each time.
+    """Makes functions that turn fastavro's values into what Arrow takes; None where the values are that already.
+    `has_defaults`: a value may be the default of a field that the writer lacked: it is JSON then, and the same object
+    each time.
     """
 
     def __init__(self, schema: Schema, *, has_defaults: bool) -> None:
@@ -224,6 +225,7 @@ class _Converters:
         self._made: dict[str, list[Convert | None]] = {}
 
     def of(self, schema: Schema, space: str, above: tuple[str, ...]) -> Convert | None:
+        """Return the function for values of a type in a namespace; `above`: the records that it lies in."""
         if isinstance(schema, list):
             return self._union(schema, space, above)
         if isinstance(schema, str):
@@ -321,7 +323,7 @@ _NAMED_KINDS: dict[type, str] = {str: "enum", bytes: "fixed", dict: "record"}
 
 
 def _branch(branches: list[_Branch], value: Any) -> int:
-    """Return the branch that a value is of: the first of its kind that holds it."""
+    """Return the index of the union's branch that a value belongs to: the first of its kind that can hold it."""
     if type(value) is tuple:
         for i, branch in enumerate(branches):
             if branch.name == value[0]:
@@ -359,13 +361,13 @@ def _holds(kind: str, value: Any) -> bool:
 
 
 class _Nesting:
-    """Walks through a body of a recursive schema, so that one nested a million deep ends no process."""
+    """Walks through a body of a recursive schema before it is decoded: one nested a million deep ends no process."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema, self._names = schema, Names(schema)
 
     def check(self, body: bytes) -> None:
-        """Raises ValueError."""
+        """Raise ValueError for a body that is nested too deeply, or ends too early."""
         self._body = body
         self._skip(self._schema, "", 0, 0)
 

@@ -1,4 +1,4 @@
-"""Avro schemas: checked, self-contained, and as Spark's types. Rule: types are those of Spark's own Avro reader."""
+"""Avro schemas: checked, joined with those that they refer to, and as the types that Spark's own Avro reader has."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def full_name(schema: Mapping[str, Any], space: str) -> str:
 
 
 class Names:
-    """The named types of a schema, by the name that stands for each where it is used."""
+    """The named types of a schema. A name is looked up as it is used: in the namespace around it, or in full."""
 
     def __init__(self, schema: Schema) -> None:
         self._found: dict[str, tuple[Mapping[str, Any], str]] = {}
@@ -107,8 +107,8 @@ class Names:
 
 
 def spark_type(schema: Schema, recursion_max: int) -> t.DataType:
-    """Return the type of decoded values. `recursion_max`: how often a type may lie within itself; what lies deeper is
-    left out. Raises ConfigError.
+    """Return Spark's type for values of a schema. `recursion_max`: how often a type may lie within itself; what lies
+    deeper is left out. Raises ConfigError.
     """
     found = _Types(Names(schema), recursion_max).of(schema, "", ())
     if found is None:

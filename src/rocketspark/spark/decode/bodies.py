@@ -57,7 +57,7 @@ def check_depth(kind: t.DataType) -> None:
 
 
 def to_arrow(values: list[Any], kind: pa.DataType, reasons: list[str | None]) -> pa.Array:
-    """Return the column. A value that does not fit is replaced by None in `values`, its reason goes into `reasons`."""
+    """Return the values as a column. One that does not fit becomes None in `values`, its reason goes into `reasons`."""
     try:
         return pa.array(values, type=kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
@@ -168,7 +168,7 @@ def _files_of(registry: Registry, found: RegisteredSchema) -> bytes:
 
 
 def value_type(options: DecodeOptions) -> t.DataType:
-    """Return the type of resolved options' column."""
+    """Return the type of the decoded column. The options must be resolved."""
     parsed: t.DataType = t._parse_datatype_json_string(options.value_type)
     return parsed
 
@@ -306,7 +306,7 @@ class BodyDecoder:
 
 @lru_cache(maxsize=16)
 def decoder_of(options: DecodeOptions) -> BodyDecoder:
-    """Return the process's own decoder."""
+    """Return the decoder of these options, one for all tasks of the process."""
     return BodyDecoder(options)
 
 
@@ -333,7 +333,7 @@ class Decoded:
         self._drops = bool(self.bad) and options.mode == DROPMALFORMED
 
     def kept(self, column: Any) -> Any:
-        """Return a column of the rows that stay."""
+        """Return a column with the rows that stay."""
         if not self._drops:
             return column
         good = pa.array([reason is None for reason in self.reasons], pa.bool_())

@@ -1,4 +1,4 @@
-"""decode(df, …): a frame with its bodies decoded. Rule: the same columns and words as the option `decode` of a read."""
+"""decode(df, …): a frame with its bodies decoded. Rule: the same columns and options as with the option `decode`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _check_columns(frame: DataFrame, column: str, options: DecodeOptions) -> Non
 
 
 def _by_spark(frame: DataFrame, options: DecodeOptions, own: list[str], at: int) -> DataFrame:
-    """Decode JSON in the JVM. Its corrupt record is a field of the value, which is taken out again."""
+    """Decode JSON by Spark. The mark of corrupt records is a field of the value, which is taken out again."""
     from pyspark.sql import functions as F
 
     body = F.col(f"c{at}").cast("binary")

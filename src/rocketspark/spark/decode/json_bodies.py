@@ -24,7 +24,7 @@ DEPTH_MAX = 50
 
 
 def ddl_of(text: str) -> str:
-    """Return a schema as a type that Spark's SQL reads: DDL of columns, a type, or the JSON of one. Raises
+    """Return a schema as a type that Spark's SQL reads. It may be DDL of columns, a type, or the JSON of one. Raises
     ConfigError.
     """
     if text.lstrip()[:1] in ("{", "["):
@@ -50,7 +50,7 @@ def ddl_of(text: str) -> str:
 
 
 def quoted(kind: t.DataType) -> str:
-    """Return a type as Spark's SQL reads it, whatever its fields are called."""
+    """Return a type as Spark's SQL reads it, with the names of its fields quoted."""
     if isinstance(kind, t.StructType):
         fields = ((field.name.replace("`", "``"), quoted(field.dataType)) for field in kind.fields)
         return f"struct<{','.join(f'`{name}`:{one}' for name, one in fields)}>"
@@ -101,7 +101,7 @@ def _check_ddl(text: str, *, is_wrapped: bool = False) -> None:
 
 
 class _Wrong(Exception):
-    """The place of a token that should not be there."""
+    """Raised with the index of a token that may not stand there."""
 
 
 def _no_schema(text: str) -> ConfigError:
@@ -139,7 +139,7 @@ def _type_of(tokens: list[str], at: int) -> int:
 
 
 def _part_of(tokens: list[str], at: int) -> int:
-    """Return where a type ends that others surround, with NOT NULL, COMMENT 'text' and the like."""
+    """Return where a type ends that stands within another, with NOT NULL, COMMENT 'text' and the like behind it."""
     at = _type_of(tokens, at)
     while (word := tokens[at].lower()) in _ALONE or word in _WITH_ONE:
         at += 1 + (word in _WITH_ONE)
@@ -156,13 +156,13 @@ _OF_JSON_SCHEMA = {"string": "string", "integer": "bigint", "number": "double", 
 
 
 class _JsonSchema:
-    """A JSON Schema as a type, as a registry has it: what has no type of its own is text."""
+    """Turns a JSON Schema, as a registry has it, into a type; what has no type of its own becomes text."""
 
     def __init__(self, schema: Any) -> None:
         self._whole, self._count = schema, 0
 
     def ddl(self, schema: Any, above: tuple[str, ...] = ()) -> str:
-        """Raises ConfigError, and what JSON of another form comes to."""
+        """Return the DDL of a part of the schema. Raises ConfigError, and TypeError and the like for odd JSON."""
         self._count += 1
         if self._count > COLUMNS_MAX:
             raise ConfigError(f"the registry's schema has more than {COLUMNS_MAX} columns: give decodeSchema as DDL")
@@ -210,7 +210,7 @@ def of_json_schema(text: str) -> str:
 
 
 class _Written(Decimal):
-    """A number with a fraction or an exponent, with its text."""
+    """A number with a fraction or an exponent, which keeps the text that it was written with."""
 
     text: str
 
@@ -294,7 +294,7 @@ def _python_type(kind: t.DataType, count: list[int]) -> Any:
 
 
 def _lenient(value: Any, kind: t.DataType) -> Any:
-    """Return a value with text where text is wanted, and times as fine as Spark's."""
+    """Return a value with text where the schema wants text, and with times cut to microseconds."""
     if isinstance(kind, t.StructType) and isinstance(value, dict):
         return {f.name: _lenient(value[f.name], f.dataType) for f in kind.fields if f.name in value}
     if isinstance(kind, t.ArrayType) and isinstance(value, list):
@@ -315,7 +315,7 @@ def _text_of(number: _Written) -> msgspec.Raw:
 
 
 def rounded(value: Any, kind: t.DataType) -> Any:
-    """Return a value with its decimals at their column's scale."""
+    """Return a value with its decimals rounded to the scale of their column."""
     if value is None:
         return None
     if isinstance(kind, t.StructType):
@@ -340,7 +340,7 @@ def needs_rounding(kind: t.DataType) -> bool:
 
 
 def infer(bodies: list[bytes]) -> str:
-    """Return the DDL of the columns that JSON bodies have, in the order of their first mention. Raises ConfigError."""
+    """Return the DDL of the columns that JSON bodies have, in the order of their appearance. Raises ConfigError."""
     kind: Any = None
     for body in bodies:
         try:

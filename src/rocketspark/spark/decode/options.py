@@ -1,5 +1,5 @@
-"""The options of decoding, as reads and `decode` take them. Rule: files are read here, on the driver; executors get
-what was in them.
+"""The options of decoding, which reads and `decode` take. Rule: files are read here, on the driver; executors get their
+content.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
-    """How bodies become a column.
+    """How bodies are decoded into a column.
 
     `schema`: DDL of Spark or the JSON of its type for JSON, a schema for Avro; empty: inferred, or the registry's.
     `descriptor`: a FileDescriptorSet. `value_type`: the column's type as JSON, once it is known.
@@ -65,7 +65,7 @@ class DecodeOptions:
 
 
 def parse_decode(given: GivenOptions, topics: tuple[str, ...] = ()) -> DecodeOptions | None:
-    """Parse the options; None if bodies stay as they are. `topics`: what is read, for the subject's default.
+    """Parse the options; None if bodies are not decoded. `topics`: what is read; the default subject is named after it.
 
     Raises ConfigError.
     """

@@ -1,4 +1,4 @@
-"""Protobuf bodies to values. Rule: messages come from descriptors, in a pool of their own; no code is generated."""
+"""Protobuf bodies to values. Rule: types come from descriptors, in a pool of their own; no code is generated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SECONDS_MIN, _SECONDS_MAX = -62_135_596_800, 253_402_300_799
 
 
 class Messages:
-    """The messages of a set of files. Raises ConfigError if the bytes are no such set, or a file lacks what it
+    """The message types of a set of files. Raises ConfigError if the bytes are no such set, or a file lacks what it
     imports.
     """
 
@@ -82,12 +82,12 @@ class Messages:
             ) from None
 
     def top_level(self) -> Iterable[Descriptor]:
-        """Return the messages that lie in no other one, file by file."""
+        """Return the message types that do not lie within another one, file by file."""
         for file in self._files:
             yield from self._pool.FindFileByName(file).message_types_by_name.values()
 
     def at(self, indexes: tuple[int, ...], file: str | None = None) -> Descriptor:
-        """Return the message at a place of the last file, or of the one named. Raises ValueError."""
+        """Return the message type at these indexes of the last file, or of the one named. Raises ValueError."""
         messages = list(self._pool.FindFileByName(file or self._files[-1]).message_types_by_name.values())
         found = None
         for index in indexes:
@@ -99,7 +99,7 @@ class Messages:
 
 
 def place_of(message: Descriptor) -> tuple[int, ...]:
-    """Return the place of a message in its file."""
+    """Return the indexes of a message type in its file: of each type that it lies in, then its own."""
     above = message.containing_type
     siblings = message.file.message_types_by_name.values() if above is None else above.nested_types
     index = [one.full_name for one in siblings].index(message.full_name)
@@ -148,7 +148,7 @@ def file_set(files: Iterable[tuple[str, str]]) -> bytes:
 
 
 class ProtobufDecoder:
-    """Decodes bodies of one message."""
+    """Decodes bodies that are messages of one type."""
 
     def __init__(self, message: Descriptor, recursion_max: int) -> None:
         from google.protobuf import message_factory
@@ -175,7 +175,7 @@ class ProtobufDecoder:
 
 
 class _Types:
-    """Types of messages, with what makes their values of parsed messages."""
+    """Spark's types for message types, each with the function that makes values of parsed messages."""
 
     def __init__(self, recursion_max: int) -> None:
         self._recursion_max = recursion_max
@@ -183,6 +183,7 @@ class _Types:
         self.has_required = False
 
     def top(self, message: Descriptor) -> tuple[t.DataType, Convert]:
+        """Return the type and the function of the message type that bodies have. Raises ConfigError."""
         found = self._message(message, ())
         if found is None:
             raise ConfigError(f"option decodeMessage: {message.full_name} has no field, so there is nothing to decode")

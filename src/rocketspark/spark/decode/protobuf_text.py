@@ -1,5 +1,5 @@
-"""Protobuf schemas as text to descriptors, by the compiler of grpcio-tools. Rule: the text is a stranger's: it is
-compiled in a process of its own, in an empty folder, with bounds on time, memory and size.
+"""Descriptors made from Protobuf schemas that a registry gives as text, by the compiler of grpcio-tools. Rule: the text
+is not trusted: it is compiled in a process of its own, in an empty folder, with bounds on time, memory and size.
 """
 
 from __future__ import annotations

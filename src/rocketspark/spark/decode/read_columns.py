@@ -1,4 +1,4 @@
-"""The decoded columns of a read. Rule: they come after the source's own, or where the option columns names them.
+"""The columns that decoding adds to a read. Rule: they follow the source's own, or lie where option columns names them.
 
 What decodes is imported where bodies are decoded: each stream starts a process that imports this, and most do not.
 """
@@ -65,7 +65,7 @@ def _check_names(options: DecodeOptions) -> None:
 
 
 def checked(schema: StructType, options: ReadOptions) -> ReadOptions:
-    """Return a read's options for its schema, decoding resolved. Raises ConfigError if the schema cannot be had."""
+    """Return a read's options with decoding resolved. Raises ConfigError for a schema that it cannot give."""
     decode = options.decode
     if decode is None:
         wanted_columns(schema, options.columns)
@@ -137,7 +137,7 @@ class DecodingColumns:
 
 
 def columns_of(schema: StructType, options: ReadOptions) -> ReadColumns | DecodingColumns:
-    """Return what makes a read's columns."""
+    """Return the columns of a read, which turn decoded records into its rows."""
     names = set() if options.decode is None else {options.decode.into, options.decode.error_column}
     if options.decode is None or (names.isdisjoint(schema.fieldNames()) and not options.decode.error_topic):
         return ReadColumns(schema)

@@ -1,5 +1,6 @@
-"""A schema registry, asked over HTTP (Confluent's REST interface). Rule: what an id means never changes, so it is asked
-for once per process, and ids that nobody knows are asked for a bounded number of times; no error shows a credential.
+"""A schema registry, asked over HTTP (Confluent's REST interface). Rule: the schema of an id never changes, so each
+process asks for it once; ids that the registry does not know are asked for a bounded number of times; no error shows a
+credential.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ PAUSES_S = (0.1, 0.3, 1.0, 2.0)
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryOptions:
-    """Where a registry is and how to come in. `timeout_ms`: how long one that does not answer is asked again."""
+    """The addresses and credentials of a registry. `timeout_ms`: how long one that is silent is asked again."""
 
     urls: tuple[str, ...]
     user: str = field(default="", repr=False)
@@ -69,7 +70,7 @@ class RegisteredSchema(NamedTuple):
 
 
 class Registry:
-    """Schemas by id and by subject, kept. `clock_s` and `pause`: for tests."""
+    """A client of a registry that keeps the schemas it got. `clock_s` and `pause`: for tests."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class Registry:
         return self._ask(path, f"subject {shown(subject)}")
 
     def referenced(self, schema: RegisteredSchema) -> Iterator[tuple[Reference, RegisteredSchema]]:
-        """Return what a schema refers to, with what that refers to before it, each once. Raises as `by_id`."""
+        """Return the schemas that a schema refers to, each once, behind those it needs itself. Raises as `by_id`."""
         done: set[Reference] = set()
 
         def walk(references: tuple[Reference, ...], above: frozenset[Reference]) -> Iterator[Any]:
@@ -178,24 +179,26 @@ class Registry:
 
 
 class _Allowance:
-    """How many unknown ids may be asked for: UNKNOWN_MAX at once, then UNKNOWN_PER_S."""
+    """A bound on how many unknown ids are asked for: UNKNOWN_MAX at once, then UNKNOWN_PER_S."""
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
         self._clock_s = clock_s
         self._left, self._at_s = float(UNKNOWN_MAX), clock_s()
 
     def is_left(self) -> bool:
+        """Tell whether one more id may be asked for."""
         now_s = self._clock_s()
         self._left = min(UNKNOWN_MAX, self._left + (now_s - self._at_s) * UNKNOWN_PER_S)
         self._at_s = now_s
         return self._left >= 1
 
     def spend(self, count: float) -> None:
+        """Take so much from what is left."""
         self._left -= count
 
 
 class _Busy(Exception):
-    """The server says that it cannot answer now; `after_s`: when it wants to be asked again, if it tells."""
+    """Raised if the server cannot answer now. `after_s`: how long it wants to be left alone, if it tells."""
 
     def __init__(self, message: str, after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -207,7 +210,7 @@ def _reason(error: Exception) -> str:
 
 
 def _is_final(error: Exception) -> bool:
-    """Tell whether asking again is of no use: one side does not take the other's certificate."""
+    """Tell whether asking again is of no use, because one side does not accept the other's certificate."""
     return isinstance(error, ssl.SSLCertVerificationError) or (
         isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")
     )
@@ -226,7 +229,7 @@ def _advice(error: Exception, url: str) -> str:
 
 
 class _Https(http.client.HTTPSConnection):
-    """Shakes hands with `sock` set already, so that who watches can end that too."""
+    """A connection whose `sock` is set before the TLS handshake, so that `_Watch` can end that too."""
 
     def __init__(self, host: str, port: int | None, *, timeout: float, context: ssl.SSLContext) -> None:
         super().__init__(host, port, timeout=timeout, context=context)
@@ -240,7 +243,7 @@ class _Https(http.client.HTTPSConnection):
 
 
 class _Watch:
-    """Ends a connection that takes too long as a whole: the socket's own time-out begins anew with each byte."""
+    """Ends a connection that takes too long as a whole: the time-out of a socket begins again with each byte."""
 
     def __init__(self, connection: http.client.HTTPConnection, timeout_s: float) -> None:
         self._connection = connection
@@ -358,12 +361,12 @@ def _parse(status: int, body: bytes, *, name: str, url: str) -> RegisteredSchema
 
 @lru_cache(maxsize=16)
 def registry_of(options: RegistryOptions) -> Registry:
-    """Return the process's own client of a registry, with what it knows."""
+    """Return the client of a registry, one for the whole process, with the schemas that it has got."""
     return Registry(options)
 
 
 def check_url(url: str, option: str) -> str:
-    """Return a registry's address. Raises ConfigError."""
+    """Return the address of a registry if it is one. Raises ConfigError."""
     try:
         parts = urlsplit(url)
         port_is_right = parts.port is None or parts.port > 0

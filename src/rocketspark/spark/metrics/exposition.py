@@ -32,7 +32,7 @@ def families(figures: QueryFigures, lag: LagWatch | None) -> list[Metric]:
 
 
 def counter(name: str, text: str, labels: tuple[str, ...], rows: Rows) -> Metric:
-    """Return a counter; `_total` is put behind its name."""
+    """Return a counter; `_total` is added to its name."""
     family = CounterMetricFamily(name, text, labels=labels)
     for values, count in rows:
         family.add_metric(values, count)
@@ -193,7 +193,7 @@ STOP_S = 5.0
 
 
 class ScrapeThread:
-    """A server of metrics in a thread; `port` is the one it listens on."""
+    """A server of metrics in a thread of its own; `port` is the one it listens on."""
 
     def __init__(self, collect: Callable[[], list[Metric]]) -> None:
         self._server = MetricsServer(collect)
@@ -203,7 +203,7 @@ class ScrapeThread:
         self.port = 0
 
     def start(self, host: str, port: int) -> None:
-        """Listen. Raises ConfigError if the port cannot be had."""
+        """Begin to listen. Raises ConfigError if the port cannot be had."""
         ready: Future[None] = Future()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve(host, port, ready)), name="rocketspark-metrics", daemon=True

@@ -1,5 +1,5 @@
-"""The lag of queries, asked of the brokers. Rule: in a thread of its own, once in an interval at most; what brokers do
-not answer is absent, and counted.
+"""The lag of queries, for which brokers are asked. Rule: a thread of its own asks, at most once in an interval; a lag
+that brokers do not tell is absent, and counted as an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REASONS = ("broker_away", "no_answer", "no_topic", "other", "refused", "too_many
 
 
 class Brokers(Protocol):
-    """What is asked of a cluster, as ClusterQueries answers it."""
+    """The queries of a cluster that are needed here; ClusterQueries has them."""
 
     def queues(self, topics: Iterable[str]) -> list[MessageQueue]: ...
     def bounds(self, queues: Iterable[MessageQueue], *, if_there: bool) -> dict[MessageQueue, OffsetBounds]: ...
@@ -48,7 +48,7 @@ Key = tuple[str, str]
 
 
 class LagWatch:
-    """Asks how far queries are behind. `positions`: where they are, by label; `errors`: what went wrong, by reason."""
+    """Asks how far queries are behind. `positions`: where they are, by label; `errors`: counts of errors, by reason."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class LagWatch:
         self.errors: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Begin to ask, once there is somebody to ask for."""
+        """Start the thread that asks once a query has told where it is."""
         self._thread.start()
 
     def notify(self) -> None:
@@ -111,7 +111,7 @@ class LagWatch:
         self._close()
 
     def look(self, positions: list[tuple[str, Offsets]]) -> None:
-        """Ask once."""
+        """Ask the brokers once, and keep what they answer."""
         try:
             found = self._found(positions)
         except Exception as e:
@@ -225,8 +225,8 @@ class LagWatch:
 
 
 def unread(positions: Offsets, bounds: Mapping[MessageQueue, OffsetBounds]) -> dict[tuple[MessageQueue, int], int]:
-    """Return how many messages each queue holds from the next that is read on, by its place; a queue that the query
-    does not know yet is read from its oldest message.
+    """Return how many messages each queue holds that were not read, by queue and offset of the first of them; a queue
+    that the query does not know yet is read from its oldest message.
     """
     found = {}
     for queue, (oldest, newest, *_) in bounds.items():
@@ -253,7 +253,7 @@ def lag_of(
 
 
 def merged(one: TopicLag, other: TopicLag) -> TopicLag:
-    """Return the lag of both together."""
+    """Return two lags as one."""
     known = None if one.seconds is None or other.seconds is None else max(one.seconds, other.seconds)
     return TopicLag(one.messages + other.messages, known)
 

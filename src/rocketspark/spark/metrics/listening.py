@@ -83,7 +83,7 @@ More = Callable[[], "list[Metric]"]
 
 
 class Settings(NamedTuple):
-    """Where metrics are served, whom to ask for the lag, and how many labels there are."""
+    """The settings of `listen`: where metrics are served, who tells the lag, and how many labels there may be."""
 
     port: int = 0
     host: str = HOST
@@ -121,7 +121,7 @@ def listen(
 
 
 def listen_with(spark: SparkSession, settings: Settings, more: More | None = None) -> Listening:
-    """Do as `listen` does, with the settings as one value; `more`: what is served too."""
+    """Do what `listen` does, with the settings as one value. `more`: returns further metrics to serve."""
     _check(settings)
     if not hasattr(spark, "streams"):
         raise ConfigError(f"listen() needs a SparkSession, not {type(spark).__name__}")
@@ -162,7 +162,7 @@ def _is_stopped(spark: SparkSession) -> bool:
 
 
 class Listening:
-    """Metrics that are served: `port` is where. A context manager; `stop` ends it."""
+    """Metrics that are being served, at `url`. A context manager; `stop` ends it."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Listening:
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}/metrics"
 
     def stop(self) -> None:
-        """Serve no more, and hear no more of queries, which go on. Twice does nothing."""
+        """Stop to serve, and to listen to queries, which go on. A second call does nothing."""
         if not self._open:
             return
         self._open = False
@@ -263,7 +263,7 @@ def _open(settings: Settings) -> Any:
 
 
 def _add_listener(spark: SparkSession, figures: QueryFigures) -> QueryListener:
-    """Hear of queries from now on, and note those that run. Raises RocketSparkError."""
+    """Add a listener to the session, and note the queries that run. Raises RocketSparkError."""
 
     listener = QueryListener(figures)
     try:

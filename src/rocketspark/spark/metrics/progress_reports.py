@@ -23,7 +23,7 @@ OTHER = "other"
 
 
 class SourceReport(NamedTuple):
-    """What one source of RocketMQ's read: where the micro-batch began and ended, and the topics' ends if told."""
+    """A source that reads RocketMQ: where the micro-batch began and ended, and the topics' ends if Spark tells them."""
 
     start: Offsets
     end: Offsets
@@ -158,7 +158,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _told(report: Any, sources: Sequence[Mapping[Any, Any]], wanted: str) -> int:
-    """Return the sum of what observed metrics have under a name (`bytes` or `…_bytes`), and the metrics of sources."""
+    """Return the sum of what observed metrics and sources have under a name (`bytes` or `…_bytes`)."""
     total = 0
     observed = _mapping(_get(report, "observedMetrics"))
     metrics = [_fields(row) for row in observed.values()] + [_mapping(source.get("metrics")) for source in sources]

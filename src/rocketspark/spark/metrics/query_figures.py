@@ -1,4 +1,4 @@
-"""The figures of queries, by label. Rule: plain numbers under one lock, which nobody holds while he waits.
+"""The figures of queries under a bounded number of labels. Rule: numbers under one lock; nobody waits while holding it.
 
 A query that ended keeps its label until a new one needs it: then its counts go to `other`, so that sums stay.
 """
@@ -21,12 +21,12 @@ CHARACTERS_MAX = 128
 
 
 def label_of(name: str) -> str:
-    """Return a name as a label value: bounded, and without what no text in UTF-8 can hold."""
+    """Return a name as a label value: of bounded length, and of characters that UTF-8 can hold."""
     return shown(name, characters_max=CHARACTERS_MAX)
 
 
 class BoundedLabels:
-    """The first `count_max` names keep their own label; the others share `other`, until one is given back."""
+    """The first `count_max` names have a label of their own; the others share `other`, until one is given back."""
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
@@ -83,7 +83,7 @@ class QueryCounts:
 
 
 class Run:
-    """One run of a query, from its start to its end. `key`: what its label is taken by."""
+    """One run of a query, from its start to its end. `key`: the name that its label belongs to."""
 
     def __init__(self, key: str, seen_s: float) -> None:
         self.key = key
@@ -93,7 +93,7 @@ class Run:
 
 
 class Gauges(NamedTuple):
-    """What holds now for the running queries of one label."""
+    """What is true now of the running queries of one label."""
 
     running: int
     seen_s: float
@@ -104,7 +104,7 @@ class Gauges(NamedTuple):
 
 
 class QueryFigures:
-    """What the listener heard of all queries; safe to call from any thread. `heard` is called after each report."""
+    """All that the listener heard of queries; it may be called from any thread. `heard` is called after each report."""
 
     def __init__(
         self, *, queries_max: int, topics_max: int, heard: Callable[[], None] = lambda: None, now_s: Callable[[], float]

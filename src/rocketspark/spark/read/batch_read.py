@@ -1,4 +1,4 @@
-"""spark.read: a bounded part of topics. Rule: what is read is fixed when the query is planned, on the driver."""
+"""spark.read: messages between two offsets of each queue. Rule: these are fixed when the driver plans the query."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class PushingReader(BatchReader):
         self._pushed = Pushed()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters it can; return those that Spark must still apply."""
+        """Take the filters that the read can apply; return those that Spark must still apply."""
         self._pushed, rest = push(filters)
         self._rows = self._rows.narrowed(self._pushed)
         return rest

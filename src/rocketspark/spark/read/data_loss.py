@@ -40,7 +40,7 @@ def lost(gone: OffsetRange, why: str, options: ReadOptions) -> None:
 
 
 class ReadFindings(DecodeFindings):
-    """The findings of one partition's read. `addresses`: the brokers of the queue, none if its files are read."""
+    """What is found wrong in one partition's read. `addresses`: the queue's brokers, none if files are read."""
 
     def __init__(self, queue: MessageQueue, addresses: tuple[str, ...], options: ReadOptions) -> None:
         self._queue = queue
@@ -75,7 +75,7 @@ class ReadFindings(DecodeFindings):
         return stored if what == BAD_AS_STORED else None
 
     def done(self) -> None:
-        """Log how many more bad bodies there were than were named."""
+        """Log how many bad bodies there were beyond those that were named."""
         if self.bad_bodies > _NAMED_MAX:
             queue = self._queue
             log.warning(

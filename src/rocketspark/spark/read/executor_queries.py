@@ -25,13 +25,13 @@ def broker_away(queue: MessageQueue) -> NotSent:
 
 
 def addresses_now(queue: MessageQueue, known: tuple[str, ...], options: ReadOptions) -> tuple[str, ...]:
-    """Return the addresses of a queue's broker as a NameServer knows them, its master first; else those known."""
+    """Return a broker's addresses as a NameServer knows them, its master first; those known if none answers."""
     broker = _broker_now(queue, options)
     return known if broker is None else tuple(address for _, address in sorted(broker.addresses.items())) or known
 
 
 def may_tell_of_loss(address: str, queue: MessageQueue, options: ReadOptions) -> bool:
-    """Tell whether what a broker says is gone from a queue is gone: its master knows, and one that no route names."""
+    """Tell whether what this broker lacks is lost: true of a master, and of a broker that no route names."""
     broker = _broker_now(queue, options)
     return broker is None or broker.master == address
 

@@ -1,4 +1,4 @@
-"""A stream under a Spark without admission control (4.0, 4.1). Rule: its limits hold, exactly, over restarts.
+"""Streams on a Spark without admission control (4.0, 4.1). Rule: the limits of micro-batches hold, over restarts too.
 
 Such a Spark calls `latestOffset()` without telling where the query is, so the reader keeps its place: it is where the
 last micro-batch ends. After a restart Spark asks once for the partitions between the newest offset it knows and
@@ -22,7 +22,7 @@ log = logging.getLogger("rocketspark.spark")
 
 
 class LimitedReader(Protocol):
-    """A stream's reader as Spark with admission control calls it."""
+    """A stream's reader, as a Spark with admission control calls it."""
 
     def initialOffset(self) -> dict[str, Any]: ...
     def getDefaultReadLimit(self) -> ReadLimit: ...
@@ -34,7 +34,7 @@ class LimitedReader(Protocol):
 
 
 class OwnLimitsReader(DataSourceStreamReader):
-    """Calls a reader as admission control would. `repeated`: who runs the query starts it again until its end."""
+    """Calls a reader as admission control would. `repeated`: the query is started again until its end."""
 
     def __init__(self, reader: LimitedReader, *, repeated: bool = False) -> None:
         self._reader = reader
@@ -62,7 +62,7 @@ class OwnLimitsReader(DataSourceStreamReader):
         return self._reached
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the partitions between two offsets, the second of which is the place from now on."""
+        """Return the partitions between two offsets; the query is at the second one from now on."""
         self._reached = end
         return self._reader.partitions(start, end)
 
@@ -71,7 +71,7 @@ class OwnLimitsReader(DataSourceStreamReader):
         return self._reader.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit as the reader does."""
+        """Have the reader commit."""
         self._reader.commit(end)
 
     def stop(self) -> None:
@@ -80,7 +80,7 @@ class OwnLimitsReader(DataSourceStreamReader):
 
 
 def for_this_spark(reader: LimitedReader, *, repeated: bool = False) -> DataSourceStreamReader:
-    """Return a stream's reader as the installed Spark calls it; `repeated` as of OwnLimitsReader."""
+    """Return a stream's reader as the installed Spark calls it. `repeated` is that of OwnLimitsReader."""
     if ADMISSION_CONTROL and isinstance(reader, DataSourceStreamReader):
         return reader
     return OwnLimitsReader(reader, repeated=repeated)

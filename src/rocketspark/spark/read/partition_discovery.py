@@ -1,5 +1,5 @@
-"""Discovery of the queues that a stream reads, while topics come and go. Rule: only a queue that its broker says is
-gone is gone.
+"""The queues that a stream reads, found anew for each micro-batch, as topics are made and deleted. Rule: a queue is
+gone only if its broker says so.
 
 A broker or NameServer that does not answer is away, and its queues are kept until it is back.
 """
@@ -20,14 +20,14 @@ log = logging.getLogger("rocketspark.spark")
 
 
 class DiscoveredQueues(NamedTuple):
-    """The queues that are there now; `gone`: queues that were read and are no more, and why. Others are away."""
+    """The queues that exist now. `gone`: queues that were read and exist no more, and why. Others are away."""
 
     bounds: dict[MessageQueue, OffsetBounds]
     gone: dict[MessageQueue, str]
 
 
 class PartitionDiscovery:
-    """Looks at what a stream reads."""
+    """Finds the queues of a stream, and remembers those that it found last."""
 
     def __init__(self, cluster: ClusterQueries, options: ReadOptions) -> None:
         self._cluster = cluster
@@ -39,7 +39,7 @@ class PartitionDiscovery:
         self._told: set[str] = set()
 
     def look(self, held: Offsets | None) -> DiscoveredQueues:
-        """Return the queues as of now. `held`: those read so far, up to which offset; None lets topics be unknown.
+        """Return the queues as of now. `held`: the queues and offsets read so far; None: topics may be missing.
 
         Raises RouteNotFound for a topic that was never there, NotSent if nothing is known and no NameServer answers.
         """
@@ -66,7 +66,9 @@ class PartitionDiscovery:
         return queue.topic in self._options.topics
 
     def gone(self, missing: Offsets) -> dict[MessageQueue, str]:
-        """Return the queues that are gone for good, and why, of those that no route names, read up to an offset."""
+        """Return which queues are gone for good, and why. `missing`: queues that no route names, and how far each was
+        read.
+        """
         if not missing:
             return {}
         try:
@@ -76,7 +78,7 @@ class PartitionDiscovery:
             return {}
 
     def find(self, held: Offsets | None) -> set[MessageQueue]:
-        """Return the queues that routes name now, or named last where no NameServer answers. `held` as for `look`."""
+        """Return the queues that routes name now, or named last if no NameServer answers. `held` is that of `look`."""
         self._asks = True
         if self._options.topic_pattern is not None:
             try:
@@ -114,7 +116,7 @@ class PartitionDiscovery:
 
 
 class QueueGone(RocketSparkError):
-    """Raised when a queue that a stream read is no more."""
+    """Raised when a queue that a stream read does not exist any more."""
 
     def __init__(self, queue: MessageQueue, offset: int, why: str) -> None:
         super().__init__(

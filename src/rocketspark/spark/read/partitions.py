@@ -31,7 +31,7 @@ Narrow = Callable[[list[OffsetRange]], list[OffsetRange]]
 
 
 class QueueSource(Protocol):
-    """The source of the queues' bounds: a cluster, or store directories."""
+    """What the queues are asked of: a cluster, or store directories."""
 
     def topics(self, pattern: str) -> list[str]:
         """Return the topics whose whole name matches a pattern, by the rule of `option_values.matching`."""
@@ -47,8 +47,9 @@ class QueueSource(Protocol):
 
 
 class QueuePartition(InputPartition):
-    """Queue offsets [first, end) of one queue, its broker's addresses, whether it tells messages apart by filters, and
-    the log's end when it was planned: what lies behind it is of a topic that was made anew since.
+    """The queue offsets [first, end) of one queue, with the addresses of its broker. `filters`: the broker's filter
+    sees each message by itself; `log_end`: the end of the log when the partition was planned, behind which lie messages
+    of a topic that was made anew since.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ def starts(cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], optio
 
 
 def ends(cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], options: ReadOptions) -> Offsets:
-    """Return the first offset of each queue that is not read, by the options. Raises as `starts`."""
+    """Return the offset at which to end in each queue, by the options; it is not read. Raises as `starts`."""
     where = options.ending
     if where == COMMITTED:
         return _committed(cluster, bounds, options)
@@ -121,7 +122,7 @@ def ends(cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], options
 def _at(
     cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], where: AtTime | AtTimes, *, option: str
 ) -> Offsets:
-    """Return offsets by time; without the queues that have none given."""
+    """Return the offsets that times mean, without the queues for which no time is given."""
     times = dict.fromkeys(bounds, where.time_ms) if isinstance(where, AtTime) else from_json(where.table)
     if isinstance(where, AtTimes):
         place(where.table, _oldest(bounds), _newest(bounds), option=option, default=EARLIEST)
@@ -213,7 +214,7 @@ def _not_read(
     anew: list[MessageQueue],
     options: ReadOptions,
 ) -> Offsets:
-    """Return where the queues begin that hold nothing of what was planned, having been made anew. Raises as `ranges`.
+    """Return the begin of each queue that was made anew and holds nothing of what was planned. Raises as `ranges`.
 
     One of a broker without replicas that ends before what was seen of it has been made anew, too.
     """
@@ -229,14 +230,14 @@ def _not_read(
 
 
 def changed(first: Offsets, end: Offsets) -> list[MessageQueue]:
-    """Return the queues that something is read of."""
+    """Return the queues of which something is read."""
     return sorted(queue for queue in end if end[queue] != first.get(queue))
 
 
 def ranges(
     bounds: dict[MessageQueue, OffsetBounds], first: Offsets, end: Offsets, options: ReadOptions
 ) -> list[OffsetRange]:
-    """Return the ranges from `first` up to `end` that are still there, queue by queue, those in `end`.
+    """Return the ranges from `first` up to `end` that the queues of `end` still hold.
 
     `bounds`: what the `changed` queues hold; what is wanted of one that is not in it stays as it is.
     Raises DataLost if offsets are gone from the broker and `fail_on_data_loss` is set; else those are left out.

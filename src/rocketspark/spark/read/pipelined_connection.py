@@ -1,4 +1,4 @@
-"""A blocking connection for many requests in flight. Rule: replies stay where they were received, without a copy.
+"""A blocking connection with many requests in flight. Rule: replies stay in the buffer that received them.
 
 Lean on purpose: bodies of pulls are decoded straight from the receive buffer, so a frame costs microseconds.
 """
@@ -44,7 +44,7 @@ class PipelinedReply(NamedTuple):
 
 
 class PipelinedConnection:
-    """An open connection to "host:port". Raises NotSent if it cannot be had."""
+    """An open connection to "host:port". Raises NotSent if it cannot be made."""
 
     def __init__(self, address: str, *, timeout_ms: float, access: Access) -> None:
         self.address = address
@@ -82,7 +82,7 @@ class PipelinedConnection:
         return self._opaque
 
     def requests(self, code: int, header: Header, *varying: str) -> Callable[..., int]:
-        """`send` for many requests that differ in numbers of the header alone: called with those, in this order."""
+        """Return a sender of requests that differ in numbers of the header alone; it takes those, in this order."""
         ext = headers.to_ext_of(header, *varying)
         if self._signer is not None:
             return lambda *values: self.send(code, ext(*values))
@@ -205,7 +205,7 @@ def _secured(plain: socket.socket, address: str, tls: ClientTls) -> ssl.SSLSocke
 
 
 def joined(parts: list[memoryview]) -> memoryview:
-    """Return the parts as one, in a buffer that is used again once nothing looks at it, as those of connections are."""
+    """Return the parts as one, in a buffer that is used again once nothing refers to it."""
     size = sum(map(len, parts))
     buffer = _buffer(size)
     whole = memoryview(buffer)[:size]

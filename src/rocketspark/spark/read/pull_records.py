@@ -1,4 +1,4 @@
-"""Raw records of a queue range, many pulls in flight. Rule: pieces come in queue order and leave no offset out.
+"""Stored records of a queue range, by many pulls in flight. Rule: pieces are in queue order and leave no offset out.
 
 Queue offsets are dense, so pulls at later offsets need not wait for the replies before them. A broker may answer with
 less than asked (Apache RocketMQ: 32 messages by default): the rest is asked again, and later pulls ask for that much.
@@ -83,7 +83,7 @@ class _Pull:
 
 
 class _Proof:
-    """A piece that a broker filtered, held back until its first message was seen to be there still.
+    """A piece that a broker filtered, held back until the broker shows that its first message is still there.
 
     Files go oldest first, so whatever came after it was there as well while the broker chose. Apache RocketMQ does not
     tell otherwise: it passes over what it is removing, as over what does not match.
@@ -138,7 +138,7 @@ def fetch(
 
 
 class _Puller:
-    """One connection's reading of a range."""
+    """Reads a range over one connection."""
 
     def __init__(self, source: OffsetRange, address: str, options: ReadOptions, wanted: Subscription) -> None:
         self._wanted = wanted

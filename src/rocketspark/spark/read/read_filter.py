@@ -69,6 +69,7 @@ class NumberRange(NamedTuple):
 
     @property
     def empty(self) -> bool:
+        """Tell whether there is no number in the range."""
         return self.first > self.last
 
 
@@ -81,6 +82,7 @@ class QueueTest(NamedTuple):
     span: NumberRange = NumberRange()
 
     def takes(self, queue: MessageQueue) -> bool:
+        """Tell whether a queue passes the test."""
         value = _QUEUE_COLUMNS[self.column](queue)
         if self.values is not None:
             return (value in self.values) != self.excluded
@@ -88,7 +90,7 @@ class QueueTest(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """The bounds and tests of the filters taken; everything is read by default.
+    """What the filters that were taken leave to be read; by default everything.
 
     Attributes:
         queues: tests of the queues.
@@ -138,7 +140,7 @@ def pushing() -> bool:
 
 
 def push(filters: list[Filter]) -> tuple[Pushed, list[Filter]]:
-    """Return (the part left to be read, the filters that Spark must apply itself)."""
+    """Return what filters leave to be read, and the filters that Spark must apply itself."""
     pushed = Pushed()
     rest = []
     for one in filters:
@@ -155,7 +157,7 @@ def push(filters: list[Filter]) -> tuple[Pushed, list[Filter]]:
 
 
 def _take(pushed: Pushed, one: Filter) -> tuple[Pushed, bool]:
-    """Return (`pushed` and the bounds of this filter, whether they say all of it)."""
+    """Return `pushed` narrowed by one filter, and whether the filter says no more than that."""
     negated = isinstance(one, Not)
     inner = one.child if isinstance(one, Not) else one
     path: tuple[str, ...] = getattr(inner, "attribute", ())
@@ -240,7 +242,7 @@ _TAGS_ASKED_MAX = 256
 
 
 class ReadFilter(NamedTuple):
-    """The filter of the options and of the filters pushed down; `tags`: None for any, or none."""
+    """The filter of the options and of those that Spark handed over; `tags`: None if any tag, or none, will do."""
 
     tags: frozenset[str] | None = None
     sql: str | None = None
@@ -260,7 +262,7 @@ class ReadFilter(NamedTuple):
         return self._replace(tags=tags, stored_us=self.stored_us.both(pushed.stored_us))
 
     def wanted(self) -> RowFilter:
-        """Return the test of each row."""
+        """Return the conditions that executors test each row by."""
         compiled = sql92.compile(self.sql) if self.sql else None
         return RowFilter(
             self.tags,
@@ -271,13 +273,13 @@ class ReadFilter(NamedTuple):
         )
 
     def codes(self) -> frozenset[int] | None:
-        """Return the hash codes that a consume queue holds for the tags; None where they tell nothing."""
+        """Return the tags' hash codes, as consume queues hold them; None if they tell nothing of the tags."""
         if self.tags is None or any("\ufffd" in tag for tag in self.tags):
             return None
         return frozenset(map(string_hash, self.tags))
 
     def asked(self) -> Subscription:
-        """Return the subscription for the broker: it holds every row that passes."""
+        """Return the subscription to ask the broker for: no row that passes the filter is missing from it."""
         tags = self.tags
         if tags is not None and not (0 < len(tags) <= _TAGS_ASKED_MAX and all(map(_can_be_asked, tags))):
             tags = None

@@ -40,7 +40,7 @@ _TOPICS_SHOWN = 20
 
 
 class StorePartition(InputPartition):
-    """Messages of one queue, which goes by `topic` and `broker_name`, and the files they are in."""
+    """Messages of one queue and the files they are in; `topic` and `broker_name`: as the user knows them."""
 
     def __init__(self, name: MessageQueue, queue: QueueFiles, log_directories: tuple[str, ...]) -> None:
         self.topic, self.broker_name = name.topic, name.broker_name
@@ -53,7 +53,7 @@ class StorePartition(InputPartition):
 
 
 class Stores:
-    """Store directories, as the driver asks about them: the counterpart of ClusterQueries. Close it when done."""
+    """Store directories as the driver asks about them; it stands in the place of ClusterQueries. Close it when done."""
 
     def __init__(self, paths: StorePaths, options: ReadOptions) -> None:
         self._options = options
@@ -125,7 +125,7 @@ class Stores:
         return self._queues[queue].mean_size()
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the files."""
         for store in self._stores.values():
             store.close()
 

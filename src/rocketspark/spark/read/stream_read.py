@@ -1,4 +1,4 @@
-"""spark.readStream: topics as they grow. Rule: an offset once given out means the same rows for ever.
+"""spark.readStream: topics as they grow. Rule: an offset that was given to Spark means the same rows for ever.
 
 An offset is topic to broker to queue id to the next queue offset. Queues that appear later are read from their oldest
 message; those whose broker is away keep their place until it is back. The checkpoint alone says where a stream goes on:
@@ -52,7 +52,7 @@ log = logging.getLogger("rocketspark.spark")
 
 
 class GroupOffsets:
-    """Commits offsets to a group, which need not exist."""
+    """Commits offsets to a consumer group, which need not exist."""
 
     def __init__(self, cluster: ClusterQueries, group: str) -> None:
         self._cluster = cluster
@@ -97,8 +97,8 @@ class GroupOffsets:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Micro-batches of topics. Lives on the driver; only `read` runs on executors. `announced`: Spark announces trigger
-    AvailableNow.
+    """Reads the micro-batches of a stream. It lives on the driver; only `read` runs on executors. `announced`: Spark
+    announces the trigger AvailableNow.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return one of the limits that are set; `latestOffset` keeps to all of them."""
+        """Return one of the limits that are set, for Spark; `latestOffset` keeps to all of them."""
         options = self._options
         if options.rows_per_trigger_max:
             return ReadMaxRows(options.rows_per_trigger_max)
@@ -328,7 +328,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _made(bounds: dict[MessageQueue, OffsetBounds]) -> Made:
-    """Return the numbers of making that brokers told."""
+    """Return the numbers of topics' making, as brokers told them."""
     return {(queue.topic, queue.broker_name): found.made_at for queue, found in bounds.items() if found.made_at}
 
 

@@ -1,5 +1,5 @@
-"""Encodes rows as the items of batch sends, a whole part at a time. Rule: the bytes are those the producer makes of
-each row.
+"""Rows as the items of batch sends, encoded a whole part at a time. Rule: the bytes are those that the producer makes
+of each row.
 
 Some 0.1 us per row of 128 bytes, where a loop over rows takes 2 us.
 """
@@ -47,7 +47,7 @@ class BatchItems:
         return BatchItems(self._column.take(places))
 
     def with_new_ids(self, ids: UniqueIdBlocks, at: int, end: int) -> BatchItems:
-        """Return items [at, end) with other unique ids: messages that a broker takes for no copies of these."""
+        """Return items [at, end) with other unique ids, so that a broker does not take them for copies of these."""
         prefix, first = ids.take(end - at)
         data = bytearray(self.data[self.starts[at] : self.starts[end]])
         starts = self.starts[at : end + 1] - self.starts[at]
@@ -67,7 +67,7 @@ class BatchItems:
         return lengths
 
     def outgoing(self, row: int, topic: str) -> PreparedMessage:
-        """Return one row as a send of its own."""
+        """Return one row as a message that is sent by itself."""
         item = self.data[self.starts[row] : self.starts[row + 1]]
         flag = int.from_bytes(item[12:16], "big", signed=True)
         end = _HEAD_BYTES + int.from_bytes(item[16:20], "big")
@@ -130,13 +130,13 @@ def _alike(bodies: pa.BinaryArray, body_bytes: int, prefix: str, first: int) -> 
 
 
 def joined(pieces: Iterable[bytes | memoryview], topic: str) -> PreparedMessage:
-    """Return the batch send of items, given in pieces."""
+    """Return the message of a batch send, made of items in pieces."""
     outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01true\x02"
     return PreparedMessage(topic, b"".join(pieces), outer, 0, 0, "", RequestCode.SEND_BATCH_MESSAGE)
 
 
 def _pieces(rows: CheckedRows) -> list[pa.BinaryArray | pa.BinaryScalar]:
-    """Return the rows' properties as columns to be joined, and between them what is the same for all rows."""
+    """Return the rows' properties as columns to be joined, with the text between them that all rows share."""
     pieces: list[pa.BinaryArray | pa.BinaryScalar] = []
     same = b""
     for name, given in rows.texts.items():
@@ -209,7 +209,7 @@ def refused_rows(
 def _refused(
     batch: pa.RecordBatch, topic: str | None, texts: Mapping[str, pa.Array], at: int
 ) -> Iterator[tuple[int, str]]:
-    """Find them by halves: a batch without such rows costs one look."""
+    """Find refused rows by halves: a batch without any is looked at once."""
     if not batch.num_rows:
         return
     try:

@@ -1,5 +1,5 @@
-"""The sender of a task's rows in batches. Rule: rows of one queue keep their order, and the requests in flight have a
-bound.
+"""Sends a task's rows in batches. Rule: rows of one queue keep their order, and there is a bound on the requests in
+flight.
 
 What goes to one queue waits for what went there before; if that fails, it is not sent.
 """
@@ -82,9 +82,11 @@ class Sender:
         self._last: dict[MessageQueue, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
+        """Start the producer."""
         await self._producer.start()
 
     async def close(self) -> None:
+        """Cancel the sends in flight, and close the producer."""
         await self.in_flight.end()
         await self._producer.close()
 

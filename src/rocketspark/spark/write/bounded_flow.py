@@ -42,7 +42,7 @@ class ReadAhead(Generic[T]):
         return item
 
     def fail(self, error: Exception) -> None:
-        """Raise this instead of the next item, at once: it may take long."""
+        """Raise this error instead of giving the next item, at once, however long the item takes."""
         if not self._next.done():
             self._next.set_exception(error)
             self._next.exception()  # Whoever sends may have raised it.
@@ -118,14 +118,14 @@ class SendsInFlight:
         self._bytes += size
 
     def go_on(self, send: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a task of a send that has entered."""
+        """Run a task of a send that was noted by `enter`."""
         task = asyncio.ensure_future(send)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return task
 
     def fail(self, error: Exception) -> None:
-        """Note what a send failed with, before its task is done: what waits for that must know."""
+        """Note the error of a send before its task is done: whoever waits for the task must see it."""
         if self.failed is None:
             self.failed = error
             self.on_failure(error)

@@ -23,14 +23,14 @@ from rocketspark.store.index.key_hashes import hashes
 
 
 class FindQueues(Protocol):
-    """Finds the queues of a topic; `made_by_sends`: also of one that brokers make when they are sent to."""
+    """Finds the queues of a topic; `made_by_sends`: also of one that brokers make at the first send to it."""
 
     def __call__(self, topic: str, *, made_by_sends: bool = False) -> Awaitable[Sequence[MessageQueue]]:
-        """Find them."""
+        """Return the queues."""
 
 
 class QueueTarget(NamedTuple):
-    """The target of rows: a queue; or the queues of a topic, or of one of its brokers, a batch to each in turn."""
+    """Where rows go: to one queue; or to the queues of a topic, or of one of its brokers, a batch to each in turn."""
 
     topic: str
     broker: str | None = None
@@ -47,7 +47,7 @@ RowGroup = tuple[QueueTarget, NDArray[np.int64] | None]
 
 
 class _Column:
-    """A column's distinct values, and the number of each row's; 0 is null."""
+    """The distinct values of a column, and for each row the number of its value; 0 is null."""
 
     def __init__(self, column: pa.Array | None, count: int) -> None:
         if column is None:
@@ -60,7 +60,7 @@ class _Column:
 
 
 class _Rows(NamedTuple):
-    """What rows say of their queues: topic, queue id and broker, and the place of a sharded row's queue."""
+    """What rows say of their queues: topic, queue id, broker, and the queue that a sharding key chooses."""
 
     rows: CheckedRows
     topics: _Column
@@ -167,7 +167,7 @@ def _chosen(topic: str, queues: Sequence[MessageQueue], broker: str | None, queu
 
 
 class TargetQueues:
-    """Finds the queues of topics, and gives each target its next one."""
+    """Finds the queues of topics, and chooses the next queue of each target."""
 
     def __init__(self, producer: AsyncProducer) -> None:
         self._producer = producer
@@ -190,7 +190,7 @@ class TargetQueues:
         return queues[turn % len(queues)]
 
     async def find(self, topic: str, *, made_by_sends: bool = False) -> list[MessageQueue]:
-        """Return the queues of a topic; `made_by_sends`: of one that does not exist those that brokers will make.
+        """Return the queues of a topic. `made_by_sends`: if it does not exist, the queues that brokers will make.
 
         Raises RouteNotFound if it does not exist, or no broker takes messages for it.
         """

@@ -1,5 +1,5 @@
-"""The sender of prepared rows, for writes at least once and exactly once. Rule: a queue or broker that a row names is
-never left for another.
+"""Sends prepared rows, for writes at least once and exactly once. Rule: rows that name a queue or broker go to no
+other.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rocketspark.spark.write.rows import CheckedRows
 
 
 class RowSender:
-    """Encodes rows, finds their targets, prepares their messages and sends them by a producer, which others start and
-    close.
+    """Encodes rows, finds their targets, prepares their messages and sends them by a producer, which the caller starts
+    and closes.
     """
 
     def __init__(self, producer: AsyncProducer, options: WriteOptions) -> None:
@@ -43,7 +43,7 @@ class RowSender:
         return encode(rows, self._ids)
 
     def anew(self, items: BatchItems, at: int, end: int) -> BatchItems:
-        """Return items [at, end) as messages of their own, to be sent where copies of them may be stored already."""
+        """Return items [at, end) as new messages, to be sent where copies of them may be stored already."""
         return items.with_new_ids(self._ids, at, end)
 
     async def targets(self, rows: CheckedRows) -> list[RowGroup]:
@@ -129,7 +129,7 @@ class RowSender:
 
 
 class RowSend(InFlightSend):
-    """A send that tells its outcome by a call."""
+    """A send that passes its outcome to a function."""
 
     told: Callable[[SendResult | None, BaseException | None], None] = lambda result, error: None
 
@@ -138,6 +138,6 @@ class RowSend(InFlightSend):
         self.told(result, error)
 
     def give_up(self) -> None:
-        """End it: nobody waits any more."""
+        """End the send, as nobody waits for it any more."""
         self.given_up = True
         self.finish(None, asyncio.CancelledError())

@@ -56,15 +56,15 @@ def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 class Text(NamedTuple):
-    """The value of a property: a text that is the same for all rows, and behind it one of each row, if there is any."""
+    """The value of a property: a text that is the same for all rows, followed by a text of each row if there is any."""
 
     before: str
     column: pa.Array | None = None
 
 
 def _check_target(topic: str) -> str:
-    """Return a topic that rows may go to. Raises MessageIllegal, also for records of exactly-once writes: one row among
-    them makes them unreadable.
+    """Return a topic if rows may be sent to it. Raises MessageIllegal, also for a commit topic of exactly-once writes:
+    one row among its records makes them unreadable.
     """
     if topic.startswith(COMMIT_PREFIX):
         raise MessageIllegal(f"topic {topic!r} holds the records of exactly-once writes: name another")
@@ -227,7 +227,7 @@ class CheckedRows:
 
 
 def _flat(names: pa.Array, values: pa.Array) -> pa.BinaryArray:
-    """Return each pair as stored."""
+    """Return each name with its value as they are stored."""
     nothing = pa.scalar(b"", pa.binary())
     return pc.binary_join_element_wise(
         names.cast(pa.binary()), pa.scalar(b"\x01"), values.cast(pa.binary()), pa.scalar(b"\x02"), nothing
@@ -235,7 +235,7 @@ def _flat(names: pa.Array, values: pa.Array) -> pa.BinaryArray:
 
 
 def regrouped(column: pa.BinaryArray, ends: NDArray[np.int64]) -> pa.BinaryArray:
-    """Join neighbours: row i of the result is rows `ends[i]` to `ends[i + 1]` of the column. Nothing is copied."""
+    """Join neighbours: row i of the result is rows `ends[i]` to `ends[i + 1]` of the column, not copied."""
     offsets = offsets_of(column)[ends].astype(np.int32)
     return pa.BinaryArray.from_buffers(
         pa.binary(), len(ends) - 1, [None, pa.py_buffer(offsets), column.buffers()[2] or pa.py_buffer(b"")]
