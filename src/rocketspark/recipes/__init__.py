@@ -12,11 +12,10 @@ from rocketspark.lazy import attributes
 if TYPE_CHECKING:
     from rocketspark.recipes.database import Database
     from rocketspark.recipes.databases import database_of
-    from rocketspark.recipes.deduplication import deduplicate, outbox_key
+    from rocketspark.recipes.deduplication import SeenStore, deduplicate, outbox_key
     from rocketspark.recipes.outbox import AsyncOutbox, Outbox
     from rocketspark.recipes.outbox_entries import Entry, Kept, State
     from rocketspark.recipes.outbox_store import OutboxStore
-    from rocketspark.recipes.seen_store import SeenStore
 
 _HOME = {
     "AsyncOutbox": "outbox",
@@ -25,7 +24,7 @@ _HOME = {
     "Kept": "outbox_entries",
     "Outbox": "outbox",
     "OutboxStore": "outbox_store",
-    "SeenStore": "seen_store",
+    "SeenStore": "deduplication",
     "State": "outbox_entries",
     "database_of": "databases",
     "deduplicate": "deduplication",
