@@ -17,8 +17,7 @@ from bench.plan import Plan
 from bench.report import Row, progress, show
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers.pop import INIT_MIN, AckHeader, PopHeader
-from rocketspark.protocol.pop_info import parse_message_offsets, parse_start_offsets
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle, parse_message_offsets, parse_start_offsets
 from rocketspark.transport.request_frames import request
 
 TOPIC, GROUP = "bench-pop", "bench-popper"

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.store import GetStatus, Store, StoreSettings
 
 

@@ -12,8 +12,7 @@ from tests.java.apache import Answer, ask
 from tests.java.one_store import stored_records
 
 from rocketspark.protocol.message import properties, record
-from rocketspark.protocol.pop_info import parse_start_offsets
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle, parse_start_offsets
 
 TOPIC, GROUP = "flights", "crews"
 RETRY = "%RETRY%crews_flights"

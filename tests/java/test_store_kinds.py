@@ -27,7 +27,7 @@ from tests.java.test_store_exchange import (
 from tests.java.test_store_from_java import until
 from tests.support.patience import LIMIT_MS
 
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import record, record_crc
 from rocketspark.store import Store, StoreSettings
 from rocketspark.store.consumequeue.consume_queue_ext import is_address

@@ -22,8 +22,7 @@ from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers.pop import PopHeader
 from rocketspark.protocol.message.record import decode_messages
-from rocketspark.protocol.pop_answers import Popped, give_handles
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import Popped, ReceiptHandle, give_handles
 from rocketspark.testing import ServerProcess
 from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 from tests.live.support import GROUP, TOPIC
 
-from rocketspark.protocol import headers, pop_info
+from rocketspark.protocol import headers, pop_answers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import properties, record
 from rocketspark.protocol.message.record import Record
-from rocketspark.protocol.receipt_handle import ReceiptHandle
-from rocketspark.protocol.retry_topics import retry_flag
+from rocketspark.protocol.pop_answers import ReceiptHandle, retry_flag
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 
@@ -60,9 +59,9 @@ def messages(reply: Reply, topic: str = TOPIC) -> list[Popped]:
     """The messages of a pop's reply with their handles, as RocketMQ's client makes them of the reply's texts."""
     reply.raise_for_code("pop", 210)
     head = reply.header(headers.PopReply)
-    starts = pop_info.parse_start_offsets(head.start_offsets)
-    offsets = pop_info.parse_message_offsets(head.message_offsets)
-    counts = pop_info.parse_order_counts(head.order_counts)
+    starts = pop_answers.parse_start_offsets(head.start_offsets)
+    offsets = pop_answers.parse_message_offsets(head.message_offsets)
+    counts = pop_answers.parse_order_counts(head.order_counts)
     found = []
     for kept in record.decode_all(reply.body):
         given = properties.find(kept.properties, b"POP_CK")

@@ -29,7 +29,7 @@ from rocketspark.namesrv.settings import Settings
 from rocketspark.protocol import request_signing
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import to_ext
-from rocketspark.protocol.json.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from rocketspark.protocol.json.operator_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import request
 from rocketspark.transport.request_signer import RequestSigner

@@ -29,7 +29,7 @@ from tests.support.patience import in_time
 from tests.unit.broker.test_settings_table import OURS_ALONE
 from tests.unit.protocol.golden import frames
 
-from rocketspark.model.properties import parse_properties
+from rocketspark.model.conf_lines import parse_properties
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
     ConsumerStatsHeader,

@@ -27,10 +27,10 @@ from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ServerError
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.json import batch_ack
-from rocketspark.protocol.json.batch_ack import AckedBatch, BatchAck
+from rocketspark.protocol.json import pop_records
+from rocketspark.protocol.json.pop_records import AckedBatch, BatchAck
 from rocketspark.protocol.message import record
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 
@@ -260,9 +260,9 @@ def test_a_batch_acknowledges_several_of_one_pop(tmp_path: Path, flush: str, ord
                 revive_queue_id=handle.revive_queue_id,
                 pop_time_ms=handle.pop_time_ms,
                 invisible_time_ms=handle.invisible_time_ms,
-                bits=batch_ack.bits_of(0, [0, 2, 4]),
+                bits=pop_records.bits_of(0, [0, 2, 4]),
             )
-            body = batch_ack.encode(BatchAck(broker_name=handle.broker_name, acks=[batch]))
+            body = pop_records.encode_batch_ack(BatchAck(broker_name=handle.broker_name, acks=[batch]))
             (await peer.request(RequestCode.BATCH_ACK_MESSAGE, None, body)).raise_for_code("ack")
             if order:
                 # From the first that was not acknowledged on, as in RocketMQ.

@@ -12,7 +12,7 @@ from tests.live.support import GROUP, TOPIC, broker, connected, create, run, sen
 
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.json.batch_ack import AckedBatch, BatchAck, bits_of, encode
+from rocketspark.protocol.json.pop_records import AckedBatch, BatchAck, bits_of, encode
 
 
 def test_many_consumers_get_every_message_once(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.live.support import (
 )
 from tests.support.patience import LIMIT_S, in_time
 
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullReply

@@ -28,7 +28,7 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.headers.controller import ElectMasterHeader, ElectMasterReply, ReplicaHeartbeatHeader
 from rocketspark.protocol.json import java_json
-from rocketspark.protocol.json.controller_bodies import SyncStateSet
+from rocketspark.protocol.json.operator_bodies import SyncStateSet
 from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes

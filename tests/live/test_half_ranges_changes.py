@@ -15,7 +15,7 @@ from tests.support import plain_acl_rows
 from rocketspark.client.connection import access_api
 from rocketspark.client.connection.acl_signing import Signer
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.json.access import UserInfo
+from rocketspark.protocol.json.operator_bodies import UserInfo
 from rocketspark.protocol.message import half_ranges
 from rocketspark.transport.peer import Peer
 

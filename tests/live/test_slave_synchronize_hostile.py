@@ -18,7 +18,7 @@ from rocketspark.broker.replication.tables.slave_synchronize import StoreSide, r
 from rocketspark.errors import NotSent, ProtocolError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers.metadata import MasterFlushOffsetHeader
+from rocketspark.protocol.headers.topics import MasterFlushOffsetHeader
 from rocketspark.protocol.json.bodies import DataVersion
 from rocketspark.store.timers.timer_files import TimerCheckpoint
 from rocketspark.transport.connections import Connections

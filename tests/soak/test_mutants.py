@@ -75,7 +75,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "clients": (
         ["client"],
         [
-            *("tests/unit/client", "tests/unit/protocol/test_pop_info.py"),
+            *("tests/unit/client", "tests/unit/protocol/test_pop_answers.py"),
             *(CLIENTS + f"{name}.py" for name in ("failover", "simple_consumer", "pop_push_consumer", "transactions")),
             *(CLIENTS + f"{name}.py" for name in ("consuming", "polling", "producing", "request_reply")),
             *(LIVE + f"{name}.py" for name in ("client_live", "pop_clients", "program_ends")),

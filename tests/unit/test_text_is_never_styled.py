@@ -19,7 +19,7 @@ from tests.support.hostile_texts import ANY, MARK, TEXTS, unseen
 import rocketspark
 from rocketspark.cli.commands import consume
 from rocketspark.cli.operate import print_json, print_table
-from rocketspark.model.shown_log import LOGGERS, ShownFormatter
+from rocketspark.model.limited_log import LOGGERS, ShownFormatter
 from rocketspark.model.text import in_file_name, shown, shown_json
 from rocketspark.spark.pipelines import trace_report
 from rocketspark.spark.pipelines.parts.archive_manifest import partition_folder

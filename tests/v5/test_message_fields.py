@@ -20,7 +20,7 @@ from tests.v5.requests import DELAY, FIFO, TRANSACTION, assignment, known, route
 from tests.v5.servers import APACHE_QUICK, BROKER, OURS_QUICK, Servers, our_proxy
 
 from rocketspark import Message, Producer
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.process import run_server_process

@@ -26,7 +26,7 @@ from rocketspark.access.resources import (
 )
 from rocketspark.model.namespace import RETRY_PREFIX
 from rocketspark.protocol.codes import RequestCode as Code
-from rocketspark.protocol.json import batch_ack, bodies, java_json
+from rocketspark.protocol.json import bodies, java_json, pop_records
 from rocketspark.protocol.json.metadata import RequestMode
 
 Actions = tuple[str, ...]
@@ -240,7 +240,7 @@ def _assignment(*actions: str) -> Contexts:
 
 
 def _batch_ack(ext: Ext, body: bytes) -> Iterator[Context]:
-    for ack in batch_ack.decode(body).acks or ():
+    for ack in pop_records.decode_batch_ack(body).acks or ():
         yield _group(ack.group, SUB)
         yield _read(ack.topic, SUB)
 

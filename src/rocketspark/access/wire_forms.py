@@ -15,7 +15,7 @@ from rocketspark.access.users import (
     username_of,
 )
 from rocketspark.errors import ProtocolError
-from rocketspark.protocol.json.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from rocketspark.protocol.json.operator_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 
 _POLICY_TYPES = {"custom": CUSTOM, "default": DEFAULT}
 _DECISIONS = {"allow": "Allow", "deny": "Deny"}

@@ -11,12 +11,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from rocketspark.admin.cluster_client import ClusterClient
-from rocketspark.admin.states import BrokerState
+from rocketspark.admin.cluster_client import BrokerState, ClusterClient
 from rocketspark.client.connection import access_api
 from rocketspark.errors import UsageError
 from rocketspark.model.text import shown
-from rocketspark.protocol.json.access import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+from rocketspark.protocol.json.operator_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from rocketspark.transport.peer import Peer
 
 NAME_CHARACTERS_MAX = 255

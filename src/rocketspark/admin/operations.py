@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from rocketspark.admin.access import AccessOperations
-from rocketspark.admin.cluster_client import done_or_raise
+from rocketspark.admin.cluster_client import Aside, QueueProgress, QueueState, TopicMade, TopicState, done_or_raise
 from rocketspark.admin.groups import GroupOperations
-from rocketspark.admin.states import Aside, QueueProgress, QueueState, TopicMade, TopicState
 from rocketspark.client import validators
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.topic_changes import TopicChange, put_topic

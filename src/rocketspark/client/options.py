@@ -19,7 +19,7 @@ from rocketspark.client.hooks import Hooks
 from rocketspark.client.producer.latency_faults import FaultTable
 from rocketspark.client.producer.send_attempts import RETRY_CODES
 from rocketspark.errors import ConfigError
-from rocketspark.model.queue import DEFAULT_QUEUE_COUNT
+from rocketspark.model.route import DEFAULT_QUEUE_COUNT
 from rocketspark.protocol.message.compression import KINDS, Kind
 
 TlsVerify = Literal["full", "ca", "none"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from rocketspark.errors import UsageError
 from rocketspark.model import Message, MessageQueue
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 
 # Gets the topic's queues (ordered by broker and id), the message and the argument of the send call.
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from rocketspark.errors import MessageIllegal, UsageError
-from rocketspark.model.queue import MessageQueue
+from rocketspark.model.route import MessageQueue
 
 TOPIC_CHARACTERS_MAX = 127
 GROUP_CHARACTERS_MAX = 120

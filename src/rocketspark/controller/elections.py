@@ -20,7 +20,7 @@ from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers.controller import ElectMasterHeader, ElectMasterReply
 from rocketspark.protocol.json import bodies
-from rocketspark.protocol.json.controller_bodies import SyncStateSet
+from rocketspark.protocol.json.operator_bodies import SyncStateSet
 from rocketspark.transport.connections import Connections
 
 log = LimitedLog("rocketspark.controller")

@@ -29,7 +29,7 @@ from rocketspark.protocol.headers.controller import (
     ReplicaInfoHeader,
 )
 from rocketspark.protocol.json import java_json
-from rocketspark.protocol.json.controller_bodies import SyncStateSet
+from rocketspark.protocol.json.operator_bodies import SyncStateSet
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply

@@ -40,7 +40,7 @@ from rocketspark.protocol.headers.controller import (
     ReplicaInfoReply,
 )
 from rocketspark.protocol.json import bodies
-from rocketspark.protocol.json.controller_bodies import (
+from rocketspark.protocol.json.operator_bodies import (
     MEMBERS_MAX,
     ElectMasterBody,
     MemberGroup,

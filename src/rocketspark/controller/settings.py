@@ -10,8 +10,8 @@ import os
 
 from rocketspark.access import write_gate
 from rocketspark.errors import ConfigError, ServerError
+from rocketspark.model.conf_lines import parse_request
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.properties import parse_request
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files import config_files

@@ -3,10 +3,9 @@
 Start with message.
 """
 
+from rocketspark.model.limited_log import escape_values
 from rocketspark.model.message import Message, MessageFields, ReceivedMessage
-from rocketspark.model.queue import MessageQueue
-from rocketspark.model.route import BrokerData, QueueData, TopicRoute, is_logical
-from rocketspark.model.shown_log import escape_values
+from rocketspark.model.route import BrokerData, MessageQueue, QueueData, TopicRoute, is_logical
 from rocketspark.model.subscription import Subscription, subscribe
 
 __all__ = [

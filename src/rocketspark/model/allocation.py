@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rocketspark.model.queue import MessageQueue
+from rocketspark.model.route import MessageQueue
 
 # (client id, the topic's queues, client ids of all members) -> the client's share.
 Strategy = Callable[[str, Sequence[MessageQueue], Sequence[str]], list[MessageQueue]]

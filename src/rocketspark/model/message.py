@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from rocketspark.model.queue import MessageQueue
+from rocketspark.model.route import MessageQueue
 from rocketspark.model.text import nearest
 
 # Makes a value of fields that are known: the call of its class costs half as much again.

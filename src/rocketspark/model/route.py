@@ -1,13 +1,32 @@
-"""The route of a topic: its brokers and their numbers of queues. Pure values and pure choices over them."""
+"""The queues of a topic, and its route: its brokers and their numbers of queues. Pure values and pure choices over
+them.
+
+Queues are ordered by topic, broker and id, as RocketMQ orders them for allocation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from rocketspark.model.queue import MessageQueue
 from rocketspark.model.text import whole_number
+
+# Queues of a new topic on each broker (rule: defaultTopicQueueNums of DefaultMQProducer, 5.x).
+DEFAULT_QUEUE_COUNT = 4
+
+
+class MessageQueue(msgspec.Struct, frozen=True, order=True):
+    """One queue: `queue_id` counts from 0 on each broker that carries the topic."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    def __iter__(self) -> Iterator[str | int]:
+        """Yield topic, broker name and id, as which a received message's queue may be unpacked."""
+        return iter((self.topic, self.broker_name, self.queue_id))
+
 
 PERM_READ = 4
 PERM_WRITE = 2

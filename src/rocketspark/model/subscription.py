@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rocketspark.errors import FilterIllegal
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 
 TAG = "TAG"
 SQL92 = "SQL92"

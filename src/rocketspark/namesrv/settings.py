@@ -9,8 +9,8 @@ from typing import Any
 
 from rocketspark.access import write_gate
 from rocketspark.errors import ConfigError, ServerError
+from rocketspark.model.conf_lines import REQUEST_LENGTH_MAX
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.properties import REQUEST_LENGTH_MAX
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files import config_files

@@ -1,25 +1,209 @@
-"""Answers to POP_MESSAGE: which receipt handle each message has.
+"""What a pop answers, and what names a message that was popped: the figures of each queue, the receipt handle of each
+message, and the retry topics of groups.
 
-Rule (MQClientAPIImpl and ExtraInfoUtil, 5.x): the broker sends offsets by queue, and the client makes the handles; only
-a message of a retry topic may carry its own, as it comes under the name of its first topic.
+Rule (MQClientAPIImpl, ExtraInfoUtil and KeyBuilder, 5.x): the broker sends offsets by queue, as items joined by ';'
+whose parts are joined by spaces, each of which begins with the retry flag and the queue id, and each such pair is there
+once. The client makes the handles of them; only a message of a retry topic may carry its own, as it comes under the
+name of its first topic. A handle is fields joined by spaces; the ninth, the physical offset, is in handles of a proxy
+alone. A retry topic of the first form is `%RETRY%group_topic`, of the second `%RETRY%group+topic`, which tells by
+itself where the group ends.
 """
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from rocketspark.errors import ProtocolError
+from rocketspark.errors import FrameError, ProtocolError
 from rocketspark.model import ReceivedMessage
-from rocketspark.model.text import shown
+from rocketspark.model.namespace import RETRY_PREFIX
+from rocketspark.model.text import INT_MAX, LONG_MAX, shown, whole_number
 from rocketspark.protocol.headers import PopReply
 from rocketspark.protocol.message import properties
-from rocketspark.protocol.pop_info import parse_message_offsets, parse_order_counts, parse_start_offsets
-from rocketspark.protocol.receipt_handle import ReceiptHandle
-from rocketspark.protocol.retry_topics import NORMAL, first_topic, real_topic, retry_flag
+
+Source = tuple[str, int]
+
+
+def start_offset_item(flag: str, queue_id: int, start_offset: int) -> str:
+    """Return an item of startOffsetInfo."""
+    return f"{flag} {queue_id} {start_offset}"
+
+
+def message_offsets_item(flag: str, queue_id: int, offsets: Sequence[int]) -> str:
+    """Return an item of msgOffsetInfo: the offsets of the records, in the order of the body."""
+    return f"{flag} {queue_id} {','.join(map(str, offsets))}"
+
+
+def order_count_item(flag: str, queue_id: int, count: int) -> str:
+    """Return an item of orderCountInfo for a whole queue."""
+    return f"{flag} {queue_id} {count}"
+
+
+def message_order_count_item(flag: str, queue_id: int, offset: int, count: int) -> str:
+    """Return an item of orderCountInfo for one message."""
+    return f"{flag} qo{queue_id}%{offset} {count}"
+
+
+def parse_start_offsets(text: str | None) -> dict[Source, int]:
+    """Return the start offset of each (flag, queue id). Raises FrameError."""
+    return {(flag, _number(queue)): _number(value) for flag, queue, value in _items(text)}
+
+
+def parse_message_offsets(text: str | None) -> dict[Source, list[int]]:
+    """Return the message offsets of each (flag, queue id). Raises FrameError."""
+    return {(flag, _number(queue)): [_number(o) for o in value.split(",")] for flag, queue, value in _items(text)}
+
+
+def parse_order_counts(text: str | None) -> dict[tuple[str, str], int]:
+    """Return the count of each (flag, key): a key is a queue id, or `qo<queue>%<offset>`. Raises FrameError."""
+    return {(flag, key): _number(value) for flag, key, value in _items(text)}
+
+
+def _items(text: str | None) -> Iterator[list[str]]:
+    seen = set()
+    for item in (text or "").split(";"):
+        if not item:
+            continue
+        parts = item.split(" ")
+        if len(parts) != 3:
+            raise FrameError(f"a pop's reply says {shown(item)!r}: three parts were expected")
+        if (key := (parts[0], parts[1])) in seen:
+            raise FrameError(f"a pop's reply names {shown(' '.join(key))!r} twice")
+        seen.add(key)
+        yield parts
+
+
+def _number(text: str) -> int:
+    # No more digits than a long has, so that no text costs time.
+    if len(text) <= 20 and text.isascii() and text.removeprefix("-").isdigit():
+        return int(text)
+    raise FrameError(f"a pop's reply says {shown(text)!r}: a number was expected")
+
+
+FIELDS_MIN = 8
+# Longer ones are nobody's, and not kept.
+CACHED_CHARACTERS_MAX = 512
+# The revive queue in handles of ordered pops; there is none of that number.
+ORDERED_REVIVE_QUEUE = 999
+# The invisible time of a message that is given back, as who had it is gone: it is delivered again without a pause.
+GIVEN_BACK_MS = 1
+
+
+class ReceiptHandle(msgspec.Struct, frozen=True):
+    """One message that was popped, together with others of its queue from `start_offset` on.
+
+    `revive_queue_id`: the queue of its check point, 999 for an ordered one; `retry_flag`: 0 of the topic itself, 1 and
+    2 of the group's retry topic of the first and the second form; `physical_offset` -1: not told.
+    """
+
+    start_offset: int
+    pop_time_ms: int
+    invisible_time_ms: int
+    revive_queue_id: int
+    retry_flag: str
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int = -1
+
+    @property
+    def next_visible_ms(self) -> int:
+        """When it is visible again, by the broker's clock."""
+        return self.pop_time_ms + self.invisible_time_ms
+
+    @property
+    def is_ordered(self) -> bool:
+        """True for a message of an ordered pop."""
+        return self.revive_queue_id == ORDERED_REVIVE_QUEUE
+
+    def encode(self) -> str:
+        """Return the handle as text."""
+        text = (
+            f"{self.start_offset} {self.pop_time_ms} {self.invisible_time_ms} {self.revive_queue_id} {self.retry_flag}"
+            f" {self.broker_name} {self.queue_id} {self.queue_offset}"
+        )
+        return text if self.physical_offset < 0 else f"{text} {self.physical_offset}"
+
+    @classmethod
+    def decode(cls, text: str) -> ReceiptHandle:
+        """Return the handle that a text is. Raises ProtocolError."""
+        spaces = text.count(" ")
+        if spaces < FIELDS_MIN - 1:
+            raise ProtocolError(f"receipt handle {shown(text)!r} has {spaces + 1} fields: {FIELDS_MIN} are needed")
+        # The messages of a pop have all but the last in common.
+        common, *own = text.rsplit(" ", spaces - FIELDS_MIN + 2)
+        shared = _shared(common) if len(common) <= CACHED_CHARACTERS_MAX else _shared.__wrapped__(common)
+        return cls(*shared, _handle_number(own[0]), _handle_number(own[1]) if len(own) > 1 else -1)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared(text: str) -> tuple[int, int, int, int, str, str, int]:
+    """Return the fields that all messages of one pop of a queue have in common."""
+    start, popped, invisible, revive_queue_id, flag, broker_name, queue_id = text.split(" ")
+    return (
+        _handle_number(start),
+        _handle_number(popped),
+        _handle_number(invisible),
+        _handle_number(revive_queue_id, INT_MAX),
+        flag,
+        broker_name,
+        _handle_number(queue_id, INT_MAX),
+    )
+
+
+def _handle_number(text: str, high: int = LONG_MAX) -> int:
+    found = whole_number(text, low=-1, high=high)
+    if found is None:
+        raise ProtocolError(f"a receipt handle holds {shown(text)!r}, which is no whole number in its bounds")
+    return found
+
+
+# Flag of the topic itself, of a retry topic of the first form, and of the second.
+NORMAL, RETRY_V1, RETRY_V2 = "0", "1", "2"
+_MARKS = {RETRY_V1: "_", RETRY_V2: "+"}
+
+
+def retry_flag(topic: str) -> str:
+    """Return the flag of a topic by its name."""
+    if not topic.startswith(RETRY_PREFIX):
+        return NORMAL
+    return RETRY_V2 if _MARKS[RETRY_V2] in topic else RETRY_V1
+
+
+def retry_topic(topic: str, group: str, flag: str) -> str:
+    """Return the retry topic of a group and a topic, of the form that RETRY_V1 or RETRY_V2 says."""
+    return f"{RETRY_PREFIX}{group}{_MARKS[flag]}{topic}"
+
+
+def real_topic(topic: str, group: str, flag: str) -> str:
+    """Return the topic that a message with a flag is in: `topic` itself, or the group's retry topic of it."""
+    return retry_topic(topic, group, flag) if flag in _MARKS else topic
+
+
+def may_be_of_others(topic: str) -> bool:
+    """Tell whether a retry topic of the first form may be that of several pairs: group `a`, topic `b_c`; `a_b`, `c`."""
+    return topic.count(_MARKS[RETRY_V1], len(RETRY_PREFIX)) > 1 and retry_flag(topic) == RETRY_V1
+
+
+def first_topic(topic: str, group: str) -> str:
+    """Return the topic that a group's retry topic is for; another topic is returned as it is."""
+    for mark in _MARKS.values():
+        prefix = f"{RETRY_PREFIX}{group}{mark}"
+        if topic.startswith(prefix):
+            return topic.removeprefix(prefix)
+    return topic
+
+
+def normal_topic(topic: str, group: str) -> str:
+    """Return the topic whose retries a topic holds, whatever stands before its name; else the topic itself."""
+    prefix = RETRY_PREFIX + group
+    if topic.startswith(prefix) and len(topic) > len(prefix) + 1:
+        return topic[len(prefix) + 1 :]
+    return topic
 
 
 class Popped(NamedTuple):

@@ -31,7 +31,7 @@ from rocketspark.model.text import shown
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers.messages import ViewMessageHeader
 from rocketspark.protocol.message import record
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.call import Call, Refused
 from rocketspark.proxy.clients import Clients, ProxyClient

@@ -15,7 +15,7 @@ from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import CheckTransactionHeader
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.proxy.brokers import Brokers, retry_wait_ms
 from rocketspark.proxy.call import CallTimes
 from rocketspark.proxy.checks import SendLimits

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
 from rocketspark.errors import RecordError, ReplicationError, StoreFull
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import properties, record, record_layout, sysflags
 from rocketspark.protocol.message.record_layout import (
     BLANK_BYTES_MIN,

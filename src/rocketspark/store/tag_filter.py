@@ -1,6 +1,6 @@
 """Tags compared: the codes of a subscription against those in consume queue units, as pulls read them.
 
-The code is the hash of the message's tags (`model.java.string_hash`), so the consumer compares the tags themselves.
+The code is the hash of the message's tags (`model.text.string_hash`), so the consumer compares the tags themselves.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rocketspark.admin.access import acl_info
 from rocketspark.errors import UsageError
-from rocketspark.protocol.json.access import AclInfo, PolicyEntryInfo, PolicyInfo
+from rocketspark.protocol.json.operator_bodies import AclInfo, PolicyEntryInfo, PolicyInfo
 
 
 def test_what_is_meant_is_taken() -> None:

@@ -15,7 +15,7 @@ from rocketspark.broker.ignored_settings import IGNORED, UNKEPT_PROMISES
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.settings import FIELDS, BrokerSettings
 from rocketspark.errors import ConfigError, ServerError
-from rocketspark.model.properties import parse_properties
+from rocketspark.model.conf_lines import parse_properties
 
 ROOT = Path(__file__).parents[3]
 # As the official classes print them, without names, addresses and folders of the machine.

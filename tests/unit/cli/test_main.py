@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rocketspark.admin.states import BrokerState
+from rocketspark.admin.cluster_client import BrokerState
 from rocketspark.cli import main, streams
 from rocketspark.cli.commands.consume import _where
 from rocketspark.cli.commands.topic import users_topics

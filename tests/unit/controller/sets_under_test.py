@@ -17,7 +17,7 @@ from rocketspark.protocol.headers.controller import (
     NextBrokerIdReply,
     RegisterToControllerHeader,
 )
-from rocketspark.protocol.json.controller_bodies import SyncStateSet
+from rocketspark.protocol.json.operator_bodies import SyncStateSet
 
 CLUSTER, NAME = "cluster-a", "broker-set-a"
 

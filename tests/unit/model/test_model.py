@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tests.unit.protocol.golden import hashes
 
 from rocketspark.errors import FilterIllegal
-from rocketspark.model import BrokerData, MessageQueue, QueueData, ReceivedMessage, TopicRoute, java, subscribe
-from rocketspark.model.java import string_hash
+from rocketspark.model import BrokerData, MessageQueue, QueueData, ReceivedMessage, TopicRoute, subscribe
+from rocketspark.model import text as texts
+from rocketspark.model.text import string_hash
 
 
 @pytest.mark.parametrize("row", hashes()["string_hash"], ids=lambda row: ascii(row["s"])[:20])
@@ -116,13 +117,13 @@ def test_a_received_message_knows_its_queue() -> None:
 
 @given(st.text(alphabet=st.characters(codec="utf-16"), max_size=400))
 def test_long_texts_hash_as_short_ones(text: str) -> None:
-    assert java._long_hash(text + "x") == java._kept_hash(text + "x")
+    assert texts._long_hash(text + "x") == texts._kept_hash(text + "x")
 
 
 def test_long_texts_are_not_kept() -> None:
-    before = java._kept_hash.cache_info().currsize
-    java.string_hash("y" * 32_000)
-    assert java._kept_hash.cache_info().currsize == before
+    before = texts._kept_hash.cache_info().currsize
+    texts.string_hash("y" * 32_000)
+    assert texts._kept_hash.cache_info().currsize == before
 
 
 def test_a_filter_is_no_longer_than_may_be() -> None:

@@ -17,7 +17,7 @@ from tests.unit.protocol.golden import Captured
 from rocketspark.broker.consumers.consumer_offsets import encode_offsets
 from rocketspark.broker.messages.schedule_messages import encode_delay_offsets
 from rocketspark.errors import FrameError
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.frames import ONEWAY_FLAG, RESPONSE_FLAG

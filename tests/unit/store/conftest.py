@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from tests.support.golden_stores import STORES, unpack
 
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import properties as props
 from rocketspark.store import Store, StoreSettings
 from rocketspark.store.clock import ManualClock

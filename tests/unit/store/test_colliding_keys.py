@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.store import get_message
 from rocketspark.store.index import index_file
 from rocketspark.store.index.index_service import KEYS_LONG

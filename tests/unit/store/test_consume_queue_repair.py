@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.store.readonly.test_read_only_store import Lost, read_all
 
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import record, record_layout
 from rocketspark.store import GetStatus, Store, consume_queue_repair
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_TYPE, ConsumeQueue

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import record
 from rocketspark.store import GetStatus, Store
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE

@@ -211,6 +211,6 @@ def test_appending_the_same_messages_writes_the_same_bytes(golden: Callable[[str
 
 
 def record_code(tags: bytes | None) -> int:
-    from rocketspark.model.java import string_hash
+    from rocketspark.model.text import string_hash
 
     return string_hash(tags.decode()) if tags else 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.store.consumequeue.test_batch_consume_queue import send_batch
 
 from rocketspark.errors import NotMaster, ReplicationError, StoreFull
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record, sysflags
 from rocketspark.protocol.message.record_layout import MAGIC_V1

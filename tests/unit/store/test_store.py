@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rocketspark.errors import ConfigError, MessageIllegal, StoreLocked, StoreUnwritable
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record, record_layout
 from rocketspark.store import BatchMessage, GetStatus, Store, StoreSettings

@@ -21,9 +21,9 @@ from rocketspark.model.text import INT_MAX, shown
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.protocol.json.assignment import Assigned, Assignment, AssignmentQuery
 from rocketspark.protocol.json.bodies import QueueBody
 from rocketspark.protocol.json.metadata import RequestMode
+from rocketspark.protocol.json.pop_records import Assigned, Assignment, AssignmentQuery
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply

@@ -17,8 +17,8 @@ from rocketspark.broker.ignored_settings import IGNORED
 from rocketspark.broker.settings import FIELDS, BrokerSettings
 from rocketspark.broker.storage.json_tables import next_version
 from rocketspark.errors import ConfigError, ServerError
+from rocketspark.model.conf_lines import parse_request
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.properties import parse_request
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import DataVersion
 from rocketspark.store.files import config_files

@@ -32,7 +32,7 @@ from rocketspark.protocol.json.pop_records import (
 )
 from rocketspark.protocol.message.record import Record
 from rocketspark.protocol.message.record_layout import HOST_FLAGS
-from rocketspark.protocol.receipt_handle import GIVEN_BACK_MS, ReceiptHandle
+from rocketspark.protocol.pop_answers import GIVEN_BACK_MS, ReceiptHandle
 
 log = LimitedLog("rocketspark.broker")
 

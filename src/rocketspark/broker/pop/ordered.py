@@ -14,7 +14,7 @@ import msgspec
 
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.model.text import INT_MAX, LONG_MAX
-from rocketspark.protocol import pop_info, retry_topics
+from rocketspark.protocol import pop_answers
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import Body
 
@@ -167,11 +167,11 @@ class OrderedPops:
             pop_time_ms=pop_time_ms,
         )
         self._changes += 1
-        flag = retry_topics.retry_flag(topic)
+        flag = pop_answers.retry_flag(topic)
         counts = counts or {}
-        items = [pop_info.message_order_count_item(flag, queue_id, o, n) for o, n in sorted(counts.items())]
+        items = [pop_answers.message_order_count_item(flag, queue_id, o, n) for o, n in sorted(counts.items())]
         least = min(counts.values(), default=0) if len(counts) == len(offsets) else 0
-        return [*items, pop_info.order_count_item(flag, queue_id, least)]
+        return [*items, pop_answers.order_count_item(flag, queue_id, least)]
 
     def acknowledge(self, topic: str, group: str, queue_id: int, offset: int, pop_time_ms: int) -> int | None:
         """Return the offset to be committed once a message is acknowledged; None if it changes nothing any more.

@@ -13,8 +13,8 @@ from rocketspark.broker.pop.waiting_pops import ALL_QUEUES, WaitingPops
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.model.namespace import RETRY_PREFIX
-from rocketspark.protocol import retry_topics
-from rocketspark.protocol.retry_topics import RETRY_V1, RETRY_V2
+from rocketspark.protocol import pop_answers
+from rocketspark.protocol.pop_answers import RETRY_V1, RETRY_V2
 
 
 class Pops:
@@ -48,7 +48,7 @@ class Pops:
 
     @staticmethod
     def _retry_topics(topic: str, group: str) -> Iterable[str]:
-        return [retry_topics.retry_topic(topic, group, flag) for flag in (RETRY_V1, RETRY_V2)]
+        return [pop_answers.retry_topic(topic, group, flag) for flag in (RETRY_V1, RETRY_V2)]
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
         """Return how many messages of a queue a group has and has not acknowledged."""
@@ -93,7 +93,7 @@ class Pops:
 
     def _is_of_others(self, retry_topic: str, topic: str) -> bool:
         """Tell whether a retry topic that a topic's messages are in is another group's, or one of another topic."""
-        if retry_topics.retry_flag(retry_topic) != RETRY_V1:
+        if pop_answers.retry_flag(retry_topic) != RETRY_V1:
             return False
         rest = retry_topic.removeprefix(RETRY_PREFIX)
         if rest in self._groups.table:

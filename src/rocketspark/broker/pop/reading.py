@@ -21,12 +21,11 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.log_memory import LogMemory
 from rocketspark.errors import ServerError, StoreError
-from rocketspark.protocol import pop_info, retry_topics
+from rocketspark.protocol import pop_answers
 from rocketspark.protocol.headers import PopHeader
 from rocketspark.protocol.headers.pop import INIT_MIN
 from rocketspark.protocol.message import properties, record, record_layout
-from rocketspark.protocol.receipt_handle import ORDERED_REVIVE_QUEUE, ReceiptHandle
-from rocketspark.protocol.retry_topics import RETRY_V1, RETRY_V2
+from rocketspark.protocol.pop_answers import ORDERED_REVIVE_QUEUE, RETRY_V1, RETRY_V2, ReceiptHandle
 from rocketspark.store.get_message import Accepts, GetMessageResult, GetStatus
 from rocketspark.store.store import Store
 
@@ -104,7 +103,7 @@ def own_retries(topic: str, group: str, accepts: Accepts | None = None) -> Accep
 
     RocketMQ gives out all of them, to who may read neither the other topic nor the other group.
     """
-    if not retry_topics.may_be_of_others(topic):
+    if not pop_answers.may_be_of_others(topic):
         return accepts
     own_group = group.encode()
 
@@ -214,10 +213,10 @@ class PopReading:
         s = self._settings
         if not s.retry_topics_v2:
             # Those of the second form are left from when the setting was another.
-            return [retry_topics.retry_topic(topic, group, flag) for flag in (RETRY_V1, RETRY_V2)]
-        names = [retry_topics.retry_topic(topic, group, RETRY_V2)]
+            return [pop_answers.retry_topic(topic, group, flag) for flag in (RETRY_V1, RETRY_V2)]
+        names = [pop_answers.retry_topic(topic, group, RETRY_V2)]
         if s.retry_topics_v1_read:
-            names.insert(0 if chance % 2 == 0 else 1, retry_topics.retry_topic(topic, group, RETRY_V1))
+            names.insert(0 if chance % 2 == 0 else 1, pop_answers.retry_topic(topic, group, RETRY_V1))
         return names
 
     def _read_retries(self, found: Found, h: PopHeader, wanted: PopFilter, topic: str) -> None:
@@ -319,9 +318,9 @@ class PopReading:
                 revive_queue_id=found.revive_queue_id,
                 next_offset=next_offset,
             )
-        flag = retry_topics.retry_flag(topic)
-        found.starts.append(pop_info.start_offset_item(flag, queue_id, start))
-        found.texts.append(pop_info.message_offsets_item(flag, queue_id, offsets))
+        flag = pop_answers.retry_flag(topic)
+        found.starts.append(pop_answers.start_offset_item(flag, queue_id, start))
+        found.texts.append(pop_answers.message_offsets_item(flag, queue_id, offsets))
 
     def _pass_over(self, h: PopHeader, topic: str, queue_id: int, next_offset: int) -> None:
         if h.order:
@@ -355,7 +354,7 @@ class PopReading:
     def _first_offset(self, topic: str, queue_id: int, init_mode: int) -> int:
         """Return where a group begins that is new to a queue (rule: getInitOffset, 5.5.0)."""
         low, high = self._store.queue_range(topic, queue_id)
-        if init_mode == INIT_MIN or retry_topics.retry_flag(topic) != retry_topics.NORMAL:
+        if init_mode == INIT_MIN or pop_answers.retry_flag(topic) != pop_answers.NORMAL:
             return low
         if self._settings.pop_init_by_memory and low <= 0 and high > 0:
             # Near enough to the log's end (rule: checkInMemByConsumeOffset, 5.x).
@@ -383,7 +382,7 @@ class PopReading:
             pop_time_ms=found.pop_time_ms,
             invisible_time_ms=h.invisible_time_ms,
             revive_queue_id=found.revive_queue_id,
-            retry_flag=retry_topics.retry_flag(topic),
+            retry_flag=pop_answers.retry_flag(topic),
             broker_name=self._settings.broker_name,
             queue_id=kept.queue_id,
             queue_offset=kept.queue_offset,

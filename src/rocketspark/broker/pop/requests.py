@@ -14,7 +14,7 @@ from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import Header, PopHeader, Request
 from rocketspark.protocol.json.bodies import TopicConfig
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer
 from rocketspark.transport.request_frames import reply

@@ -31,15 +31,14 @@ from rocketspark.broker.topics import Topics
 from rocketspark.errors import MessageStays, ProtocolError, RecordError, RocketSparkError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
-from rocketspark.protocol import retry_topics
+from rocketspark.protocol import pop_answers
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json import pop_records
 from rocketspark.protocol.json.bodies import Quarantined
 from rocketspark.protocol.json.pop_records import CheckPointKey, CheckPointRecord
 from rocketspark.protocol.message import properties, record_crc
 from rocketspark.protocol.message.record import Record
-from rocketspark.protocol.receipt_handle import GIVEN_BACK_MS
-from rocketspark.protocol.retry_topics import RETRY_V1, RETRY_V2
+from rocketspark.protocol.pop_answers import GIVEN_BACK_MS, RETRY_V1, RETRY_V2
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
 from rocketspark.store.store import Store
 
@@ -354,7 +353,7 @@ class Revive:
 
     def _is_wanted(self, key: CheckPointKey) -> bool:
         """Tell whether topic and group are still there."""
-        topic = retry_topics.normal_topic(key.topic, key.group)
+        topic = pop_answers.normal_topic(key.topic, key.group)
         if self.messages.is_foreign(key):
             return True  # Its own broker tells, as long as it can be asked.
         if self._topics.get(topic) is None:
@@ -387,7 +386,7 @@ class Revive:
         """Store a message in the retry topic of its group. Raises ServerError, MessageStays."""
         target = topic
         if not topic.startswith(topic_names.RETRY_PREFIX):
-            target = retry_topics.retry_topic(topic, group, RETRY_V2 if self._settings.retry_topics_v2 else RETRY_V1)
+            target = pop_answers.retry_topic(topic, group, RETRY_V2 if self._settings.retry_topics_v2 else RETRY_V1)
         self._ensure(target, group)
         times = stored.reconsume_times + attempts
         pairs = pairs_of(stored.properties)

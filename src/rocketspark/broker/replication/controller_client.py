@@ -32,7 +32,7 @@ from rocketspark.protocol.headers.controller import (
     ReplicaInfoReply,
 )
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.protocol.json.controller_bodies import ElectMasterBody, SyncStateSet
+from rocketspark.protocol.json.operator_bodies import ElectMasterBody, SyncStateSet
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.request_frames import Reply
 

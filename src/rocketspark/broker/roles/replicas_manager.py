@@ -23,7 +23,7 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.headers.controller import ElectMasterReply, ReplicaHeartbeatHeader
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.protocol.json.controller_bodies import SyncStateSet
+from rocketspark.protocol.json.operator_bodies import SyncStateSet
 from rocketspark.store.files.epoch_file import EpochList
 from rocketspark.store.store import Store
 from rocketspark.transport.connections import parse_addresses

@@ -13,8 +13,8 @@ from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
+    from rocketspark.admin.cluster_client import BrokerState
     from rocketspark.admin.operations import Operations
-    from rocketspark.admin.states import BrokerState
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from rocketspark.cli.streams import ReaderLeft, write
 from rocketspark.errors import UsageError
 from rocketspark.model import freed_memory
-from rocketspark.model.shown_log import ShownFormatter
+from rocketspark.model.limited_log import ShownFormatter
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

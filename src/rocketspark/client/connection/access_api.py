@@ -6,7 +6,7 @@ import msgspec
 
 from rocketspark.client.connection.client_api import TIMEOUT_MS
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers.access import (
+from rocketspark.protocol.headers.admin import (
     DeleteAclHeader,
     ListAclHeader,
     ListUsersHeader,
@@ -14,7 +14,7 @@ from rocketspark.protocol.headers.access import (
     UserHeader,
 )
 from rocketspark.protocol.json import java_json
-from rocketspark.protocol.json.access import AclInfo, UserInfo
+from rocketspark.protocol.json.operator_bodies import AclInfo, UserInfo
 from rocketspark.transport.peer import Peer
 
 

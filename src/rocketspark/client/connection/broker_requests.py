@@ -24,7 +24,7 @@ from rocketspark.protocol.headers import (
 )
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import QueueBody
-from rocketspark.protocol.json.queue_offsets import decode_offsets
+from rocketspark.protocol.json.metadata import decode_offsets
 from rocketspark.protocol.message import compression, properties, record, sysflags
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes

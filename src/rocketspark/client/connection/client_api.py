@@ -14,7 +14,7 @@ import msgspec
 from rocketspark.errors import NotSent, RecordError, RouteNotFound
 from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
 from rocketspark.model.namespace import RETRY_PREFIX
-from rocketspark.model.queue import DEFAULT_QUEUE_COUNT
+from rocketspark.model.route import DEFAULT_QUEUE_COUNT
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullHeader, PullReply, SendHeader, SendReply

@@ -24,7 +24,7 @@ from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC, RouteCache
 from rocketspark.client.hooks import HookSet
 from rocketspark.errors import ConfigError, NotSent, RocketSparkError, ServerError, StateError
 from rocketspark.model import BrokerData, MessageQueue
-from rocketspark.model.queue import DEFAULT_QUEUE_COUNT
+from rocketspark.model.route import DEFAULT_QUEUE_COUNT
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json import bodies
 from rocketspark.transport.connections import Connections, parse_address

@@ -16,11 +16,9 @@ from rocketspark.protocol.headers.pop import (
     PopHeader,
     PopReply,
 )
-from rocketspark.protocol.json import batch_ack, bodies, java_json
-from rocketspark.protocol.json.assignment import Assignment, AssignmentQuery
-from rocketspark.protocol.json.batch_ack import AckedBatch, BatchAck
-from rocketspark.protocol.receipt_handle import ReceiptHandle
-from rocketspark.protocol.retry_topics import real_topic
+from rocketspark.protocol.json import bodies, java_json, pop_records
+from rocketspark.protocol.json.pop_records import AckedBatch, Assignment, AssignmentQuery, BatchAck
+from rocketspark.protocol.pop_answers import ReceiptHandle, real_topic
 from rocketspark.transport.peer import Peer
 
 POP_RESULTS = (ResponseCode.POLLING_FULL, ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND)
@@ -92,7 +90,7 @@ async def ack_all(
         if not 0 <= handle.queue_offset - handle.start_offset < BITS_MAX:
             await ack(broker, group, topic, handle, timeout_ms=timeout_ms)
     if near:
-        body = batch_ack.encode(BatchAck(broker_name=broker_name, acks=_batches(group, near)))
+        body = pop_records.encode_batch_ack(BatchAck(broker_name=broker_name, acks=_batches(group, near)))
         reply = await broker.request(RequestCode.BATCH_ACK_MESSAGE, None, body, timeout_ms=timeout_ms)
         reply.raise_for_code(f"acknowledgement of {len(near)} messages")
 
@@ -112,7 +110,7 @@ def _batches(group: str, handles: Sequence[tuple[str, ReceiptHandle]]) -> list[A
             revive_queue_id=revive_queue_id,
             pop_time_ms=pop_ms,
             invisible_time_ms=invisible_ms,
-            bits=batch_ack.bits_of(start, acked),
+            bits=pop_records.bits_of(start, acked),
         )
         for (topic, flag, start, queue_id, revive_queue_id, pop_ms, invisible_ms), acked in offsets.items()
     ]

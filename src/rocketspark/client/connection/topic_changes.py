@@ -14,7 +14,7 @@ from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.topic_routes import RouteCache
 from rocketspark.errors import RouteNotFound, ServerError, TransportError, UsageError
 from rocketspark.model import MessageQueue
-from rocketspark.model.queue import DEFAULT_QUEUE_COUNT
+from rocketspark.model.route import DEFAULT_QUEUE_COUNT
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.transport.peer import Peer

@@ -26,8 +26,7 @@ from rocketspark.errors import (
     TransportError,
 )
 from rocketspark.model import BrokerData, MessageQueue, QueueData, TopicRoute, is_logical
-from rocketspark.model.queue import DEFAULT_QUEUE_COUNT
-from rocketspark.model.route import NO_LEADER
+from rocketspark.model.route import DEFAULT_QUEUE_COUNT, NO_LEADER
 from rocketspark.transport.connections import Connections, parse_addresses
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import RpcHooks

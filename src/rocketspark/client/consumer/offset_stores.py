@@ -18,7 +18,7 @@ from rocketspark.client.connection.instance import Instance
 from rocketspark.errors import ConfigError, ProtocolError, RocketSparkError, ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.protocol.json.queue_offsets import decode_offsets, encode_offsets
+from rocketspark.protocol.json.metadata import decode_offsets, encode_offsets
 
 FOLDER = "~/.rocketmq_offsets"
 

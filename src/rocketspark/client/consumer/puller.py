@@ -22,7 +22,7 @@ from rocketspark.model.subscription import TAG
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import PullHeader
 from rocketspark.protocol.message import properties, record, sysflags
-from rocketspark.protocol.retry_topics import first_topic
+from rocketspark.protocol.pop_answers import first_topic
 
 log = logging.getLogger("rocketspark.client")
 

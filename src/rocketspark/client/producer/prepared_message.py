@@ -11,8 +11,8 @@ from rocketspark.client import validators
 from rocketspark.client.arguments import unknown_argument
 from rocketspark.errors import MessageIllegal, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
-from rocketspark.model.java import string_hash
 from rocketspark.model.message import make
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch, compression, properties
 from rocketspark.protocol.message.message_ids import unique_ids

@@ -22,7 +22,7 @@ from rocketspark.client.producer.send_states import AFTER_REPLY, AFTER_WRITE, St
 from rocketspark.client.results import STATUS, SendResult
 from rocketspark.errors import FrameError, NotSent, RocketSparkError, ServerError, TransportError, UsageError
 from rocketspark.model import BrokerData, MessageQueue, is_logical
-from rocketspark.model.queue import DEFAULT_QUEUE_COUNT
+from rocketspark.model.route import DEFAULT_QUEUE_COUNT
 from rocketspark.protocol.codes import RESPONSES, RequestCode, ResponseCode, verdict
 from rocketspark.protocol.headers import SendHeader, SendReply, decode_ext
 from rocketspark.protocol.message import batch, properties

@@ -18,22 +18,10 @@ from rocketspark.protocol.headers.codec import (
     to_ext,
     to_ext_of,
 )
-from rocketspark.protocol.headers.consumers import (
-    ConsumerListHeader,
-    HeartbeatReply,
-    LockHeader,
-    MaxOffsetHeader,
-    OffsetReply,
-    QueryConsumerOffsetHeader,
-    QueueHeader,
-    SearchOffsetHeader,
-    TimeReply,
-    UnregisterClientHeader,
-    UpdateConsumerOffsetHeader,
-)
 from rocketspark.protocol.headers.groups import (
     CloneOffsetsHeader,
     ConsumeDirectlyHeader,
+    ConsumerListHeader,
     ConsumerStatsHeader,
     ConsumerStatusHeader,
     CorrectionHeader,
@@ -41,9 +29,19 @@ from rocketspark.protocol.headers.groups import (
     ForbiddenHeader,
     GroupHeader,
     GroupTopicHeader,
+    HeartbeatReply,
+    LockHeader,
+    MaxOffsetHeader,
+    OffsetReply,
     ProducerGroupHeader,
+    QueryConsumerOffsetHeader,
+    QueueHeader,
     ResetOffsetHeader,
     RunningInfoHeader,
+    SearchOffsetHeader,
+    TimeReply,
+    UnregisterClientHeader,
+    UpdateConsumerOffsetHeader,
 )
 from rocketspark.protocol.headers.messages import (
     CheckTransactionHeader,

@@ -64,7 +64,7 @@ class PopReply(
     },
 ):
     """Reply to a pop, and to PEEK_MESSAGE; the body is records. The texts name what was read of each queue:
-    `pop_info` reads and writes them. `rest_count`: some of the messages that are left to be popped.
+    `pop_answers` reads and writes them. `rest_count`: some of the messages that are left to be popped.
     """
 
     pop_time_ms: Long = 0

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from rocketspark.protocol.headers.consumers import (
+from rocketspark.protocol.headers.groups import (
     MaxOffsetHeader,
     QueryConsumerOffsetHeader,
     QueueHeader,

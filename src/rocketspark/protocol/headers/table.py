@@ -8,8 +8,9 @@ from rocketspark.protocol.headers.codec import (
     Header,
     NoHeader,
 )
-from rocketspark.protocol.headers.consumers import (
+from rocketspark.protocol.headers.groups import (
     ConsumerListHeader,
+    ConsumerStatsHeader,
     HeartbeatReply,
     LockHeader,
     MaxOffsetHeader,
@@ -20,9 +21,6 @@ from rocketspark.protocol.headers.consumers import (
     TimeReply,
     UnregisterClientHeader,
     UpdateConsumerOffsetHeader,
-)
-from rocketspark.protocol.headers.groups import (
-    ConsumerStatsHeader,
 )
 from rocketspark.protocol.headers.messages import (
     CheckTransactionHeader,

@@ -1,4 +1,5 @@
-"""Tables as the brokers of one name ask each other for them. Rule: what comes is checked here, before a table takes it.
+"""Tables as the brokers of one name ask each other for them, and tables of offsets by queue. Rule: what comes is
+checked here, before a table takes it.
 
 A missing version is None, which a peer of today never sends.
 """
@@ -11,15 +12,10 @@ from typing import TypeVar
 import msgspec
 
 from rocketspark.errors import ProtocolError
+from rocketspark.model import MessageQueue
 from rocketspark.model.text import INT_MAX, LONG_MAX, shown
 from rocketspark.protocol.json import java_json
-from rocketspark.protocol.json.bodies import (
-    Body,
-    DataVersion,
-    GroupConfig,
-    Quarantined,
-    TopicConfig,
-)
+from rocketspark.protocol.json.bodies import Body, DataVersion, GroupConfig, Quarantined, QueueBody, TopicConfig
 from rocketspark.protocol.json.static_topics import MappingDetail
 from rocketspark.protocol.timers import TimerCount, TimerCounts
 
@@ -228,3 +224,25 @@ class MemberGroupReply(Body):
     """Reply to GET_BROKER_MEMBER_GROUP (901); of a name that is not known no address."""
 
     broker_member_group: MemberGroupOfName = msgspec.field(default_factory=MemberGroupOfName)
+
+
+class OffsetBody(QueueBody):
+    """An offset with its queue."""
+
+    offset: int
+
+
+def encode_offsets(offsets: Mapping[MessageQueue, int]) -> bytes:
+    """Return the file's text: RocketMQ's JSON, with queues as keys."""
+    rows = [(QueueBody.of(queue), offset) for queue, offset in sorted(offsets.items())]
+    return b'{"offsetTable":%b}' % java_json.encode_object_keys(rows)
+
+
+def decode_offsets(data: bytes) -> dict[MessageQueue, int]:
+    """The offsets of such a text; also the body of RESET_CONSUMER_CLIENT_OFFSET, of which the C++ client's form is a
+    list. Raises ProtocolError.
+    """
+    table = java_json.decode(data, dict[str, dict[str, int] | list[OffsetBody]]).get("offsetTable", {})
+    if isinstance(table, list):
+        return {row.queue(): row.offset for row in table}
+    return {java_json.decode(key.encode(), QueueBody).queue(): offset for key, offset in table.items()}

@@ -34,7 +34,7 @@ from rocketspark.protocol.headers import (
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import ConsumerData, Heartbeat, QueueBody, SubscriptionBody
 from rocketspark.protocol.message import properties, record
-from rocketspark.protocol.retry_topics import RETRY_V1, first_topic, retry_topic
+from rocketspark.protocol.pop_answers import RETRY_V1, first_topic, retry_topic
 from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.call import Refused
 from rocketspark.proxy.checks import checked_topic

@@ -19,9 +19,7 @@ from rocketspark.protocol.headers import (
     Header,
     SendBackHeader,
 )
-from rocketspark.protocol.pop_answers import with_new_time
-from rocketspark.protocol.receipt_handle import GIVEN_BACK_MS, ReceiptHandle
-from rocketspark.protocol.retry_topics import real_topic
+from rocketspark.protocol.pop_answers import GIVEN_BACK_MS, ReceiptHandle, real_topic, with_new_time
 from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.call import Refused
 from rocketspark.proxy.clients import GRACE_S

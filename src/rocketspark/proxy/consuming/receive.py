@@ -30,8 +30,7 @@ from rocketspark.protocol.message import batch, properties, sysflags
 from rocketspark.protocol.message.compression import inflate
 from rocketspark.protocol.message.message_ids import offset_message_id
 from rocketspark.protocol.message.record import Record, decode
-from rocketspark.protocol.pop_answers import TimesAndOffsets
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle, TimesAndOffsets
 from rocketspark.proxy.brokers import DEFAULT_GROUP, Brokers, attempts_max
 from rocketspark.proxy.call import Call, Refused, status, status_of
 from rocketspark.proxy.checks import Shares, checked_group, checked_topic

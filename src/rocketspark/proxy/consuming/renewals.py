@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rocketspark.client.callbacks import end_all
 from rocketspark.errors import RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.proxy.call import Refused
 from rocketspark.proxy.consuming.handle_calls import Held
 from rocketspark.proxy.wire.codes import Code

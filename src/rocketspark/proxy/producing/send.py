@@ -20,8 +20,8 @@ from rocketspark.client.connection import client_api
 from rocketspark.client.connection.client_api import SendFrames
 from rocketspark.errors import NotSent, ProtocolError, TransportError, UsageError
 from rocketspark.model import MessageQueue
-from rocketspark.model.java import string_hash
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
 from rocketspark.protocol.headers import SendHeader, SendReply
 from rocketspark.protocol.message import batch, sysflags

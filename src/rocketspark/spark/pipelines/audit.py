@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
+from rocketspark.admin.cluster_client import QueueProgress as State
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.admin.states import QueueProgress as State
 from rocketspark.errors import RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.message import properties

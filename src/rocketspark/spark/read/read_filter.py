@@ -17,8 +17,8 @@ from rocketspark.arrow.decode_request import INT64_MAX, INT64_MIN, RowFilter
 from rocketspark.errors import FilterIllegal
 from rocketspark.filters import sql92
 from rocketspark.model import MessageQueue, Subscription, subscribe
-from rocketspark.model.java import string_hash
 from rocketspark.model.subscription import SQL92
+from rocketspark.model.text import string_hash
 from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.options import ReadOptions
 from rocketspark.spark.spark_features import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import properties, record_layout, sysflags
 from rocketspark.store.consumequeue.batch_consume_queue import inner_count
 from rocketspark.store.consumequeue.consume_queue import ConsumeQueue

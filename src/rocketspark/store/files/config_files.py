@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketspark.errors import ConfigError, ServerError, StoreError
-from rocketspark.model.properties import parse_properties, replace_values
+from rocketspark.model.conf_lines import parse_properties, replace_values
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files.system_calls import OsFiles, failure
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 
 _TAG_HASHES_MAX = 4096
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from rocketspark.errors import ConfigError
-from rocketspark.model.properties import parse_properties
+from rocketspark.model.conf_lines import parse_properties
 from rocketspark.model.text import shown
 from rocketspark.transport.tls.client_tls import VERIFY, ClientTls
 

@@ -30,7 +30,7 @@ from rocketspark.broker.access.audit.audited_requests import CHANGES, what
 from rocketspark.errors import ServerError, StoreUnwritable
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import NoHeader, Request, TopicHeader
-from rocketspark.protocol.headers.access import SubjectHeader, UserHeader
+from rocketspark.protocol.headers.admin import SubjectHeader, UserHeader
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 

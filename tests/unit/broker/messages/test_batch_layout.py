@@ -18,7 +18,7 @@ from tests.unit.broker.offline import Broker, same_clock, split
 from rocketspark.broker.messages import batch_properties, put_message
 from rocketspark.broker.replication.link.ha_listener import HaListener
 from rocketspark.errors import RecordError, StoreFull
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol import frames
 from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.message import batch

@@ -28,7 +28,7 @@ from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.message import properties, record
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store import Store, StoreSettings
 from rocketspark.store.timers.timer_files import TimerFiles

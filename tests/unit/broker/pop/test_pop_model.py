@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.broker.pop.rig import NOW, RETRY, TOPIC, Clock, Rig, clock_of
 
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle
 
 EXAMPLES = 40
 

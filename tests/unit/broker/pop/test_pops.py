@@ -20,7 +20,7 @@ from rocketspark.errors import ConfigError, ServerError
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.pop_records import CheckPointKey, CheckPointRecord
 from rocketspark.protocol.message import record, record_layout
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.store import recovery
 from rocketspark.store.timers.timer_files import TimerFiles
 from rocketspark.transport.request_frames import Reply

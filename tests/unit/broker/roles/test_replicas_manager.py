@@ -20,7 +20,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, ServerError, StoreUnwritable
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json import bodies
-from rocketspark.protocol.json.controller_bodies import SyncStateSet
+from rocketspark.protocol.json.operator_bodies import SyncStateSet
 from rocketspark.store.files.epoch_file import EpochList
 
 CODE = ResponseCode

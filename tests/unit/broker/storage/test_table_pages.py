@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.replication.tables.table_fetch import TableFetch
 from rocketspark.broker.storage.table_pages import PageWanted, TablePages, page_wanted
-from rocketspark.protocol.headers.metadata import TopicPageHeader
+from rocketspark.protocol.headers.topics import TopicPageHeader
 from rocketspark.protocol.json import metadata
 from rocketspark.protocol.json.bodies import DataVersion
 

@@ -14,7 +14,7 @@ from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json import java_json
-from rocketspark.protocol.json.queue_offsets import decode_offsets, encode_offsets
+from rocketspark.protocol.json.metadata import decode_offsets, encode_offsets
 from rocketspark.transport.peer import Peer
 
 Q0 = MessageQueue("t", "broker-a", 0)

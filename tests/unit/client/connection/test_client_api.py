@@ -15,9 +15,9 @@ from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.frames import ONEWAY_FLAG
 from rocketspark.protocol.headers import SendHeader
-from rocketspark.protocol.json import batch_ack
-from rocketspark.protocol.json.batch_ack import AckedBatch, BatchAck
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.json import pop_records
+from rocketspark.protocol.json.pop_records import AckedBatch, BatchAck
+from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.transport.peer import Peer
 
 TEXTS = ["", "UNIQ_KEY\x01AB\x02WAIT\x01true\x02", 'quote" back\\slash %d %b {} é 漢 \x00\x1f']
@@ -74,14 +74,14 @@ def test_messages_of_one_pop_of_a_queue_are_acknowledged_together() -> None:
 
     class Told:
         async def request(self, code: int, header: Any, body: bytes = b"", **_: Any) -> Any:
-            asked.append(header.handle if header else batch_ack.decode(body))
+            asked.append(header.handle if header else pop_records.decode_batch_ack(body))
             return SimpleNamespace(raise_for_code=lambda what: None)
 
     def handle(queue_id: int, offset: int, *, pop_time_ms: int = 11) -> ReceiptHandle:
         return ReceiptHandle(7, pop_time_ms, 60_000, 3, "1", "b", queue_id, offset)
 
     def batch(queue_id: int, *offsets: int, pop_time_ms: int = 11) -> AckedBatch:
-        bits = batch_ack.bits_of(7, list(offsets))
+        bits = pop_records.bits_of(7, list(offsets))
         return AckedBatch(
             group="g",
             topic="T",

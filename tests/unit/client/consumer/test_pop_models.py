@@ -27,7 +27,7 @@ from rocketspark.errors import NotSent, ServerError
 from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers.pop import PopHeader, PopReply
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle
 
 BROKER = MessageQueue("t", "broker-a", -1)
 INVISIBLE_MS = 5000

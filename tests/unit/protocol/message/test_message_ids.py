@@ -15,7 +15,7 @@ from tests.support.stand_ins import like
 from tests.unit.protocol.golden import hashes
 
 from rocketspark.errors import UsageError
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import message_ids
 from rocketspark.protocol.message.message_ids import UniqueIdBlocks
 from rocketspark.store.index import key_hashes

@@ -14,8 +14,7 @@ from tests.support.patience import LIMIT_S
 
 from rocketspark.errors import NotSent
 from rocketspark.protocol.json.bodies import GroupConfig
-from rocketspark.protocol.pop_answers import with_new_time
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle, with_new_time
 from rocketspark.proxy.brokers import retry_wait_ms
 from rocketspark.proxy.call import Refused
 from rocketspark.proxy.clients import Telemetry

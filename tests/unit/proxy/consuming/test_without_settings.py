@@ -19,7 +19,7 @@ from tests.unit.proxy.test_bounds import call_of
 
 from rocketspark import Message
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.proxy.clients import Clients
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.model import MessageQueue
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.proxy.producing.send import QueueChoice, consistent_hash
 
 BUCKETS = (1, 2, 3, 4, 5, 7, 8, 10, 16, 31, 64, 100, 255, 1000, 65536)

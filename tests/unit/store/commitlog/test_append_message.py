@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import batch, record
 from rocketspark.store import BatchMessage, Store, StoreSettings
 from rocketspark.store.clock import ManualClock

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import sysflags
 from rocketspark.store import Store, StoreSettings
 from rocketspark.store.commitlog.dispatch import dispatch_request, enters_index, enters_queue, unit_code_of

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.store.conftest import expire
 
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import batch, record
 from rocketspark.protocol.message import properties as props
 from rocketspark.store import GetStatus, Store

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.store.conftest import expire
 
 from rocketspark.errors import StoreFull, StoreUnwritable
-from rocketspark.model.java import string_hash
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record, record_crc
 from rocketspark.store import GetStatus, Store

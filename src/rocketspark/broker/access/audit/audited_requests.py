@@ -9,12 +9,12 @@ import msgspec
 
 from rocketspark.broker.settings import FIELDS
 from rocketspark.errors import RocketSparkError
-from rocketspark.model.properties import parse_properties
+from rocketspark.model.conf_lines import parse_properties
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import Header
 from rocketspark.protocol.json import java_json
-from rocketspark.protocol.json.access import AclInfo, UserInfo
+from rocketspark.protocol.json.operator_bodies import AclInfo, UserInfo
 
 NAMES_MAX = 20
 VALUE_CHARACTERS_MAX = 200

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rocketspark.errors import ConfigError
-from rocketspark.model.java import string_hash
-from rocketspark.model.text import shown
+from rocketspark.model.text import shown, string_hash
 
 DENY, ANY, PUB, SUB = 1, 2, 4, 8
 _BY_TEXT = {"PUB": PUB, "SUB": SUB, "PUB|SUB": PUB | SUB, "SUB|PUB": PUB | SUB, "DENY": DENY}

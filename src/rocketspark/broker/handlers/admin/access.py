@@ -27,9 +27,9 @@ from rocketspark.access.wire_forms import Unfit, acl_info, policies_of, policy_t
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header, Request
-from rocketspark.protocol.headers.access import ListAclHeader, ListUsersHeader
+from rocketspark.protocol.headers.admin import ListAclHeader, ListUsersHeader
 from rocketspark.protocol.json import java_json
-from rocketspark.protocol.json.access import AclInfo, UserInfo
+from rocketspark.protocol.json.operator_bodies import AclInfo, UserInfo
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply

@@ -40,7 +40,7 @@ from rocketspark.protocol.headers import (
     ResetOffsetHeader,
     TopicHeader,
 )
-from rocketspark.protocol.headers.metadata import GroupPageHeader, GroupPageReply, KnownStateHeader, StateReply
+from rocketspark.protocol.headers.topics import GroupPageHeader, GroupPageReply, KnownStateHeader, StateReply
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import (
     GroupConfig,

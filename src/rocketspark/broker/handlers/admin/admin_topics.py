@@ -22,8 +22,8 @@ from rocketspark.model import MessageQueue
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import CreateTopicHeader, Request, TopicHeader
-from rocketspark.protocol.headers.metadata import TopicPageHeader, TopicPageReply
 from rocketspark.protocol.headers.static_topics import TopicConfigHeader
+from rocketspark.protocol.headers.topics import TopicPageHeader, TopicPageReply
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import TopicConfig, TopicConfigTable
 from rocketspark.protocol.json.static_topics import MappingDetail, TopicConfigAndMapping

@@ -15,7 +15,7 @@ from rocketspark.broker.storage.json_tables import sorted_json
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
-from rocketspark.protocol.headers.metadata import HaInfoHeader, MasterFlushOffsetHeader
+from rocketspark.protocol.headers.topics import HaInfoHeader, MasterFlushOffsetHeader
 from rocketspark.protocol.json.metadata import STATE_LAYOUT, BrokerState, ResetOffset
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes

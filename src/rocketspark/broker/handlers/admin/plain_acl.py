@@ -12,7 +12,7 @@ from rocketspark.broker.access.plain_acl.documents import Version
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import NoHeader, Request
-from rocketspark.protocol.headers.access import (
+from rocketspark.protocol.headers.admin import (
     PlainAccountHeader,
     PlainAccountNameHeader,
     PlainVersionReply,

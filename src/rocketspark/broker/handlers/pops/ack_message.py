@@ -13,14 +13,13 @@ from rocketspark.broker.pop.ordered import OrderedPops
 from rocketspark.broker.pop.requests import PopChecks
 from rocketspark.broker.replication.durability import Durability
 from rocketspark.errors import ServerError
-from rocketspark.protocol import frames, retry_topics
+from rocketspark.protocol import frames, pop_answers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import AckHeader, Request
-from rocketspark.protocol.json import batch_ack
-from rocketspark.protocol.json.batch_ack import AckedBatch, BatchAck
+from rocketspark.protocol.json import pop_records
 from rocketspark.protocol.json.bodies import TopicConfig
-from rocketspark.protocol.json.pop_records import CheckPointKey
-from rocketspark.protocol.receipt_handle import ORDERED_REVIVE_QUEUE
+from rocketspark.protocol.json.pop_records import AckedBatch, BatchAck, CheckPointKey
+from rocketspark.protocol.pop_answers import ORDERED_REVIVE_QUEUE
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
@@ -189,7 +188,7 @@ class AckHandler:
 
     def ack_batch(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
         """BATCH_ACK_MESSAGE (200151): what is not there any more is passed over."""
-        found = batch_ack.decode(body) if body else None
+        found = pop_records.decode_batch_ack(body) if body else None
         if found is None or not found.acks:
             return reply(request.opaque, ResponseCode.NO_MESSAGE)
         self._checks.check_master()
@@ -206,7 +205,7 @@ class AckHandler:
                 self._ack_one_batch(peer, batch, found.broker_name, noted)
 
     def _ack_one_batch(self, peer: Peer, batch: AckedBatch, broker_name: str | None, noted: _Noted) -> None:
-        topic = retry_topics.real_topic(batch.topic, batch.group, batch.retry_flag)
+        topic = pop_answers.real_topic(batch.topic, batch.group, batch.retry_flag)
         if batch.revive_queue_id == ORDERED_REVIVE_QUEUE:
             try:
                 self._ack_ordered_batch(peer, topic, batch, noted)

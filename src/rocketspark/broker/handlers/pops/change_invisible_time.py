@@ -13,7 +13,7 @@ from rocketspark.errors import ServerError
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import ChangeInvisibleTimeHeader, ChangeInvisibleTimeReply, Request
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes

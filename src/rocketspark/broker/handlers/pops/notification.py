@@ -15,7 +15,7 @@ from rocketspark.broker.pop.waiting_pops import ALL_QUEUES, WaitingPops
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.topics import Topics
-from rocketspark.protocol import retry_topics
+from rocketspark.protocol import pop_answers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import (
     NotificationHeader,
@@ -24,7 +24,7 @@ from rocketspark.protocol.headers import (
     PollingInfoReply,
     Request,
 )
-from rocketspark.protocol.retry_topics import RETRY_V1, RETRY_V2
+from rocketspark.protocol.pop_answers import RETRY_V1, RETRY_V2
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
@@ -176,7 +176,7 @@ class NotificationHandler:
             if count := self._count_in(h, h.topic, queue_id, wanted):
                 return count
         for flag in self._retry_forms():
-            name = retry_topics.retry_topic(h.topic, h.group, flag)
+            name = pop_answers.retry_topic(h.topic, h.group, flag)
             retries = self._topics.table.get(name)
             for queue_id in range(retries.read_queue_nums if retries is not None else 0):
                 if count := self._count_in(h, name, queue_id, ALL):

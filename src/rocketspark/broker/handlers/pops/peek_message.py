@@ -11,10 +11,10 @@ from rocketspark.broker.pop.requests import COUNT_MAX, PopChecks, refusing
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
-from rocketspark.protocol import retry_topics
+from rocketspark.protocol import pop_answers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import PeekHeader, PopReply, Request
-from rocketspark.protocol.retry_topics import RETRY_V1, RETRY_V2
+from rocketspark.protocol.pop_answers import RETRY_V1, RETRY_V2
 from rocketspark.store.get_message import GetStatus
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
@@ -93,6 +93,6 @@ class PeekHandler:
         return reply(request.opaque, 0, header, b"".join(found), remark="FOUND")
 
     def _retries(self, h: PeekHeader) -> list[tuple[str, int]]:
-        name = retry_topics.retry_topic(h.topic, h.group, RETRY_V2 if self._settings.retry_topics_v2 else RETRY_V1)
+        name = pop_answers.retry_topic(h.topic, h.group, RETRY_V2 if self._settings.retry_topics_v2 else RETRY_V1)
         config = self._topics.table.get(name)
         return [] if config is None else [(name, queue_id) for queue_id in range(config.read_queue_nums)]

@@ -23,7 +23,7 @@ from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.frames import VERSION
 from rocketspark.protocol.headers import PopHeader, PopReply, Request
-from rocketspark.protocol.receipt_handle import ORDERED_REVIVE_QUEUE
+from rocketspark.protocol.pop_answers import ORDERED_REVIVE_QUEUE
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply

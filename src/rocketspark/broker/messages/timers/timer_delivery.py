@@ -17,9 +17,8 @@ from rocketspark.broker.messages.quarantine import Quarantine, fails_again
 from rocketspark.broker.messages.timers.timer_statistics import TimerStatistics
 from rocketspark.broker.statistics.stats import Stats, count
 from rocketspark.errors import MessageStays, RecordError
-from rocketspark.model.java import string_hash
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.text import INT_MAX, whole_number
+from rocketspark.model.text import INT_MAX, string_hash, whole_number
 from rocketspark.protocol.json.bodies import Quarantined
 from rocketspark.protocol.message import properties
 from rocketspark.protocol.message.record import Record

@@ -23,9 +23,8 @@ from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import JsonFile, now_ms
 from rocketspark.broker.storage.save_failures import SaveFailures
 from rocketspark.errors import RocketSparkError, StoreError
-from rocketspark.model.java import string_hash
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.text import whole_number
+from rocketspark.model.text import string_hash, whole_number
 from rocketspark.protocol.json.bodies import Quarantined
 from rocketspark.protocol.message.record import Record
 from rocketspark.protocol.timers import TimerCounts

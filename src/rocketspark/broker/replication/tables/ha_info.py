@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers.metadata import HaInfoHeader
+from rocketspark.protocol.headers.topics import HaInfoHeader
 from rocketspark.transport.connections import Connections
 
 TIMEOUT_MS = 3000

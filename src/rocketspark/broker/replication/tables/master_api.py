@@ -18,7 +18,7 @@ from rocketspark.broker.replication.tables.table_fetch import TableFetch
 from rocketspark.errors import NoReply, ProtocolError, ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header
-from rocketspark.protocol.headers.metadata import (
+from rocketspark.protocol.headers.topics import (
     GroupPageHeader,
     GroupPageReply,
     KnownStateHeader,
@@ -27,7 +27,6 @@ from rocketspark.protocol.headers.metadata import (
     TopicPageReply,
 )
 from rocketspark.protocol.json import java_json, metadata
-from rocketspark.protocol.json.access import AclInfo, UserInfo
 from rocketspark.protocol.json.bodies import Body, DataVersion, GroupConfig, TopicConfig
 from rocketspark.protocol.json.metadata import (
     BrokerState,
@@ -38,6 +37,7 @@ from rocketspark.protocol.json.metadata import (
     RequestModeTable,
     TopicPage,
 )
+from rocketspark.protocol.json.operator_bodies import AclInfo, UserInfo
 from rocketspark.protocol.json.static_topics import MappingDetail
 from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store.timers.timer_files import TimerCheckpoint, decode_checkpoint

@@ -20,8 +20,7 @@ from rocketspark.model.allocation import ALL_QUEUES
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers.pop import INIT_MAX, INIT_MIN, PopHeader
 from rocketspark.protocol.message import record
-from rocketspark.protocol.pop_answers import Popped, give_handles
-from rocketspark.protocol.receipt_handle import ReceiptHandle
+from rocketspark.protocol.pop_answers import Popped, ReceiptHandle, give_handles
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.shared_task import outcome_of
 

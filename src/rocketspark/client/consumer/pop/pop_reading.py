@@ -24,7 +24,7 @@ from rocketspark.client.observe.consume_stats import ConsumeStats
 from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import ReceiptExpired, RocketSparkError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, TopicRoute, subscribe
-from rocketspark.protocol.retry_topics import RETRY_V1, RETRY_V2, retry_topic
+from rocketspark.protocol.pop_answers import RETRY_V1, RETRY_V2, retry_topic
 
 log = logging.getLogger("rocketspark.client")
 

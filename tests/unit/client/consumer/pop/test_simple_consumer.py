@@ -21,7 +21,7 @@ from rocketspark.protocol.headers.pop import (
     PopHeader,
     PopReply,
 )
-from rocketspark.protocol.json import assignment, bodies
+from rocketspark.protocol.json import bodies, pop_records
 from rocketspark.transport.request_frames import reply
 
 Answer = Callable[[PopHeader], tuple[int, dict[str, Any]] | None]
@@ -246,8 +246,8 @@ def test_what_a_held_pop_gives_while_its_member_leaves_is_given_back(kind: type[
 
             def assign(peer: Any, request: Any, body: bytes) -> bytes:
                 queue = bodies.QueueBody.of(MessageQueue("t", "broker-a", -1))
-                told = [assignment.Assigned(message_queue=queue, mode="POP")]
-                return reply(request.opaque, body=bodies.encode(assignment.Assignment(message_queue_assignments=told)))
+                told = [pop_records.Assigned(message_queue=queue, mode="POP")]
+                return reply(request.opaque, body=bodies.encode(pop_records.Assignment(message_queue_assignments=told)))
 
             fake.broker.routes.add(RequestCode.QUERY_ASSIGNMENT, assign)
             fake.broker.rules[RequestCode.UNREGISTER_CLIENT] = last
