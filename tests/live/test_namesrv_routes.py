@@ -140,6 +140,37 @@ def test_a_broker_whose_connection_ends_is_dropped_at_once_and_comes_back(tmp_pa
     run(main())
 
 
+def test_long_lists_of_topics_are_made_in_turns_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million topics kept a NameServer up to half a second by one question."""
+    asked = [
+        (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None),
+        (RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": "c"}),
+        (RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": "none"}),
+        (RequestCode.GET_UNIT_TOPIC_LIST, {}),
+        (RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, {}),
+        (RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, {}),
+    ]
+
+    async def main() -> None:
+        async with name_server() as names, connected(names.address) as peer, connected(names.address) as other:
+            body = registration(**{f"t{number}": number % 5 for number in range(50)})
+            for number, config in enumerate(body.topic_config_serialize_wrapper.topic_config_table.values()):
+                config.topic_sys_flag = number % 4
+            (await register(other, bodies.encode(body))).raise_for_code("register")
+            whole = [(await peer.request(code, ext)).body for code, ext in asked]
+            monkeypatch.setattr(namesrv, "TOPICS_IN_TURN", 3)
+            assert await asyncio.gather(*(found(peer, code, ext) for code, ext in asked * 3)) == whole * 3
+            counts = [len(java_json.decode(text, bodies.TopicList).topic_list) for text in whole]
+            assert (counts[0], counts[1], counts[2]) == (50, 50, 0)
+            assert 0 < counts[5] < counts[4] < 50
+            assert counts[3] > 0
+
+    async def found(peer: Peer, code: RequestCode, ext: dict[str, str] | None) -> bytes:
+        return (await peer.request(code, ext)).raise_for_code("list").body
+
+    run(main())
+
+
 def test_a_silent_broker_is_dropped_when_its_own_time_is_over(tmp_path: Path) -> None:
     async def main(folder: Path) -> None:
         async with name_server(scan_s=0.02) as names, connected(names.address) as peer:

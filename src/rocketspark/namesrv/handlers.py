@@ -6,7 +6,7 @@ import asyncio
 import time
 import zlib
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from rocketspark.errors import ConnectionLost, ProtocolError, ServerError
@@ -16,6 +16,7 @@ from rocketspark.namesrv.kv_config import ORDER_TOPICS, KvConfig
 from rocketspark.namesrv.registration_limits import check_broker, check_version
 from rocketspark.namesrv.registry import EXPIRY_MS, LiveBroker, Registry
 from rocketspark.namesrv.settings import Settings
+from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
     BrokerHeader,
@@ -44,6 +45,8 @@ log = LimitedLog("rocketspark.namesrv")
 QUOTED_IDS_VERSION = 401
 # A registration over this is read beside the loop: it may take a second.
 LARGE_BYTES = 64 << 10
+# Topics of a list that are looked at in one turn of the loop: some ms.
+TOPICS_IN_TURN = 16_384
 # The limit of a registration's size after inflating, in times of its deflated size; honest brokers stay below.
 DEFLATED = 32
 
@@ -51,6 +54,44 @@ DEFLATED = 32
 def now_ms() -> int:
     """Return the time in ms of a clock that is never set: a jump must not make every broker look silent."""
     return int(time.monotonic() * 1000)
+
+
+class TopicLists:
+    """Lists of topics, of which there may be a million: a long one is made in several turns, one at a time."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._making = asyncio.Lock()
+
+    def answer(self, peer: Peer, request: Request[Any], pick: Callable[[list[str]], list[str]]) -> Answer:
+        """Return the reply with all topics that `pick` returns of those it is given."""
+        topics = self._registry.topics()
+        if len(topics) > TOPICS_IN_TURN:
+            return self._answer_later(peer, request, pick)
+        return reply(request.opaque, body=bodies.encode(bodies.TopicList(topic_list=pick(topics))))
+
+    async def _answer_later(
+        self, peer: Peer, request: Request[Any], pick: Callable[[list[str]], list[str]]
+    ) -> bytes | None:
+        while peer.is_open:
+            async with self._making:
+                if peer.is_writable:
+                    return reply(request.opaque, body=await self._made(pick))
+            # Many may wait here: nothing is made for one that does not read.
+            await peer.writable()
+        return None
+
+    async def _made(self, pick: Callable[[list[str]], list[str]]) -> bytes:
+        topics, parts, size = self._registry.topics(), list[bytes](), 0
+        for at in range(0, len(topics), TOPICS_IN_TURN):
+            await asyncio.sleep(0)
+            if found := pick(topics[at : at + TOPICS_IN_TURN]):
+                parts.append(bodies.encode(found)[1:-1])
+                size += len(parts[-1])
+            if size > frames.FRAME_BYTES_MAX:
+                # No reply holds it.
+                break
+        return b'{"topicList":[%b]}' % b",".join(parts) if parts else bodies.encode(bodies.TopicList())
 
 
 class NameServerHandlers:
@@ -62,6 +103,7 @@ class NameServerHandlers:
         self._settings = settings
         self._started_ms = now_ms()
         self._large = asyncio.Lock()
+        self._lists = TopicLists(registry)
         # The number of large registrations not taken yet, by the broker's cluster and address.
         self._under_way: Counter[tuple[str, str]] = Counter()
 
@@ -200,16 +242,16 @@ class NameServerHandlers:
         addresses = data.broker_addrs if data is not None else {}
         return reply(request.opaque, body=bodies.encode_member_group(h.cluster, h.broker_name, addresses))
 
-    def topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+    def topics(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
         """GET_ALL_TOPIC_LIST_FROM_NAMESERVER."""
         _check_enabled(self._settings.all_topic_list)
-        return reply(request.opaque, body=bodies.encode(bodies.TopicList(topic_list=self._registry.topics())))
+        return self._lists.answer(peer, request, lambda topics: topics)
 
-    def topics_of_cluster(self, peer: Peer, request: Request[ClusterHeader], body: bytes) -> bytes:
+    def topics_of_cluster(self, peer: Peer, request: Request[ClusterHeader], body: bytes) -> Answer:
         """GET_TOPICS_BY_CLUSTER."""
         _check_enabled(self._settings.topic_list)
-        names = self._registry.topics_of_cluster(request.ext.cluster)
-        return reply(request.opaque, body=bodies.encode(bodies.TopicList(topic_list=names)))
+        names = self._registry.brokers_of_cluster(request.ext.cluster)
+        return self._lists.answer(peer, request, lambda topics: self._registry.carried_by(topics, names))
 
     def delete_topic(self, peer: Peer, request: Request[DeleteTopicHeader], body: bytes) -> bytes:
         """DELETE_TOPIC_IN_NAMESRV, of one cluster if it is named."""
@@ -290,6 +332,7 @@ class AdminHandlers:
     def __init__(self, registry: Registry, settings: Settings) -> None:
         self._registry = registry
         self._settings = settings
+        self._lists = TopicLists(registry)
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -318,20 +361,18 @@ class AdminHandlers:
         self._settings.update(body.decode("utf-8", "replace"))
         return reply(request.opaque)
 
-    def unit_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+    def unit_topics(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
         """GET_UNIT_TOPIC_LIST (311): topics of one unit."""
-        return self._topics(request, UNIT, UNIT)
+        return self._topics(peer, request, UNIT, UNIT)
 
-    def subscribed_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+    def subscribed_topics(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
         """GET_HAS_UNIT_SUB_TOPIC_LIST (312): topics that a unit subscribes to."""
-        return self._topics(request, UNIT_SUBSCRIBED, UNIT_SUBSCRIBED)
+        return self._topics(peer, request, UNIT_SUBSCRIBED, UNIT_SUBSCRIBED)
 
-    def subscribed_plain_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+    def subscribed_plain_topics(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
         """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313): those of them that are of no unit."""
-        return self._topics(request, UNIT | UNIT_SUBSCRIBED, UNIT_SUBSCRIBED)
+        return self._topics(peer, request, UNIT | UNIT_SUBSCRIBED, UNIT_SUBSCRIBED)
 
-    def _topics(self, request: Request[Any], mask: int, wanted: int) -> bytes:
-        if not self._settings.topic_list:
-            raise ServerError(ResponseCode.SYSTEM_ERROR, "disable")
-        found = [topic for topic, flag in self._registry.topic_flags() if flag & mask == wanted]
-        return reply(request.opaque, body=bodies.encode(bodies.TopicList(topic_list=found)))
+    def _topics(self, peer: Peer, request: Request[Any], mask: int, wanted: int) -> Answer:
+        _check_enabled(self._settings.topic_list)
+        return self._lists.answer(peer, request, lambda topics: self._registry.of_flag(topics, mask, wanted))

@@ -8,7 +8,7 @@ ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -414,14 +414,19 @@ class Registry:
         """Return every topic some broker registered."""
         return list(self._topics)
 
-    def topic_flags(self) -> list[tuple[str, int]]:
-        """Return every topic with its system flag, as the first of its brokers has it."""
-        return [(topic, next(iter(queues.values())).topic_sys_flag) for topic, queues in self._topics.items() if queues]
+    def of_flag(self, topics: Iterable[str], mask: int, wanted: int) -> list[str]:
+        """Return those of the topics whose system flag, as the first of their brokers has it, has these bits."""
+        found = ((topic, self._topics.get(topic)) for topic in topics)
+        return [t for t, queues in found if queues and next(iter(queues.values())).topic_sys_flag & mask == wanted]
 
-    def topics_of_cluster(self, cluster: str) -> list[str]:
-        """Return the topics that a broker of the cluster carries."""
-        names = {n for n, d in self._brokers.items() if d.cluster == cluster}
-        return [t for t, queues in self._topics.items() if not names.isdisjoint(queues)]
+    def brokers_of_cluster(self, cluster: str) -> frozenset[str]:
+        """Return the names of a cluster's brokers."""
+        return frozenset(n for n, d in self._brokers.items() if d.cluster == cluster)
+
+    def carried_by(self, topics: Iterable[str], broker_names: Collection[str]) -> list[str]:
+        """Return those of the topics that one of the brokers carries."""
+        wanted = frozenset(broker_names)
+        return [topic for topic in topics if not wanted.isdisjoint(self._topics.get(topic, ()))]
 
     def set_queues(self, topic: str, queues: Iterable[QueueDataBody]) -> None:
         """Take one topic that a broker registers alone, up to the first broker that is not live; a new one as a whole.

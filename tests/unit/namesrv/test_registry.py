@@ -67,8 +67,12 @@ def test_a_broker_that_registers_is_in_route_cluster_and_lists() -> None:
     (broker,), (queue,) = found
     assert (broker.cluster, broker.broker_name, broker.broker_addrs) == ("c", "a", {0: "h:1"})
     assert (queue.broker_name, queue.read_queue_nums, queue.write_queue_nums, queue.perm) == ("a", 4, 4, 6)
-    assert sorted(registry.topics()) == sorted(registry.topics_of_cluster("c")) == ["T", "U"]
-    assert registry.topics_of_cluster("other") == []
+    assert (
+        sorted(registry.topics())
+        == sorted(registry.carried_by(registry.topics(), registry.brokers_of_cluster("c")))
+        == ["T", "U"]
+    )
+    assert registry.carried_by(registry.topics(), registry.brokers_of_cluster("other")) == []
     info = registry.clusters()
     assert info.cluster_addr_table == {"c": ["a"]}
     assert info.broker_addr_table["a"].broker_addrs == {0: "h:1"}
@@ -129,8 +133,8 @@ def test_a_topic_in_two_clusters() -> None:
     registry = Registry()
     register(registry)
     register(registry, cluster="d", broker_name="b", address="h:5", topics=table(1, T=2, U=1))
-    assert registry.topics_of_cluster("c") == ["T"]
-    assert sorted(registry.topics_of_cluster("d")) == ["T", "U"]
+    assert registry.carried_by(registry.topics(), registry.brokers_of_cluster("c")) == ["T"]
+    assert sorted(registry.carried_by(registry.topics(), registry.brokers_of_cluster("d"))) == ["T", "U"]
 
 
 def test_silence_longer_than_promised_drops_a_broker() -> None:
