@@ -1,7 +1,7 @@
 # The commands of the project; `make help` lists them. Set-up runs by itself where a target needs it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python setup-demo setup-tables check fix wire test test-official test-python test-versions demo demo-archive bench bench-spark soak soak-examples clean
+.PHONY: help setup setup-python setup-demo setup-tables check fix wire status test test-official test-python test-versions demo demo-archive bench bench-spark soak soak-examples clean
 
 PYTHON ?=
 PYTHONS ?=
@@ -53,6 +53,9 @@ fix: setup-python ## mend what ruff can mend, and format
 WIRE = src/rocketspark/proxy/wire
 wire: setup-python ## messaging.binpb, of RocketMQ 5's gRPC protocol, from messaging.proto
 	$(BIN)/python -m grpc_tools.protoc -I $(WIRE) --include_imports --descriptor_set_out=$(WIRE)/messaging.binpb messaging.proto
+
+status: setup-python ## what the tests show, as a table, from the marks at the tests
+	@$(BIN)/python -m tests.support.shown_points
 
 # Groups of tests that share servers or a session go to one worker: tests/conftest.py. Official servers make each other
 # wait more than half of the time: there three workers share two cores.

@@ -1,7 +1,7 @@
 """Which scenario shows which capability with which official client. Rule: a cell names a test or says why none.
 
 Each test runs on the official servers too (JAVA_TESTS_ON=apache): one that fails there is wrong. What other points
-(store, durability, retention, statistics, cores) show is no matter of the client: see docs/status.md.
+(store, durability, retention, statistics, cores) show is no matter of the client: see `make status`.
 `python -m tests.interop.table` prints it.
 """
 
