@@ -114,3 +114,17 @@ def test_unit_tests_lie_where_what_they_test_lies() -> None:
         if folder not in ({".", "bench", "examples"} | modules.get(name, {folder})) and not is_package:
             astray.append(test.as_posix())
     assert set(astray) - OF_ANOTHER_NAME == set()
+
+
+def test_the_changelog_is_by_version_and_kind() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    versions = re.findall(r"^## \[(.+?)\]", text, re.MULTILINE)
+    assert versions[0] == "Unreleased"
+    assert versions[1:] == sorted(versions[1:], key=lambda version: [*map(int, version.split("."))], reverse=True)
+    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        kinds = re.findall(r"^### (.+)$", part, re.MULTILINE)
+        assert kinds == [kind for kind in KINDS_OF_CHANGES if kind in kinds]
+    assert max(map(len, text.splitlines())) <= 120
+
+
+KINDS_OF_CHANGES = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
