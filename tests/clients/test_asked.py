@@ -14,7 +14,10 @@ from tests.java.mqadmin import MqAdmin, same, until
 from rocketspark.client import Producer, PushConsumer
 from rocketspark.model import Message, ReceivedMessage
 
-pytestmark = pytest.mark.java
+pytestmark = [
+    pytest.mark.java,
+    pytest.mark.shows("consumers: the seven requests of brokers"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,11 @@ from rocketspark.client import Producer, PullConsumer, PushConsumer
 from rocketspark.errors import FilterIllegal
 from rocketspark.model import Message, ReceivedMessage
 
+pytestmark = pytest.mark.shows(
+    "concurrent and ordered listeners, broadcast with offsets in Java's file, SQL92, time-outs of calls, "
+    "bounds per queue and topic, pause, retries, dead letters"
+)
+
 
 def fill(scene: Scene, per_queue: int) -> None:
     with Producer(scene.namesrv, "pg") as producer:
@@ -194,6 +199,7 @@ def test_a_call_that_takes_too_long_is_delivered_again(scene: Scene) -> None:
     assert seen == [0, 1]
 
 
+@pytest.mark.shows("a group's retryMaxTimes for push consumers")
 @pytest.mark.parametrize("options", [{"max_reconsume_times": 2}, {}], ids=["own", "of the group"])
 def test_retries_dead_letters_and_who_sent_them(scene: Scene, options: dict[str, int]) -> None:
     inbox = Inbox(then=lambda message: False)

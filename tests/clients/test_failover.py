@@ -27,6 +27,14 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import sysflags
 from rocketspark.transport.request_frames import request
 
+pytestmark = pytest.mark.shows(
+    "the client follows its brokers: a former master's refusals (2, 14) have the route fetched, as lost "
+    "connections do; sends wait while a master is elected; ids that swap",
+    "commits to the lowest slave and again to the master; offsets of a slave only without a master; bounds "
+    "and times from a slave; locks asked for at once at a new master; heartbeats to all members, to new ones "
+    "at once",
+)
+
 NAME = "broker-a"
 Q0 = MessageQueue("t", NAME, 0)
 BOTH = [Q0, MessageQueue("t", NAME, 1)]
@@ -95,6 +103,10 @@ async def test_a_send_that_a_former_master_refuses_goes_to_the_new_one(
         assert pair.a.requests[SEND] == 2
 
 
+@pytest.mark.shows(
+    "a send that is not tried again (retries=0) because its broker was not reached has the route fetched for "
+    "the next one"
+)
 @in_loop
 async def test_a_send_that_is_not_tried_again_has_the_route_fetched() -> None:
     async with members() as pair, AsyncProducer(pair.namesrv, "pg", retries=0) as producer:
@@ -230,6 +242,7 @@ def ends_at(broker: FakeBroker) -> list[headers.EndTransactionHeader]:
     return told
 
 
+@pytest.mark.shows("transactions end at the master of the moment; without one the check ends them")
 @in_loop
 async def test_a_transaction_is_ended_at_the_master_of_the_moment() -> None:
     async with members() as pair, AsyncTransactionProducer(pair.namesrv, "pg", listener=Teller()) as producer:
@@ -246,6 +259,7 @@ async def test_a_transaction_is_ended_at_the_master_of_the_moment() -> None:
         assert told[0].message_id == half.transaction.sent.message_id
 
 
+@pytest.mark.shows("transactions end at the master of the moment; without one the check ends them")
 @in_loop
 async def test_a_transaction_whose_master_is_gone_is_ended_by_the_check() -> None:
     async with members() as pair, AsyncTransactionProducer(pair.namesrv, "pg", listener=Teller()) as producer:

@@ -13,6 +13,8 @@ from rocketspark.client import AsyncProducer, Producer
 from rocketspark.errors import ServerError, UsageError
 from rocketspark.model import MessageQueue
 
+pytestmark = pytest.mark.shows("create topic, queues, offsets, view and query messages")
+
 
 def test_topics_offsets_and_stored_messages(scene: Scene) -> None:
     with Producer(scene.namesrv, f"p-{scene.group}") as producer:
@@ -47,6 +49,7 @@ def test_a_topic_is_made(scene: Scene) -> None:
         assert producer.queues(topic) == [MessageQueue(topic, "broker-a", i) for i in range(3)]
 
 
+@pytest.mark.shows("mended: createTopic's sysFlag")
 def test_a_topic_is_made_with_its_flag(scene: Scene) -> None:
     topic = f"{scene.topic}-unit"
 

@@ -20,6 +20,8 @@ from rocketspark.client.results import SendResult
 from rocketspark.errors import BrokerNotFound, NoNameServer, NoReply, NotSent, SendFailed
 from rocketspark.model import Message, MessageQueue, ReceivedMessage
 
+pytestmark = pytest.mark.shows("two brokers and two NameServers that hang, die and come back")
+
 TOPIC, TRANSACTIONS = "Outages", "OutagesOfB"
 # Only a failure keeps a broker out, however slow this machine is.
 LONG = FaultTable((600_000,), (60_000,), 600_000)

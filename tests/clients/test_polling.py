@@ -7,11 +7,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.clients.scene import Scene
 from tests.clients.test_consuming import fill, until
 
 from rocketspark.client import Producer, PullConsumer
 from rocketspark.model import MessageQueue, ReceivedMessage
+
+pytestmark = pytest.mark.shows(
+    "PullConsumer: subscribe, assign, poll, seek, pause, commit, callbacks, iteration, SQL92, broadcast",
+)
 
 
 def read(consumer: PullConsumer, count: int) -> list[ReceivedMessage]:

@@ -21,6 +21,11 @@ from rocketspark.client.consumer.pop.popper import PopSettings
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
 
+pytestmark = pytest.mark.shows(
+    "`PushConsumer(pop=True)`: done, failed, given up, too slow, closed, modes to and fro under load, shares, "
+    "batches of BatchCQ topics"
+)
+
 QUICK = PopSettings(invisible_ms=3000, delays_ms=(1,))
 
 
@@ -50,6 +55,7 @@ def until(true: Any) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.shows("a group's retryMaxTimes for push consumers")
 @pytest.mark.parametrize("options", [{"max_reconsume_times": 1}, {}], ids=["own", "of the group"])
 def test_done_failed_and_given_up(scene: Scene, options: dict[str, int]) -> None:
     set_mode(scene, "POP")

@@ -13,6 +13,11 @@ from rocketspark.client.selectors import by_hash, by_random
 from rocketspark.errors import MessageIllegal, SendFailed, ServerError
 from rocketspark.model import Message, MessageQueue
 
+pytestmark = pytest.mark.shows(
+    "sends: sync, asyncio, futures, one-way; to a queue, by selector, by sharding key in order; batches with "
+    "`split`; one budget; system topics refused"
+)
+
 
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
 def test_every_compression_is_read_back(scene: Scene, kind: str) -> None:
@@ -61,6 +66,7 @@ def test_batches_in_parts(scene: Scene) -> None:
     assert [m.body for m in scene.stored(1200)] == [m.body for m in messages]
 
 
+@pytest.mark.shows("request-reply, delay levels, timer messages, recall")
 def test_timer_messages_and_recall(scene: Scene) -> None:
     inbox = Inbox()
     consumer = PushConsumer(scene.namesrv, scene.group, consume_from="first")
@@ -105,6 +111,7 @@ def test_a_namespace_hides_its_topics(scene: Scene) -> None:
     assert [m.body for m in scene.stored(1)] == [b"outside"]
 
 
+@pytest.mark.shows("gathered sends (`linger_ms`, `batch_bytes`)")
 def test_gathered_sends_have_their_own_results(scene: Scene) -> None:
     async def run() -> dict[bytes, tuple[str, str, int, int]]:
         async with AsyncProducer(scene.namesrv, "pg", linger_ms=5) as producer:
@@ -120,6 +127,7 @@ def test_gathered_sends_have_their_own_results(scene: Scene) -> None:
     assert found == expected
 
 
+@pytest.mark.shows("mended: a message to a queue of another topic is stored in that other topic")
 def test_a_queue_of_another_topic_is_refused(scene: Scene) -> None:
     with Producer(scene.namesrv, "pg") as producer:
         with pytest.raises(MessageIllegal, match="of its own topic"):
@@ -136,6 +144,7 @@ def test_what_goes_to_one_key_stays_in_order_whatever_it_is(scene: Scene, linger
     assert [m.body for m in scene.stored(60)] == bodies
 
 
+@pytest.mark.shows("mended: a topic ending in the template's digits breaks framing")
 def test_names_that_end_in_any_digits(scene: Scene) -> None:
     topic = f"{scene.topic[:60]}1912345601"
     with Producer(scene.namesrv, "pg1912345602") as producer:

@@ -18,6 +18,10 @@ from tests.java.mqadmin import until
 from rocketspark.client import Producer
 from rocketspark.model import MessageQueue
 
+pytestmark = pytest.mark.shows(
+    "rebalance: strategies; members that join, leave and are killed under load; locks for order",
+)
+
 QUEUES = 6
 BACKLOG = 32
 LIMIT_S = 120

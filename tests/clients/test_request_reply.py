@@ -13,6 +13,8 @@ from rocketspark.client import AsyncProducer, Producer, PushConsumer
 from rocketspark.errors import NoReply, UsageError
 from rocketspark.model import ReceivedMessage
 
+pytestmark = pytest.mark.shows("request-reply, delay levels, timer messages, recall")
+
 
 def test_replies_reach_who_asked(scene: Scene) -> None:
     with Producer(scene.namesrv, f"r-{scene.group}") as replier:

@@ -22,7 +22,10 @@ from rocketspark.client.options import ClientOptions
 from rocketspark.errors import SendFailed, ServerError
 from rocketspark.model import MessageQueue
 
-pytestmark = pytest.mark.java
+pytestmark = [
+    pytest.mark.java,
+    pytest.mark.shows("producers: signed requests"),
+]
 
 KEY, SECRET = "admin", "secret-of-admin"
 AUTH = "org.apache.rocketmq.auth"
@@ -126,6 +129,7 @@ def test_other_keys_are_refused_clearly(guarded: Guarded, wrong: str) -> None:
     assert text in str(unread.value)
 
 
+@pytest.mark.shows("`rocketspark user`, `rocketspark acl`, and the same from Python")
 def test_an_operator_keeps_users_and_rules(guarded: Guarded) -> None:
     name = "broker-a"
 

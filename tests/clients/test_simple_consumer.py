@@ -16,6 +16,11 @@ from rocketspark import AsyncSimpleConsumer, Producer, ReceivedMessage, SimpleCo
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import ReceiptExpired, RouteNotFound, ServerError, StateError, UsageError
 
+pytestmark = pytest.mark.shows(
+    "`SimpleConsumer`, `AsyncSimpleConsumer`: receive, acknowledge, change the invisible time, several topics "
+    "with filters, also changed while pops wait, order, a receive that is cancelled"
+)
+
 
 def received(consumer: SimpleConsumer, count: int, *, ack: bool = True) -> list[ReceivedMessage]:
     found: list[ReceivedMessage] = []

@@ -19,7 +19,12 @@ from rocketspark.client import Producer, PullConsumer, PushConsumer
 from rocketspark.client.hooks import Hooks
 from rocketspark.model import Message, ReceivedMessage
 
-pytestmark = [pytest.mark.java, pytest.mark.xdist_group("jvm"), pytest.mark.usefixtures("java_tools")]
+pytestmark = [
+    pytest.mark.java,
+    pytest.mark.xdist_group("jvm"),
+    pytest.mark.usefixtures("java_tools"),
+    pytest.mark.shows("reading from a slave, and back"),
+]
 
 PULL = 11
 MASTER: dict[str, Any] = {

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+import pytest
 from tests.clients.scene import Inbox, Scene
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer, PullConsumer, PushConsumer, TransactionProducer, TransactionState
 from rocketspark.protocol.trace import Consumed, Ended, Published, Received, Trace, decode
+
+pytestmark = pytest.mark.shows("hooks, message traces, OpenTelemetry")
 
 
 class Commit:

@@ -21,6 +21,8 @@ from rocketspark.client import (
 from rocketspark.errors import ConfigError, MessageIllegal
 from rocketspark.model import Message, ReceivedMessage
 
+pytestmark = pytest.mark.shows("transactions: commit, rollback, unknown, check-back by any producer of the group")
+
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 
 
@@ -111,6 +113,7 @@ def test_any_producer_of_the_group_is_asked(scene: Scene) -> None:
         assert {m.body.decode() for m in bank.asked} - ended_late(scene, "own") == {"left"}
 
 
+@pytest.mark.shows("mended: known to brokers from `start` on")
 def test_a_producer_that_sends_nothing_is_asked(scene: Scene) -> None:
     group = f"p-{scene.group}"
     with TransactionProducer(scene.namesrv, group, listener=Bank()) as gone:

@@ -25,7 +25,10 @@ from rocketspark.client.consumer.allocate_queues import STRATEGIES
 from rocketspark.errors import MessageIllegal
 from rocketspark.model import Message, ReceivedMessage
 
-pytestmark = pytest.mark.java
+pytestmark = [
+    pytest.mark.java,
+    pytest.mark.shows("beside the official Java clients, every feature with a wire form, both ways"),
+]
 
 ODD = {
     "z\u00fcrich": "\u00e4 ;=\t\u6f22\U0001f680",

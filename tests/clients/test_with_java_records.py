@@ -19,7 +19,10 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer, PushConsumer, TransactionProducer
 from rocketspark.protocol.trace import Consumed, Ended, Published, Received, Trace
 
-pytestmark = pytest.mark.java
+pytestmark = [
+    pytest.mark.java,
+    pytest.mark.shows("beside the official Java clients, every feature with a wire form, both ways"),
+]
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ pytestmark = [
         sys.platform != "linux" or os.uname().machine != "x86_64",
         reason="the C++ client's package is for Linux on x86-64",
     ),
+    pytest.mark.shows("C++ client (PyPI `rocketmq` 0.4.4) on our servers"),
 ]
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,6 +22,8 @@ from tests.support.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows("Go client")
+
 __all__ = ["cluster"]
 
 CONSUMER_CONNECTIONS, RUNNING_INFO, CONSUME_DIRECTLY = 203, 307, 309
@@ -140,6 +142,10 @@ def test_the_admin_makes_lists_and_deletes_topics(scene: on_ours.Scene) -> None:
         assert scene.topic not in scene.java.call("topic_list", name=admin)
 
 
+@pytest.mark.shows(
+    "Java 5.5.0, 4.9.7 and C++ clients with right, wrong, missing, unknown, disabled, unallowed and revoked keys",
+    "Go client with right, wrong, missing, unknown, disabled and unallowed keys",
+)
 def test_keys_are_told_from_wrong_ones(go_client: GoDriver, cluster: Cluster) -> None:
     """Producers with right, wrong, missing, unknown, disabled and unallowed keys, and a consumer with a right one."""
     name, passed = {"namesrv": cluster.namesrv, "group": "go-signed"}, 0

@@ -9,6 +9,11 @@ import pytest
 
 from rocketspark.broker.settings import FIELDS
 
+pytestmark = pytest.mark.shows(
+    "bounds of connections, frames, headers, held pulls, unread replies, log lines, on brokers, NameServers "
+    "and controllers: each row of docs/security.md is an attack beside a normal client"
+)
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "security.md"
 # Names of tests that are to be there already while a row is written.

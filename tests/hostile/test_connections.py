@@ -14,6 +14,11 @@ from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.frames import Frame
 
+pytestmark = pytest.mark.shows(
+    "bounds of connections, frames, headers, held pulls, unread replies, log lines, on brokers, NameServers "
+    "and controllers: each row of docs/security.md is an attack beside a normal client"
+)
+
 # The head of a frame of 16 MiB, whose header has 10 bytes.
 BEGIN = (16 << 20).to_bytes(4, "big") + (10).to_bytes(4, "big")
 
@@ -159,6 +164,7 @@ def test_requests_in_flight_on_one_connection(tmp_path: Path, monkeypatch: pytes
     run(main())
 
 
+@pytest.mark.shows("no request holds the loop for long; bytes of requests in work, held requests by host")
 def test_pulls_held_in_all_and_for_one_connection(tmp_path: Path) -> None:
     async def main() -> None:
         # One host has three quarters of all.

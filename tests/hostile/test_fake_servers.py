@@ -17,6 +17,11 @@ from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
 
+pytestmark = pytest.mark.shows(
+    "servers that are hostile to our client: giant and deep frames, foreign answers, slow bodies, silence, "
+    "NameServer lists that drip or redirect"
+)
+
 Act = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 BEGIN = (16 << 20).to_bytes(4, "big") + (10).to_bytes(4, "big")
 

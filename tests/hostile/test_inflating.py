@@ -15,6 +15,8 @@ from rocketspark.errors import RecordError, RocketSparkError
 from rocketspark.protocol.message import compression, sysflags
 from rocketspark.spark.exactly_once import commit_records
 
+pytestmark = pytest.mark.shows("what a body may inflate to")
+
 SMALL = 1 << 20
 BOMB = bytes(64 << 20)
 

@@ -15,6 +15,11 @@ from rocketspark.controller.settings import ControllerSettings
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.transport.server import Server
 
+pytestmark = pytest.mark.shows(
+    "bounds of connections, frames, headers, held pulls, unread replies, log lines, on brokers, NameServers "
+    "and controllers: each row of docs/security.md is an attack beside a normal client"
+)
+
 BEGIN = (16 << 20).to_bytes(4, "big") + (10).to_bytes(4, "big")
 # A request that both answer, whatever the answer is.
 ASKED = {"NameServer": RequestCode.GET_BROKER_CLUSTER_INFO, "controller": RequestCode.CONTROLLER_GET_METADATA_INFO}

@@ -12,11 +12,16 @@ from types import FrameType
 from typing import Any
 
 import msgspec
+import pytest
 from bench.stretches import Turns, batch_of, heartbeat
 from tests.live.support import GROUP, TOPIC, broker, connected, create, run, send_header, sent, until
 
 from rocketspark.protocol.headers import SendReply
 from rocketspark.protocol.json.bodies import LockReply
+
+pytestmark = pytest.mark.shows(
+    "no request holds the loop for long; bytes of requests in work, held requests by host",
+)
 
 # Some 12 ms; what one call into C does is bounded by what a request may hold.
 LINES_MAX = 250_000

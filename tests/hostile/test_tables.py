@@ -37,6 +37,11 @@ from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.transport.peer import Peer
 
+pytestmark = pytest.mark.shows(
+    "tables that clients make grow: topics, groups, offsets, clients, subscriptions, locks, request modes, "
+    "filters' time"
+)
+
 
 async def code_of(peer: Peer, code: int, body: dict[str, Any]) -> int:
     return (await peer.request(code, None, json.dumps(body).encode())).code

@@ -9,6 +9,8 @@ import pytest
 from tests.go.test_go_client import SAME as WITH_GO
 from tests.interop.table import CANNOT, CAPABILITIES, CLIENTS, SAME, TABLE, Row, shown_by
 
+pytestmark = pytest.mark.shows("scenarios by client: Java 5.5.0 and 4.9.7, Go, C++")
+
 VERSIONS = {"java_550": "5.5.0", "java_497": "4.9.7"}
 
 

@@ -11,6 +11,10 @@ from tests.java.apache import ApacheBroker
 from tests.support.access_rows import CONFIG, Row, play, rows
 from tests.support.ports import free_ports
 
+pytestmark = pytest.mark.shows(
+    "users, policies, order of decision, white lists, first users, strategies, 3001-3010",
+)
+
 
 class ClosedBroker(ApacheBroker):
     """It need not be registered: it is asked directly, as soon as it answers."""

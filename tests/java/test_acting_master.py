@@ -33,7 +33,12 @@ from tests.support.ports import free_ports
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.protocol.message import properties, record
 
-pytestmark = pytest.mark.xdist_group("jvm")
+pytestmark = [
+    pytest.mark.xdist_group("jvm"),
+    pytest.mark.shows(
+        "slave acting master beside the Java broker, as master and as slave, with the Java NameServer and ours"
+    ),
+]
 TOPIC, GROUP, WAY_OUT = "acting", "readers", "broker-b"
 # Messages fall due while nobody is master, and after the master is back.
 SOON_S, LATER_S = 12, 34

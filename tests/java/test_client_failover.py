@@ -20,7 +20,13 @@ from rocketspark.client import Producer, PullConsumer, PushConsumer, SendStatus
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import Message, MessageQueue, ReceivedMessage
 
-pytestmark = pytest.mark.xdist_group("jvm")
+pytestmark = [
+    pytest.mark.xdist_group("jvm"),
+    pytest.mark.shows(
+        "Java pairs whose master is killed: consumers read on from the slave, offsets come back; under "
+        "Apache's controller a producer under load loses nothing acknowledged, order per key kept"
+    ),
+]
 TOPIC = "failover"
 QUEUES = 2
 QUICK: dict[str, Any] = {"rebalance_interval_ms": 500, "commit_interval_ms": 200, "consume_from": "first"}

@@ -26,6 +26,9 @@ pytestmark = pytest.mark.xdist_group("jvm")
 TOPIC = "controlled"
 
 
+@pytest.mark.shows(
+    "the controller: ids, registration, elections, in-sync sets, cleaning, metadata (1001 to 1006, 1008 to 1013, 904)"
+)
 def test_apaches_controller_answers_as_recorded_and_serves_our_client(tmp_path: Path) -> None:
     official = ApacheController(tmp_path)
     try:
@@ -84,6 +87,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield Pair(tmp_path_factory.mktemp("under-ours"), servers)
 
 
+@pytest.mark.shows(
+    "two Java 5.5.0 brokers under our controller and NameServer: master killed, controller killed and started between"
+)
 def test_official_brokers_live_under_our_controller(pair: Pair) -> None:
     pair.wait_in_sync()
     assert pair.state() == Replicas(pair.one.broker, 1, 1, {1, 2})
@@ -122,6 +128,10 @@ def alive(pair: Pair) -> str:
     return "".join(part for part in text.split("{") if '"alive":true' in part)
 
 
+@pytest.mark.shows(
+    "`mqadmin` getSyncStateSet, getControllerMetaData, getControllerConfig, updateControllerConfig, "
+    "electMaster, cleanBrokerMetadata, with Java brokers getBrokerEpoch"
+)
 def test_mqadmin_works_on_our_controller(pair: Pair, tmp_path: Path) -> None:
     pair.wait_in_sync()
     before = pair.state()

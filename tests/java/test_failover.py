@@ -28,6 +28,11 @@ ALL_PAIRS = [
 TURNS = [4, pytest.param(10, marks=pytest.mark.soak)]
 
 
+@pytest.mark.shows(
+    "ours+ours, JP and PJ, under Apache's controller and ours: the master killed under sends by key, delay "
+    "levels, timers and transactions",
+    "the controller killed and started under load; a master that is back before it was missed",
+)
 @pytest.mark.parametrize(("kinds", "controller"), ALL_PAIRS)
 def test_masters_killed_under_load(tmp_path: Path, kinds: str, controller: Any) -> None:
     """The one that began, after the controller was away: the other takes over, and the first one comes back."""
@@ -56,6 +61,7 @@ def test_masters_killed_under_load(tmp_path: Path, kinds: str, controller: Any) 
         pair.close()
 
 
+@pytest.mark.shows("electMaster ten times in turn under load")
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize(("kinds", "controller"), PAIRS)
 def test_masters_elected_in_turn_under_load(tmp_path: Path, kinds: str, controller: Any, turns: int) -> None:
@@ -77,6 +83,7 @@ def test_masters_elected_in_turn_under_load(tmp_path: Path, kinds: str, controll
         pair.close()
 
 
+@pytest.mark.shows("mixed pairs under access control and a controller, ours and Apache's")
 @pytest.mark.parametrize(("kinds", "controller"), PAIRS)
 def test_a_pair_under_access_control_fails_over_both_ways(tmp_path: Path, kinds: str, controller: Any) -> None:
     """Each copies from the other, ours by haTrustedAddresses and signed, and all that was answered is on both."""
@@ -111,6 +118,9 @@ def test_a_pair_under_access_control_fails_over_both_ways(tmp_path: Path, kinds:
         pair.close()
 
 
+@pytest.mark.shows(
+    "`mqadmin` getBrokerEpoch, haStatus, electMaster, getSyncStateSet on brokers of ours under a controller",
+)
 def test_mqadmin_on_brokers_of_ours(tmp_path: Path) -> None:
     pair = ReplicaSet(tmp_path, "PP")
     mqadmin = None

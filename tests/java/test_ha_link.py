@@ -18,7 +18,13 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.store import Store
 from rocketspark.store.files.epoch_file import EpochList
 
-pytestmark = pytest.mark.xdist_group("jvm")
+pytestmark = [
+    pytest.mark.xdist_group("jvm"),
+    pytest.mark.shows(
+        "our slave of an official master, its slave of ours: cut off, killed, late; the logs' files "
+        "byte-equal, sends answered as each acknowledges"
+    ),
+]
 FILE_BYTES = 1 << 16
 CONFIG = {"mappedFileSizeCommitLog": FILE_BYTES, "haSendHeartbeatInterval": 200}
 # RocketMQ's slave reports first after its interval, and comes again 5 s after a loss.
@@ -141,6 +147,10 @@ def test_an_official_slave_of_our_master(namesrv: PairNamesrv, tmp_path: Path) -
         log.close()
 
 
+@pytest.mark.shows(
+    "epoch file (byte for byte the official broker's), killed at any write; where two logs part; masters that "
+    "take turns"
+)
 def test_our_slave_follows_an_official_master_under_a_controller(tmp_path: Path) -> None:
     names = PairNamesrv(tmp_path / "names", "controller")
     copy, epochs = store_in(tmp_path / "copy", file_bytes=FILE_BYTES), EpochList(str(tmp_path / "epochs"))

@@ -18,6 +18,10 @@ from tests.java.mqadmin import until
 from tests.support.commanded import Commanded
 from tests.support.patience import LIMIT_MS, LIMIT_S
 
+pytestmark = pytest.mark.shows(
+    "Java clients on our servers: sync, async, one-way, batch, ordered, push with tags, pull",
+)
+
 CLIENTS = [("5.5.0", "JSON"), ("4.9.7", "JSON")]
 BINARY_CLIENTS = [("5.5.0", "ROCKETMQ"), ("4.9.7", "ROCKETMQ")]
 

@@ -28,6 +28,7 @@ def in_transaction(scene: Scene, body: str, outcome: str, check: str = "UNKNOW")
     return message(scene.topic, body, tag="t", properties={"outcome": outcome, "check": check})
 
 
+@pytest.mark.shows("the official Java clients' transactions, check-back included")
 @both_versions
 def test_transactions_end_as_they_were_decided(scene: Scene) -> None:
     scene.create(queues=1)
@@ -67,6 +68,7 @@ def test_transactions_end_as_they_were_decided(scene: Scene) -> None:
     assert by_body["found by the check"] == sent[2]["transaction_id"]
 
 
+@pytest.mark.shows("order: queue locks")
 @both_versions
 def test_an_orderly_consumer_gets_each_queue_in_order_and_again_from_where_it_failed(scene: Scene) -> None:
     scene.create(queues=2)
@@ -87,6 +89,7 @@ def test_an_orderly_consumer_gets_each_queue_in_order_and_again_from_where_it_fa
         assert bodies == [f"{queue_id}-{number}" for number in range(10) for _ in range(2)]
 
 
+@pytest.mark.shows("requests and their replies")
 @both_versions
 def test_a_request_gets_its_reply(scene: Scene) -> None:
     scene.create(queues=1)

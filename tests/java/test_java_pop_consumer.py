@@ -16,6 +16,11 @@ from tests.java.driver import JavaDriver, message
 from tests.java.mqadmin import Stage, until
 from tests.support.patience import LIMIT_MS
 
+pytestmark = pytest.mark.shows(
+    "the Java 5.5.0 push consumer, queues assigned by the broker, `mqadmin setConsumeMode`: shares, modes to "
+    "and fro under load, a failure"
+)
+
 QUEUES = 4
 MEMBERS = 3
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.java.apache import ask
 from tests.java.apache_pair import PairBroker
 from tests.java.test_slave_synchronize import GROUP, TOPIC, commit, done, fill, table
@@ -15,6 +16,10 @@ from tests.support.ports import free_ports
 
 from rocketspark.broker.storage.json_tables import sorted_json
 from rocketspark.store.timers.timer_files import decode_checkpoint
+
+pytestmark = pytest.mark.shows(
+    "a slave's tables equal its master's, of ours and Java's, at once and every 3 s; a garbled answer changes nothing"
+)
 
 
 def same(value: Any) -> Any:

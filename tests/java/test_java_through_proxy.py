@@ -13,6 +13,11 @@ from tests.unit.proxy.conftest import RunningProxy, running_proxy
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.testing import Cluster, run_cluster
 
+pytestmark = pytest.mark.shows(
+    "remoting through the port: routes that name the proxy, requests to the named broker, heartbeats, waiting "
+    "pulls, what brokers ask of clients, locked clusters"
+)
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:

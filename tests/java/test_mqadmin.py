@@ -9,9 +9,12 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from tests.java.apache import ask
 from tests.java.driver import ROOT
 from tests.java.mqadmin import Stage, same, table
+
+pytestmark = pytest.mark.shows("every command of `mqadmin` 5.5.0")
 
 # Topics of POP, RocksDB and replicas: the official broker makes them, ours has no use for them.
 NOT_OURS = {

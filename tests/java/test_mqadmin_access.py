@@ -11,6 +11,10 @@ from tests.java.mqadmin import MqAdmin, same
 
 from rocketspark.testing import Cluster, run_cluster
 
+pytestmark = pytest.mark.shows(
+    "`mqadmin` and a Java client come in over TLS with a key: users, rules, topics, sends",
+)
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -36,6 +40,7 @@ RULES = "#Subject #PolicyType #Resource #Actions #SourceIp #Decision\n"
 USERS = "#UserName #Password #UserType #UserStatus\n"
 
 
+@pytest.mark.shows("`mqadmin` createUser to copyAcl")
 def test_users_and_rules(cluster: Cluster, mqadmin: MqAdmin) -> None:
     names = {"BOTH": "DefaultCluster", "BROKER": cluster.brokers[0], "OTHER": cluster.brokers[1]}
     # Command, what it prints. BOTH is the cluster, OTHER the second broker.

@@ -9,8 +9,11 @@ import json
 import re
 from typing import Any
 
+import pytest
 from tests.java.apache import ask
 from tests.java.mqadmin import Stage, same, table, until
+
+pytestmark = pytest.mark.shows("statistics: as mqadmin shows them")
 
 CLUSTER_HEAD = (
     "#Cluster Name #Broker Name #BID #Addr #Version #InTPS(LOAD) #OutTPS(LOAD) #Timer(Progress) #PCWait(ms) #Hour"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 
+import pytest
 from tests.java.apache import ask, committed_offset
 from tests.java.mqadmin import Stage, same, table, until
 from tests.support.patience import LIMIT_MS
@@ -15,6 +16,11 @@ from tests.unit.proxy.conftest import running_proxy
 from tests.unit.proxy.consuming.support import PUSH, Consumer
 from tests.unit.proxy.consuming.test_group_members import ids as member_ids
 from tests.unit.proxy.consuming.test_group_members import until as members_until
+
+pytestmark = pytest.mark.shows(
+    "consumers of the proxy at the brokers: connections, subscriptions, running info, stacks, one message by "
+    "hand; a broker that starts again"
+)
 
 PROGRESS = "#Topic #Broker Name #QID #Broker Offset #Consumer Offset #Diff #Inflight #LastTime"
 
@@ -25,6 +31,7 @@ def progress(stage: Stage, group: str, *arguments: str) -> list[str]:
     return [line for line in lines if not line.startswith(("%RETRY%", "Consume TPS"))]
 
 
+@pytest.mark.shows("types of topics, settings and modes of groups: command line, operations, `mqadmin`")
 def test_settings_of_a_group(stage: Stage) -> None:
     policy = '{"type":"EXPONENTIAL","exponentialRetryPolicy":{"initial":5000,"max":7200000,"multiplier":2}}'
     options = "-s false -m false -d false -o true -q 2 -r 5 -i 1 -w 2 -a false".split()

@@ -19,6 +19,11 @@ from tests.java.apache import ApacheNamesrv
 from tests.java.fake_brokers import CLUSTER, FakeBroker, Link
 from tests.support.patience import LIMIT_S
 
+pytestmark = pytest.mark.shows(
+    "acting route, lowest ids and their notices (905), state versions, write permission without a master, "
+    "member group, 904 and 322"
+)
+
 MEMBERS = "rmq_sys_SYNC_BROKER_MEMBER_a"
 TOPICS = {"T": 6, MEMBERS: 1}
 CONFIG = {"supportActingMaster": "true", "notifyMinBrokerIdChanged": "true", "scanNotActiveBrokerInterval": "500"}

@@ -17,6 +17,8 @@ from rocketspark.client import AsyncProducer, Producer, PullConsumer, PushConsum
 from rocketspark.errors import MessageIllegal, RocketSparkError
 from rocketspark.model import Message, MessageQueue, ReceivedMessage
 
+pytestmark = pytest.mark.shows("official Java: our client on Java servers")
+
 # A group of their own for those who only look: a pull consumer joins its group, and takes a share of the queues.
 LOOKERS = "java-lookers"
 

@@ -17,6 +17,11 @@ from tests.support.official import SHORT_LIVED, started
 from tests.support.plain_acl_rows import outcome, outcomes, remembered
 from tests.support.ports import free_ports
 
+pytestmark = pytest.mark.shows(
+    "producers: signed requests",
+    "access control 1.0: files, address patterns, reload, 50-54, migration",
+)
+
 OLD_SERVER = JARS / "server-5.2.0"
 TOOLS = Path(__file__).parent / "tools"
 REFUSED = "org.apache.rocketmq.acl.common.AclException: "

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from tests.java.pop_failover import popped_messages_survive
 
-pytestmark = pytest.mark.xdist_group("jvm")
+pytestmark = [
+    pytest.mark.xdist_group("jvm"),
+    pytest.mark.shows("failover with messages in flight, PP, JP and PJ"),
+]
 
 
 @pytest.mark.parametrize("kinds", ["JP", "PJ"])

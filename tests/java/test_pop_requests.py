@@ -11,6 +11,12 @@ from tests.live.pop_support import Popped, ack, popped
 from tests.live.support import TOPIC, broker, connected, create, create_group, run, sent
 from tests.support import pop_requests
 
+pytestmark = pytest.mark.shows(
+    "POP_MESSAGE, ACK, BATCH_ACK, CHANGE_INVISIBLETIME, PEEK, NOTIFICATION, POLLING_INFO: every field, code "
+    "and remark as 5.5.0",
+    "ordered pops, `attemptId`, acks out of order, `consumerOrderInfo.json` to and from the Java broker",
+)
+
 FILES = {"log_file_bytes": 16 << 20, "queue_file_bytes": 200_000, "index_slots": 10_000, "index_entries": 40_000}
 IN_ORDER = {"order": True, "count_max": 3, "invisible_time_ms": 3_600_000}
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.java import pop_by_hand
 from tests.java.apache import ApacheNamesrv
 from tests.java.one_store import APACHE_ALONE, Start, starting
@@ -20,6 +21,8 @@ from tests.support.patience import LIMIT_S, PATIENT, in_time
 from rocketspark.protocol.json.bodies import OffsetTable
 from rocketspark.protocol.json.java_json import decode
 from rocketspark.protocol.message import properties
+
+pytestmark = pytest.mark.shows("a store with messages in flight to and from a Java broker, by stop and by SIGKILL")
 
 CONFIG: dict[str, Any] = (
     {

@@ -34,6 +34,15 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 
+pytestmark = pytest.mark.shows(
+    "SendMessage: 72 messages are stored, or refused with a code, as Apache's proxy 5.5.0 stored and refused "
+    "them; types of topics (40014)",
+    "EndTransaction: once, also from many clients, through another proxy, after a restart, longer ago than 30 "
+    "s; checks that cross an end; orphans over Telemetry",
+    "consumers of the proxy at the brokers: connections, subscriptions, running info, stacks, one message by "
+    "hand; a broker that starts again",
+)
+
 VECTORS = json.loads((Path(__file__).parents[1] / "unit/proxy/producing/vectors.json").read_text())
 # What brokers add to each message.
 ADDED = {"CLUSTER": "DefaultCluster", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}

@@ -24,7 +24,13 @@ from tests.support.patience import LIMIT_MS
 from rocketspark.client import PushConsumer
 from rocketspark.store.timers.timer_files import decode_checkpoint
 
-pytestmark = pytest.mark.xdist_group("jvm")
+pytestmark = [
+    pytest.mark.xdist_group("jvm"),
+    pytest.mark.shows(
+        "second listener at `listenPort - 2`: the same requests, limits and end",
+        "JP and PJ (Java 5.5.0 master and our slave, and the reverse), classic",
+    ),
+]
 OK, LATE = 0, 12
 
 
@@ -193,6 +199,9 @@ def pull(address: str, topic: str, offset: int) -> Answer:
     return ask(address, 11, ext_fields=fields | {"subVersion": "0", "expressionType": "TAG"})
 
 
+@pytest.mark.shows(
+    "`mqadmin` haStatus, brokerStatus, resetMasterFlushOffset on masters and slaves of ours and Java's",
+)
 def test_mqadmin_shows_how_it_stands(p: MixedPair, tmp_path: Any) -> None:
     mqadmin = MqAdmin(tmp_path, p.namesrv, p.master.broker)
     try:
@@ -276,6 +285,7 @@ def test_consumers_read_on_when_the_master_is_killed(p: MixedPair, java_driver: 
     p.assert_equal("Reads", 2, from_last_file=p.kind == "JP")
 
 
+@pytest.mark.shows("roles swapped by a restart, ours and mixed")
 @pytest.mark.soak
 def test_roles_swap_by_a_restart(p: MixedPair) -> None:
     """Each serves as the other did, on the log that it has."""

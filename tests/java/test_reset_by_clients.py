@@ -18,6 +18,8 @@ from tests.java.test_java_client_on_ours import CLIENTS, Scene
 from tests.live.support import run, until
 from tests.support.patience import LIMIT_MS
 
+pytestmark = pytest.mark.shows("reset by the clients themselves (220, useServerSideResetOffset=false)")
+
 
 @pytest.fixture
 def reset_by_clients(ours: Any) -> Iterator[None]:

@@ -16,6 +16,10 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.broker.broker_conf import settings_from
 from rocketspark.testing import Cluster, run_cluster
 
+pytestmark = pytest.mark.shows(
+    "Java 5.5.0, 4.9.7 and C++ clients with right, wrong, missing, unknown, disabled, unallowed and revoked keys"
+)
+
 CPP = """
 import sys
 from rocketmq.client import Message, Producer

@@ -30,6 +30,12 @@ from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.store.timers.timer_files import TimerCheckpoint, decode_checkpoint
 from rocketspark.transport.connections import Connections
 
+pytestmark = pytest.mark.shows(
+    "what a broker asks its master for, answered as the Java broker does: topics and groups in pages, "
+    "offsets, delay levels, timers, request modes, addresses",
+    "a slave's tables equal its master's, of ours and Java's, at once and every 3 s; a garbled answer changes nothing",
+)
+
 TOOL = Path(__file__).parent / "tools" / "SlaveAsks.java"
 TOPIC, GROUP = "SyncT", "SyncG"
 PAGE = {"dataVersion": ""}
@@ -202,6 +208,7 @@ def test_a_whole_slave_broker_of_ours_has_the_tables_and_the_log_of_a_java_maste
     run(main())
 
 
+@pytest.mark.shows("a master takes back offsets, delay levels and timers")
 def test_the_master_takes_back_from_a_java_broker(master: ApacheCluster, tmp_path: Path) -> None:
     """The higher offset of each queue wins; a Java broker tells its versions and addresses as ours reads them."""
 

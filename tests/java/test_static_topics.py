@@ -21,7 +21,14 @@ from tests.support.patience import LIMIT_MS, PATIENT
 from rocketspark.client import Producer, PushConsumer
 from rocketspark.testing import run_server_process
 
-pytestmark = pytest.mark.xdist_group("jvm")
+pytestmark = [
+    pytest.mark.xdist_group("jvm"),
+    pytest.mark.shows(
+        "`mqadmin` updateStaticTopic, remappingStaticTopic, the official client, over ours and Java 5.5.0: "
+        "moved from ours to Java's and back",
+        "our client on static topics of ours and the Java broker, moved to Java's and back",
+    ),
+]
 TOPIC, QUEUES = "Static", 4
 
 

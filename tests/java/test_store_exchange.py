@@ -21,6 +21,8 @@ from tests.java.driver import JavaDriver, message
 from tests.java.one_store import Server, starting
 from tests.support.patience import PATIENT
 
+pytestmark = pytest.mark.shows("directory layout both ways with the Java broker: clean stop and kill")
+
 # Small files, so that commit log, consume queues and key index all roll over within a thousand messages.
 SMALL_FILES: dict[str, Any] = {
     "brokerName": "broker-a",
@@ -141,6 +143,7 @@ def end(server: Server, how: str) -> None:
         server.stop()
 
 
+@pytest.mark.shows("a store of ours booted by the Java broker")
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_store_goes_to_the_java_broker_and_back(
     java_driver: DriverFactory, servers: tuple[StartServer, StartServer], tmp_path: Path, how: str

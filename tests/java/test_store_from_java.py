@@ -32,6 +32,10 @@ from tests.support.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.protocol.json import java_json
 
+pytestmark = pytest.mark.shows(
+    "a store that the Java broker began, opened by ours and by it again, by stop and by kill",
+)
+
 # Half messages are checked by ours alone; offsets reach the disk soon.
 THEIRS = SMALL_FILES | {
     "messageDelayLevel": "1s 5s 2s 14s 1h",

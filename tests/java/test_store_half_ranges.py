@@ -37,7 +37,13 @@ QUICK = SMALL_FILES | {
     "transactionCheckInterval": 2000,
     "maxTransferCountOnMessageInMemory": 32,
 }
-pytestmark = pytest.mark.skipif(APACHE_ALONE, reason="of batches that ours takes")
+pytestmark = [
+    pytest.mark.skipif(APACHE_ALONE, reason="of batches that ours takes"),
+    pytest.mark.shows(
+        "a Java broker takes the store over: gives out what was committed, asks for the rest alone, and ours "
+        "goes on after it; a Java slave has the same log and queues"
+    ),
+]
 
 
 def options_of(namesrv: str) -> WriteOptions:

@@ -32,6 +32,12 @@ from rocketspark.protocol.message import record, record_crc
 from rocketspark.store import Store, StoreSettings
 from rocketspark.store.consumequeue.consume_queue_ext import is_address
 
+pytestmark = pytest.mark.shows(
+    "inner batches, topics with queue.type=BatchCQ",
+    "store: consume queue ext",
+    "a CRC of the whole record (`__CRC32#`)",
+)
+
 KINDS = SMALL_FILES | {
     "enableConsumeQueueExt": "true",
     "mappedFileSizeConsumeQueueExt": 4096,

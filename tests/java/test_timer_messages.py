@@ -19,6 +19,8 @@ from tests.support.patience import LIMIT_S, PATIENT
 
 from rocketspark.store.timers.timer_files import TimerCheckpoint, read_checkpoint
 
+pytestmark = pytest.mark.shows("timer messages, rolling, recall, in RocketMQ's files")
+
 CONFIG: dict[str, Any] = {
     "brokerName": "broker-a",
     "mappedFileSizeCommitLog": 128 * 1024,
@@ -136,6 +138,7 @@ def leave_waiting(java: JavaDriver, server: Server, store: Path, delay_ms: int) 
 
 
 # The second one, of either kind, is always stopped cleanly.
+@pytest.mark.shows("directory layout both ways with the Java broker: clean stop and kill")
 @pytest.mark.parametrize("ending", [pytest.param("stop", marks=pytest.mark.soak), "kill"])
 @pytest.mark.parametrize(("first", "second"), [("ours", "theirs"), ("theirs", "ours")])
 def test_what_waits_is_delivered_by_the_other_broker(

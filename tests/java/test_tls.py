@@ -18,6 +18,11 @@ from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue
 from rocketspark.testing.process import run_server_process
 
+pytestmark = pytest.mark.shows(
+    "TLS and plain on one port of broker, port - 2, NameServer, controller; the three modes",
+    "Java client, `mqadmin`, our client on RocketMQ's servers, replicas",
+)
+
 MODES = [("disabled", True, False), ("permissive", True, True), ("enforcing", False, True)]
 
 

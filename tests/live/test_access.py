@@ -34,6 +34,8 @@ from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import request
 from rocketspark.transport.request_signer import RequestSigner
 
+pytestmark = pytest.mark.shows("no way round the gate, changes at once, the file, slaves, what RocketMQ forgets")
+
 STATEFUL = f"{AUTH}.authentication.strategy.StatefulAuthenticationStrategy"
 NOT_SIGNED = "username cannot be null."
 
@@ -137,6 +139,9 @@ def test_nobody_without_a_name_gets_any_code_and_nobody_gets_round_by_the_way_it
     run(main())
 
 
+@pytest.mark.shows(
+    "signed sends take the quick way; a bad, old or missing signature, a changed user or rule is refused at once"
+)
 @pytest.mark.parametrize("strategy", ["", STATEFUL])
 def test_signed_sends_of_one_read_go_the_quick_way_and_each_bad_one_is_refused(
     tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
@@ -315,6 +320,7 @@ def test_users_live_on_and_a_slave_has_its_masters(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("NameServers that ask who writes; signatures that tell their time")
 def test_a_name_server_asks_who_writes_if_it_is_told_to() -> None:
     writes = [100, 102, 103, 104, 205, 216, 217, 318, 322, 327, 904]
     settings = Settings(port=0)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.live.support import run
 from tests.support.access_rows import CONFIG, Row, play, rows
 
 from rocketspark.broker.broker_conf import settings_from
 from rocketspark.broker.server import BrokerServer
+
+pytestmark = pytest.mark.shows(
+    "users, policies, order of decision, white lists, first users, strategies, 3001-3010",
+)
 
 
 def guarded(root: Path, **more: str) -> BrokerServer:

@@ -17,6 +17,12 @@ from rocketspark.protocol.message import record
 from rocketspark.protocol.message.message_ids import offset_message_id
 from rocketspark.transport.peer import Peer
 
+pytestmark = pytest.mark.shows(
+    "no way round the gate, changes at once, the file, slaves, what RocketMQ forgets",
+    "sends of clients to the revive topic",
+    "the table of requests is complete in fields",
+)
+
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 PULL = {
     "queueId": "0",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.live.support import run
 from tests.live.test_access import started
 
@@ -24,6 +25,8 @@ from rocketspark.broker.access.stored_messages import _ACTIONS
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.transport.gate import ReceivedRequest
 from rocketspark.transport.processor_table import Route
+
+pytestmark = pytest.mark.shows("the table of requests is complete in fields")
 
 GROUPS = ("consumerGroup", "group", "groupName", "srcGroup", "destGroup", "filterGroups", "compareGroup")
 TOPICS = ("topic", "b", "topicList")

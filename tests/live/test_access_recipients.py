@@ -29,6 +29,8 @@ from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 
+pytestmark = pytest.mark.shows("what the broker sends of itself: a table, a test each")
+
 CHECKS = {"transactionTimeOut": "1", "transactionCheckInterval": "50"}
 HALF = {"TRAN_MSG": "true", "PGROUP": "payments", "UNIQ_KEY": "U1"}
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"

@@ -43,6 +43,11 @@ from rocketspark.protocol.message.record import Record
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 
+pytestmark = pytest.mark.shows(
+    "slave acting master: route, reads, locks, offsets; delay levels, timers, half messages leave to another "
+    "broker name once; the master takes back and delivers the rest once"
+)
+
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
 GROUP = "G"
 SHORT: dict[str, Any] = {
@@ -253,6 +258,7 @@ class Hung:
         await asyncio.to_thread(self._thread.join)
 
 
+@pytest.mark.shows("a master that hung and goes on without a start")
 def test_a_master_that_hung_takes_back_what_its_slave_did_and_delivers_nothing_again(tmp_path: Path) -> None:
     async def main() -> None:
         quick = {"not_active_timeout_ms": 2000, "ha_housekeeping_interval_ms": 1500, "delay_levels": "4s 8s"}
@@ -293,6 +299,7 @@ def test_a_master_that_hung_takes_back_what_its_slave_did_and_delivers_nothing_a
     run(main())
 
 
+@pytest.mark.shows("a NameServer and a slave that start together beside a master that lives")
 def test_a_slave_and_a_name_server_that_start_together_wait_for_the_master_that_lives(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -367,6 +374,7 @@ def test_due_messages_wait_for_the_master_where_none_may_leave(tmp_path: Path) -
     run(main())
 
 
+@pytest.mark.shows("NameServer that just started, acting master")
 def test_beside_a_name_server_that_just_started_a_slave_in_sync_is_waited_for(tmp_path: Path) -> None:
     """It knows nobody yet: what a master acknowledged alone would be lost with it."""
 
@@ -389,6 +397,7 @@ def test_beside_a_name_server_that_just_started_a_slave_in_sync_is_waited_for(tm
     run(main())
 
 
+@pytest.mark.shows("an acting pair's slave mends and compares before it copies")
 def test_a_slave_mends_its_log_with_a_master_s_before_it_is_back(tmp_path: Path) -> None:
     """It copies before it knows the master by a NameServer."""
 
@@ -440,6 +449,7 @@ def test_a_slave_copies_no_other_log_before_it_is_back(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("locks with `lockInStrictMode`")
 def test_strict_locks_need_both(tmp_path: Path) -> None:
     async def main() -> None:
         async with replicas(tmp_path, strict_locks=True) as r:

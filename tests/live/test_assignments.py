@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.live.support import broker, connected, create, create_group, run, until
 from tests.support import assignment_rows
 
@@ -14,6 +15,10 @@ from rocketspark.namesrv.server import NameServer
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.testing.cluster import run_cluster
 from rocketspark.transport.processor_table import Routes
+
+pytestmark = pytest.mark.shows(
+    "QUERY_ASSIGNMENT, SET_ and GET_ALL_MESSAGE_REQUEST_MODE: strategies, shares, modes, odd questions",
+)
 
 
 def test_assignments_are_those_of_apaches_broker() -> None:

@@ -6,6 +6,11 @@ import pytest
 from bench.__main__ import PARTS, run_part
 from bench.plan import Plan
 
+pytestmark = pytest.mark.shows(
+    "rates for N = 1 and 2, CPU of each process",
+    "waiting pulls, connections, queues, backlog, routes, growth of cost",
+)
+
 # They need Java or Spark, and v5 many processes.
 LEFT_OUT = ("consume", "client", "kafka", "spark", "v5")
 

@@ -50,6 +50,8 @@ from rocketspark.protocol.json import bodies, java_json
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 
+pytestmark = pytest.mark.shows("limits of topic, group, properties, body; permissions; automatic creation off")
+
 CONF = "# by hand\nbrokerName=broker-a\n\nmaxMessageSize = 1000\ntraceOn=true\n"
 
 
@@ -251,6 +253,7 @@ def test_unknown_keys_are_passed_over_and_ignored_ones_kept(tmp_path: Path) -> N
     run(main())
 
 
+@pytest.mark.shows("a live setting made empty")
 def test_a_change_is_written_into_broker_conf(tmp_path: Path) -> None:
     from rocketspark.broker.broker_conf import read_broker_conf
 
@@ -541,6 +544,10 @@ def test_units_of_a_queue(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows(
+    "mended: offsets stayed where queues of topics that are gone were cleaned: one made anew began behind as "
+    "many messages"
+)
 def test_cleaning_takes_only_what_no_topic_owns(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
@@ -622,6 +629,7 @@ def test_a_deleted_topic_has_no_statistics(tmp_path: Path) -> None:
 # -- NameServer --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("the NameServer's requests and settings")
 def test_settings_of_a_name_server(tmp_path: Path) -> None:
     async def main() -> None:
         async with name_server(kv_path=tmp_path / "kv.json") as server, connected(server.address) as peer:
@@ -659,6 +667,7 @@ def test_settings_of_a_name_server(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("order topics on the NameServer")
 def test_order_settings_are_given_once_they_are_switched_on(tmp_path: Path) -> None:
     from rocketspark.protocol.headers import KvHeader
 
@@ -696,6 +705,7 @@ def test_topics_by_unit(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("mended: createTopic's sysFlag")
 def test_the_flag_of_a_topic_is_kept_and_told(tmp_path: Path) -> None:
     async def flags(server: Any, peer: Peer) -> tuple[int, int]:
         reply = await peer.request(RequestCode.GET_ALL_TOPIC_CONFIG)

@@ -31,6 +31,8 @@ from rocketspark.protocol.message.batch import BatchItem
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 
+pytestmark = pytest.mark.shows("inner batches, topics with queue.type=BatchCQ")
+
 BATCHED = "+queue.type=BatchCQ"
 
 

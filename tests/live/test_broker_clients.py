@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from tests.live.support import GROUP, TOPIC, Called, beat, broker, connected, create, run, until
 from tests.support.patience import in_time
 
@@ -14,6 +15,8 @@ from rocketspark.protocol.headers import HeartbeatReply
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
+
+pytestmark = pytest.mark.shows("order: queue locks")
 
 CHANGED = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 TOLD = (CHANGED, headers.ConsumerListHeader(group=GROUP))
@@ -47,6 +50,7 @@ def test_a_heartbeat_makes_the_group_and_is_answered(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("heartbeat, consumer list, notify of changes")
 def test_every_member_is_told_when_one_joins_or_leaves(tmp_path: Path) -> None:
     async def main() -> None:
         one, two = Called(CHANGED), Called(CHANGED)

@@ -33,6 +33,8 @@ from rocketspark.protocol.message import batch
 from rocketspark.protocol.message.batch import BatchItem
 from rocketspark.transport.peer import Peer
 
+pytestmark = pytest.mark.shows("mended: SQL of empty strings, costly SQL filters")
+
 SQL: dict[str, Any] = {"expression_type": "SQL92"}
 
 

@@ -20,6 +20,8 @@ from rocketspark.protocol.frames import RESPONSE_FLAG, Frame
 from rocketspark.protocol.json import java_json
 from rocketspark.testing import Cluster, run_cluster
 
+pytestmark = pytest.mark.shows("truncated or oversize frame, header that is no JSON")
+
 BROKER_REQUESTS = [
     f.data
     for f in golden.frames()

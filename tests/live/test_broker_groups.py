@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.live.support import (
     GROUP,
     TOPIC,
@@ -32,6 +33,8 @@ from rocketspark.protocol.message import properties
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import Reply, reply
+
+pytestmark = pytest.mark.shows("settings, connections, progress, reset, clone, running info, direct consume")
 
 
 def table(body: bytes) -> dict[tuple[str, int], Any]:
@@ -175,6 +178,7 @@ def test_offsets_set_by_hand_are_told_once_and_commits_wait_for_it(tmp_path: Pat
     run(main())
 
 
+@pytest.mark.shows("reset by the clients themselves (220, useServerSideResetOffset=false)")
 def test_offsets_reset_by_the_consumers_themselves(tmp_path: Path) -> None:
     async def main() -> None:
         came: dict[str, list[tuple[Any, dict[str, Any]]]] = {"JAVA": [], "CPP": []}
@@ -294,6 +298,7 @@ def test_questions_about_a_consumer_are_passed_on_to_it(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("requests and their replies")
 def test_a_reply_is_pushed_to_who_asked_and_stored(tmp_path: Path) -> None:
     async def main() -> None:
         came: list[tuple[Any, bytes]] = []
@@ -327,6 +332,7 @@ def test_a_reply_is_pushed_to_who_asked_and_stored(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("SQL92, judged by the official classes")
 def test_sql_filters_pass_what_they_say_where_they_are_allowed(tmp_path: Path) -> None:
     async def main() -> None:
         check = {"clientId": "c", "group": GROUP}

@@ -37,6 +37,8 @@ from rocketspark.protocol.json.bodies import OffsetTable
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 
+pytestmark = pytest.mark.shows("query by key, unique id, offset id, time")
+
 
 async def query(peer: Peer, queue_id: int = 0, topic: str = TOPIC, zero: bool | None = None) -> Reply:
     header = headers.QueryConsumerOffsetHeader(group=GROUP, topic=topic, queue_id=queue_id, zero_if_not_found=zero)
@@ -112,6 +114,7 @@ def test_updates_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("offsets: query, update, min, max, by time")
 def test_the_bounds_of_queues_and_times(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
@@ -184,6 +187,7 @@ def test_a_message_is_found_by_key_unique_id_and_offset_id(tmp_path: Path) -> No
     run(main())
 
 
+@pytest.mark.shows("broker: offsets persisted")
 def test_a_restart_brings_everything_back(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
@@ -349,6 +353,7 @@ def test_the_topics_of_a_fresh_broker(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("offsets of what was deleted, resets and clones over a kill")
 @pytest.mark.parametrize(
     ("code", "header", "left"),
     [
@@ -388,6 +393,7 @@ def test_what_an_operator_is_answered_is_on_the_disk(
     run(main())
 
 
+@pytest.mark.shows("offsets beyond the log's end after a power cut, ordered pops' batches too; at an election")
 def test_after_a_kill_no_offset_is_beyond_its_queue_s_end_or_of_a_topic_that_is_gone(tmp_path: Path) -> None:
     """A power cut may take messages that were counted, a kill fall into a topic's deletion."""
     path = tmp_path / "config/consumerOffset.json"
@@ -430,6 +436,7 @@ def test_offsets_of_a_log_that_lost_its_end_while_nobody_had_it_are_lowered(tmp_
     run(main())
 
 
+@pytest.mark.shows("mended: after a kill pops undid an operator's reset, clone or deletion of offsets")
 @pytest.mark.parametrize(
     ("code", "header", "left"),
     [

@@ -34,6 +34,11 @@ from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 
+pytestmark = pytest.mark.shows(
+    "each message once to one consumer; filters by tag and properties; retries of both forms wake who waits",
+    "waiting pops: limits, wake-ups by messages, acks and the end of a block; connections that end",
+)
+
 # Longer than any test: what is answered was not due.
 HOLD: dict[str, Any] = {"poll_time_ms": 250_000}
 # A pop reads retries last, so that the order of what it gives is known.
@@ -75,6 +80,7 @@ def test_each_message_is_given_once_and_acknowledged(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("acknowledgements of one read")
 @pytest.mark.parametrize("changes", [{}, {"flush_disk_type": "SYNC_FLUSH"}])
 def test_acknowledgements_of_one_read_are_checked_once_and_answered_as_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
@@ -202,6 +208,7 @@ def test_what_is_not_acknowledged_comes_again_from_the_retry_topic(tmp_path: Pat
     run(main(True))
 
 
+@pytest.mark.shows("one retry topic of two pairs of group and topic")
 def test_two_pairs_of_group_and_topic_with_one_retry_topic_get_their_own(tmp_path: Path) -> None:
     """%RETRY%g_x_y is that of group g and topic x_y, and of g_x and y."""
     pairs = [("g", "x_y"), ("g_x", "y")]
@@ -318,6 +325,7 @@ def test_a_connection_that_ends_frees_its_waiters_and_loses_no_message(tmp_path:
     run(main())
 
 
+@pytest.mark.shows("members of popping groups that close hold nothing back")
 def test_a_member_that_leaves_is_answered_before_its_leave_and_loses_no_message(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer, connected(server.address) as other:
@@ -528,6 +536,7 @@ def test_a_wrong_pop_is_refused(tmp_path: Path, changes: dict[str, Any], code: i
     run(main())
 
 
+@pytest.mark.shows("requests of lite topics are answered 'not supported'")
 def test_what_lite_topics_need_is_not_supported(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
@@ -539,6 +548,9 @@ def test_what_lite_topics_need_is_not_supported(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows(
+    "in flight in consumer statistics; resets of offsets, deletions of topics and groups clear what was popped"
+)
 def test_consumer_statistics_tell_what_is_in_flight(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:

@@ -8,11 +8,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.live.pop_support import Popped, ack, change, messages, pop, popped
 from tests.live.support import TOPIC, broker, connected, create, run, sent, until
 
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
+
+pytestmark = pytest.mark.shows(
+    "ordered pops, `attemptId`, acks out of order, `consumerOrderInfo.json` to and from the Java broker",
+    "In-order pops given back unseen count no attempt, also after a restart",
+)
 
 HOLD: dict[str, Any] = {"poll_time_ms": 250_000}
 IN_ORDER: dict[str, Any] = {"order": True, "count_max": 2}

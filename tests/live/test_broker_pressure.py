@@ -19,6 +19,8 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.transport.connections import dial
 from rocketspark.transport.request_frames import request
 
+pytestmark = pytest.mark.shows("SYSTEM_BUSY when the broker is behind, a maximum of connections")
+
 
 def test_requests_that_waited_too_long_are_refused_by_kind_and_not_stored(tmp_path: Path) -> None:
     async def main() -> None:

@@ -35,6 +35,11 @@ from rocketspark.protocol.message.batch import BatchItem
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 
+pytestmark = pytest.mark.shows(
+    "long polling, tag hashes, flow limits",
+    "Arrow from the socket to Spark, many pulls in flight",
+)
+
 # Longer than any test: what is answered was not due.
 HOLD = {"sys_flag": 6, "suspend_ms": 600_000}
 
@@ -252,6 +257,7 @@ def test_a_scan_that_matches_nothing_ends_and_says_where_to_go_on(tmp_path: Path
     run(main())
 
 
+@pytest.mark.shows("long filtered scans do not hold up other connections")
 def test_long_scans_of_one_connection_do_not_hold_up_the_others(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
@@ -280,6 +286,7 @@ async def holding(server: Any, peer: Peer, count: int = 1, /, **changes: Any) ->
     return future
 
 
+@pytest.mark.shows("pull, tag filter, long polling")
 @pytest.mark.parametrize("known", [True, False], ids=["queue-with-messages", "queue-without"])
 def test_a_held_pull_is_answered_as_soon_as_something_comes(tmp_path: Path, known: bool) -> None:
     async def main() -> None:

@@ -34,6 +34,8 @@ from rocketspark.protocol.message.record import Record
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 
+pytestmark = pytest.mark.shows("retries and dead letters of the broker", "the levels, settable, after a restart")
+
 RETRY = "%RETRY%G"
 DLQ = "%DLQ%G"
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
@@ -147,6 +149,7 @@ def test_parked_messages_outlive_a_restart_and_come_once(tmp_path: Path) -> None
     in_time(lambda folder: run(main(folder)), tmp_path)
 
 
+@pytest.mark.shows("send-back, retry topic, dead letters")
 def test_a_message_sent_back_comes_again_through_the_retry_topic(tmp_path: Path) -> None:
     async def main() -> None:
         # Level 3 is the first retry's: one second here.

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.live.support import (
     TOPIC,
     beat,
@@ -32,6 +33,8 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullReply
 from rocketspark.protocol.message import batch
 from rocketspark.transport.peer import Peer
+
+pytestmark = pytest.mark.shows("by age at the hour, by disk use, by force; writes refused on a full disk")
 
 FILE_BYTES = 65536
 EVER_MS = 1 << 60
@@ -106,6 +109,7 @@ def test_messages_past_their_time(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("retention: a reader below the minimum")
 def test_a_consumer_behind_the_oldest_goes_on_from_there(tmp_path: Path) -> None:
     async def main() -> None:
         async with name_server() as names:

@@ -32,6 +32,11 @@ from rocketspark.protocol.message import batch, message_ids, properties, record,
 from rocketspark.protocol.message.batch import BatchItem
 from rocketspark.transport.peer import Peer
 
+pytestmark = pytest.mark.shows(
+    "limits of topic, group, properties, body; permissions; automatic creation off",
+    "one send, broker: the fast path only decodes, what is accepted is decided in one place",
+)
+
 MARKS = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
 
@@ -40,6 +45,7 @@ async def config(peer: Peer, topic: str) -> bodies.TopicConfig:
     return java_json.decode(reply.raise_for_code("show").body, bodies.TopicConfig)
 
 
+@pytest.mark.shows("broker: send, V2, one-way")
 def test_a_send_is_stored_as_it_was_sent_and_answered_in_full(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
@@ -70,6 +76,7 @@ def test_a_send_is_stored_as_it_was_sent_and_answered_in_full(tmp_path: Path) ->
     run(main())
 
 
+@pytest.mark.shows("MULTI_TAGS; TRANS_CHECK_MAX_TIME_TOPIC")
 def test_messages_of_topics_with_many_tags_have_the_flag(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
@@ -127,6 +134,7 @@ def items(count: int) -> list[BatchItem]:
     ]
 
 
+@pytest.mark.shows("broker: batch")
 @pytest.mark.parametrize("code", [RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2])
 def test_a_batch_becomes_one_message_each(tmp_path: Path, code: RequestCode) -> None:
     async def main() -> None:
@@ -150,6 +158,7 @@ def test_a_batch_becomes_one_message_each(tmp_path: Path, code: RequestCode) -> 
     run(main())
 
 
+@pytest.mark.shows("mended: a batch with TIMER_OUT_MS and no UNIQ_KEY is answered as an error")
 def test_a_batch_with_a_time_and_no_key_is_stored_and_has_no_handle(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path, recall_enabled=True) as server, connected(server.address) as peer:
@@ -213,6 +222,7 @@ def test_property_text_that_is_no_pair_is_dropped(
     run(main())
 
 
+@pytest.mark.shows("topics: create, update, delete; TBW102")
 @pytest.mark.parametrize(("asked", "made"), [(4, 4), (8, 8), (16, 8), (1, 1)])
 def test_an_unknown_topic_is_made_with_no_more_queues_than_the_default_s(tmp_path: Path, asked: int, made: int) -> None:
     async def main() -> None:
@@ -260,6 +270,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
 ]
 
 
+@pytest.mark.shows("message too large, empty or illegal topic and group")
 def test_what_is_refused_is_told_and_disturbs_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
@@ -387,6 +398,7 @@ def test_a_store_that_takes_nothing_is_told_and_reads_go_on(
     run(main())
 
 
+@pytest.mark.shows("SYNC_FLUSH with group commit, WAIT=false")
 def test_a_sync_flush_broker_answers_once_the_log_is_on_disk(tmp_path: Path) -> None:
     async def main() -> None:
         slow = {"flush_interval_ms": 60_000, "flush_queue_interval_ms": 60_000}

@@ -22,6 +22,8 @@ from rocketspark.protocol.json.bodies import GroupConfigTable, TopicConfig, Topi
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import request
 
+pytestmark = pytest.mark.shows("100,000 topics, groups or offsets", "floods of requests for all settings")
+
 MANY = 3000
 
 

@@ -19,6 +19,8 @@ from rocketspark.testing.process import run_server_process
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 
+pytestmark = pytest.mark.shows("timer messages, rolling, recall, in RocketMQ's files")
+
 GROUP = "P"
 
 

@@ -21,6 +21,14 @@ from rocketspark.protocol.message.record import Record
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 
+pytestmark = pytest.mark.shows(
+    "commit, rollback, told again, check-back, restart, kill",
+    "ends of transactions apply once over kills; nothing is given up while nobody can be asked",
+    "hooks, logs, fault table, attempt time, a dropped broker, routes and NameServers in the log, `check`'s "
+    "topic, remarks",
+    "MULTI_TAGS; TRANS_CHECK_MAX_TIME_TOPIC",
+)
+
 GROUP = "PG"
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 QUICK = {"transaction_timeout_ms": 100, "transaction_check_interval_ms": 50}

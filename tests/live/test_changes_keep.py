@@ -18,6 +18,8 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.testing.cluster import Cluster, run_cluster
 
+pytestmark = pytest.mark.shows("what creates or changes leaves what is not named: topics, rules, modes, groups")
+
 told = admin_api.topic_config
 
 

@@ -15,6 +15,8 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import MessageIllegal, ServerError, UsageError
 from rocketspark.testing.cluster import Cluster, run_cluster
 
+pytestmark = pytest.mark.shows("types of topics, settings and modes of groups: command line, operations, `mqadmin`")
+
 POLICY = {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [1000, 5000]}}
 
 

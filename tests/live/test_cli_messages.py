@@ -45,6 +45,7 @@ def read_all(cluster: Cluster, topic: str, count: int, *arguments: str) -> list[
     return [json.loads(line) for line in printed.splitlines()]
 
 
+@pytest.mark.shows("topic list, show, create, delete")
 def test_create_list_show_and_delete(cluster: Cluster) -> None:
     assert run(cluster, "topic", "create", "orders", "--queues", "2") == (
         "created orders with 2 queues on broker-a, broker-b\n"
@@ -84,6 +85,7 @@ def test_a_topic_that_is_not_there(cluster: Cluster, arguments: tuple[str, ...])
     assert "'missing'" in error
 
 
+@pytest.mark.shows("command line: produce from stdin or a file")
 def test_lines_become_messages(cluster: Cluster) -> None:
     fields = ["--tag", "T", "--key", "k1", "--key", "k2", "--property", "a=1", "--property", "b=x=y"]
     result = json.loads(run(cluster, "produce", "lines", *fields, "--json", stdin="first\n\nzwei ö\r\nno end"))
@@ -114,6 +116,7 @@ def test_a_send_that_fails_ends_it_with_the_count(cluster: Cluster) -> None:
     assert lines[1] == "error: line 2 is longer than 4194304 bytes, the most that a message may have"
 
 
+@pytest.mark.shows("`produce` with a line without an end")
 def test_a_line_without_an_end_is_read_no_further(cluster: Cluster) -> None:
     call = subprocess.Popen(
         command(cluster, "produce", "endless"), stdin=subprocess.PIPE, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
@@ -132,6 +135,7 @@ def test_a_line_without_an_end_is_read_no_further(cluster: Cluster) -> None:
     call.stderr.close()
 
 
+@pytest.mark.shows("SIGTERM of `consume --group`", "SIGTERM where SIGINT is ignored")
 @pytest.mark.parametrize(
     ("number", "before"),
     [(signal.SIGTERM, ()), (signal.SIGINT, ()), (signal.SIGTERM, ("sh", "-c", 'trap "" INT; exec "$@"', "sh"))],
@@ -195,6 +199,10 @@ def test_consume_of_a_topic_that_is_not_there(cluster: Cluster) -> None:
         assert "'missing'" in run(cluster, "consume", "missing", *group, code=1)
 
 
+@pytest.mark.shows(
+    "command line: consume, `--json`",
+    "mended: Python 3.13: nesting of 5,000; Ctrl-C; tests that need pyspark",
+)
 def test_a_tail_prints_what_comes_until_ctrl_c(cluster: Cluster) -> None:
     run(cluster, "topic", "create", "tailed", "--queues", "1")
     run(cluster, "produce", "tailed", stdin="before\n")
@@ -276,6 +284,10 @@ def test_a_reader_of_the_output_may_leave(cluster: Cluster) -> None:
         tail.stderr.close()
 
 
+@pytest.mark.shows(
+    "mended: `consume --group g | true` commits messages that were not written",
+    "mended: `produce <&-`, `topic list >&-`, `consume >&-`, PYTHONIOENCODING=ascii: tracebacks or abort",
+)
 @pytest.mark.parametrize("where", ["closed", "full", "left"])
 def test_what_could_not_be_written_is_not_committed(cluster: Cluster, where: str) -> None:
     topic = f"unwritten-{where}"
@@ -299,6 +311,10 @@ def test_what_could_not_be_written_is_not_committed(cluster: Cluster, where: str
         assert {consumer.committed(queue) for queue in consumer.queues(topic)} <= {None, 0}
 
 
+@pytest.mark.shows(
+    "mended: `produce <&-`, `topic list >&-`, `consume >&-`, PYTHONIOENCODING=ascii: tracebacks or abort",
+    "mended: tags with newlines forge lines, ESC reaches the terminal",
+)
 def test_what_others_named_cannot_move_the_cursor_or_forge_a_line(cluster: Cluster) -> None:
     with Producer(cluster.namesrv, "g") as producer:
         forged = "a]\n12:00:00 broker-a/0/99 [paid]"
@@ -315,6 +331,9 @@ def test_what_others_named_cannot_move_the_cursor_or_forge_a_line(cluster: Clust
         assert not arguments or "röd" in json.loads(done.stdout)["body"]
 
 
+@pytest.mark.shows(
+    "mended: `produce <&-`, `topic list >&-`, `consume >&-`, PYTHONIOENCODING=ascii: tracebacks or abort",
+)
 def test_stdin_that_is_closed_is_said(cluster: Cluster) -> None:
     call = command(cluster, "produce", "closed")
     done = subprocess.run(["sh", "-c", '"$@" <&-', "sh", *call], capture_output=True, text=True, timeout=TIMEOUT_S)

@@ -77,6 +77,7 @@ def assert_one_line_error(done: subprocess.CompletedProcess[str], says: str) -> 
     assert says in errors[0]
 
 
+@pytest.mark.shows("server: ready line, free ports, SIGTERM")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_server_prints_one_ready_line_and_stops_cleanly(processes: Processes, number: signal.Signals) -> None:
     process = processes.start("server", *FREE_PORTS, "--store", "store")
@@ -93,6 +94,7 @@ def test_server_prints_one_ready_line_and_stops_cleanly(processes: Processes, nu
     assert "Traceback" not in log
 
 
+@pytest.mark.shows("server ready in a second, under 120 MB idle")
 def test_server_loads_what_it_serves_with_alone_and_is_small_when_idle(processes: Processes) -> None:
     process = processes.start("server", *FREE_PORTS, "--store", "store", PYTHONPROFILEIMPORTTIME="1")
     assert ready_line(process).startswith("ready ")
@@ -111,6 +113,7 @@ def test_server_loads_what_it_serves_with_alone_and_is_small_when_idle(processes
     assert heavy.isdisjoint(name.partition(".")[0] for name in names)
 
 
+@pytest.mark.shows("namesrv, broker with broker.conf; unknown key warned")
 def test_namesrv_and_broker_apart(processes: Processes, tmp_path: Path) -> None:
     first = re.fullmatch(r"ready namesrv=(\S+)\n", ready_line(processes.start("namesrv", "-p", "0")))
     assert first is not None
@@ -132,6 +135,9 @@ def test_namesrv_and_broker_apart(processes: Processes, tmp_path: Path) -> None:
     assert "flushDiskTipe" in warnings[0]
 
 
+@pytest.mark.shows(
+    "`rocketspark namesrv --config`: every key of namesrv.conf known; changes at once, written into the file",
+)
 def test_a_namesrv_conf_acts_and_options_win_over_it(processes: Processes, tmp_path: Path) -> None:
     (tmp_path / "namesrv.conf").write_text(
         "listenPort=1\nkvConfigPath=not-here.json\nsupportActingMaster=true\nenableAllTopicList=false\noddKey=1\n"
@@ -176,6 +182,7 @@ def test_options_win_over_broker_conf(processes: Processes, tmp_path: Path) -> N
     assert not (tmp_path / "not-here").exists()
 
 
+@pytest.mark.shows("bad input: port in use")
 @pytest.mark.parametrize("which", ["--namesrv-port", "--broker-port"])
 def test_a_port_in_use_is_named(tmp_path: Path, which: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -184,6 +191,7 @@ def test_a_port_in_use_is_named(tmp_path: Path, which: str) -> None:
     assert_one_line_error(done, f"port {port} on 127.0.0.1 is in use")
 
 
+@pytest.mark.shows("a directory that is not writable")
 def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert_one_line_error(run(tmp_path, "server", *FREE_PORTS, "--store", "file/store"), "file/store")
@@ -241,6 +249,10 @@ def test_commands_find_the_cluster_by_the_environment(tmp_path: Path, monkeypatc
         assert run(tmp_path, "topic", "list").stdout.split() == ["by-NAMESRV_ADDR", "by-ROCKETMQ_NAMESRV_ADDR"]
 
 
+@pytest.mark.shows(
+    "`rocketspark server --replicas N`, `broker --controller`; `run_cluster(replicas=2)` with kill_master, "
+    "start_again, elect, wait_in_sync"
+)
 def test_server_with_replicas_goes_on_when_its_master_is_killed(processes: Processes) -> None:
     process = processes.start("server", *FREE_PORTS, "--controller-port", "0", "--store", "store", "--replicas", "2")
     found = re.fullmatch(

@@ -30,6 +30,8 @@ from rocketspark.admin.operations import Operations, SyncOperations
 from rocketspark.errors import RouteNotFound, SendFailed, ServerError, UsageError
 from rocketspark.testing import Cluster, ServerProcess, run_cluster
 
+pytestmark = pytest.mark.shows("a store id of a broker that moved; a message's queue in every method")
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
@@ -327,6 +329,7 @@ def test_a_messages_queue_is_one_that_every_method_takes(cluster: Cluster) -> No
             producer.send("again", b"y", queue="q0")  # type: ignore[arg-type]
 
 
+@pytest.mark.shows("members with different subscriptions")
 @pytest.mark.parametrize("kind", ["push", "pop", "simple"])
 def test_members_with_different_subscriptions_are_warned_of(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -43,6 +43,9 @@ async def started(folder: Path, **more: Any) -> ControllerServer:
     return server
 
 
+@pytest.mark.shows(
+    "the controller: ids, registration, elections, in-sync sets, cleaning, metadata (1001 to 1006, 1008 to 1013, 904)"
+)
 def test_it_answers_row_by_row_as_apaches_controller(tmp_path: Path) -> None:
     async def main() -> dict[str, Any]:
         server = await started(tmp_path)
@@ -218,6 +221,9 @@ def test_a_controller_that_starts_again_changes_nothing_and_gives_masters_time(t
     run(main())
 
 
+@pytest.mark.shows(
+    "the controller's state: durable before the answer, cut or torn at any byte, another version, a full disk, kills"
+)
 def test_what_was_answered_survives_a_kill_at_any_time(tmp_path: Path) -> None:
     """The process is killed after each answer: the next one goes on from it."""
     for epoch in range(4):
@@ -255,6 +261,9 @@ async def one_change(address: str, epoch: int, process: subprocess.Popen[str]) -
         await client.close()
 
 
+@pytest.mark.shows(
+    "the controller's state: durable before the answer, cut or torn at any byte, another version, a full disk, kills"
+)
 def test_a_disk_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with joined(tmp_path) as (_, brokers):
@@ -317,6 +326,7 @@ def test_broken_requests_get_an_error(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("`rocketspark controller`, `enableControllerInNamesrv`")
 def test_the_command_says_where_it_is_and_that_it_is_alone(tmp_path: Path) -> None:
     process, address = command(tmp_path, "controller", f"controllerStorePath={tmp_path / 'state'}\nfoo=1")
     try:
@@ -339,6 +349,7 @@ def test_the_command_says_where_it_is_and_that_it_is_alone(tmp_path: Path) -> No
     assert "is a single node: while it is down no master is elected" in log
 
 
+@pytest.mark.shows("`rocketspark controller`, `enableControllerInNamesrv`")
 def test_a_controller_inside_a_nameserver(tmp_path: Path) -> None:
     keys = f"enableControllerInNamesrv=true\nlistenPort=0\ncontrollerStorePath={tmp_path / 'state'}"
     process, address = command(tmp_path, "namesrv", keys)

@@ -27,6 +27,8 @@ from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import Reply, reply
 from rocketspark.transport.server import Server
 
+pytestmark = pytest.mark.shows("a broker's calls on controllers")
+
 
 def beat(broker_id: int) -> ReplicaHeartbeatHeader:
     return ReplicaHeartbeatHeader(
@@ -198,6 +200,7 @@ def test_who_leads_no_more_is_left_for_the_one_that_does() -> None:
     run(main())
 
 
+@pytest.mark.shows("a request about the in-sync set that arrives late, over a connection that is gone")
 def test_a_request_that_arrives_after_its_master_looked_anew_is_not_taken(tmp_path: Path) -> None:
     """It was made over a connection that is gone at the master, which goes by what it was told since."""
 

@@ -34,6 +34,12 @@ from rocketspark.protocol.headers import (
 )
 from rocketspark.store import Store
 
+pytestmark = pytest.mark.shows(
+    "one role object; delay levels, timers, transactions start, stop and reload while the broker runs",
+    "readers see what the in-sync set holds; `minInSyncReplicas`; unclean elections; topics known by their "
+    "messages alone; a controller that is away",
+)
+
 QUICK = {
     "heartbeat_interval_ms": 100,
     "metadata_interval_ms": 200,
@@ -236,6 +242,7 @@ def test_too_few_in_sync_refuse_in_the_words_of_rocketmq(tmp_path: Path) -> None
     run(main())
 
 
+@pytest.mark.shows("the controller killed and started under load; a master that is back before it was missed")
 def test_a_master_that_is_back_before_it_was_missed_goes_on_in_its_epoch(tmp_path: Path) -> None:
     async def main() -> None:
         async with group(tmp_path) as g, producer(g.namesrv.address, retries=20, send_timeout_ms=20_000) as out:
@@ -259,6 +266,7 @@ def test_a_master_that_is_back_before_it_was_missed_goes_on_in_its_epoch(tmp_pat
     run(main())
 
 
+@pytest.mark.shows("a master that heard of nothing and registers late")
 def test_a_master_that_heard_of_nothing_stays_out_of_the_route(tmp_path: Path) -> None:
     """It is cut off from the controller, still believes itself, and registers again: the higher epoch counts."""
 
@@ -291,6 +299,9 @@ def test_a_master_that_heard_of_nothing_stays_out_of_the_route(tmp_path: Path) -
     run(main())
 
 
+@pytest.mark.shows(
+    "`mqadmin` getBrokerEpoch, haStatus, electMaster, getSyncStateSet on brokers of ours under a controller",
+)
 def test_epochs_and_ha_status_are_told(tmp_path: Path) -> None:
     async def main() -> None:
         async with group(tmp_path) as g, producer(g.namesrv.address, retries=20, send_timeout_ms=20_000) as out:
@@ -375,6 +386,7 @@ def test_what_cannot_be_done_is_told_once_and_tried_again(tmp_path: Path, caplog
     assert len([r for r in caplog.records if "could not register at the controller" in r.message]) == 1
 
 
+@pytest.mark.shows("electMaster ten times in turn under load")
 def test_what_the_old_master_answers_for_before_it_hears_of_the_election_is_kept(tmp_path: Path) -> None:
     async def main() -> None:
         async with group(tmp_path, slave_timeout_ms=300, slave_not_caught_up_ms=60_000) as g:
@@ -404,6 +416,7 @@ def test_what_the_old_master_answers_for_before_it_hears_of_the_election_is_kept
     run(main())
 
 
+@pytest.mark.shows("no election without offsets")
 def test_a_slave_joins_the_set_only_once_it_has_its_master_s_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,6 +452,7 @@ def test_a_slave_joins_the_set_only_once_it_has_its_master_s_tables(
     run(main())
 
 
+@pytest.mark.shows("tables of the last 3 s at an orderly change")
 @pytest.mark.parametrize("how", ["elected by hand", "the master ends"])
 def test_who_is_elected_takes_the_tables_of_a_master_that_lives(tmp_path: Path, how: str) -> None:
     """What the last look before did not see."""
@@ -470,6 +484,7 @@ def test_who_is_elected_takes_the_tables_of_a_master_that_lives(tmp_path: Path, 
     run(main())
 
 
+@pytest.mark.shows("damage of a slave's log")
 @pytest.mark.parametrize("at", [-60, 0], ids=["head", "body"])
 def test_what_is_damaged_in_a_slave_s_log_is_mended_with_its_master_s(tmp_path: Path, at: int) -> None:
     """Else it is in sync with the hole, and the message is gone once it is elected."""

@@ -17,6 +17,11 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import AsyncPullConsumer, AsyncPushConsumer
 from rocketspark.testing import Cluster, run_cluster
 
+pytestmark = pytest.mark.shows(
+    "a record that cannot be read between others: push (threads, coroutines, ordered, lists), pull, pop, "
+    "simple consumers get all the others, fetched ahead or not"
+)
+
 COUNT, DAMAGED = 60, 40
 GOOD = [i for i in range(COUNT) if i != DAMAGED]
 

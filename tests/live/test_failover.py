@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.support.failovers import Load, ReplicaSet, check, kill, leave, turn
+
+pytestmark = pytest.mark.shows(
+    "one role object; delay levels, timers, transactions start, stop and reload while the broker runs",
+    "ours+ours, JP and PJ, under Apache's controller and ours: the master killed under sends by key, delay "
+    "levels, timers and transactions",
+    "electMaster ten times in turn under load",
+    "the controller killed and started under load; a master that is back before it was missed",
+)
 
 TURNS = 10
 

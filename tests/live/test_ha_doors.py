@@ -30,6 +30,11 @@ from rocketspark.store.store import Store
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.tls.settings import from_values
 
+pytestmark = pytest.mark.shows(
+    "every port with --secure, as a stranger finds it",
+    "a slave beside a master that hangs, refuses, or takes office",
+)
+
 
 def access(secret: str = "secret-of-inner") -> AccessSettings:
     return AccessSettings(
@@ -113,6 +118,7 @@ def test_a_slave_with_another_secret_stays_outside_and_says_why(tmp_path: Path) 
     run(main())
 
 
+@pytest.mark.shows("replication's greeting and who stands between two brokers")
 def test_who_stands_between_them_in_tls_can_hand_no_greeting_on(tmp_path: Path) -> None:
     """The certificates are not checked, so the slave talks TLS with whoever answers."""
     files = secure_folder.prepare(tmp_path / "secure").tls_values()

@@ -22,6 +22,14 @@ from rocketspark.protocol import ha
 from rocketspark.store import Store
 from rocketspark.store.files.epoch_file import EpochList
 
+pytestmark = pytest.mark.shows(
+    "our slave of an official master, its slave of ours: cut off, killed, late; the logs' files byte-equal, "
+    "sends answered as each acknowledges",
+    "another file size, a log that diverges, is ahead or removed, foreign protocols, garbage, frames of any "
+    "size, peers that stall or do not read",
+    "heartbeats, housekeeping, flow control by all bytes, a new address at once",
+)
+
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Any:
@@ -237,6 +245,7 @@ def test_a_slave_leaves_who_sends_nonsense_with_one_line_and_a_long_pause(
     assert len(lines_of(caplog)) == 1
 
 
+@pytest.mark.shows("what fails before a connection")
 @pytest.mark.parametrize(
     "error", [StoreUnwritable("no file can be opened"), KeyError("a mistake")], ids=["store", "any"]
 )
@@ -355,6 +364,7 @@ def test_a_slave_ahead_stays_connected_and_is_not_counted(stores: Any, caplog: p
     assert ["ahead" in line for line in lines_of(caplog)] == [True]
 
 
+@pytest.mark.shows("places on the HA port without access control")
 def test_where_all_places_are_taken_who_holds_least_makes_room_and_nobody_that_holds_all(stores: Any) -> None:
     async def main() -> None:
         log = stores("m")

@@ -22,6 +22,11 @@ from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import Reply
 
+pytestmark = pytest.mark.shows(
+    "exactly once at speed: half messages in batches, ended by ranges; the log is that of single ones byte "
+    "for byte, whatever the properties; parts, overlaps, repeats, bad ranges, checks, kills, a full disk"
+)
+
 GROUP, COMMIT, ROLLBACK = "PG", 8, 12
 
 

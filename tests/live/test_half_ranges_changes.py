@@ -19,6 +19,12 @@ from rocketspark.protocol.json.operator_bodies import UserInfo
 from rocketspark.protocol.message import half_ranges
 from rocketspark.transport.peer import Peer
 
+pytestmark = pytest.mark.shows(
+    "users, passwords, rules (access control 2.0 and 1.0), `maxMessageSize`, `brokerPermission` and "
+    "`rejectTransactionMessage` changed between halves and ends; a line in the audit for each that access "
+    "control refuses"
+)
+
 HALVES, ENDS = RequestCode.SEND_HALF_BATCH, RequestCode.END_HALF_RANGES
 EVERY = sorted(b"tx %d" % n for n in range(40))
 

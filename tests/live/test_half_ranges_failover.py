@@ -21,6 +21,11 @@ from rocketspark.errors import TransportError
 from rocketspark.protocol.message import half_ranges
 from rocketspark.transport.request_frames import Reply
 
+pytestmark = pytest.mark.shows(
+    "a master of a pair that dies in the midst of a range, the new one is told it again, with copies of the "
+    "batch on both; the old one that comes back, or hears of no election"
+)
+
 COUNT = 300
 ONCE = Counter({b"tx %d" % n: 1 for n in range(COUNT)})
 QUICKLY = SLOW | {"controller_timeout_ms": 1500, "log_file_bytes": 1 << 18}

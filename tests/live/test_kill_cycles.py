@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.live.kill_cycles import KINDS, run_cycles
 
+pytestmark = pytest.mark.shows("recovery after stop and crash, ASYNC_FLUSH and SYNC_FLUSH")
+
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 def test_nothing_is_lost_doubled_or_mixed_up_by_kills(tmp_path: Path, flush: str) -> None:

@@ -25,6 +25,11 @@ from tests.support.patience import LIMIT_S
 from rocketspark.broker.access import secure_folder
 from rocketspark.broker.replication.link import greeting
 
+pytestmark = pytest.mark.shows(
+    "every port with --secure, as a stranger finds it",
+    "controller and NameServer with a gate, an audit and `--secure`",
+)
+
 BROKER = {"28": 16, "34": 16, "10": 16, "310": 16, "25": 16}
 # What everybody may ask a NameServer, over TLS.
 NAMESRV = {"106": 0, "318": 16, "103": 16, "205": 16}

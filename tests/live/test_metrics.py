@@ -23,6 +23,8 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import EndTransactionHeader, SendReply, TopicHeader, UpdateConsumerOffsetHeader
 from rocketspark.transport.request_signer import inner_signer
 
+pytestmark = pytest.mark.shows("Prometheus metrics, histograms and timers too")
+
 BROKER = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
 STORAGE = {"storage_medium": "disk", "storage_type": "local"}
 PLAIN = {"topic": TOPIC, "is_system": "false"}
@@ -116,6 +118,7 @@ def test_what_was_refused_and_left_out_is_counted(tmp_path: Path, monkeypatch: p
     run(main())
 
 
+@pytest.mark.shows("metrics by decision")
 def test_what_access_control_decided_is_counted(tmp_path: Path) -> None:
     credentials = json.dumps({"accessKey": "root", "secretKey": "secret-of-root"})
     access = AccessSettings(
@@ -381,6 +384,10 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows(
+    "metrics: role, epoch, lag of each slave in bytes and seconds, in sync, troubles, timeouts; a log line "
+    "for every change of role with its reason"
+)
 def test_a_master_tells_how_far_its_slave_is_behind(tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path, metrics_exporter="PROM", metrics_port=0) as p, producer(p.namesrv.address) as out:

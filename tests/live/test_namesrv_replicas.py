@@ -21,6 +21,11 @@ from rocketspark.protocol.headers import MinBrokerIdHeader
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server
 
+pytestmark = pytest.mark.shows(
+    "registrations of any kind: garbled, ids below 0 or over 63 bits, state versions over 63 bits, thousands "
+    "under one name"
+)
+
 LONG_MAX = (1 << 63) - 1
 NUMBERS = ["-1", str(-LONG_MAX - 1), str(LONG_MAX), str(LONG_MAX + 1), "1" * 400, "x", "", "1.5", "0x1", "²", "7"]
 SWITCHES = ["true", "false", "TRUE", "perhaps", "", "1"]

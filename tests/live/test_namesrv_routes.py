@@ -31,6 +31,8 @@ from rocketspark.protocol.json.bodies import DataVersion, RegisterBrokerBody, To
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 
+pytestmark = pytest.mark.shows("the NameServer's requests and settings", "100,000 topics, groups or offsets")
+
 
 async def route_reply(peer: Peer, topic: str = TOPIC) -> Reply:
     return await peer.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, headers.RouteHeader(topic=topic))
@@ -268,6 +270,7 @@ def test_registrations_compressed_plain_and_broken() -> None:
     run(main())
 
 
+@pytest.mark.shows("mended: a registration's static mappings are dropped by the NameServer")
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_static_topic_s_mapping_reaches_clients(compressed: bool) -> None:
     """As a Java broker registers it: numbers that are keys without quotes."""
@@ -305,6 +308,7 @@ def test_a_static_topic_s_mapping_reaches_clients(compressed: bool) -> None:
     run(main())
 
 
+@pytest.mark.shows("mended: deflated registrations inflate up to 256 MiB")
 def test_a_large_registration_is_read_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
     read = namesrv._registration
@@ -447,6 +451,7 @@ def test_an_operator_s_requests() -> None:
     run(main())
 
 
+@pytest.mark.shows("order table in the NameServer's reply to a registration")
 def test_key_values_are_kept_and_order_settings_told(tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
 

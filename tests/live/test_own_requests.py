@@ -27,6 +27,11 @@ from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.connections import dial
 from rocketspark.transport.request_signer import INNER_KEY, RequestSigner
 
+pytestmark = pytest.mark.shows(
+    "a locked pair under a controller: registration, synchronisation, notices, failover; clients with traces, "
+    "transactions, locks, dead letters: nothing refused"
+)
+
 ADMIN = "hide-5d1e7a-admin"
 INNER = "hide-5d1e7a-inner"
 TOKEN = "hide-5d1e7a-token"
@@ -180,6 +185,9 @@ def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch, stdin: bytes 
     return main.run(arguments)
 
 
+@pytest.mark.shows(
+    "keys and TLS of every command: options, environment, files; a secret in the command line is warned of",
+)
 def test_commands_take_keys_from_the_environment_or_a_file(
     locked: Cluster,
     refused: list[Decision],
@@ -217,6 +225,9 @@ def test_commands_take_keys_from_the_environment_or_a_file(
     assert ADMIN not in said
 
 
+@pytest.mark.shows(
+    "no secret in plans, event log, checkpoint, archive, logs, errors, shown settings, files but those of users"
+)
 def test_no_secret_is_seen(locked: Cluster, caplog: pytest.LogCaptureFixture, refused: list[Decision]) -> None:
     """Not in a file but that of the users, not in a log, a setting that is shown, or how anything prints."""
     with caplog.at_level(logging.DEBUG):

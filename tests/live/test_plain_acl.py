@@ -19,6 +19,8 @@ from rocketspark.broker.access.settings import AccessSettings
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ConfigError
 
+pytestmark = pytest.mark.shows("access control 1.0: files, address patterns, reload, 50-54, migration")
+
 REFUSED = "org.apache.rocketmq.acl.common.AclException: "
 ADMIN = "Need admin permission for request code=%d, but accessKey=plainKey is not"
 

@@ -19,6 +19,13 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.testing.cluster import run_cluster
 from rocketspark.testing.process import run_server_process
 
+pytestmark = pytest.mark.shows(
+    "`SimpleConsumer`, `AsyncSimpleConsumer`: receive, acknowledge, change the invisible time, several topics "
+    "with filters, also changed while pops wait, order, a receive that is cancelled",
+    "`PushConsumer(pop=True)`: done, failed, given up, too slow, closed, modes to and fro under load, shares, "
+    "batches of BatchCQ topics",
+)
+
 
 class Seen(Hooks):
     """Counts calls of the listener and requests, by code."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.java.pop_failover import popped_messages_survive
+
+pytestmark = pytest.mark.shows("failover with messages in flight, PP, JP and PJ")
 
 
 def test_what_was_popped_comes_again_from_the_new_master(tmp_path: Path) -> None:

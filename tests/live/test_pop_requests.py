@@ -5,8 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from tests.live.support import broker, run
 from tests.support import pop_requests
+
+pytestmark = pytest.mark.shows(
+    "POP_MESSAGE, ACK, BATCH_ACK, CHANGE_INVISIBLETIME, PEEK, NOTIFICATION, POLLING_INFO: every field, code "
+    "and remark as 5.5.0"
+)
 
 
 def test_the_replies_are_those_of_rocketmq(tmp_path: Path) -> None:

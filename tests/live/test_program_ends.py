@@ -14,6 +14,8 @@ from rocketspark import Producer, PullConsumer
 from rocketspark.client.producer import program_end
 from rocketspark.testing import Cluster, run_cluster
 
+pytestmark = pytest.mark.shows("a program that ends without close")
+
 PROGRAM = """
 import sys
 from rocketspark import Producer

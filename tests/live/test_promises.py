@@ -17,6 +17,8 @@ from tests.live.test_unconfirmed import deaf
 from rocketspark.broker.server import BrokerServer
 from rocketspark.protocol.codes import ResponseCode
 
+pytestmark = pytest.mark.shows("the page replication.md")
+
 PAGE = Path(__file__).parents[2] / "docs/replication.md"
 OK, LATE = ResponseCode.SUCCESS, ResponseCode.FLUSH_SLAVE_TIMEOUT
 

@@ -10,6 +10,11 @@ from tests.live.protocol_fuzz import run_fuzz
 from tests.live.support import run
 from tests.support.certificates import Issuer
 
+pytestmark = pytest.mark.shows(
+    "protocol fuzz",
+    "fuzz that stays: store (200 seeds, 10,000 in soak), protocol (2 x 400 cases, more in soak)",
+)
+
 CASES = 400
 
 
@@ -21,6 +26,7 @@ def test_who_behaves_notices_nothing_of_hostile_requests(
     print(run(run_fuzz(tmp_path, seed, CASES, caplog), 120))
 
 
+@pytest.mark.shows("fuzz over TLS")
 def test_who_behaves_over_tls_notices_nothing_of_hostile_requests(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -25,6 +25,11 @@ from rocketspark.transport.connections import dial
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 
+pytestmark = pytest.mark.shows(
+    "remoting through the port: routes that name the proxy, requests to the named broker, heartbeats, waiting "
+    "pulls, what brokers ask of clients, locked clusters"
+)
+
 __all__ = ["locked", "locked_proxy"]
 
 

@@ -18,6 +18,8 @@ from tests.unit.proxy.test_guard import route_of, signed
 
 from rocketspark.proxy.wire.codes import Code
 
+pytestmark = pytest.mark.shows("`server --secure` with gRPC; a proxy with keys asks its clients for theirs")
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
@@ -48,6 +50,7 @@ def client(served: tuple[Path, str], **metadata: str) -> RawClient:
     return made
 
 
+@pytest.mark.shows("users of gRPC in an audit: who was refused what")
 def test_nobody_comes_in_without_keys(served: tuple[Path, str]) -> None:
     made = client(served)
     assert made.call("QueryRoute", route_of("orders")).status.code == Code.UNAUTHORIZED

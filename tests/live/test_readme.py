@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rocketspark.testing import run_cluster
+
+pytestmark = pytest.mark.shows("README's examples", "the page replication.md")
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.shows(
+    "docs: options held to the code, recipes run and compared, good practice; `log_sends`",
+)
+
 RECIPES = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text("utf-8")
 SHOWN = re.compile(r"^## ([^\n]+)\n(?:(?!^## ).)*?```python\n(.*?)```\n\n```text\n(.*?)```\n", re.DOTALL | re.MULTILINE)
 FOUND = {title: (code, output) for title, code, output in SHOWN.findall(RECIPES)}

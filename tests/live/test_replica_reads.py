@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from tests.live.support import TOPIC, connected, create, create_group, pull, pull_header, run, sent, until
 from tests.live.test_replication import pair
 
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullReply
 from rocketspark.protocol.message import record
+
+pytestmark = pytest.mark.shows(
+    "pull: suggested broker",
+    "suggested broker, what lies far behind (8 messages, 64 KiB), a slave passes consumers back, holds pulls "
+    "only while its master is gone, moves no consumer",
+)
 
 
 def reply_of(reply: object) -> tuple[int, int, int]:

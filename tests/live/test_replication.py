@@ -7,12 +7,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.live.support import run, settings, until
 
 from rocketspark.broker.server import BrokerServer
 from rocketspark.client import AsyncProducer
 from rocketspark.model import Message
 from rocketspark.namesrv.server import NameServer
+
+pytestmark = pytest.mark.shows(
+    "ours+ours: three files equal; killed in mid-record; late, from the first file; frozen",
+)
 
 
 class Pair:

@@ -22,6 +22,12 @@ from rocketspark.errors import RocketSparkError
 from rocketspark.store import Store
 from rocketspark.transport.peer import Peer
 
+pytestmark = pytest.mark.shows(
+    "ours+ours: three files equal; killed in mid-record; late, from the first file; frozen",
+    "slaves that are ahead, diverged, of another file size; garbage, HTTP, TLS at the port; a store that "
+    "cannot be written",
+)
+
 SHORT = {"ha_housekeeping_interval_ms": 600, "ha_heartbeat_interval_ms": 100}
 
 
@@ -175,6 +181,7 @@ def test_a_late_slave_begins_at_the_first_file(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("roles swapped by a restart, ours and mixed")
 def test_roles_are_swapped_by_a_restart_and_the_logs_stay(tmp_path: Path) -> None:
     async def main() -> None:
         async with master_alone(tmp_path) as (p, peer):
@@ -216,6 +223,7 @@ def store_with(folder: Path, count: int, body: bytes, **changes: Any) -> None:
     run(fill())
 
 
+@pytest.mark.shows("a slave whose log is not a copy of its master's")
 @pytest.mark.parametrize(
     ("others", "changes", "text"),
     [
@@ -303,6 +311,7 @@ def test_a_store_that_cannot_be_written_refuses_to_start(tmp_path: Path) -> None
     run(main())
 
 
+@pytest.mark.shows("`haMasterAddress` of another cluster's or name's master")
 @pytest.mark.parametrize("known_by", ["the port beside", "the NameServer"])
 @pytest.mark.parametrize(("cluster", "name"), [("Theirs", "broker-a"), ("DefaultCluster", "theirs")])
 def test_a_slave_of_another_s_master_copies_nothing(

@@ -87,6 +87,7 @@ def stopped(server: OurServer) -> Iterator[None]:
         server.signal(signal.SIGCONT)
 
 
+@pytest.mark.shows("a master that is stopped (SIGSTOP) and goes on, also after another was elected meanwhile")
 def test_a_master_that_is_stopped_for_a_while_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         p = Pair(tmp_path, ha_housekeeping_interval_ms=600, ha_heartbeat_interval_ms=100)
@@ -128,6 +129,7 @@ def test_a_master_that_is_stopped_for_a_while_goes_on(tmp_path: Path, caplog: py
     run(main())
 
 
+@pytest.mark.shows("a master that is stopped (SIGSTOP) and goes on, also after another was elected meanwhile")
 def test_a_stopped_master_that_was_replaced_answers_for_nothing(tmp_path: Path) -> None:
     """Sends lie in its buffers when it wakes: none is acknowledged, none is left in the log."""
 
@@ -203,6 +205,7 @@ class Clock:
         monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + self.ahead_s * 1_000_000_000)
 
 
+@pytest.mark.shows("a clock that jumps")
 def test_a_clock_that_jumps_disturbs_no_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,6 +235,7 @@ def test_a_clock_that_jumps_disturbs_no_pair(
     run(main())
 
 
+@pytest.mark.shows("a clock that jumps")
 def test_a_clock_that_jumps_elects_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         clock = Clock(monkeypatch)
@@ -255,6 +259,7 @@ def test_a_clock_that_jumps_elects_nobody(tmp_path: Path, monkeypatch: pytest.Mo
     run(main())
 
 
+@pytest.mark.shows("a clock that jumps")
 @pytest.mark.parametrize(("jump_s", "told"), [(0.0, 0), (1.5, 0), (-1.5, 0), (2.5, 1), (-3600.0, 1)])
 def test_a_jump_is_told_once(jump_s: float, told: int, caplog: pytest.LogCaptureFixture) -> None:
     now = [1000.0, 50.0]
@@ -266,6 +271,7 @@ def test_a_jump_is_told_once(jump_s: float, told: int, caplog: pytest.LogCapture
     assert len(lines_with(caplog, f"jumped by {jump_s:+.1f} s")) == told
 
 
+@pytest.mark.shows("two masters by hand under one name")
 def test_two_masters_by_hand_are_told_and_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

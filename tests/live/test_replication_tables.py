@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.live.support import connected, create, create_group, pull, run, send, sent, until
 from tests.live.test_replication import Pair, pair
 
@@ -12,6 +13,11 @@ from rocketspark.broker.replication.refusals import REJECTED
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.timers import RecallHeader
+
+pytestmark = pytest.mark.shows(
+    "a slave's tables equal its master's, of ours and Java's, at once and every 3 s; a garbled answer changes nothing",
+    "topics deleted at the master, the quarantine and offsets set by hand reach slaves of ours",
+)
 
 
 def tables_of(server: Any) -> Any:
@@ -83,6 +89,7 @@ def test_all_tables_of_a_slave_are_its_master_s(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("tables of the last 3 s at an orderly change")
 def test_a_master_that_leaves_waits_until_its_slaves_have_its_tables(tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path, in_sync_replicas=1) as p:
@@ -102,6 +109,7 @@ def test_a_master_that_leaves_waits_until_its_slaves_have_its_tables(tmp_path: P
     run(main())
 
 
+@pytest.mark.shows("what a slave refuses, with which code")
 def test_what_a_slave_refuses_and_answers(tmp_path: Path) -> None:
     async def main() -> None:
         async with (

@@ -13,6 +13,11 @@ from tests.live.test_replication import pair
 
 from rocketspark.protocol.codes import ResponseCode
 
+pytestmark = pytest.mark.shows(
+    "ours+ours: 12 after slaveTimeout, 0 again, WAIT=false at once, 10 and 12 beside SYNC_FLUSH, the warning "
+    "of inSyncReplicas=1"
+)
+
 LATE = ResponseCode.FLUSH_SLAVE_TIMEOUT
 
 

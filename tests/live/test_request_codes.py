@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.live.support import broker, connected, name_server, run
 from tests.unit.protocol.golden import table
 
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.transport.peer import Peer
+
+pytestmark = pytest.mark.shows("every request code of 5.5.0 is served, or in a table with its reason")
 
 # Whole tiers of the table that are not served.
 TIERS = {

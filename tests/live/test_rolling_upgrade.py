@@ -12,6 +12,11 @@ from tests.live.test_replication import producer
 
 from rocketspark.model import Message
 
+pytestmark = pytest.mark.shows(
+    "a master that ends hands over: elected first, or waits for its slaves up to 5 s; both of a pair "
+    "restarted in either order under load"
+)
+
 
 def settled(g: Group) -> bool:
     """Tell whether the slave copies, is in sync, and nothing else is being asked of the controller."""

@@ -42,6 +42,7 @@ def keys(cluster: Cluster, user: str, password: str) -> dict[str, Any]:
     return cluster.client_options | {"access_key": user, "secret_key": password}
 
 
+@pytest.mark.shows("an embedded cluster with `run_cluster(secure=True)`")
 def test_the_administrator_sends_and_consumes(cluster: Cluster) -> None:
     inbox = Inbox()
     with SyncOperations(cluster.namesrv, **cluster.client_options) as operations:
@@ -69,6 +70,7 @@ def test_nobody_else_comes_in(cluster: Cluster) -> None:
         assert (refused.value.code, refused.value.remark) == (16, remark)
 
 
+@pytest.mark.shows("behind it the NameServer takes changes from the brokers and the first administrator alone")
 def test_the_nameserver_lets_no_stranger_write(cluster: Cluster) -> None:
     async def stranger() -> tuple[int, int]:
         async with connected(cluster.namesrv, tls=ClientTls(ca=cluster.client_options["tls_ca"])) as peer:
@@ -82,6 +84,7 @@ def test_the_nameserver_lets_no_stranger_write(cluster: Cluster) -> None:
         assert operations.delete_topic("short-lived") == ["broker-a"]
 
 
+@pytest.mark.shows("`rocketspark user`, `rocketspark acl`, and the same from Python")
 def test_users_do_what_rules_allow_and_all_is_on_record(cluster: Cluster) -> None:
     with SyncOperations(cluster.namesrv, **cluster.client_options) as operations:
         operations.create_topic("stock", queue_count=1)
@@ -145,6 +148,7 @@ def test_users_and_rules_are_copied_to_another_broker(tmp_path: Path) -> None:
         assert rules == [(f"broker-{n}", f"User:{name}", "Topic:orders") for n in "ab" for name in ("billing", "shop")]
 
 
+@pytest.mark.shows("an embedded cluster with `run_cluster(secure=True)`")
 def test_replicas_copy_and_take_over_behind_the_door(tmp_path: Path) -> None:
     with run_cluster(store=tmp_path, secure=True, replicas=2) as cluster:
         with SyncOperations(cluster.namesrv, **cluster.client_options) as operations:
@@ -201,6 +205,9 @@ def shell(folder: Path, lines: list[str]) -> str:
     return done.stdout
 
 
+@pytest.mark.shows(
+    "`server --secure`: what the first start prints is copied into a shell; certificate and users are used again"
+)
 def test_what_the_first_start_prints_can_be_copied_into_a_shell(tmp_path: Path) -> None:
     folder = tmp_path / "a b"
     folder.mkdir()
@@ -238,6 +245,7 @@ def test_what_the_first_start_prints_can_be_copied_into_a_shell(tmp_path: Path) 
             assert "orders" in operations.list_topics()
 
 
+@pytest.mark.shows("`server --secure` with `--brokers` and `--replicas`")
 @pytest.mark.parametrize(
     "options", [pytest.param(["--brokers", "2"], marks=pytest.mark.soak), ["--replicas", "2"]], ids=" ".join
 )

@@ -22,6 +22,11 @@ from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.json.static_topics import MappingDetail
 from rocketspark.transport.connections import Connections
 
+pytestmark = pytest.mark.shows(
+    "a slave's tables equal its master's, of ours and Java's, at once and every 3 s; a garbled answer changes nothing",
+    "topics deleted at the master, the quarantine and offsets set by hand reach slaves of ours",
+)
+
 
 def topics(count: int, prefix: str = "many") -> list[TopicConfig]:
     return [TopicConfig(topic_name=f"{prefix}-{n:05}") for n in range(count)]

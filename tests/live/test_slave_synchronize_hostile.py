@@ -26,6 +26,10 @@ from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
 
+pytestmark = pytest.mark.shows(
+    "a slave's tables equal its master's, of ours and Java's, at once and every 3 s; a garbled answer changes nothing"
+)
+
 # -- masters that do not answer as they should ------------------------------------------------------------------------
 
 
@@ -189,6 +193,7 @@ def test_a_master_that_ends_within_a_look_costs_one_line(tmp_path: Path) -> None
 # -- what counts messages waits for the log ---------------------------------------------------------------------------
 
 
+@pytest.mark.shows("offsets, delay levels and timers are taken only as far as the log has arrived")
 def test_what_counts_messages_is_taken_when_the_log_has_arrived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +248,7 @@ def test_what_counts_messages_is_taken_when_the_log_has_arrived(
 # -- the other direction ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("a master takes back offsets, delay levels and timers")
 def test_a_master_takes_back_what_a_slave_did_meanwhile(tmp_path: Path) -> None:
     async def main() -> None:
         connections = Connections()
@@ -340,6 +346,7 @@ def test_addresses_are_told_and_asked(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("elected while it waits for the log of the master before")
 @pytest.mark.parametrize("arrives", [False, True])
 def test_who_is_elected_while_the_log_of_the_master_before_is_awaited_waits_for_it_no_more(
     tmp_path: Path, arrives: bool

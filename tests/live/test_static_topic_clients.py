@@ -22,6 +22,12 @@ from rocketspark.model import Message, MessageQueue, ReceivedMessage
 from rocketspark.spark.cluster_queries import ClusterQueries
 from rocketspark.transport.peer import Peer
 
+pytestmark = pytest.mark.shows(
+    "our client on static topics: sends (by key, to a logical queue, transactions), push, ordered and pull "
+    "consumers, offsets, locks, retries, `rocketspark topic show` and group progress, queues that move "
+    "meanwhile"
+)
+
 QUEUES = 4
 LOGICAL = [MessageQueue(TOPIC, "__syslo__global__", n) for n in range(QUEUES)]
 
@@ -147,6 +153,7 @@ def test_a_failed_message_a_transaction_and_a_queue_without_a_leader(tmp_path: P
     run(main())
 
 
+@pytest.mark.shows("Spark refuses to read a static topic, by name")
 def test_spark_refuses_to_read_one_by_name(tmp_path: Path) -> None:
     def queues(names: str) -> None:
         cluster = ClusterQueries(names, group="g")

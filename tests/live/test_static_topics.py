@@ -23,6 +23,12 @@ from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 
+pytestmark = pytest.mark.shows(
+    "static topics on the broker",
+    "sends, pulls (held ones too), bounds, times and committed offsets by logical queue, also after a queue "
+    "moved: asked of the broker that holds the part",
+)
+
 TOPIC, GROUP = "Moved", "G"
 SUSPEND, SUBSCRIPTION, COMMIT = 2, 4, 1
 
@@ -130,6 +136,9 @@ async def read_all(peer: Peer, queue_id: int, offset: int) -> tuple[list[tuple[i
             return found, offset
 
 
+@pytest.mark.shows(
+    "static topics: mapping file, 513, 21, 351, registration and route; what contradicts a mapping is refused",
+)
 def test_a_mapping_is_kept_and_told(tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path) as (a, _, to_a, _, names), connected(names) as to_names:
@@ -293,6 +302,10 @@ def test_a_queue_moves_to_another_broker_and_is_read_through(tmp_path: Path) -> 
     run(main())
 
 
+@pytest.mark.shows(
+    "parts that became empty are forgotten by the queue's leader, whole queues by who led them two leaders "
+    "ago, in the hours of `deleteWhen` (TopicQueueMappingCleanService)"
+)
 def test_parts_that_became_empty_are_forgotten(tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path) as (a, b, to_a, to_b, _):
@@ -334,6 +347,10 @@ def test_parts_that_became_empty_are_forgotten(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows(
+    "parts that became empty are forgotten by the queue's leader, whole queues by who led them two leaders "
+    "ago, in the hours of `deleteWhen` (TopicQueueMappingCleanService)"
+)
 def test_who_led_a_queue_two_leaders_ago_forgets_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path) as (a, b, to_a, to_b, _):
@@ -357,6 +374,7 @@ def test_who_led_a_queue_two_leaders_ago_forgets_it(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("a slave of ours takes the mappings with the topics")
 def test_a_slave_takes_the_mappings_with_the_topics(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path, broker_name="a") as server, connected(server.address) as peer:

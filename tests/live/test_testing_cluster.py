@@ -33,6 +33,7 @@ def open_sockets() -> set[str]:
     return found
 
 
+@pytest.mark.shows("run_cluster, ready in under a second")
 def test_it_is_ready_with_little_work_and_takes_messages() -> None:
     used_s = []
     for _ in range(3):
@@ -125,6 +126,10 @@ def test_one_that_is_interrupted_before_it_has_a_loop_ends(tmp_path: Path, monke
     assert servers._cluster is None
 
 
+@pytest.mark.shows(
+    "`rocketspark server --replicas N`, `broker --controller`; `run_cluster(replicas=2)` with kill_master, "
+    "start_again, elect, wait_in_sync"
+)
 def test_replicas_lose_nothing_when_the_master_is_killed() -> None:
     with run_cluster(replicas=2) as cluster, Producer(cluster.namesrv, "P", retries=20) as producer:
         first, second = cluster.brokers

@@ -51,6 +51,7 @@ async def secure_names(tls: TlsSettings) -> AsyncIterator[NameServer]:
         await server.close()
 
 
+@pytest.mark.shows("TLS and plain on one port of broker, port - 2, NameServer, controller; the three modes")
 def test_a_cluster_that_takes_tls_alone(issuer: Issuer, tmp_path: Path) -> None:
     tls = from_values(keys(issuer))
     trust: dict[str, Any] = {"use_tls": True, "tls_ca": issuer.ca}
@@ -122,6 +123,7 @@ def test_inner_connections_follow_the_settings(issuer: Issuer, tmp_path: Path) -
     assert how(use_tls=True, auth_server=False) == ClientTls(verify="none")
 
 
+@pytest.mark.shows("certificates replaced without a restart, under load")
 def test_sends_go_on_while_certificates_are_replaced(
     issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +168,7 @@ def test_sends_go_on_while_certificates_are_replaced(
     run(scene())
 
 
+@pytest.mark.shows("PROXY v1 and v2 before either, from trusted networks")
 def test_a_message_through_a_proxy_was_born_at_its_client(tmp_path: Path) -> None:
     async def scene() -> None:
         async with broker(tmp_path, tls=TlsSettings(proxy_networks="127.0.0.0/8")) as server:
@@ -212,6 +215,7 @@ def test_commands_say_in_a_line_what_is_wrong(
         assert said.count("\n") == 1
 
 
+@pytest.mark.shows("Java client, `mqadmin`, our client on RocketMQ's servers, replicas")
 @pytest.mark.soak
 def test_replicas_under_a_controller_over_tls(issuer: Issuer, tmp_path: Path) -> None:
     file = tmp_path / "tls.properties"

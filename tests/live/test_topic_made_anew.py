@@ -22,6 +22,8 @@ from rocketspark.protocol.headers import (
 )
 from rocketspark.transport.peer import Peer
 
+pytestmark = pytest.mark.shows("a topic made anew under running consumers")
+
 
 async def remade(peer: Peer, count: int) -> None:
     """The topic with so many messages, after another one of its name."""
@@ -122,6 +124,9 @@ def test_a_held_pull_hears_of_it(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows(
+    "mended: topic made anew: the last commit of a consumer that was stopped meanwhile passed over the first messages"
+)
 @pytest.mark.parametrize("by", ["request", "pull"])
 def test_a_commit_of_a_reader_that_ends_before_it_heard_of_it_is_left_out(tmp_path: Path, by: str) -> None:
     """It would pass over as many messages of the new one as it had read of the one before."""
@@ -175,6 +180,7 @@ def test_numbers_that_exactly_once_writes_keep_are_taken_in_a_topic_made_anew(tm
     run(main())
 
 
+@pytest.mark.shows("mended: offsets cloned to a group of pops that had read the topic before were lost")
 def test_a_pop_begins_where_an_operator_set_it_by_a_clone(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
@@ -192,6 +198,7 @@ def test_a_pop_begins_where_an_operator_set_it_by_a_clone(tmp_path: Path) -> Non
     run(main())
 
 
+@pytest.mark.shows("mended: topic made anew: after a kill the offsets of pops followed the topic before")
 @pytest.mark.parametrize("count", [3, 25])
 def test_after_a_kill_no_pop_of_the_one_before_counts(tmp_path: Path, count: int) -> None:
     """The offsets that follow the check points of before the kill would pass over the first messages."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from examples.transfer.run import expected, show
+
+pytestmark = pytest.mark.shows("a transfer between two accounts under kills")
 
 
 def test_money_is_neither_lost_nor_made_whoever_is_killed(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from rocketspark.model import Message
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.transport.connections import dial
 
+pytestmark = pytest.mark.shows("second listener at `listenPort - 2`: the same requests, limits and end")
+
 
 def test_it_serves_the_same_and_its_clients_are_known(tmp_path: Path) -> None:
     async def main() -> None:

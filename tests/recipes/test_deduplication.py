@@ -15,6 +15,8 @@ from rocketspark import ReceivedMessage
 from rocketspark.errors import ConfigError, DatabaseFailed, StateError, UsageError
 from rocketspark.recipes import SeenStore, deduplicate, outbox_key
 
+pytestmark = pytest.mark.shows("`deduplicate`: SQLite, PostgreSQL")
+
 
 def message(number: int = 1, *, topic: str = "T", keys: tuple[str, ...] = (), **properties: str) -> ReceivedMessage:
     return ReceivedMessage(

@@ -11,6 +11,8 @@ from tests.recipes.conftest import Tables
 
 from rocketspark.recipes import SeenStore
 
+pytestmark = pytest.mark.shows("mended: forked processes share PostgreSQL connections")
+
 ROUNDS = 30
 
 

@@ -23,6 +23,8 @@ from rocketspark.errors import MessageIllegal
 from rocketspark.recipes import AsyncOutbox, Kept, Outbox, OutboxStore, SeenStore, State, deduplicate
 from rocketspark.testing import Cluster, run_cluster, run_server_process
 
+pytestmark = pytest.mark.shows("`Outbox` and its command")
+
 LIMIT_S = 120.0
 
 

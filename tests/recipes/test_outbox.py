@@ -25,6 +25,8 @@ from rocketspark.errors import (
 from rocketspark.recipes import AsyncOutbox, Kept, OutboxStore, State
 from rocketspark.recipes.outbox_store import RowOutcome
 
+pytestmark = pytest.mark.shows("`Outbox` and its command")
+
 
 @pytest.fixture
 def store(database: Tables) -> Iterator[OutboxStore]:
@@ -396,6 +398,7 @@ def test_what_can_be_neither_sent_nor_kept_is_an_error_with_both(database: Table
     run(main())
 
 
+@pytest.mark.shows("mended: Outbox order on PostgreSQL is not that of side-by-side transactions")
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 @pytest.mark.xdist_group("postgres")
 def test_of_transactions_side_by_side_what_was_written_first_goes_first(database: Tables, store: OutboxStore) -> None:
@@ -437,6 +440,7 @@ def test_of_transactions_side_by_side_what_was_written_first_goes_first(database
         connection.close()
 
 
+@pytest.mark.shows("mended: Outbox order on PostgreSQL is not that of side-by-side transactions")
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 @pytest.mark.xdist_group("postgres")
 def test_transactions_that_never_stop_overlapping_hold_nothing_back_for_ever(
@@ -502,6 +506,7 @@ def test_an_error_that_no_database_takes_is_kept_all_the_same(store: OutboxStore
     run(main())
 
 
+@pytest.mark.shows("mended: AsyncOutbox.close in a claim keeps rows")
 def test_a_close_in_the_midst_of_a_claim_leaves_nothing_owned(store: OutboxStore) -> None:
     claims, go_on = threading.Event(), threading.Event()
     claim = store.claim

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.spark.lakehouse.kills_of_archives import FORMATS, KillsOfArchives
 
+pytestmark = pytest.mark.shows("kills of `archive` in the midst of commits, on a disk and on s3a://")
+
 
 @pytest.mark.soak
 @pytest.mark.parametrize("on_s3a", [False, True], ids=["disk", "s3a"])

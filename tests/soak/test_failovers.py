@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 from tests.support.failovers import Load, ReplicaSet, check, freeze, kill, leave, turn
 
+pytestmark = pytest.mark.shows(
+    "soak: masters killed, ended, stopped (SIGSTOP) and replaced under mixed load (`make soak`, CYCLES)",
+)
+
 # SIGKILL, an election by hand, SIGTERM, SIGSTOP until another is elected: how often of eleven.
 ACTS = [kill] * 6 + [turn] * 3 + [leave, freeze]
 

@@ -29,7 +29,10 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 from tests.soak.lines_run import lines_that_tell
 
-pytestmark = pytest.mark.soak
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.shows("small changes of the source are noticed by tests"),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "rocketspark"

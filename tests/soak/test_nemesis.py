@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 from tests.support.failovers import Load, Member, OurMember, ReplicaSet, check
 
+pytestmark = pytest.mark.shows("nemesis, planted defects")
+
 ROUNDS, FAULTS = int(os.environ.get("NEMESIS_ROUNDS", "50")), int(os.environ.get("NEMESIS_FAULTS", "8"))
 # Short times: what is drawn lasts up to 5 s.
 QUICK = {

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.shows("nemesis, planted defects")
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "rocketspark"
 ROLES = "tests/unit/broker/roles"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.live.pop_kill_cycles import run_pop_cycles
 
+pytestmark = pytest.mark.shows("found again at a start; kills: nothing acknowledged comes again, nothing is lost")
+
 
 @pytest.mark.soak
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])

@@ -12,6 +12,10 @@ from tests.live.protocol_fuzz import run_fuzz
 from tests.live.support import run
 from tests.support.certificates import Issuer
 
+pytestmark = pytest.mark.shows(
+    "fuzz that stays: store (200 seeds, 10,000 in soak), protocol (2 x 400 cases, more in soak)",
+)
+
 
 @pytest.mark.soak
 def test_who_behaves_notices_nothing_of_many_hostile_requests(

@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 from tests.spark.lakehouse.kills_on_s3a import PLACES, KillsOnS3a
 
+pytestmark = pytest.mark.shows(
+    "Delta and Iceberg on s3a:// behind a store that refuses, cuts and errs by plan, driver killed in the "
+    "middle of a request"
+)
+
 
 @pytest.mark.soak
 def test_every_message_is_once_in_the_tables_on_s3a(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

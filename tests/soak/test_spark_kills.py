@@ -11,6 +11,8 @@ import pytest
 from tests.spark.kills import VICTIMS, Kills
 from tests.spark.standalone import spark_cluster
 
+pytestmark = pytest.mark.shows("kills of driver, executor and broker under streams to files and to a topic")
+
 
 @pytest.mark.soak
 def test_every_row_is_once_in_files_and_topic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

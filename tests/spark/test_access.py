@@ -28,6 +28,13 @@ from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.write.batch_sender import send_rows
 from rocketspark.testing import Cluster, run_cluster
 
+pytestmark = pytest.mark.shows(
+    "`topic`, `topicPattern`, `assign`; NameServer list, namespace, credentials (in no plan, log or error); "
+    "from our brokers and Apache's",
+    "Spark over TLS with keys and an encrypted client key: batch, stream, exactly once, archive, restore; "
+    "files that an executor lacks are named with the machine",
+)
+
 TOKEN = "token-of-no-use"
 
 
@@ -46,6 +53,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         namesrv.kill()
 
 
+@pytest.mark.shows("Spark on RocketMQ 5.5.0 with access control: read, write, exactly once")
 def test_signed_and_in_a_namespace_there_and_back(
     spark: SparkSession, guarded: Guarded, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +167,9 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, 
         )
 
 
+@pytest.mark.shows(
+    "no secret in plans, event log, checkpoint, archive, logs, errors, shown settings, files but those of users"
+)
 @pytest.mark.official
 def test_a_locked_cluster_with_tls_and_no_secret_is_seen(
     spark: SparkSession,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from tests.java.apache import ApacheCluster
@@ -13,6 +14,12 @@ from tests.spark.conftest import await_stored
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.spark.pipelines import archive, restore
 from rocketspark.spark.pipelines.options import RestoreOptions
+
+pytestmark = pytest.mark.shows(
+    "`topic`, `topicPattern`, `assign`; NameServer list, namespace, credentials (in no plan, log or error); "
+    "from our brokers and Apache's",
+    "`store`: a store directory read directly, live, backed up, killed or damaged; ours and Apache's",
+)
 
 COUNT = 5000
 

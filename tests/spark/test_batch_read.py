@@ -17,7 +17,12 @@ from rocketspark.model import Message
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.testing import Cluster
 
-pytestmark = pytest.mark.every_spark
+pytestmark = [
+    pytest.mark.every_spark,
+    pytest.mark.shows(
+        "offsets: earliest, latest, committed of a group, JSON by queue; times, exact at every edge",
+    ),
+]
 
 COUNT = 50_000
 
@@ -49,6 +54,7 @@ def expected(place: Place, message: Message) -> tuple[Any, ...]:
     return (broker, queue_id, offset, message.body, message.tag, list(message.keys), message.flag, properties)
 
 
+@pytest.mark.shows("`seek_to_beginning`, `ReceivedMessage.physical_offset`, Spark's column `physicalOffset`")
 def test_the_physical_offset_has_two_names(
     read: Callable[..., DataFrame], loaded: tuple[str, dict[Place, Message]]
 ) -> None:
@@ -62,6 +68,7 @@ def test_the_physical_offset_has_two_names(
     assert len(rows) == COUNT
 
 
+@pytest.mark.shows("option `columns`: its columns alone, decoded faster")
 def test_the_option_columns_gives_these_alone(
     spark: SparkSession, cluster: Cluster, read: Callable[..., DataFrame], loaded: tuple[str, dict[Place, Message]]
 ) -> None:
@@ -88,6 +95,7 @@ def test_the_option_columns_gives_these_alone(
         spark.catalog.dropTempView("narrow")
 
 
+@pytest.mark.shows("Spark: batch read")
 def test_every_message_exactly(read: Callable[..., DataFrame], loaded: tuple[str, dict[Place, Message]]) -> None:
     topic, placed = loaded
     frame = read(topic)
@@ -121,6 +129,7 @@ def test_every_message_exactly(read: Callable[..., DataFrame], loaded: tuple[str
     assert all((r.storeTime - r.bornTime).total_seconds() < 60 for r in rows)
 
 
+@pytest.mark.shows("Spark: a schema may name a subset")
 def test_a_schema_names_the_columns_in_its_order(
     read: Callable[..., DataFrame], loaded: tuple[str, dict[Place, Message]]
 ) -> None:

@@ -131,6 +131,10 @@ def test_a_slave_is_read_while_its_master_is_away_and_known_to_be_one(both: Both
     assert cluster.addresses("broker-a") == (both.address,)
 
 
+@pytest.mark.shows(
+    "Spark across a failover of our pair: a stream and batch reads give every row once; only a master's word "
+    "counts as loss; what an unclean election cut is told, or fails the query"
+)
 @pytest.mark.parametrize(
     ("first", "end", "gone", "left"),
     [(8, 5, "5 to 7", (5, 5)), (8, 4, "4 to 7", (4, 4)), (3, 9, "5 to 8", (3, 5)), (7, 9, "7 to 8", (7, 5))],

@@ -28,6 +28,10 @@ from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.transport.connections import dial
 
+pytestmark = pytest.mark.shows(
+    "`failOnDataLoss`; topics, queues, brokers and NameServers that come and go under a stream",
+)
+
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
@@ -115,6 +119,7 @@ def test_a_broker_that_stops_keeps_its_place(stage: Stage, send: Sender) -> None
     assert sorted(stream.rows) == sorted(send.sent)
 
 
+@pytest.mark.shows("mended: a topic no longer read ends the query when it is deleted")
 def test_a_topic_that_is_no_longer_read_is_nobody_s_concern(
     stage: Stage, send: Sender, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,6 +143,7 @@ def test_a_topic_that_is_no_longer_read_is_nobody_s_concern(
         stream.run()
 
 
+@pytest.mark.shows("a stream started while a broker of its unfinished micro-batch is away")
 def test_a_broker_that_stops_between_planning_and_reading_is_waited_for(
     stage: Stage, send: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +264,7 @@ def test_a_topic_that_is_deleted(stage: Stage, send: Sender, fail: bool) -> None
     assert sorted(stream.rows) == sorted(send.sent)
 
 
+@pytest.mark.shows("a topic made anew under a stream, also grown past its offset; under a planned micro-batch")
 @pytest.mark.parametrize("count", [2, 5, 9])
 @pytest.mark.parametrize("fail", [True, False])
 def test_a_topic_that_is_made_anew_before_the_stream_looks(stage: Stage, send: Sender, fail: bool, count: int) -> None:
@@ -285,6 +292,7 @@ def test_a_topic_that_is_made_anew_before_the_stream_looks(stage: Stage, send: S
     assert other.run() == stream.run() == more
 
 
+@pytest.mark.shows("a topic made anew under a stream, also grown past its offset; under a planned micro-batch")
 @pytest.mark.parametrize("count", [3, 7, 12])
 @pytest.mark.parametrize("fail", [True, False])
 def test_a_topic_that_is_made_anew_under_a_planned_micro_batch(

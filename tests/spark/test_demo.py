@@ -103,6 +103,7 @@ def assert_passed(demo: Demo) -> str:
     return printed
 
 
+@pytest.mark.shows("demo: replay, stream, Parquet, statistics, summaries, table, plot, report, self-check")
 def test_it_checks_itself_and_leaves_a_plot_and_a_report(demos: Demos) -> None:
     demo = demos.start()
     printed = assert_passed(demo)
@@ -114,6 +115,7 @@ def test_it_checks_itself_and_leaves_a_plot_and_a_report(demos: Demos) -> None:
     assert "United Air Lines" in printed
 
 
+@pytest.mark.shows("demo on an existing RocketMQ cluster")
 @pytest.mark.official
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_it_runs_on_a_cluster_that_exists_and_holds_other_messages(demos: Demos, tmp_path: Path, times: int) -> None:
@@ -136,6 +138,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.shows("demo: Ctrl-C leaves no process")
 @pytest.mark.parametrize("stage", STAGES)
 def test_ctrl_c_leaves_no_process_behind(demos: Demos, stage: str) -> None:
     demo = demos.start(200_000 if stage.startswith("Replay") else FLIGHTS)

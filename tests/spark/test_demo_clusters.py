@@ -16,6 +16,7 @@ from tests.support.patience import PATIENT
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.shows("demo on Apache RocketMQ and an existing Spark cluster")
 @pytest.mark.java
 def test_it_runs_on_apache_rocketmq_and_a_spark_cluster(tmp_path: Path) -> None:
     with ExitStack() as servers:

@@ -49,6 +49,13 @@ from rocketspark.spark.options import parse_write
 from rocketspark.spark.write import row_sender
 from rocketspark.spark.write import rows as rows_module
 
+pytestmark = pytest.mark.shows(
+    "exactly once: each row of the table of kills on our broker and on Apache's",
+    "mended: code 3 to batches or ranges at once or in the midst, by who still says that it takes them; the "
+    "connection ended at each",
+    "the table of kills with batches and ranges, failovers too",
+)
+
 # The commit topic lies on the first broker by name.
 COMMIT_BROKER, TARGET_BROKER = "broker-a", "broker-b"
 PARTITIONS, ROWS = 2, 60
@@ -455,6 +462,10 @@ def test_a_driver_that_comes_late_is_refused(servers: Servers) -> None:
 OTHERS = {"more": [b"new"] * (2 * ROWS + 1), "fewer": [b"new"] * ROWS, "others": [b"new"] * (2 * ROWS), "none": []}
 
 
+@pytest.mark.shows(
+    "a checkpoint one batch behind is refused, also when its batch has fewer or other rows, and when the "
+    "record has expired"
+)
 @pytest.mark.parametrize("expired", [False, True], ids=["record", "kept numbers"])
 @pytest.mark.parametrize("rows", OTHERS.values(), ids=OTHERS)
 def test_an_older_checkpoint_whose_batch_has_other_rows_is_refused(
@@ -675,6 +686,10 @@ def test_a_broker_that_takes_no_batches_any_more(
     assert len(asked) > 2
 
 
+@pytest.mark.shows(
+    "mended: a batch that was stored without an answer, its rows sent one by one then: after a check or a "
+    "start a repeated end delivered the older copy too"
+)
 @pytest.mark.parametrize("carried_out", [False, True])
 @pytest.mark.usefixtures("soon_asked")
 def test_what_stands_between_ends_the_connection_at_what_it_does_not_know(

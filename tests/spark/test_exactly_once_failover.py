@@ -22,6 +22,11 @@ from rocketspark.spark.exactly_once.commit_topic import safely_stored
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.testing.replicas import Replicas
 
+pytestmark = pytest.mark.shows(
+    "exactly once while the master (any of ten phases, of rows and of records), a slave or the controller is killed",
+    "the table of kills with batches and ranges, failovers too",
+)
+
 # Used by all tests here as well.
 __all__ = ["pieces"]
 

@@ -21,6 +21,13 @@ from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.testing import run_cluster
 from rocketspark.testing.replicas import Replicas
 
+pytestmark = pytest.mark.shows(
+    "Spark across a failover of a Java pair, classic and under Apache's controller: a stream and batch reads "
+    "give every row once",
+    "Spark across a failover of our pair: a stream and batch reads give every row once; only a master's word "
+    "counts as loss; what an unclean election cut is told, or fails the query",
+)
+
 TOPIC = "spark-failover"
 QUEUES = 2
 

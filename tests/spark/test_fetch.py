@@ -26,6 +26,12 @@ from rocketspark.spark.read import pull_records as fetching
 from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.pull_records import fetch
 
+pytestmark = pytest.mark.shows(
+    "Arrow from the socket to Spark, many pulls in flight",
+    "Spark across a failover of a Java pair, classic and under Apache's controller: a stream and batch reads "
+    "give every row once",
+)
+
 QUEUE = MessageQueue("T", "broker-a", 0)
 
 
@@ -134,6 +140,10 @@ def test_pieces_that_are_kept_are_not_written_over(monkeypatch: pytest.MonkeyPat
                 assert found == list(range(first, end))
 
 
+@pytest.mark.shows(
+    "mended: restore makes its topic without credentials and namespace; refcount of buffers assumes CPython < "
+    "3.14 (link.py)"
+)
 @pytest.mark.parametrize("held", ["view", "slice", "numpy", "arrow", "cycle"])
 def test_a_buffer_is_used_again_once_nobody_looks_at_it(held: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelined_connection, "BUFFER_BYTES", 1000)
@@ -234,6 +244,10 @@ def test_a_new_master_that_does_not_show_all_yet_has_lost_nothing() -> None:
         assert read(broker, 150, 300) == list(range(150, 300))
 
 
+@pytest.mark.shows(
+    "Spark across a failover of our pair: a stream and batch reads give every row once; only a master's word "
+    "counts as loss; what an unclean election cut is told, or fails the query"
+)
 @pytest.mark.parametrize("ways", [{"oldest": 100}, {"refuse": ResponseCode.TOPIC_NOT_EXIST}], ids=["late", "topic"])
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_what_a_slave_says_is_gone_is_read_from_its_master(ways: dict[str, Any], fail: str) -> None:
@@ -343,6 +357,7 @@ def test_parts_are_joined_in_a_buffer_of_their_own_until_nobody_looks_at_it(monk
     assert bytes(second) == b"xyz"
 
 
+@pytest.mark.shows("64 pulls are in flight where a broker gives few messages a pull")
 @pytest.mark.parametrize(
     ("step", "reply_bytes", "pulls"),
     [(4096, 0, 4), (32, 0, 64), (32, 8 << 10, 64), (32, 1 << 20, 32), (1, 4 << 20, 8), (1, 64 << 20, 2), (65536, 0, 2)],

@@ -33,6 +33,8 @@ from rocketspark.spark.spark_features import ReadMaxRows
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.connections import dial
 
+pytestmark = pytest.mark.shows("`tags`, `sql`, `key`, times: the same rows whatever a broker filters")
+
 COUNT = 240
 # "Aa" and "BB" have the same Java hash code.
 TAGS = [None, "Aa", "BB", "C", "O'Neil", "a|b", "中文", "Aa"]

@@ -20,6 +20,11 @@ from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.partitions import QueuePartition, read_partition
 from rocketspark.spark.read.read_filter import ReadFilter
 
+pytestmark = pytest.mark.shows(
+    "mended: silent loss despite failOnDataLoss=true while a broker removes old files (the reader's half: "
+    "offsets that came are compared with those asked for, filtered pieces are proved by their first message)"
+)
+
 QUEUE = MessageQueue("T", "broker-a", 0)
 GONE = "messages %d to %d of queue 0 of topic 'T' on broker 'broker-a' are gone"
 
@@ -102,6 +107,7 @@ def with_bad_bodies(count: int, bad: set[int], **fields: Any) -> list[bytes]:
     return made
 
 
+@pytest.mark.shows("mended: one body that does not inflate blocks a stream for good")
 @pytest.mark.parametrize("fields", [{}, {"properties": b"a\x011\x02a\x012\x02"}], ids=["quick", "slow"])
 def test_a_body_that_does_not_inflate(fields: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     columns = ("queueOffset", "body", "properties", "sysFlag")

@@ -22,6 +22,8 @@ from rocketspark.spark.metrics.listening import listen_to_pipeline
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.testing import run_cluster
 
+pytestmark = pytest.mark.shows("Grafana board and alerts, their queries held to what is told")
+
 FOLDER = Path(__file__).parents[2] / "examples" / "grafana"
 BOARD: dict[str, Any] = json.loads((FOLDER / "rocketspark.json").read_text("utf-8"))
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]

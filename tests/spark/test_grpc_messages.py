@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 from tests.unit.proxy.conftest import RawClient, running_proxy
 
@@ -13,6 +14,10 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code, MessageType
 from rocketspark.testing import Cluster
+
+pytestmark = pytest.mark.shows(
+    ".x to 4.x and back, a killed push consumer, a receive taken back; 5.x to Spark and back",
+)
 
 
 def told_settings(client: RawClient, topic: str, group: str) -> tuple[Any, threading.Event]:

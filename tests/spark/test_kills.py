@@ -8,6 +8,8 @@ import pytest
 from tests.spark.kills import Kills
 from tests.spark.standalone import spark_cluster
 
+pytestmark = pytest.mark.shows("kills of driver, executor and broker under streams to files and to a topic")
+
 
 @pytest.mark.timeout(1800)
 def test_every_row_is_once_in_files_and_topic(tmp_path: Path) -> None:

@@ -22,7 +22,12 @@ from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ADMISSION_CONTROL, ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from rocketspark.testing import Cluster
 
-pytestmark = pytest.mark.every_spark
+pytestmark = [
+    pytest.mark.every_spark,
+    pytest.mark.shows(
+        "partitions, limits per micro-batch (messages, bytes, a minimum with a delay), AvailableNow and ProcessingTime"
+    ),
+]
 
 Load = Callable[..., dict[Place, Message]]
 
@@ -198,6 +203,11 @@ def test_a_stream_s_queues_are_split(reading: Callable[..., Reading], load: Load
         assert len(places) == len(set(places)) == 400
 
 
+@pytest.mark.shows(
+    "limits on 4.0 and 4.1, exact, over restarts; `availableNow` with a limit ends after one micro-batch, "
+    "warned once; pipelines repeat until the end noted at their start; what cannot work says so with version "
+    "and option"
+)
 def test_limits_hold_over_restarts(
     spark: SparkSession, cluster: Cluster, topic: str, load: Load, tmp_path: Path
 ) -> None:

@@ -21,6 +21,10 @@ from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.metrics import Listening, listen
 from rocketspark.testing import Cluster, run_cluster
 
+pytestmark = pytest.mark.shows(
+    "metrics: rows, durations, ends, bytes and the lag of streaming queries for Prometheus",
+)
+
 Load = Callable[..., Any]
 
 
@@ -132,6 +136,7 @@ def test_the_end_with_an_error_is_counted_and_other_sources_count_too(
     assert not [each for each in found.labels("rocketspark_stream_messages_total") if each["query"] == name]
 
 
+@pytest.mark.shows("a broker that is down: no lag, an error counted, the query goes on")
 def test_a_broker_that_is_down_leaves_the_lag_out_and_the_query_alone(spark: SparkSession, tmp_path: Path) -> None:
     topic, name = "orders", f"q-{uuid.uuid4().hex[:8]}"
     of = {"query": name, "topic": topic}
@@ -158,6 +163,7 @@ def test_a_broker_that_is_down_leaves_the_lag_out_and_the_query_alone(spark: Spa
                 query.stop()
 
 
+@pytest.mark.shows("mended: metrics: `listen` of a session that is stopped listened for ever to nothing")
 def test_mistakes_are_one_line(spark: SparkSession, cluster: Cluster, listening: Listening) -> None:
     with pytest.raises(ConfigError, match=rf"^the metrics' port {listening.port} on 127\.0\.0\.1 cannot be had: "):
         listen(spark, listening.port)

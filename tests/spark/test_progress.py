@@ -28,7 +28,13 @@ from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.testing import Cluster
 from rocketspark.transport.connections import dial
 
-pytestmark = pytest.mark.every_spark
+pytestmark = [
+    pytest.mark.every_spark,
+    pytest.mark.shows(
+        "offsets: earliest, latest, committed of a group, JSON by queue; times, exact at every edge",
+        "lag in the progress; progress as a consumer group's offsets",
+    ),
+]
 
 
 class Place(NamedTuple):

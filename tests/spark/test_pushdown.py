@@ -41,7 +41,13 @@ from rocketspark.spark.spark_features import (
 )
 from rocketspark.testing import Cluster
 
-pytestmark = pytest.mark.every_spark
+pytestmark = [
+    pytest.mark.every_spark,
+    pytest.mark.shows(
+        "`where` pushed down, shown by `explain`, every test query with and without",
+        "push-down of `where` when it is asked for alone: without the option every query is exact",
+    ),
+]
 
 COUNT = 64
 # "Aa" and "BB" have the same Java hash code, as have "AaAa", "AaBB" and "BBBB".

@@ -30,6 +30,10 @@ from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.connections import dial
 
+pytestmark = pytest.mark.shows(
+    "Spark's reader against a model: queues that come, go, are cut and made anew, also between plan and read",
+)
+
 EXAMPLES = 40
 
 CHANGES = st.one_of(

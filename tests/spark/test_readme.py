@@ -12,9 +12,15 @@ from pyspark.sql import SparkSession
 from rocketspark import Producer
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows(
+    "README's examples",
+    "the examples of README, spark.md's quick start and pipelines.md's sql one after the other",
+)
+
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
 
 
+@pytest.mark.shows('Spark: `format("rocketmq")` is found without registration')
 def test_spark_example(
     spark: SparkSession,
     cluster: Cluster,

@@ -16,6 +16,10 @@ from pyspark.sql import SparkSession
 from rocketspark.client import Producer
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows(
+    "columns, subsets, properties, compressed bodies, headers only; recipes for JSON and Avro",
+)
+
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text("utf-8")
 ORDERS = [{"id": i, "fruit": "apple" if i % 2 else "pear", "price": i / 4} for i in range(20)]
 

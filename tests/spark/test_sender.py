@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from tests.spark.topics import messages_of
 from tests.support.patience import LIMIT_S
 from tests.support.ports import server_ports
@@ -16,6 +17,11 @@ from rocketspark.client import Producer
 from rocketspark.spark.options import parse_write
 from rocketspark.spark.write.batch_sender import send_rows
 from rocketspark.testing.process import ServerProcess, run_server_process
+
+pytestmark = pytest.mark.shows(
+    "batch and stream, all columns and options, delivery times, bounded memory, order per queue, a killed "
+    "broker, inner batches"
+)
 
 
 def rows(first: int, count: int, **columns: Any) -> pa.RecordBatch:

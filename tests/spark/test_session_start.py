@@ -16,6 +16,11 @@ from tests.spark.standalone import LOOPBACK
 from rocketspark.client import Producer
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows(
+    "mended: quick start: [DATA_SOURCE_NOT_FOUND] without the venv on the path; `consume order-totals` shows nothing",
+    "the trap: a job in an environment that is not activated, another `python3` first on the path",
+)
+
 # Nothing in it is ours but the source's name.
 PLAIN = """
 import sys

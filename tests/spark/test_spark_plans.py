@@ -24,6 +24,11 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.spark_features import FILTERS
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows(
+    "`where` pushed down, shown by `explain`, every test query with and without",
+    "push-down of `where` when it is asked for alone: without the option every query is exact",
+)
+
 ALL = [0, 1, 2, 3]
 
 

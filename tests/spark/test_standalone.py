@@ -32,7 +32,15 @@ from rocketspark.spark.environment import pack, settings
 from rocketspark.spark.pipelines.archive import hours
 from rocketspark.testing import Cluster
 
-pytestmark = pytest.mark.every_spark
+pytestmark = [
+    pytest.mark.every_spark,
+    pytest.mark.shows(
+        "standalone cluster with the package shipped; Spark Connect",
+        "Spark Connect and a standalone cluster on each; the table of versions; `make test-versions`; 4.0 in "
+        "`make test-official`",
+        "the trap: a job in an environment that is not activated, another `python3` first on the path",
+    ),
+]
 
 ROOT = Path(__file__).parents[2]
 # Three rows need no 200 tasks a shuffle.
@@ -87,6 +95,10 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.shows(
+    "Spark Connect, by option and by function; a standalone cluster whose executors have what `spark-env "
+    "--extra schemas` packs"
+)
 def test_the_package_is_shipped_to_executors(
     tmp_path: Path,
     standalone: Standalone,
@@ -157,6 +169,11 @@ def run_pipeline(name: str, *arguments: str, namesrv: str, variables: dict[str, 
     return told
 
 
+@pytest.mark.shows(
+    "metrics of streaming queries through Spark Connect",
+    "Spark Connect, by option and by function; a standalone cluster whose executors have what `spark-env "
+    "--extra schemas` packs",
+)
 @pytest.mark.official
 def test_spark_connect(
     tmp_path: Path,

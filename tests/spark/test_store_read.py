@@ -17,6 +17,10 @@ from rocketspark.client import Producer
 from rocketspark.model import Message
 from rocketspark.testing import Cluster, run_cluster
 
+pytestmark = pytest.mark.shows(
+    "`store`: a store directory read directly, live, backed up, killed or damaged; ours and Apache's",
+)
+
 COUNT = 3000
 
 

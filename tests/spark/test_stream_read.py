@@ -26,7 +26,12 @@ from rocketspark.spark.spark_features import ADMISSION_CONTROL, ReadAllAvailable
 from rocketspark.testing import Cluster
 from rocketspark.testing.process import run_server_process
 
-pytestmark = pytest.mark.every_spark
+pytestmark = [
+    pytest.mark.every_spark,
+    pytest.mark.shows(
+        "`failOnDataLoss`; topics, queues, brokers and NameServers that come and go under a stream",
+    ),
+]
 
 Load = Callable[..., dict[Place, Message]]
 
@@ -84,6 +89,7 @@ def test_the_physical_offset_is_a_column_of_streams(
     assert [r.physicalOffset for r in rows] == [int(r.offsetMessageId[-16:], 16) for r in rows]
 
 
+@pytest.mark.shows("Spark: stream read")
 def test_available_now_and_restart_go_on_exactly(
     stream: Stream, load: Load, topic: str, make_topic: Callable[..., str]
 ) -> None:

@@ -23,6 +23,10 @@ from rocketspark.spark.cluster_queries import ClusterQueries as Asked
 from rocketspark.testing import Cluster
 from rocketspark.transport.connections import dial
 
+pytestmark = pytest.mark.shows(
+    "offsets: earliest, latest, committed of a group, JSON by queue; times, exact at every edge",
+)
+
 Place = tuple[str, int, int]
 
 
@@ -151,6 +155,7 @@ def test_a_time_as_one_writes_it(cluster: Cluster, make_topic: Callable[..., str
     assert len(read_rows(**target, endingTimestamp="2001-01-01T00:00:00Z")) == 0
 
 
+@pytest.mark.shows("reads by time beside a body that does not inflate, plain queues and queues of batches")
 @pytest.mark.parametrize("attributes", ["", "+queue.type=BatchCQ"], ids=["plain", "queues of batches"])
 def test_a_body_that_does_not_inflate_has_a_time(
     cluster: Cluster, make_topic: Callable[..., str], attributes: str

@@ -20,6 +20,11 @@ from rocketspark.errors import ConfigError, RouteNotFound
 from rocketspark.model import Message
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows(
+    "`topic`, `topicPattern`, `assign`; NameServer list, namespace, credentials (in no plan, log or error); "
+    "from our brokers and Apache's"
+)
+
 Load = Callable[..., dict[Place, Message]]
 
 

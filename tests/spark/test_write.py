@@ -19,7 +19,13 @@ from rocketspark.client.producer.prepared_message import queue_of_key
 from rocketspark.model import Message, MessageQueue
 from rocketspark.testing import Cluster
 
-pytestmark = pytest.mark.every_spark
+pytestmark = [
+    pytest.mark.every_spark,
+    pytest.mark.shows(
+        "batch and stream, all columns and options, delivery times, bounded memory, order per queue, a killed "
+        "broker, inner batches"
+    ),
+]
 
 Topics = Callable[..., str]
 
@@ -44,6 +50,7 @@ def table(spark: SparkSession, cluster: Cluster) -> Table:
     return Table(spark, cluster)
 
 
+@pytest.mark.shows("Spark: batch write")
 def test_round_trip(table: Table, topic: str) -> None:
     frame = table.spark.range(20_000).select(
         F.format_string("body %d", "id").alias("body"),
@@ -189,6 +196,7 @@ def test_compression_and_a_broker_s_queues(table: Table, topic: str) -> None:
     assert found == {"a" * 10_000: ("broker-b", True), "small": ("broker-b", False), "c" * 5000: ("broker-a", True)}
 
 
+@pytest.mark.shows("Spark: stream write, at least once")
 def test_stream_write(
     table: Table, cluster: Cluster, make_topic: Topics, load: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -15,6 +15,8 @@ from rocketspark.spark.pipelines.parts.sql_file import read_plan
 from rocketspark.store.files.config_files import keep_settings, read_settings
 from rocketspark.transport.tls import settings as tls
 
+pytestmark = pytest.mark.shows("byte order marks; two accounts of one name in plain_acl.yml")
+
 PLAN = """sources:
   - {name: orders, topic: orders}
 sinks:

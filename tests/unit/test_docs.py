@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.shows(
+    "words of the field: modules, classes and identifiers",
+    "DESIGN.md under 12 KB, rules beside their tests, how to add things",
+)
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "DESIGN.md", ROOT / "tests" / "RULES.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -27,6 +32,7 @@ def test_every_test_that_is_named_exists(document: Path) -> None:
 LOGGERS = {"rocketspark.sends", "rocketspark.audit"}
 
 
+@pytest.mark.shows("plain English in docstrings, pages and errors")
 @pytest.mark.parametrize("document", [ROOT / "README.md", *DOCUMENTS], ids=lambda p: p.name)
 def test_every_name_of_ours_exists(document: Path) -> None:
     text = document.read_text("utf-8")
@@ -48,11 +54,19 @@ def test_the_file_map_names_every_package() -> None:
     assert [name for name in names if not re.search(rf"\b{name}[/,; ]", design)] == []
 
 
+@pytest.mark.shows(
+    "rooms: packages of at most 14 modules, each says what it is and where to start; contracts inside "
+    "packages; no circles of imports"
+)
 def test_no_package_is_crowded() -> None:
     crowded = {str(p.relative_to(SOURCE)): len(list(p.glob("[a-z]*.py"))) for p in PACKAGES}
     assert {name: count for name, count in crowded.items() if count > 14} == {}
 
 
+@pytest.mark.shows(
+    "rooms: packages of at most 14 modules, each says what it is and where to start; contracts inside "
+    "packages; no circles of imports"
+)
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda p: str(p.relative_to(SOURCE.parent)))
 def test_a_package_says_what_it_holds_and_where_to_begin(package: Path) -> None:
     text = ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or ""
@@ -71,12 +85,17 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert [link for link in links if link[0] == "#" and link[1:] not in titles] == []
 
 
+@pytest.mark.shows(
+    "every command line and every block of Python in the documents is one that runs as far as its syntax, "
+    "names and options"
+)
 @pytest.mark.parametrize("document", [ROOT / "README.md", *DOCUMENTS], ids=lambda p: p.name)
 def test_every_block_of_python_is_python(document: Path) -> None:
     for code in re.findall(r"^```python\n(.*?)^```", document.read_text("utf-8"), re.MULTILINE | re.DOTALL):
         ast.parse(code)
 
 
+@pytest.mark.shows("sources name no page that is not in the project")
 def test_no_text_names_a_page_that_is_not_here() -> None:
     """Pages of the project alone: whoever reads the sources has no others."""
     folders = [ROOT / name for name in ("src", "tests", "docs", "bench", "examples", "scripts")]

@@ -23,6 +23,8 @@ from rocketspark.spark.offset_ranges import OffsetRange
 from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.partition_discovery import QueueGone
 
+pytestmark = pytest.mark.shows("every error of the tree pickles and copies")
+
 TEXT = "what is wrong, and what to do"
 
 

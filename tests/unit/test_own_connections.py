@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.shows("relays of acting masters and static topics sign themselves")
+
 SOURCES = Path(__file__).resolve().parents[2] / "src" / "rocketspark"
 # What opens connections, and who may: the place that knows keys and TLS, for a package.
 OPENERS = {

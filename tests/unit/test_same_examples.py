@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.shows("a message stayed while a pop waited for it; property tests are the same everywhere")
+
 ROOT = Path(__file__).resolve().parents[2]
 A_TEST = """
 from hypothesis import given, settings, strategies as st

@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.shows(
+    "set-up finds or installs Python environment, Java, Maven; else says the exact command",
+    "set-up is not repeated; works offline the second time",
+)
+
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("bash", "env", "cat", "cksum", "sed", "grep", "mkdir", "rm", "dirname", "readlink", "chmod", "cp")
 
@@ -303,6 +308,10 @@ def test_postgresql_is_found_or_installed(machine: Machine) -> None:
     assert machine.setup("test").stderr == ""
 
 
+@pytest.mark.shows(
+    "Spark Connect and a standalone cluster on each; the table of versions; `make test-versions`; 4.0 in "
+    "`make test-official`"
+)
 def test_an_environment_for_each_spark(machine: Machine) -> None:
     assert machine.setup("python").returncode == 0
     done = machine.setup("spark", "4.1", "4.2")

@@ -26,6 +26,8 @@ from rocketspark.spark.pipelines.parts.archive_manifest import partition_folder
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.report import show
 
+pytestmark = pytest.mark.shows("text from messages is never executed or styled")
+
 QUICK = settings(max_examples=50)
 
 

@@ -25,6 +25,12 @@ from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.process import run_server_process
 
+pytestmark = pytest.mark.shows(
+    "access control 2.0: signature, users and rules of the cluster (fetched whole every 5 s), each call's "
+    "resources, `40100`; a client id is its user's; made-up handles move no foreign message; refusals in the "
+    "log"
+)
+
 DATE = "20261123T061500Z"
 USERS = {name: f"secret-of-{name}" for name in ("sends", "reads", "group-only", "denied", "nothing", "off")} | {
     ADMIN: SECRET

@@ -6,10 +6,13 @@ import json
 import subprocess
 from typing import Any
 
+import pytest
 from tests.v5.conftest import need
 from tests.v5.drivers import PYTHON
 
 from rocketspark.proxy.wire import messages
+
+pytestmark = pytest.mark.shows("own definition of the gRPC protocol")
 
 # Runs in the client's own environment, and in ours: all that is on the wire.
 FACTS = """

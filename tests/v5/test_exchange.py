@@ -24,6 +24,10 @@ from rocketspark.client import Producer, PushConsumer
 from rocketspark.model import Message, ReceivedMessage
 from rocketspark.proxy.wire import messages
 
+pytestmark = pytest.mark.shows(
+    ".x to 4.x and back, a killed push consumer, a receive taken back; 5.x to Spark and back",
+)
+
 LARGE = "large ünd zippable ".encode() * 5000
 FIELDS = {"tag": "tag-a", "keys": ["k1", "k2"], "properties": {"colour": "röt", "n": "7"}}
 
@@ -88,6 +92,10 @@ def test_a_message_of_a_client_before_5_reaches_5_clients(play: Play) -> None:
     play.ack(consumer, *found)
 
 
+@pytest.mark.shows(
+    "consumers of the proxy at the brokers: connections, subscriptions, running info, stacks, one message by "
+    "hand; a broker that starts again"
+)
 def test_a_java_push_consumer_is_seen_and_asked_by_mqadmin(theatre: Theatre, tmp_path: Path) -> None:
     need("java")
     play = Play(theatre.servers("ours"), theatre.client("java"))

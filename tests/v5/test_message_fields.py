@@ -25,6 +25,11 @@ from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.process import run_server_process
 
+pytestmark = pytest.mark.shows(
+    "messages, routes, assignments and settings field by field beside Apache's proxy before one broker: every "
+    "kind and producer, those that come again, dead letters"
+)
+
 TOPIC = "TheTopic"
 
 

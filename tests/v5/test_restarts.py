@@ -16,6 +16,8 @@ from tests.v5.servers import BROKER, OURS_QUICK, Servers, our_proxy
 
 from rocketspark.testing.process import run_server_process
 
+pytestmark = pytest.mark.shows("official Python and Go push consumers go on after their proxy was started again")
+
 
 @pytest.mark.parametrize("language", ["python", "go"])
 def test_a_push_consumer_goes_on_after_its_proxy_was_started_again(language: str, tmp_path: Path) -> None:
@@ -42,6 +44,7 @@ def test_a_push_consumer_goes_on_after_its_proxy_was_started_again(language: str
             client.close()
 
 
+@pytest.mark.shows("handles renewed; a client that ends or vanishes frees its push messages")
 @pytest.mark.parametrize("language", ["python", "java"])
 def test_a_listener_at_work_keeps_its_messages_when_its_connection_breaks(language: str, tmp_path: Path) -> None:
     """It is back after 1.0 to 1.4 s, and until then nobody gets what it has: in order one works at a time."""

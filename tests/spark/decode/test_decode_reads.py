@@ -24,6 +24,11 @@ from rocketspark.spark.pipelines import sql
 from rocketspark.spark.pipelines.parts.sql_file import options_of, parse_sql, parse_yaml
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows(
+    "decode: option `decode` of reads and `decode(df, …)`: JSON (given, inferred), Avro, Protobuf; batch and "
+    "stream, `pipeline sql` in both forms"
+)
+
 DDL = "id INT, fruit STRING, price DOUBLE"
 JSON_BODIES = [json.dumps(order).encode() for order in ORDERS]
 
@@ -178,6 +183,10 @@ def test_bad_rows_go_to_a_topic(
     assert again[1].properties["originTopic"] == source
 
 
+@pytest.mark.shows(
+    "mended: `decode(df, …)`: a frame with a dot in a column's name (Avro, Protobuf) or two columns of one "
+    "name failed in Spark; JSON that is no UTF-8 was a good row with other characters"
+)
 def test_json_by_spark(spark: SparkSession) -> None:
     bodies: list[Any] = [*JSON_BODIES, b"no", b"", None, b'{"id": "x"}', b"[]"]
     frame = spark.createDataFrame([(bytearray(b) if b is not None else None,) for b in bodies], "body binary")
@@ -202,6 +211,10 @@ def test_json_by_spark(spark: SparkSession) -> None:
     ]
 
 
+@pytest.mark.shows(
+    "mended: `decode(df, …)`: a frame with a dot in a column's name (Avro, Protobuf) or two columns of one "
+    "name failed in Spark; JSON that is no UTF-8 was a good row with other characters"
+)
 def test_columns_of_odd_names_stay(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(bytearray(avro(ORDERS[1])), 1, 2, "t")], "`a.b` binary, x int, y int, topic string")
     frame = frame.withColumnRenamed("y", "x")
@@ -215,6 +228,7 @@ def test_columns_of_odd_names_stay(spark: SparkSession) -> None:
         decode(frame, "avro", column="a.b", decodeSchema='"boolean"', decodeMode="FAILFAST").collect()
 
 
+@pytest.mark.shows("bad rows of option `decode` in `pipeline sql`: its metrics, `bad_rows` of each sink, an alert")
 def test_in_a_pipeline(
     spark: SparkSession, cluster: Cluster, filled: Callable[[list[bytes]], str], tmp_path: Path
 ) -> None:

@@ -22,7 +22,14 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.spark.pipelines.dedupe import ROCKSDB
 from rocketspark.testing import run_cluster
 
-pytestmark = pytest.mark.official
+pytestmark = [
+    pytest.mark.official,
+    pytest.mark.shows(
+        "reports on s3a://: `trace --html`, checkpoints of `dedupe`, `outbox`, `sql` and its tables there: "
+        "each command whole, twice, behind a store that refuses, cuts and errs by plan; a bucket that is not "
+        "there is one line"
+    ),
+]
 
 PLAN = """
 sources:

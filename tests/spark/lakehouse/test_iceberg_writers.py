@@ -15,7 +15,16 @@ from tests.support.ports import free_ports
 from rocketspark import Message, Producer
 from rocketspark.testing import Cluster, run_cluster
 
-pytestmark = pytest.mark.official
+pytestmark = [
+    pytest.mark.official,
+    pytest.mark.shows(
+        "Iceberg's catalog in SQLite; in PostgreSQL: archive, restore, audit, and a server that restarts "
+        "between commits and in the midst of one",
+        "two processes that write an Iceberg archive: both at its begin, one that idled while its number "
+        "expired, one that stood between staging and publishing while all commits expired, two that began "
+        "from the rows at once, `write.wap.enabled` switched off, a table rolled back meanwhile",
+    ),
+]
 
 PASSWORD = "known to nobody"
 TAKEN = "ConfigError: another process writes the archive "

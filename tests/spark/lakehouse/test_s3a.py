@@ -10,6 +10,13 @@ from tests.spark.lakehouse.kills_on_s3a import KillsOnS3a
 from tests.spark.lakehouse.s3 import ACCESS_KEY, PASS, SECRET_KEY, STALL, Fault, Seen, s3_store, status
 from tests.support.ports import free_ports
 
+pytestmark = pytest.mark.shows(
+    "object stores: jars of s3a:// without the SDK's bundle, endpoint, region and keys from the environment "
+    "or settings",
+    "Delta and Iceberg on s3a:// behind a store that refuses, cuts and errs by plan, driver killed in the "
+    "middle of a request",
+)
+
 KINDS = {"/refused": status(403), "/broken": status(500), "/busy": status(503), "/silent": STALL}
 
 
@@ -29,6 +36,10 @@ SAYS = {
 }
 
 
+@pytest.mark.shows(
+    "a bucket that is not there, refuses, errs, hangs, or an endpoint where nobody listens: one line before the query",
+    "keys in no plan, log, event log, error or command line of the JVM",
+)
 @pytest.mark.official
 def test_a_place_is_looked_at_first_and_keys_are_seen_nowhere(tmp_path: Path) -> None:
     events = tmp_path / "events"

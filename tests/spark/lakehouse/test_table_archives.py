@@ -20,7 +20,17 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.spark.decode.wire_format import join
 from rocketspark.testing import Cluster, run_cluster
 
-pytestmark = pytest.mark.official
+pytestmark = [
+    pytest.mark.official,
+    pytest.mark.shows(
+        "lakehouse: `archive --format delta` and `iceberg`, one commit per micro-batch, a writer that dies "
+        "after its commit, does not hear of it, or comes second; `restore` and `audit` give what they give "
+        "with Parquet",
+        "hours merged by OPTIMIZE and rewrite_data_files, the archive goes on after it",
+        "Iceberg's catalog in SQLite; in PostgreSQL: archive, restore, audit, and a server that restarts "
+        "between commits and in the midst of one",
+    ),
+]
 
 FORMATS = ("delta", "iceberg")
 
@@ -69,6 +79,10 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         assert SECRET_KEY not in printed
 
 
+@pytest.mark.shows(
+    "`--metrics-port` of pipelines; `archive` in both forms with durations of micro-batches and the lag by "
+    "topic; `restore`, `replay`, `dlq --resend` with durations of chunks"
+)
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_a_topic_through_archive_restore_and_audit(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic, to = f"whole-{table_format}", f"whole-{table_format}-again"
@@ -116,6 +130,14 @@ def test_a_topic_through_archive_restore_and_audit(scene: Scene, table_format: s
     assert (back["ok"], back["one_messages"]) == (True, 350), back
 
 
+@pytest.mark.shows(
+    "decoded columns in archives that are tables: JSON (given, inferred, the table's), Avro of two versions "
+    "by a registry; fields added at any depth, odd names, capitals, a type that changed, bad bodies kept, "
+    "`decodeErrorTopic`, a run that ended between new columns and the next rows, columns that another adds "
+    "meanwhile; merging, restore and audit beside them",
+    "Delta and Iceberg on s3a:// behind a store that refuses, cuts and errs by plan, driver killed in the "
+    "middle of a request",
+)
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_a_topic_through_a_table_on_s3a_that_fails_by_plan(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic, to = f"s3a-{table_format}", f"s3a-{table_format}-again"
@@ -139,6 +161,10 @@ def test_a_topic_through_a_table_on_s3a_that_fails_by_plan(scene: Scene, table_f
     assert sum(scene.store.proxy.faults.values()) > 0
 
 
+@pytest.mark.shows(
+    "a Spark without a release, another format or foreign columns at the target, a file catalog, commits of "
+    "another version: one line"
+)
 def test_a_table_of_others_is_refused_and_left_alone(scene: Scene, tmp_path: Path) -> None:
     topic = "of-others"
     scene.send(topic, 0, 3)
@@ -190,6 +216,11 @@ DAMAGES: dict[str, list[Damage]] = {
 }
 
 
+@pytest.mark.shows(
+    "files of a table that are gone or damaged: one line with what to do, nothing written: a commit of "
+    "Delta's log that is unreadable, empty, cut off at a line (the last 20) or gone between others; Iceberg's "
+    "metadata, manifest lists and manifests that are gone, empty or cut off; a catalog that is gone"
+)
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_a_damaged_table_is_told_in_a_line_and_left_alone(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic = f"damaged-{table_format}"
@@ -287,6 +318,12 @@ def reads_as_without_decoding(
     assert back == [row[:2] for row in rows]
 
 
+@pytest.mark.shows(
+    "decoded columns in archives that are tables: JSON (given, inferred, the table's), Avro of two versions "
+    "by a registry; fields added at any depth, odd names, capitals, a type that changed, bad bodies kept, "
+    "`decodeErrorTopic`, a run that ended between new columns and the next rows, columns that another adds "
+    "meanwhile; merging, restore and audit beside them"
+)
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_decoded_bodies_are_columns(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic, where = f"decoded-{table_format}", {"place": str(tmp_path / "table")}
@@ -364,6 +401,12 @@ def test_decoded_bodies_are_columns(scene: Scene, table_format: str, tmp_path: P
     reads_as_without_decoding(scene, table_format, topic, kept, tmp_path)
 
 
+@pytest.mark.shows(
+    "decoded columns in archives that are tables: JSON (given, inferred, the table's), Avro of two versions "
+    "by a registry; fields added at any depth, odd names, capitals, a type that changed, bad bodies kept, "
+    "`decodeErrorTopic`, a run that ended between new columns and the next rows, columns that another adds "
+    "meanwhile; merging, restore and audit beside them"
+)
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_columns_that_another_adds_meanwhile_lose_no_row(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic = f"altered-{table_format}"
@@ -392,6 +435,12 @@ def test_columns_that_another_adds_meanwhile_lose_no_row(scene: Scene, table_for
     ]
 
 
+@pytest.mark.shows(
+    "decoded columns in archives that are tables: JSON (given, inferred, the table's), Avro of two versions "
+    "by a registry; fields added at any depth, odd names, capitals, a type that changed, bad bodies kept, "
+    "`decodeErrorTopic`, a run that ended between new columns and the next rows, columns that another adds "
+    "meanwhile; merging, restore and audit beside them"
+)
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_avro_of_two_versions_in_one_topic(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic = f"avro-{table_format}"

@@ -13,7 +13,13 @@ from tests.spark.lakehouse.drivers import command, connect_server
 from rocketspark import Message, Producer
 from rocketspark.testing import Cluster, run_cluster
 
-pytestmark = pytest.mark.official
+pytestmark = [
+    pytest.mark.official,
+    pytest.mark.shows(
+        "tables over Spark Connect, whose server has the jars: `archive` (decoded columns too), `restore` and "
+        "`audit` of both formats, as commands"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,10 @@ from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.testing import Cluster
 
-pytestmark = pytest.mark.every_spark
+pytestmark = [
+    pytest.mark.every_spark,
+    pytest.mark.shows("`archive`, each message once, closed hours compacted; a kill at every moment"),
+]
 
 COLUMNS = "broker queueId queueOffset messageId tag keys body properties bornTime storeTime flag sysFlag".split()
 
@@ -53,6 +56,7 @@ def time_zone(spark: SparkSession, name: str) -> Iterator[None]:
         spark.conf.set("spark.sql.session.timeZone", str(before))
 
 
+@pytest.mark.shows("`archive` refuses a topic made anew")
 def test_a_topic_made_anew_needs_a_folder_of_its_own(
     spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -16,6 +16,8 @@ from rocketspark.spark.pipelines import audit
 from rocketspark.spark.pipelines.options import AuditOptions
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows("`audit`: counts, gaps, duplicates, lag; one place against another; exit status")
+
 Load = Callable[..., object]
 
 

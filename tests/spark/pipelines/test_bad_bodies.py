@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 from tests.spark.topics import messages_of
 
@@ -19,6 +20,8 @@ from rocketspark.spark.pipelines import archive, compare, dlq, dlq_resend, trace
 from rocketspark.spark.pipelines.compare import Side
 from rocketspark.spark.pipelines.options import Choice, ResendOptions
 from rocketspark.testing import Cluster
+
+pytestmark = pytest.mark.shows("dlq, resend, trace and comparison beside a body that does not inflate")
 
 BAD = b"no zlib"
 

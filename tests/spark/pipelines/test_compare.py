@@ -19,6 +19,8 @@ from rocketspark.spark.pipelines import archive
 from rocketspark.spark.pipelines.parts import restore_plan
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows("`audit`: counts, gaps, duplicates, lag; one place against another; exit status")
+
 
 @pytest.fixture
 def compare(cluster: Cluster, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:

@@ -14,6 +14,8 @@ from rocketspark import Producer
 from rocketspark.spark.pipelines import compare
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows("two real data sets through archive, restore and audit")
+
 ROWS = 1500
 
 

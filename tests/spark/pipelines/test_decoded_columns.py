@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from rocketspark.spark.lakehouse.decoded_columns import fitted
 from rocketspark.spark.lakehouse.table import ddl
+
+pytestmark = pytest.mark.shows(
+    "decoded columns in archives that are tables: JSON (given, inferred, the table's), Avro of two versions "
+    "by a registry; fields added at any depth, odd names, capitals, a type that changed, bad bodies kept, "
+    "`decodeErrorTopic`, a run that ended between new columns and the next rows, columns that another adds "
+    "meanwhile; merging, restore and audit beside them"
+)
 
 READ = (
     "i tinyint, `s.t` struct<`a``b`:smallint,B:string>, l array<struct<x:int>>, m map<string,struct<y:tinyint>>, v int"

@@ -21,7 +21,10 @@ from rocketspark.spark.pipelines.options import DedupeOptions
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.testing import Cluster
 
-pytestmark = pytest.mark.every_spark
+pytestmark = [
+    pytest.mark.every_spark,
+    pytest.mark.shows("`dedupe`: each key once within a while, over restarts"),
+]
 
 
 def send(producer: Producer, topic: str, *messages: tuple[str, list[str]]) -> None:
@@ -53,6 +56,7 @@ def test_each_key_once_and_over_restarts(
     }
 
 
+@pytest.mark.shows("mended: `dedupe a,b …` drops messages without a key")
 def test_what_a_clock_that_went_back_cannot_lose(
     spark: SparkSession,
     cluster: Cluster,
@@ -150,6 +154,7 @@ def test_durations_that_are_none(text: str) -> None:
         dedupe.duration(text)
 
 
+@pytest.mark.shows("mended: restore and dedupe stop for good at a message they may not write")
 def test_rows_that_may_not_be_written_are_told_with_their_place() -> None:
     kinds = {field.name: field.type for field in schema_of()} | {"shardingKey": pa.string(), "place": pa.string()}
     names = [*dedupe.COLUMNS, "place"]
@@ -162,6 +167,7 @@ def test_rows_that_may_not_be_written_are_told_with_their_place() -> None:
     assert reasons[2].startswith("t/b/0/2: a row's tag holds the character 0x01")
 
 
+@pytest.mark.shows("mended: `dedupe` sums recentProgress")
 def test_reports_are_counted_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     counts = dedupe._Counts(Progress("dedupe", sys.stdout))
     for refused in (0, 2):

@@ -25,6 +25,8 @@ from rocketspark.spark.pipelines.options import Choice, ResendOptions
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows("`dlq`: counted, sampled, chosen, sent again once")
+
 COUNT = 12
 
 
@@ -165,6 +167,10 @@ def test_lost_answers_and_an_end_in_the_midst_send_nothing_twice(
     assert sorted(map(what, stored(cluster, target, COUNT)), key=str) == sorted(map(what, messages), key=str)
 
 
+@pytest.mark.shows(
+    "`--metrics-port` of pipelines; `archive` in both forms with durations of micro-batches and the lag by "
+    "topic; `restore`, `replay`, `dlq --resend` with durations of chunks"
+)
 def test_to_the_group_alone(
     spark: SparkSession, cluster: Cluster, dead: tuple[str, str, list[ReceivedMessage]]
 ) -> None:

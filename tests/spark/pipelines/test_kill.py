@@ -24,6 +24,11 @@ from rocketspark.spark.pipelines import archive, restore
 from rocketspark.spark.pipelines.options import RestoreOptions
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows(
+    "`archive`, each message once, closed hours compacted; a kill at every moment",
+    "`restore`, `replay`: order, keys, tags, properties, rate, dry run, nothing twice",
+)
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

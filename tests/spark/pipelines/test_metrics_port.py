@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 from tests.spark.scrapes import scrape, scrape_until
 from tests.support.cli_calls import call
@@ -23,6 +24,11 @@ from rocketspark.spark.pipelines.options import ArchiveOptions, RestoreOptions
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.restore import replay
 from rocketspark.testing import Cluster
+
+pytestmark = pytest.mark.shows(
+    "`--metrics-port` of pipelines; `archive` in both forms with durations of micro-batches and the lag by "
+    "topic; `restore`, `replay`, `dlq --resend` with durations of chunks"
+)
 
 Load = Callable[..., Any]
 

@@ -23,6 +23,8 @@ from rocketspark.spark.pipelines.outbox import Columns, TableReader, message_of
 from rocketspark.spark.pipelines.parts.outbox_claims import RowClaims, reading
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows("`outbox`: rows of a table, SQLite and PostgreSQL, exactly once")
+
 TABLE = (
     "CREATE TABLE orders (id INTEGER PRIMARY KEY, kind VARCHAR(9), customer VARCHAR(9), payload VARCHAR(99),"
     " extra VARCHAR(99))"
@@ -212,6 +214,7 @@ ODD_KEYS: list[tuple[str, str, list[Any]]] = [
 ]
 
 
+@pytest.mark.shows("mended: `outbox` compares keys as VARCHAR(500)")
 @pytest.mark.parametrize(("database", "kind", "keys"), ODD_KEYS, indirect=["database"])
 def test_each_key_is_its_own(database: str, kind: str, keys: list[Any]) -> None:
     execute(database, f"CREATE TABLE odd (k {kind} UNIQUE, v INTEGER)")
@@ -236,6 +239,7 @@ def test_each_key_is_its_own(database: str, kind: str, keys: list[Any]) -> None:
         execute(database, "DROP TABLE odd")
 
 
+@pytest.mark.shows("mended: `outbox` with a table or column whose name is a word of SQL")
 def test_names_may_be_words_of_sql(database: str) -> None:
     execute(database, 'CREATE TABLE "order" ("group" INTEGER PRIMARY KEY, "select" INTEGER)')
     try:
@@ -288,6 +292,7 @@ BEYOND = {
 }
 
 
+@pytest.mark.shows("PostgreSQL's types at their limits in `pipeline outbox`")
 def test_no_value_of_a_table_stops_its_rows(server: str) -> None:
     """Each type of PostgreSQL at its limits: what Python has no value for is the database's own text."""
     columns = ", ".join(f"c{n} {kind}" for n, kind in enumerate(BEYOND))
@@ -349,6 +354,7 @@ KEPT = {
 }
 
 
+@pytest.mark.shows("`outbox`: values mean in the body what they were")
 def test_values_of_postgresql_mean_in_a_body_what_they_were(server: str) -> None:
     """PostgreSQL reads each from the row's JSON, and finds the value that it had."""
     literals = [(kind, value) for kind, values in KEPT.items() for value in values]
@@ -367,6 +373,7 @@ def test_values_of_postgresql_mean_in_a_body_what_they_were(server: str) -> None
     assert [(one, old, new) for one, old, new in zip(literals, was, read, strict=True) if old != new] == []
 
 
+@pytest.mark.shows("`outbox`: values mean in the body what they were")
 def test_json_of_postgresql_is_a_body_as_it_is_written(server: str) -> None:
     with closing(psycopg.connect(server)) as connection:
         cursor = reading(connection, "postgresql")
@@ -442,6 +449,10 @@ def test_rows_without_a_key_are_left_and_counted(tmp_path: Path) -> None:
     claims.close()
 
 
+@pytest.mark.shows(
+    "mended: tracebacks (YAML 2026-02-30, 0b_, deep nesting, deep JSON, 5,000 digits; 120-character names; "
+    "NaN in JSON; exit code)"
+)
 def test_numbers_that_json_has_no_word_for_are_texts() -> None:
     row = {"a": float("nan"), "b": float("inf"), "c": [-float("inf"), 1.5], "d": 2}
     body = message_of(row, {})["body"]

@@ -30,6 +30,8 @@ from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows("`restore`, `replay`: order, keys, tags, properties, rate, dry run, nothing twice")
+
 KEPT = "broker queueId queueOffset tag keys body flag".split()
 BROKERS_OWN = {"UNIQ_KEY", "WAIT", "MSG_REGION", "TRACE_ON", "CLUSTER"}
 
@@ -94,6 +96,7 @@ def test_old_ids_and_times_are_told(
     assert len(thrice) == 30
 
 
+@pytest.mark.shows("`restore` and `replay` ask before they send into a topic that holds messages")
 def test_a_target_that_holds_messages_is_asked_about(
     spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -297,6 +300,11 @@ def here(spark: Any, task: Any, *, type_: Any) -> list[Any]:
     return [told for number in range(task.count) for told in task(number)]
 
 
+@pytest.mark.shows(
+    "mended: restore and replay with `--namespace` make the topic without it (and without keys)",
+    "mended: restore makes its topic without credentials and namespace; refcount of buffers assumes CPython < "
+    "3.14 (link.py)",
+)
 def test_a_topic_of_a_namespace_is_made_in_it(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +322,10 @@ def test_a_topic_of_a_namespace_is_made_in_it(
         assert {t for t in operations.list_topics() if name in t} == {f"space{name}%{name}", f"space{name}%{name}-copy"}
 
 
+@pytest.mark.shows(
+    "mended: tracebacks (YAML 2026-02-30, 0b_, deep nesting, deep JSON, 5,000 digits; 120-character names; "
+    "NaN in JSON; exit code)"
+)
 def test_a_progress_file_of_long_names_can_be_written(
     cluster: Cluster,
     make_topic: Callable[..., str],
@@ -338,6 +350,7 @@ def test_a_progress_file_of_long_names_can_be_written(
     assert len(made.name) < 200
 
 
+@pytest.mark.shows("a dry run of restore and replay by queue, with filters")
 def test_a_dry_run_counts_what_filters_left_queue_by_queue(
     cluster: Cluster,
     make_topic: Callable[..., str],
@@ -362,6 +375,7 @@ def test_a_dry_run_counts_what_filters_left_queue_by_queue(
         assert found.rows == sum(count for (_, one), count in there.items() if one == tag)
 
 
+@pytest.mark.shows("mended: restore and dedupe stop for good at a message they may not write")
 def test_what_may_not_be_written_is_set_aside(
     cluster: Cluster, topic: str, load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +418,7 @@ def test_what_may_not_be_written_is_set_aside(
     assert dict(found.column("properties")[9].as_py())[restore_plan.ORIGIN_MESSAGE_ID] == "odd?id"
 
 
+@pytest.mark.shows("mended: a restore resumed after the target's old messages expired")
 def test_a_target_whose_old_messages_are_gone_is_no_obstacle(cluster: Cluster, make_topic: Callable[..., str]) -> None:
     topic = make_topic()
 

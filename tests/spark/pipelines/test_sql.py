@@ -23,6 +23,8 @@ from rocketspark.spark.pipelines import declarative, sql
 from rocketspark.spark.pipelines.parts.sql_file import SqlPlan, parse_sql, parse_yaml
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows("`sql`: YAML or statements; as a declarative pipeline")
+
 PLAN = """
 sources:
   - name: orders
@@ -83,6 +85,7 @@ def test_streams_and_batches_go_on_where_they_were(
     assert spark.read.json(f"{tmp_path}/cities").count() == 2
 
 
+@pytest.mark.shows("`pipeline sql` beside what is in a sink's folder")
 def test_nothing_is_deleted_unasked_and_no_batch_is_left_out(
     spark: SparkSession, cluster: Cluster, producer: Producer, topic: str, tmp_path: Path
 ) -> None:

@@ -15,6 +15,8 @@ from rocketspark.protocol.trace import Consumed, Ended, Published, Received, Tra
 from rocketspark.spark.pipelines import trace
 from rocketspark.testing import Cluster
 
+pytestmark = pytest.mark.shows("`trace`: latency, failures, retries, HTML report; also of the Java client's traces")
+
 T0 = 1_700_000_000_000
 
 

@@ -19,6 +19,11 @@ from rocketspark.protocol.trace import decode
 from rocketspark.spark.pipelines import audit, dlq, dlq_resend, trace
 from rocketspark.spark.pipelines.options import Choice
 
+pytestmark = pytest.mark.shows(
+    "`trace`: latency, failures, retries, HTML report; also of the Java client's traces",
+    "`dlq`: counted, sampled, chosen, sent again once",
+)
+
 COUNT = 6
 
 

@@ -23,6 +23,8 @@ from rocketspark.broker.broker_conf import settings_from
 from rocketspark.errors import ConfigError, StoreError, StoreUnwritable
 from rocketspark.store.files import config_files
 
+pytestmark = pytest.mark.shows("no way round the gate, changes at once, the file, slaves, what RocketMQ forgets")
+
 NAMES = st.text("ab", max_size=3)
 RESOURCES = st.builds(
     lambda kind, name, end: "*" if kind == "*" else f"{kind}:{name}{end}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,8 @@ from rocketspark.arrow import records
 from rocketspark.arrow.decode_request import INT64_MAX, INT64_MIN, RowFilter
 from rocketspark.filters import sql92
 from rocketspark.protocol.message import batch, record, sysflags
+
+pytestmark = pytest.mark.shows("`tags`, `sql`, `key`, times: the same rows whatever a broker filters")
 
 EXPRESSIONS = ["n > 5", "TAGS = 'Aa' OR n IS NULL", "KEYS CONTAINS 'k1'", "NOT (n = 3)", "n BETWEEN 2 AND 8"]
 

@@ -23,6 +23,10 @@ from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.message import batch, compression, record, record_layout, sysflags
 
+pytestmark = pytest.mark.shows(
+    "columns, subsets, properties, compressed bodies, headers only; recipes for JSON and Avro",
+)
+
 VECTORS = Path(__file__).resolve().parents[2] / "vectors" / "arrow"
 
 
@@ -301,6 +305,7 @@ def test_rows_with_the_same_names_take_the_quick_way(monkeypatch: pytest.MonkeyP
 alike_rows = st.tuples(st.sampled_from(ALIKE), st.lists(st.one_of(st.none(), st.sampled_from(ODD)), max_size=4))
 
 
+@pytest.mark.shows("option `columns`: its columns alone, decoded faster")
 @settings(max_examples=300, deadline=None)
 @given(alike_rows, st.randoms(use_true_random=False))
 def test_rows_that_are_alike_in_part_decode_as_row_by_row(rows: tuple[str, list[str | None]], random: Random) -> None:
@@ -375,6 +380,7 @@ def test_any_records_decode_as_row_by_row(made: list[bytes]) -> None:
     assert_equal_to_row_decoder(b"".join(made))
 
 
+@pytest.mark.shows("fuzzed frame and record decoders")
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 150))
 def test_any_bytes_end_in_rows_or_a_record_error(noise: bytes, where: int) -> None:
@@ -418,6 +424,7 @@ def test_a_column_that_is_not_wanted_is_not_decoded() -> None:
     assert batch.column("body").to_pylist() == [b"b"]
 
 
+@pytest.mark.shows('mended: compressed bodies inflate whole, "Cannot convert ChunkedArray" (515 x 4 MiB)')
 @pytest.mark.parametrize("slow", [False, True])
 def test_bodies_that_inflate_to_much_make_several_batches(slow: bool) -> None:
     packed, flags = compression.deflate(bytes(4000))
@@ -444,6 +451,7 @@ def test_bodies_that_inflate_to_much_make_several_batches(slow: bool) -> None:
         records.decode(data, columns=["body"], inflated_bytes_max=10_000)
 
 
+@pytest.mark.shows("mended: born time 2^63-1")
 @pytest.mark.parametrize("properties", [b"", b"a\x011\x02a\x012\x02"], ids=["quick", "slow"])
 @pytest.mark.parametrize(
     ("stated", "year"), [((1 << 63) - 1, 9999), (10**17, 9999), (-(1 << 63), 1), (-1000, 1969)], ids=str

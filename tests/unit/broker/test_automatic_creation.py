@@ -8,6 +8,11 @@ from rocketspark.broker.automatic_creation import ADDRESSES_MAX, OFFSETS_OF_CREA
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ServerError
 
+pytestmark = pytest.mark.shows(
+    "tables that clients make grow: topics, groups, offsets, clients, subscriptions, locks, request modes, "
+    "filters' time"
+)
+
 
 class Now:
     s = 100.0

@@ -133,6 +133,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_broker_conf(tmp_path / "latin")
 
 
+@pytest.mark.shows(
+    "the commit stage's settings named without effect with the reason; storePathConsumeQueue, storePathIndex "
+    "work or warn"
+)
 def test_places_that_cannot_be_elsewhere_are_a_warning(tmp_path: Path) -> None:
     _, warnings = conf(
         tmp_path,

@@ -218,6 +218,7 @@ def test_a_flush_that_takes_too_long_or_fails_is_told_as_such() -> None:
     run(main())
 
 
+@pytest.mark.shows("no acknowledgement waits for queue or index flushes")
 def test_nobody_waits_for_queues_and_indexes() -> None:
     async def main() -> None:
         disk = Disk()
@@ -239,6 +240,7 @@ def test_nobody_waits_for_queues_and_indexes() -> None:
     run(main())
 
 
+@pytest.mark.shows("mended: a failed flush of a queue (EMFILE) does not stop appends")
 def test_a_failed_flush_of_queues_fails_all() -> None:
     async def main() -> None:
         disk = Disk()
@@ -280,6 +282,7 @@ def test_queues_without_room_are_flushed_later(caplog: pytest.LogCaptureFixture)
     run(main())
 
 
+@pytest.mark.shows("mended: a failed flush of a queue (EMFILE) does not stop appends")
 @pytest.mark.parametrize("part", ["log", "queues"])
 def test_whatever_ends_a_flush_ends_the_sends(part: str) -> None:
     async def main() -> None:
@@ -303,6 +306,7 @@ def test_whatever_ends_a_flush_ends_the_sends(part: str) -> None:
     run(main())
 
 
+@pytest.mark.shows("mended: a failed flush of a queue (EMFILE) does not stop appends")
 def test_a_log_that_can_be_flushed_again_is(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         disk = Disk()
@@ -371,6 +375,7 @@ def test_topics_that_may_not_be(name: str) -> None:
     assert e.value.code == 29
 
 
+@pytest.mark.shows("mended: a group name of 249-255 bytes ends both flush threads, no start succeeds")
 @pytest.mark.parametrize("name", ["", " ", "a b", "G\n", "G" * 121, "../G"])
 def test_groups_that_may_not_be(name: str) -> None:
     with pytest.raises(ServerError) as e:
@@ -378,6 +383,7 @@ def test_groups_that_may_not_be(name: str) -> None:
     assert e.value.code == 29
 
 
+@pytest.mark.shows("mended: a group name of 249-255 bytes ends both flush threads, no start succeeds")
 def test_the_topics_of_the_longest_group_may_be() -> None:
     group = "G" * topic_names.GROUP_LENGTH_MAX
     topic_names.check_group(group)
@@ -444,6 +450,7 @@ def test_offsets_are_written_in_rocketmq_s_form_and_read_again(tmp_path: Path) -
     assert ConsumerOffsets(offsets_file(tmp_path)).of("G", "T") == {}
 
 
+@pytest.mark.shows("the last batch of an exactly-once write over a broker's restart, after its records expired")
 @pytest.mark.parametrize("topic", ["SPARK_TX_totals", "INST1%SPARK_TX_totals"])
 def test_numbers_that_exactly_once_writes_keep_are_no_offsets(topic: str, tmp_path: Path) -> None:
     """The last batch of a writer, its query and rows: lowered at a start, its next batch would be written twice."""
@@ -459,6 +466,9 @@ def test_numbers_that_exactly_once_writes_keep_are_no_offsets(topic: str, tmp_pa
     assert again.of("reader", topic) == again.of("orders", "orders") == {0: 40, 1: 5, 2: 0, 3: 0}
 
 
+@pytest.mark.shows(
+    "`consumerOffsetUpdateVersionStep`, `delayOffsetUpdateVersionStep`, `enableSplitMetadata`, `splitMetadataSize`"
+)
 def test_the_version_of_offsets_rises_once_in_so_many_commits(tmp_path: Path) -> None:
     offsets = ConsumerOffsets(offsets_file(tmp_path), lambda: 3)
     for number in range(8):

@@ -16,6 +16,8 @@ from rocketspark.broker.repeated_work import RepeatedWork, pause
 from rocketspark.broker.storage.flush import FlushService
 from rocketspark.broker.storage.save_failures import SaveFailures
 
+pytestmark = pytest.mark.shows("settings of intervals that change live")
+
 HOUR_MS = 3_600_000
 
 

@@ -14,6 +14,7 @@ def test_the_address_clients_are_told() -> None:
     assert BrokerSettings(listen_host="0.0.0.0", advertised_host="broker.example").host == "broker.example"
 
 
+@pytest.mark.shows("a broker on every interface that tells clients a loopback address warns")
 @pytest.mark.parametrize(("listening", "told"), [("", "127.0.0.1:9"), ("0.0.0.0", "127.0.0.1:9"), ("::", "[::1]:9")])
 def test_a_broker_on_every_interface_that_tells_loopback_knows_it(listening: str, told: str) -> None:
     alone = BrokerSettings(listen_host=listening)

@@ -17,6 +17,11 @@ from rocketspark.broker.settings import FIELDS, BrokerSettings
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.conf_lines import parse_properties
 
+pytestmark = pytest.mark.shows(
+    "fetchNamesrvAddrByAddressServer is refused by name",
+    "settings of the broker are declared once: default, unit, live or not, who hears of it",
+)
+
 ROOT = Path(__file__).parents[3]
 # As the official classes print them, without names, addresses and folders of the machine.
 ROWS = (ROOT / "tests/vectors/broker_settings_5.5.0.tsv").read_text().splitlines()[1:]
@@ -54,6 +59,7 @@ OURS_ALONE = {
 }
 
 
+@pytest.mark.shows("settings by their RocketMQ names, every default as 5.5.0's")
 def test_every_key_has_the_official_default() -> None:
     assert len(OFFICIAL) == 481
     mine = BrokerSettings().properties()
@@ -144,6 +150,7 @@ def test_every_key_of_access_control_is_taken_is_in_the_docs_and_is_never_shown(
     assert [key for key in ACCESS_KEYS if f"`{key}`" not in text] == []
 
 
+@pytest.mark.shows("a setting that promises what is not there refuses to start")
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -201,6 +208,7 @@ ANY = {
 NUMBERS = sorted(key for key, field in FIELDS.items() if field.type not in (bool, str))
 
 
+@pytest.mark.shows("mended: intervals of 0 or -1 set live; hostile settings by request")
 @pytest.mark.parametrize("value", ["-1", "1" + "0" * 30, "-1" + "0" * 400, "9" * 5000, "\u00b2", "1e3", ""])
 def test_no_number_is_out_of_bounds_at_the_start_or_live(tmp_path: Path, value: str) -> None:
     # An id of -1 is given by a controller.
@@ -219,6 +227,7 @@ def test_no_number_is_out_of_bounds_at_the_start_or_live(tmp_path: Path, value: 
         assert conf.read_text() == ""
 
 
+@pytest.mark.shows("mended: intervals of 0 or -1 set live; hostile settings by request")
 @pytest.mark.parametrize("key", [key for key in NUMBERS if "nterval" in key or "Period" in key])
 def test_no_interval_is_0(key: str) -> None:
     if key == "deleteCommitLogFilesInterval":
@@ -232,6 +241,7 @@ def test_no_interval_is_0(key: str) -> None:
         settings_from({key: "0"})
 
 
+@pytest.mark.shows("values of broker.conf that RocketMQ takes (0, negative, 2^63-1 where they mean something) start")
 @pytest.mark.parametrize("value", ["-2147483648", "-1", "0", "2147483647"])
 def test_what_rocketmq_takes_starts(value: str) -> None:
     settings, _ = settings_from(dict.fromkeys(ANY, value))
@@ -244,12 +254,14 @@ def test_times_that_are_longs_in_java_may_never_be_reached() -> None:
     assert settings.send_wait_max_ms == settings.slow_put_ms == 2**63 - 1
 
 
+@pytest.mark.shows("mended: a registerNameServerPeriod over 120 s lets the NameServer drop the broker")
 @pytest.mark.parametrize(("given", "kept"), [(-1, 10_000), (0, 10_000), (50, 50), (30_000, 30_000), (600_000, 60_000)])
 def test_no_broker_is_dropped_for_registering_seldom(given: int, kept: int) -> None:
     """A NameServer drops one that is silent for two minutes."""
     assert BrokerSettings(register_interval_ms=given).registration_ms == kept
 
 
+@pytest.mark.shows("mended: intervals of 0 or -1 set live; hostile settings by request")
 @pytest.mark.parametrize("value", ["a\x01b", "a\x02b", "x" * 5000])
 def test_no_text_holds_what_would_break_a_message(value: str) -> None:
     with pytest.raises(ConfigError, match=r"regionId=.*control character"):

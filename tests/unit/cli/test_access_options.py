@@ -12,6 +12,10 @@ from rocketspark.cli import tree
 from rocketspark.cli.options import ClusterAccess
 from rocketspark.errors import ConfigError
 
+pytestmark = pytest.mark.shows(
+    "keys and TLS of every command: options, environment, files; a secret in the command line is warned of",
+)
+
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "security.md"
 SECRET = "hide-me"
 VARIABLES = ("SECRET_KEY", "SECRET_KEY_FILE", "TLS_KEY_PASSWORD", "TLS_KEY_PASSWORD_FILE")

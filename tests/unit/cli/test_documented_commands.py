@@ -12,6 +12,11 @@ import pytest
 
 from rocketspark.cli.tree import tree
 
+pytestmark = pytest.mark.shows(
+    "every command line and every block of Python in the documents is one that runs as far as its syntax, "
+    "names and options"
+)
+
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 TREE = tree()

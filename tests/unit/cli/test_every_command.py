@@ -17,6 +17,8 @@ from rocketspark.cli import main
 from rocketspark.cli import tree as commands
 from rocketspark.errors import UsageError
 
+pytestmark = pytest.mark.shows("`rocketspark user`, `rocketspark acl`, and the same from Python")
+
 NUMBERS = ("", "²", "9" * 5000, "1" + "0" * 25, "-1" + "0" * 25, "nan", "inf", "1e400", "--json")
 TEXTS = ("\udcff", "", "x" * 250, "a\nb\x1b[31m", "9" * 5000, "²")
 # Declared once for all commands that ask a cluster: tried with some of them.

@@ -27,6 +27,11 @@ from rocketspark.client.options import ClientOptions, ProducerOptions, ProducerS
 from rocketspark.client.producer.send_attempts import RETRY_CODES
 from rocketspark.model import Message
 
+pytestmark = pytest.mark.shows(
+    "docs: options held to the code, recipes run and compared, good practice; `log_sends`",
+    "`seek_to_beginning`, `ReceivedMessage.physical_offset`, Spark's column `physicalOffset`",
+)
+
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "clients.md").read_text("utf-8")
 NONE = inspect.Parameter.empty
 # What AsyncClient takes out before it makes the Instance, with its defaults there.

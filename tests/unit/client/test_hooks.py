@@ -22,6 +22,11 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import properties, record
 from rocketspark.transport.request_frames import reply
 
+pytestmark = pytest.mark.shows(
+    "hooks, message traces, OpenTelemetry",
+    "docs: options held to the code, recipes run and compared, good practice; `log_sends`",
+)
+
 
 class Seen(Hooks):
     """Notes what it is told; fails afterwards if asked to."""
@@ -78,6 +83,7 @@ def test_each_attempt_is_seen_before_and_after(error: Exception | None) -> None:
     run()
 
 
+@pytest.mark.shows("hooks may change the body")
 @in_loop
 async def test_a_hook_may_change_the_body() -> None:
     class Sealed(Hooks):
@@ -202,6 +208,7 @@ async def test_requests_are_seen_and_may_be_added_to() -> None:
         await until(lambda: (SEND, None) in mark.answered)
 
 
+@pytest.mark.shows("producers: signed requests")
 def test_the_official_client_s_signature() -> None:
     # From the captures: a route request, key and secret as there.
     ext = {"topic": "GoldTopic"}
@@ -327,6 +334,7 @@ async def test_a_trace_that_is_cancelled_by_others_is_not_the_last(monkeypatch: 
         assert tracer.dropped == 2
 
 
+@pytest.mark.shows("mended: TRACE_ON, region, FLUSH_* in traces")
 @pytest.mark.parametrize(
     ("code", "trace_on", "told"),
     [(0, "true", [("r1", True)]), (0, "false", []), (0, None, [("r1", True)]), (10, "true", [("r1", False)])],
@@ -365,6 +373,7 @@ async def test_a_broker_that_does_not_answer_holds_no_close_up(monkeypatch: pyte
         assert producer._tracer._task.cancelling()
 
 
+@pytest.mark.shows("mended: keys of batches in `log_sends`")
 @in_loop
 async def test_keys_of_batches_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "rocketspark.sends"):

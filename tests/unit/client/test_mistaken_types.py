@@ -30,6 +30,13 @@ from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal, NotSe
 from rocketspark.recipes import Outbox, deduplicate
 from rocketspark.testing import run_cluster
 
+pytestmark = pytest.mark.shows(
+    "mended: a listener that is no function was taken: every message failed and became a dead letter",
+    "mended: arguments of other types were an AttributeError from within; a time of delivery as a float was "
+    "sent as text that no broker reads, or a ValueError",
+    "arguments: by place, the nearest name, a queue that is none",
+)
+
 NAMESRV = "127.0.0.1:1"
 CONSUMERS = (PushConsumer, PullConsumer, SimpleConsumer)
 
@@ -153,6 +160,7 @@ def test_a_queue_is_a_queue(queue: Any) -> None:
         check_queue(queue)
 
 
+@pytest.mark.shows("types of listeners and words")
 def test_what_a_type_checker_finds() -> None:
     """The check of types fails where it no longer finds one of these: its comment is of no use then."""
 
@@ -184,6 +192,7 @@ def test_what_a_type_checker_finds() -> None:
         PullConsumer(NAMESRV, "g", strategy="averge")  # type: ignore[arg-type]
 
 
+@pytest.mark.shows("a broker as NameServer, times as text, a nameless property, over 30,000 messages in a batch")
 def test_times_and_addresses_of_calls() -> None:
     with run_cluster() as cluster:
         pull, simple = PullConsumer(cluster.namesrv, "g"), SimpleConsumer(cluster.namesrv, "h")

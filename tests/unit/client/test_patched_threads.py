@@ -11,6 +11,10 @@ from tests.unit.client.test_sync import fake
 
 from rocketspark.client.real_threads import DaemonThreads
 
+pytestmark = pytest.mark.shows(
+    "gevent: sends, futures, push, ordered and pull consumers in greenlets; eventlet: one line",
+)
+
 __all__ = ["fake"]
 
 GEVENT = """

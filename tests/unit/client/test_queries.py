@@ -17,6 +17,8 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.message import properties, sysflags
 from rocketspark.transport.request_frames import reply
 
+pytestmark = pytest.mark.shows("mended: QueryResult's index time and position")
+
 
 def answers(fake: Fake) -> None:
     """Have the brokers answer queries from what they keep."""
@@ -35,6 +37,7 @@ def answers(fake: Fake) -> None:
         broker.routes.add(RequestCode.QUERY_MESSAGE, find, headers.QueryMessageHeader)
 
 
+@pytest.mark.shows("mended: query_message, view_message fail when one broker is away")
 @in_loop
 async def test_a_broker_that_is_away_is_left_out() -> None:
     async with Fake(2, t=1) as fake, AsyncProducer(fake.namesrv, "pg", retries=0) as producer:

@@ -8,6 +8,11 @@ from rocketspark.client.selectors import by_hash, by_machine_room, by_random, se
 from rocketspark.errors import UsageError
 from rocketspark.model import Message, MessageQueue
 
+pytestmark = pytest.mark.shows(
+    "sends: sync, asyncio, futures, one-way; to a queue, by selector, by sharding key in order; batches with "
+    "`split`; one budget; system topics refused"
+)
+
 QUEUES = [MessageQueue("t", b, i) for b in ("near@a", "far@b") for i in range(4)]
 MESSAGE = Message(topic="t", body=b"x")
 

@@ -63,6 +63,7 @@ def public(kind: type) -> dict[str, inspect.Signature]:
     }
 
 
+@pytest.mark.shows("synchronous classes have the asynchronous ones' methods and arguments")
 @pytest.mark.parametrize(("core", "facade"), PAIRS)
 def test_same_methods_and_signatures(core: type, facade: type) -> None:
     ours, theirs = public(facade), public(core)
@@ -92,6 +93,7 @@ def fake() -> Iterator[Fake]:
     thread.release()
 
 
+@pytest.mark.shows("Producer, AsyncProducer: send, one-way, batch, queue, sharding key")
 def test_send_in_all_ways(fake: Fake) -> None:
     before = threading.active_count()
     with Producer(fake.namesrv, "pg") as producer:
@@ -295,6 +297,7 @@ def test_a_synchronous_call_on_the_clients_own_thread_is_refused(fake: Fake) -> 
         assert "use the Async client" in str(outcome[0])
 
 
+@pytest.mark.shows("callbacks in threads")
 def test_callbacks_hold_up_nothing_and_may_send(fake: Fake) -> None:
     """They run in threads of the producer's; those of one future in their order; `close` waits for them."""
     go_on, sent, order = threading.Event(), threading.Event(), list[str]()
@@ -339,6 +342,7 @@ def test_pull_consumer_iterates(fake: Fake) -> None:
     assert fake.broker.offsets["g", "u", 0] == 4
 
 
+@pytest.mark.shows("mended: iterating a PullConsumer commits messages that were never given out")
 def test_an_iterator_that_is_held_commits_what_it_gave_out(fake: Fake) -> None:
     for i in range(50):
         fake.broker.put("u", 0, b"%d" % i)
@@ -352,6 +356,7 @@ def test_an_iterator_that_is_held_commits_what_it_gave_out(fake: Fake) -> None:
     assert fake.broker.offsets["g", "u", 0] == 3
 
 
+@pytest.mark.shows("mended: iterating a PullConsumer commits messages that were never given out")
 def test_closing_another_threads_iterator_leaves_out_what_it_works_at(fake: Fake) -> None:
     for i in range(50):
         fake.broker.put("u", 0, b"%d" % i)
@@ -378,6 +383,7 @@ def test_closing_another_threads_iterator_leaves_out_what_it_works_at(fake: Fake
     assert fake.broker.offsets["g", "u", 0] == 2
 
 
+@pytest.mark.shows("mended: iterating a PullConsumer commits messages that were never given out")
 def test_an_iterator_commits_while_it_goes_and_an_error_leaves_its_message(fake: Fake) -> None:
     for i in range(50):
         fake.broker.put("u", 0, b"%d" % i)
@@ -409,6 +415,10 @@ def test_a_seek_within_an_iteration_counts_at_once(fake: Fake) -> None:
     assert fake.broker.offsets["g", "u", 0] == 18
 
 
+@pytest.mark.shows(
+    "mended: an interrupt in the last step of a poll, or of an iteration, loses what it had found",
+    "mended: iterating a PullConsumer commits messages that were never given out",
+)
 @pytest.mark.parametrize("found", [True, False])
 def test_an_interrupt_takes_back_what_a_poll_had_found(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, found: bool
@@ -494,6 +504,7 @@ def test_a_forked_child_is_told_and_can_begin_anew(fake: Fake) -> None:
     assert bodies == [b"parent", b"child", b"parent again"]
 
 
+@pytest.mark.shows("clients made before a fork")
 def test_clients_made_before_a_fork_are_others_in_each_process(fake: Fake) -> None:
     """As gunicorn --preload and multiprocessing make them: at import, and started in each worker."""
     producer = Producer(fake.namesrv, "pg")
@@ -526,6 +537,7 @@ def test_clients_made_before_a_fork_are_others_in_each_process(fake: Fake) -> No
     assert len(fake.broker.queues["u", 0]) == 2
 
 
+@pytest.mark.shows("mended: a forked child can't open the parent's broadcast consumer")
 def test_a_forked_child_opens_the_broadcast_consumer_of_its_parent(fake: Fake, tmp_path: Path) -> None:
     def made() -> PushConsumer:
         consumer = PushConsumer(fake.namesrv, "g", broadcast=True, offset_folder=str(tmp_path))
@@ -545,6 +557,10 @@ def test_a_forked_child_opens_the_broadcast_consumer_of_its_parent(fake: Fake, t
         assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.shows(
+    "mended: a forked process that ends by `sys.exit` while its parent's client runs on uvloop died of "
+    "SIGSEGV as it ended"
+)
 def test_a_forked_child_ends_as_it_wants_to(fake: Fake) -> None:
     """Not by a fault: libuv's threads, which a child has not, are waited for at its end."""
     code = (
@@ -569,6 +585,7 @@ def test_a_script_that_forgets_to_close_ends(fake: Fake) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.shows("an end without close beside a stuck ordered listener")
 @pytest.mark.parametrize("end", ["", "c.close()", "raise SystemExit(0)"])
 def test_an_ordered_consumer_whose_listener_is_stuck_keeps_no_process_alive(fake: Fake, end: str) -> None:
     code = (
@@ -585,6 +602,7 @@ def test_an_ordered_consumer_whose_listener_is_stuck_keeps_no_process_alive(fake
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.shows("close in a listener, also during start", "close in a listener, then the end of the program")
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("options", [{}, {"ordered": True}, {"batch_max": 2}, {"coroutine": True}], ids=str)
 def test_a_listener_may_close_its_consumer(
@@ -624,6 +642,7 @@ def test_a_listener_may_close_its_consumer(
         consumer.queues()
 
 
+@pytest.mark.shows("an asynchronous client on another loop")
 def test_an_asynchronous_client_on_another_loop_says_so(fake: Fake) -> None:
     async def started() -> AsyncProducer:
         producer = AsyncProducer(fake.namesrv, "pg")

@@ -68,6 +68,7 @@ def in_thread(act: Any) -> Future[Any]:
     return ended
 
 
+@pytest.mark.shows("mended: a lone surrogate or `flag=None` hangs `send`, others' sends too")
 @pytest.mark.parametrize("field", [{"tag": "\ud800"}, {"keys": "a\udfffb"}, {"properties": {"p": "\udc80"}}])
 @pytest.mark.parametrize("linger_ms", [None, 5])
 def test_half_a_character_is_refused(fake: Fake, field: Any, linger_ms: float | None) -> None:
@@ -92,6 +93,7 @@ def test_a_time_out_is_a_number(fake: Fake, timeout_ms: float) -> None:
         producer.send("u", b"x", timeout_ms=timeout_ms)
 
 
+@pytest.mark.shows("mended: a lone surrogate or `flag=None` hangs `send`, others' sends too")
 def test_an_errand_that_raises_ends_its_own_caller_and_no_other() -> None:
     thread = LoopThread.acquire()
 
@@ -123,6 +125,7 @@ def test_an_errand_that_raises_ends_its_own_caller_and_no_other() -> None:
     thread.release()
 
 
+@pytest.mark.shows("mended: sys.exit in a callback")
 def test_what_wants_to_end_the_thread_ends_nothing(fake: Fake) -> None:
     with Producer(fake.namesrv, "pg") as producer:
         producer.send("u", b"warm")
@@ -142,6 +145,7 @@ def test_what_wants_to_end_the_thread_ends_nothing(fake: Fake) -> None:
         assert {f.result(HANG_S).status for f in futures} == {"SEND_OK"}
 
 
+@pytest.mark.shows("mended: futures never end when the loop thread ends (g2, g3, g4)")
 def test_a_client_closed_by_a_callback_tells_all(fake: Fake) -> None:
     producer = Producer(fake.namesrv, "pg", in_flight_max=500, send_timeout_ms=30_000)
     producer.start()
@@ -163,6 +167,7 @@ def test_a_client_closed_by_a_callback_tells_all(fake: Fake) -> None:
     assert not thread.is_alive()
 
 
+@pytest.mark.shows("mended: futures never end when the loop thread ends (g2, g3, g4)")
 def test_a_send_in_the_last_turn_of_the_loop_is_told(fake: Fake) -> None:
     """Its task is made, and cancelled before it begins."""
     with Producer(fake.namesrv, "pg") as producer:
@@ -190,6 +195,7 @@ def test_a_send_in_the_last_turn_of_the_loop_is_told(fake: Fake) -> None:
         assert send.done()
 
 
+@pytest.mark.shows("mended: interrupted start or close leaves a live member (facade half)")
 def test_an_interrupted_close_goes_on_and_tells_all(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = Producer(fake.namesrv, "pg", retries=0, future_retries=0, send_timeout_ms=1500)
     producer.start()
@@ -210,6 +216,7 @@ def test_an_interrupted_close_goes_on_and_tells_all(fake: Fake, monkeypatch: pyt
     assert fake.broker.unregistered[-1].producer_group == "pg"
 
 
+@pytest.mark.shows("mended: interrupted start or close leaves a live member (facade half)")
 def test_an_interrupted_start_leaves_nothing(fake: Fake) -> None:
     other = Producer(fake.namesrv, "other")
     other.start()
@@ -245,6 +252,7 @@ def test_an_interrupted_start_leaves_nothing(fake: Fake) -> None:
     other.close()
 
 
+@pytest.mark.shows("mended: `send_future` from a done-callback with the bound in flight blocks the loop")
 def test_a_future_sent_from_a_callback_never_waits_for_room(fake: Fake) -> None:
     with Producer(fake.namesrv, "pg", in_flight_max=4) as producer:
         producer.send("u", b"warm")
@@ -261,6 +269,7 @@ def test_a_future_sent_from_a_callback_never_waits_for_room(fake: Fake) -> None:
         assert all(f.result(HANG_S) for f in futures + more)
 
 
+@pytest.mark.shows("mended: `send_future` with selector, `in_flight_max`, executor")
 def test_futures_wait_for_room_as_long_as_their_time(fake: Fake) -> None:
     with Producer(fake.namesrv, "pg", in_flight_max=2, send_timeout_ms=60_000, future_retries=0) as producer:
         producer.send("u", b"warm")
@@ -274,6 +283,7 @@ def test_futures_wait_for_room_as_long_as_their_time(fake: Fake) -> None:
         assert [producer.send_future("u", b"y").result(HANG_S).status for _ in range(5)] == ["SEND_OK"] * 5
 
 
+@pytest.mark.shows("mended: `send_future` with selector, `in_flight_max`, executor")
 def test_callbacks_may_have_an_executor(fake: Fake) -> None:
     with (
         ThreadPoolExecutor(1, thread_name_prefix="mine") as pool,
@@ -290,6 +300,7 @@ def test_callbacks_may_have_an_executor(fake: Fake) -> None:
         assert names.result(HANG_S).startswith(("mine", "MainThread"))
 
 
+@pytest.mark.shows("mended: `send_future` with selector, `in_flight_max`, executor")
 def test_a_future_with_a_selector(fake: Fake) -> None:
     with Producer(fake.namesrv, "pg") as producer:
         message = Message(topic="t", body=b"x", tag="A")
@@ -309,6 +320,7 @@ def test_a_future_with_a_selector(fake: Fake) -> None:
         assert isinstance(failed.exception(HANG_S), UsageError)
 
 
+@pytest.mark.shows("mended: futures never end when the loop thread ends (g2, g3, g4)")
 def test_a_copied_future_ends_in_a_forked_child(fake: Fake) -> None:
     with Producer(fake.namesrv, "pg", send_timeout_ms=60_000) as producer:
         producer.send("u", b"warm")
@@ -334,6 +346,7 @@ async def _end_connections(producer: Producer) -> None:
         peer.abort()
 
 
+@pytest.mark.shows("mended: hang at interpreter exit (close in `__del__`)")
 def test_the_end_of_the_interpreter_does_not_hang(fake: Fake) -> None:
     code = f"""
 from rocketspark import Producer
@@ -354,6 +367,7 @@ close = Keeper(lambda producer: producer.close())
 # -- asyncio --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("mended: a message to a queue of another topic is stored in that other topic")
 @in_loop
 async def test_a_message_goes_to_no_queue_of_another_topic() -> None:
     async with Fake(t=4, other=4) as fake, AsyncProducer(fake.namesrv, "pg") as producer:
@@ -403,6 +417,7 @@ async def test_a_closing_goes_on_when_its_caller_is_cancelled() -> None:
         assert producer._instance._closed
 
 
+@pytest.mark.shows("mended: leaks per failed start (instance, checker, thread pool)")
 @in_loop
 async def test_a_start_given_up_leaves_nothing() -> None:
     async with Fake(t=1) as fake:
@@ -427,6 +442,7 @@ async def test_a_start_given_up_leaves_nothing() -> None:
         await until(lambda: asyncio.all_tasks() == before)
 
 
+@pytest.mark.shows("mended: request() in close raises CancelledError")
 @in_loop
 async def test_a_request_ends_with_its_producer() -> None:
     async with Fake(t=1) as fake:
@@ -462,6 +478,7 @@ def bodies(fake: Fake, topic: str) -> dict[int, list[bytes]]:
     }
 
 
+@pytest.mark.shows("mended: linger_ms breaks order per sharding key")
 @pytest.mark.parametrize("linger_ms", [None, 0, 20])
 def test_first_sends_of_a_key_keep_their_order(fake: Fake, linger_ms: float | None) -> None:
     """Some wait for the route, some are compressed, some have a time of their own or wait for no flush."""
@@ -479,6 +496,7 @@ def test_first_sends_of_a_key_keep_their_order(fake: Fake, linger_ms: float | No
     assert offsets == list(range(100))
 
 
+@pytest.mark.shows("mended: linger_ms loses sends at an immediate close")
 @pytest.mark.parametrize("key", [None, "k"])
 @pytest.mark.parametrize("linger_ms", [None, 0, 60_000])
 def test_a_close_right_after_loses_nothing(fake: Fake, linger_ms: float | None, key: str | None) -> None:
@@ -487,6 +505,7 @@ def test_a_close_right_after_loses_nothing(fake: Fake, linger_ms: float | None, 
     assert {f.result(0).status for f in futures} == {"SEND_OK"}
 
 
+@pytest.mark.shows("mended: linger_ms breaks order per sharding key")
 @in_loop
 async def test_room_is_no_way_to_overtake() -> None:
     async with Fake(t=4) as fake, AsyncProducer(fake.namesrv, "pg", in_flight_max=2) as producer:
@@ -501,6 +520,7 @@ async def test_room_is_no_way_to_overtake() -> None:
         assert of_key == [b"%03d" % i for i in range(60)]
 
 
+@pytest.mark.shows("mended: sends to a chosen queue or by selector in order when retried")
 @in_loop
 async def test_a_retry_to_a_chosen_queue_is_not_overtaken() -> None:
     async with Fake(t=4) as fake, AsyncProducer(fake.namesrv, "pg") as producer:
@@ -514,6 +534,7 @@ async def test_a_retry_to_a_chosen_queue_is_not_overtaken() -> None:
         assert (len(producer.send_path.gate), producer.send_path.newest, producer.send_path.limit.count) == (0, {}, 0)
 
 
+@pytest.mark.shows("mended: sends to a chosen queue or by selector in order when retried")
 @in_loop
 async def test_of_sends_to_a_chosen_queue_that_are_followed_a_failed_one_is_not_tried_again() -> None:
     async with Fake(t=4) as fake, AsyncProducer(fake.namesrv, "pg") as producer:
@@ -533,6 +554,7 @@ async def test_of_sends_to_a_chosen_queue_that_are_followed_a_failed_one_is_not_
         assert (len(producer.send_path.gate), producer.send_path.newest, producer.send_path.limit.count) == (0, {}, 0)
 
 
+@pytest.mark.shows("mended: sends to a chosen queue or by selector in order when retried")
 @pytest.mark.parametrize("options", [{}, {"log_sends": True}, {"in_flight_max": 7}])
 @in_loop
 async def test_sends_to_a_chosen_queue_do_not_wait_for_replies(options: Any) -> None:
@@ -572,6 +594,7 @@ async def test_a_batch_that_waits_too_long_is_told_and_not_overtaken() -> None:
             assert isinstance(first.exception(), Exception)
 
 
+@pytest.mark.shows("tens of thousands of sends at once right after `start`, before route and connection are known")
 def test_what_waits_for_a_route_and_a_broker_takes_no_task_and_keeps_its_order(fake: Fake) -> None:
     fake.names.delay_s = 0.2
     with Producer(fake.namesrv, "pg") as producer:
@@ -596,6 +619,7 @@ LATE = {
 }
 
 
+@pytest.mark.shows("tens of thousands of sends at once right after `start`, before route and connection are known")
 @pytest.mark.parametrize("oneway", [False, True])
 @pytest.mark.parametrize("lack", LATE)
 @in_loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.unit.controller.sets_under_test import NAME, Controlled
@@ -9,6 +10,10 @@ from tests.unit.controller.sets_under_test import NAME, Controlled
 from rocketspark.controller import journal, replicas_info
 from rocketspark.controller.replica_sets import LogEnd, ReplicaSet
 from rocketspark.protocol.headers.controller import ElectMasterReply
+
+pytestmark = pytest.mark.shows(
+    "the controller: ids, registration, elections, in-sync sets, cleaning, metadata (1001 to 1006, 1008 to 1013, 904)"
+)
 
 IDS = st.integers(1, 5)
 

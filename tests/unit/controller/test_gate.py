@@ -16,6 +16,11 @@ from rocketspark.namesrv.server import NameServer
 from rocketspark.namesrv.settings import Settings
 from rocketspark.transport.request_signer import RequestSigner
 
+pytestmark = pytest.mark.shows(
+    "every port with --secure, as a stranger finds it",
+    "controller and NameServer with a gate, an audit and `--secure`",
+)
+
 INNER = '{"accessKey":"inner","secretKey":"of-inner"}'
 LOCKED = {"signedWritesEnable": "true", "innerClientAuthenticationCredentials": INNER}
 

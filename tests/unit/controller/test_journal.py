@@ -15,6 +15,11 @@ from rocketspark.controller.replica_sets import Sets
 from rocketspark.errors import ConfigError, StoreError, StoreFull, StoreLocked
 from rocketspark.store.files.system_calls import OsFiles
 
+pytestmark = pytest.mark.shows(
+    "files of our own carry a version, a newer one refuses to start",
+    "the controller's state: durable before the answer, cut or torn at any byte, another version, a full disk, kills",
+)
+
 
 def sets_of(masters: int) -> Sets:
     state = three_in_sync()

@@ -10,6 +10,10 @@ from rocketspark.controller import replicas_info
 from rocketspark.controller.replica_sets import LogEnd, MasterElected, Replica
 from rocketspark.protocol.headers.controller import ElectMasterReply, RegisterToControllerReply
 
+pytestmark = pytest.mark.shows(
+    "the controller: ids, registration, elections, in-sync sets, cleaning, metadata (1001 to 1006, 1008 to 1013, 904)"
+)
+
 
 def elected(decision: replicas_info.Decision) -> ElectMasterReply:
     assert isinstance(decision.header, ElectMasterReply)

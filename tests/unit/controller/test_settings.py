@@ -9,6 +9,8 @@ import pytest
 from rocketspark.controller.settings import ControllerSettings, read_controller_conf
 from rocketspark.errors import ConfigError, ServerError
 
+pytestmark = pytest.mark.shows("`rocketspark controller`, `enableControllerInNamesrv`")
+
 # As Apache's controller 5.5.0 shows them, without those that depend on the machine or on its configuration.
 OFFICIAL = """
 configBlackList=configBlackList;configStorePath controllerRequestThreadPoolQueueCapacity=50000

@@ -112,6 +112,7 @@ def _swap_a_planes_flights(rows: pd.DataFrame) -> pd.DataFrame:
     return changed
 
 
+@pytest.mark.shows("demo: a wrong figure ends it with an error")
 @pytest.mark.parametrize(
     ("spoil", "found"),
     [

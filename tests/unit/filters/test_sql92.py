@@ -18,6 +18,8 @@ from rocketspark.errors import FilterIllegal, UsageError
 from rocketspark.filters import sql92, sql92_code
 from rocketspark.protocol.message import properties as stored_properties
 
+pytestmark = pytest.mark.shows("SQL92, judged by the official classes")
+
 VECTORS = json.loads((Path(__file__).resolve().parents[2] / "vectors" / "sql92.json").read_text())
 
 
@@ -286,12 +288,14 @@ def test_random_trees_beside_a_naive_evaluator(tree: Any, properties: dict[str, 
     assert compiled.accepts_record(stored(properties)) is expected
 
 
+@pytest.mark.shows("mended: SQL literals over 4,300 digits")
 def test_a_literal_of_any_number_of_digits_is_refused_by_name() -> None:
     for digits in (20, 4300, 5000, 16_000):
         with pytest.raises(FilterIllegal, match="integers go up to"):
             sql92.compile("a = " + "9" * digits)
 
 
+@pytest.mark.shows("mended: SQL of empty strings, costly SQL filters")
 @given(st.lists(st.sampled_from([b"a\x01\x02", b"a\x01x\x02", b"b\x01y\x02", b"ba\x01z\x02", b"a\x01", b"\x02", b"v"])))
 def test_the_last_value_that_is_not_empty_counts(pieces: list[bytes]) -> None:
     stored = b"\x02" + b"".join(pieces)

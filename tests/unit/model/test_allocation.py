@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.model import MessageQueue
 from rocketspark.model.allocation import ALL_QUEUES, BROKER_STRATEGIES, pop_share
+
+pytestmark = pytest.mark.shows(
+    "QUERY_ASSIGNMENT, SET_ and GET_ALL_MESSAGE_REQUEST_MODE: strategies, shares, modes, odd questions",
+)
 
 _names = st.sampled_from(sorted(BROKER_STRATEGIES))
 

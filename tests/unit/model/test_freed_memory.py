@@ -8,6 +8,10 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.shows(
+    "batch writes: room prepared ahead, one write of the log file, rows read while others are sent",
+)
+
 # Buffers of some 5 MiB at once, again and again; printed: page faults after the first rounds.
 _PROGRAM = """
 import resource, sys

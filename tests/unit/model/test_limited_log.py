@@ -8,6 +8,11 @@ import pytest
 
 from rocketspark.model.limited_log import LimitedLog
 
+pytestmark = pytest.mark.shows(
+    "mended: a line per bad request, unlimited; names unshown",
+    "mended: escape sequences and newlines from names reach logs, a line per bad request: NameServer, outbox, metrics",
+)
+
 NAME = "rocketspark.test"
 
 

@@ -120,6 +120,7 @@ def test_long_texts_hash_as_short_ones(text: str) -> None:
     assert texts._long_hash(text + "x") == texts._kept_hash(text + "x")
 
 
+@pytest.mark.shows("mended: tag cache without a bound in bytes")
 def test_long_texts_are_not_kept() -> None:
     before = texts._kept_hash.cache_info().currsize
     texts.string_hash("y" * 32_000)
@@ -131,6 +132,7 @@ def test_a_filter_is_no_longer_than_may_be() -> None:
         subscribe("T", "a" * 65_537)
 
 
+@pytest.mark.shows("mended: order topics in the producer")
 @pytest.mark.parametrize(
     ("conf", "queues"),
     [

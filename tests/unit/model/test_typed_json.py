@@ -7,6 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.shows(
+    "mended: two threads that decode to a type for the first time at once crashed the process (found in a Spark worker)"
+)
+
 SOURCE = Path(__file__).resolve().parents[3] / "src"
 
 FIRST_USES = """

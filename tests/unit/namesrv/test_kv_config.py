@@ -11,6 +11,8 @@ from rocketspark.errors import ConfigError, ServerError
 from rocketspark.namesrv import kv_config
 from rocketspark.namesrv.kv_config import KvConfig
 
+pytestmark = pytest.mark.shows('mended: the NameServer\'s settings take "²" or 4,400 digits')
+
 
 def test_values_by_namespace_and_key() -> None:
     kv = KvConfig()
@@ -64,6 +66,7 @@ def test_a_file_that_is_no_table_is_named(tmp_path: Path) -> None:
     assert KvConfig(path).table("n") is None
 
 
+@pytest.mark.shows("mended: names of 15 MB persisted, NameServer half (key-value tables)")
 def test_what_is_too_long_or_too_much_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_config, "CHARACTERS_MAX", 100)
     kv = KvConfig(tmp_path / "kv.json")

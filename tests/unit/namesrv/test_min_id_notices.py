@@ -24,6 +24,8 @@ from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server
 
+pytestmark = pytest.mark.shows("brokers that hang or are gone")
+
 
 class Broker:
     """A server that hears notices. `heard`: those that came; `flags`, `peers`: their frames' flags and connections."""

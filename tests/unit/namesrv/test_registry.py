@@ -15,6 +15,8 @@ from rocketspark.namesrv.registration_limits import QUEUES_MAX, check_broker
 from rocketspark.namesrv.registry import EXPIRY_MS, LiveBroker, Registry
 from rocketspark.protocol.json.bodies import DataVersion, QueueDataBody, QueueMapping, TopicConfig, TopicConfigTable
 
+pytestmark = pytest.mark.shows("the NameServer's requests and settings")
+
 
 def table(version: int, **queues: int) -> TopicConfigTable:
     """Topics with so many queues."""
@@ -57,6 +59,7 @@ def addresses(registry: Registry, name: str = "a") -> dict[int, str]:
     return dict(data.broker_addrs) if data else {}
 
 
+@pytest.mark.shows("register, unregister, route, cluster info, topic list")
 def test_a_broker_that_registers_is_in_route_cluster_and_lists() -> None:
     registry = Registry()
     assert registry.route("T") is None
@@ -137,6 +140,7 @@ def test_a_topic_in_two_clusters() -> None:
     assert sorted(registry.carried_by(registry.topics(), registry.brokers_of_cluster("d"))) == ["T", "U"]
 
 
+@pytest.mark.shows("NameServer: heartbeat and expiry")
 def test_silence_longer_than_promised_drops_a_broker() -> None:
     registry = Registry()
     register(registry, now_ms=1000)
@@ -344,6 +348,10 @@ def test_a_slave_s_mappings_do_not_count_and_one_that_cannot_be_passed_on_takes_
     assert queues(registry) == {"a": 2}
 
 
+@pytest.mark.shows(
+    "mended: escape sequences and newlines from names reach logs, a line per bad request: NameServer, outbox, metrics",
+    "mended: a fake broker with 2^31 queues, NameServer half",
+)
 @pytest.mark.parametrize(
     ("name", "count"),
     [("x" * 256, 1), ("evil\x1b[31m", 1), ("a\nb", 1), ("a\ud800", 1), ("", 1), ("t", QUEUES_MAX + 1), ("t", -1)],
@@ -366,6 +374,7 @@ def test_a_topic_that_no_broker_may_have_is_left_out_and_named(
     assert registry.topics() == ["good"]
 
 
+@pytest.mark.shows("mended: a fake broker with 2^31 queues, NameServer half")
 def test_more_topics_and_brokers_than_there_may_be_are_refused_and_room_comes_back() -> None:
     registry = Registry(brokers_max=2, topics_max=3)
     register(registry, topics=table(1, T=4, U=4))
@@ -448,6 +457,7 @@ def test_what_is_kept_to_find_things_fast_always_equals_the_tables(steps: list[t
             assert mapped.keys() <= registry._topics[topic].keys()
 
 
+@pytest.mark.shows("mended: 25 ms per disconnect, NameServer half")
 def test_a_connection_that_ends_costs_what_registered_over_it_and_no_more() -> None:
     class Counted(dict[Any, Any]):
         looked_through = 0

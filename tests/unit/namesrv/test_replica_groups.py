@@ -16,6 +16,11 @@ from rocketspark.namesrv.acting_master import MEMBER_TOPIC_PREFIX, MinIdChange, 
 from rocketspark.namesrv.registry import Registry
 from rocketspark.protocol.json.bodies import DataVersion, QueueMapping, TopicConfig, TopicConfigTable
 
+pytestmark = pytest.mark.shows(
+    "acting route, lowest ids and their notices (905), state versions, write permission without a master, "
+    "member group, 904 and 322"
+)
+
 MASTER, SLAVE, SECOND = "h:1", "h:2", "h:3"
 
 

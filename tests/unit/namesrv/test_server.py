@@ -8,6 +8,10 @@ from tests.live.support import run, until
 from rocketspark.namesrv.server import SHARE_ALONE, SHARE_BESIDE_A_BROKER, NameServer
 from rocketspark.transport.bounds.descriptors import connections_max
 
+pytestmark = pytest.mark.shows(
+    "mended: idle connections to the NameServer, half HTTP requests to the metrics port use all descriptors",
+)
+
 
 def test_beside_a_broker_it_leaves_connections_to_the_broker() -> None:
     async def main() -> None:

@@ -21,6 +21,11 @@ from rocketspark.namesrv.settings import (
 )
 from rocketspark.protocol.codes import ResponseCode
 
+pytestmark = pytest.mark.shows(
+    'mended: the NameServer\'s settings take "²" or 4,400 digits',
+    "`rocketspark namesrv --config`: every key of namesrv.conf known; changes at once, written into the file",
+)
+
 
 @pytest.mark.parametrize(
     "text",

@@ -47,6 +47,7 @@ def test_the_whole_capture_is_there() -> None:
     assert len({f.scenario for f in found}) == 148
 
 
+@pytest.mark.shows("protocol: golden frames byte for byte")
 def test_every_frame_comes_back_byte_for_byte() -> None:
     for captured in golden.frames():
         frame = frames.decode(captured.data)
@@ -89,6 +90,7 @@ def test_json_headers_written_in_the_other_form_hold_the_same() -> None:
 STREAM = b"".join(f.data for f in golden.frames()[:400])
 
 
+@pytest.mark.shows("frames in both serializations, partial and coalesced reads")
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 4000), min_size=1, max_size=40), st.booleans())
 def test_the_splitter_gives_the_same_frames_however_the_stream_is_chopped(sizes: list[int], tiny: bool) -> None:
@@ -129,6 +131,7 @@ def kind_of(captured: Captured) -> type[headers.Header] | None:
     return headers.REPLY_HEADERS.get(code) if code is not None and captured.ext else None
 
 
+@pytest.mark.shows("typed headers equal as values both ways")
 def test_typed_headers_hold_every_value_both_ways() -> None:
     seen: Counter[tuple[bool, int]] = Counter()
     for captured in golden.frames():

@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 from rocketspark.errors import FrameError
 from rocketspark.protocol import ha
 
+pytestmark = pytest.mark.shows(
+    "the HA link, both protocols, as bytes: cut anywhere, any bytes at all, what official brokers said to each other"
+)
+
 LONGS = st.integers(0, ha.POSITION_MAX)
 EPOCHS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1)), max_size=5)
 BODIES = st.binary(max_size=40)

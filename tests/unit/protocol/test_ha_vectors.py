@@ -22,6 +22,8 @@ from tests.support.ha_streams import (
 
 from rocketspark.protocol.message import record
 
+pytestmark = pytest.mark.shows("the HA link of 5.5.0, both protocols, both directions, as bytes")
+
 FILE_BYTES = manifest()["settings"]["mappedFileSizeCommitLog"]
 BATCH_BYTES = manifest()["settings"]["haTransferBatchSize"]
 BLANK = 0xCBD43194

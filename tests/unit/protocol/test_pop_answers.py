@@ -16,6 +16,11 @@ from rocketspark.protocol.json import pop_records
 from rocketspark.protocol.json.pop_records import AckedBatch, BatchAck
 from rocketspark.protocol.pop_answers import Popped, ReceiptHandle, give_handles, real_topic, with_new_time
 
+pytestmark = pytest.mark.shows(
+    "`SimpleConsumer`, `AsyncSimpleConsumer`: receive, acknowledge, change the invisible time, several topics "
+    "with filters, also changed while pops wait, order, a receive that is cancelled"
+)
+
 
 def message(topic: str, queue_id: int, offset: int, **properties: str) -> ReceivedMessage:
     return ReceivedMessage(

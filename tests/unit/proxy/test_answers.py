@@ -12,6 +12,8 @@ from tests.v5.servers import Servers
 
 from rocketspark.testing.cluster import Cluster
 
+pytestmark = pytest.mark.shows("every row of the validation table, answers of Apache's proxy to 72 requests")
+
 APACHE: dict[str, Any] = json.loads(ANSWERS.read_text())
 # The answers recorded are those of a proxy with its broker inside. One before a cluster needs endpoints; a topic that
 # is not there has no type to be wrong; each message of a batch has its own entry; what cannot be read as a handle or

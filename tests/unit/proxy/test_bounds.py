@@ -31,6 +31,8 @@ from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import Cluster
 from rocketspark.transport.request_frames import Reply
 
+pytestmark = pytest.mark.shows("security S12, S15, TelemetryStream.send without a time limit")
+
 T, G = {"name": "T"}, {"name": "G"}
 
 
@@ -139,6 +141,7 @@ def test_of_settings_what_is_used_is_kept_and_all_together_are_bounded() -> None
     asyncio.run(main())
 
 
+@pytest.mark.shows("what one host's clients have brokers hold, and do not read")
 def test_what_a_client_says_of_itself_in_each_call_counts_or_is_cut() -> None:
     async def main() -> None:
         clients, call = Clients(1, 1), call_of(0)
@@ -177,6 +180,7 @@ def test_a_receive_goes_to_the_broker_asked_for_or_to_those_that_can_be_read_in_
     asyncio.run(main())
 
 
+@pytest.mark.shows("what one host's clients have brokers hold, and do not read")
 def test_messages_that_clients_do_not_read_are_bounded_and_the_others_are_given_back() -> None:
     async def main() -> None:
         reads, written, given_back = asyncio.Event(), [], list[Any]()
@@ -212,6 +216,7 @@ def test_messages_that_clients_do_not_read_are_bounded_and_the_others_are_given_
     asyncio.run(main())
 
 
+@pytest.mark.shows("what one host's clients have brokers hold, and do not read")
 def test_what_brokers_hold_of_one_connection_no_client_takes_alone(
     cluster: Cluster, proxy: RunningProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,8 @@ from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import Cluster
 
+pytestmark = pytest.mark.shows("What the proxy copies and for how long")
+
 LIFE_S = 20.0
 
 

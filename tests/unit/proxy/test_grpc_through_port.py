@@ -17,6 +17,12 @@ from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import Cluster
 
+pytestmark = pytest.mark.shows(
+    "one port: TLS (h2), plain, PROXY v1 and v2, HTTP/2 and remoting by their first bytes; a certificate made "
+    "at the start, or files taken anew; back-pressure, half-closed clients, slow and half beginnings, the "
+    "client's address from the connection alone"
+)
+
 FORGED = {
     "rpc-remote-address": "198.51.100.1:1",
     "x-forwarded-for": "198.51.100.1",
@@ -62,6 +68,9 @@ def test_the_inner_port_takes_no_calls(echo: RunningProxy) -> None:
     assert answer.status.code == Code.UNAUTHORIZED
 
 
+@pytest.mark.shows(
+    "keep-alives: pings are answered, idle connections end after the time that a client may be silent (120 s)",
+)
 def test_a_connection_without_calls_ends_after_its_time_and_pings_are_answered(cluster: Cluster) -> None:
     """By the time that a client may be silent, here a second."""
 

@@ -34,6 +34,12 @@ from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.tls import client_tls
 
+pytestmark = pytest.mark.shows(
+    "access control 2.0: signature, users and rules of the cluster (fetched whole every 5 s), each call's "
+    "resources, `40100`; a client id is its user's; made-up handles move no foreign message; refusals in the "
+    "log"
+)
+
 DATE = "20261123T061500Z"
 USERS = {"shop": "shop-secret", "billing": "billing-secret", "off": "off-secret"}
 
@@ -197,6 +203,7 @@ def on_record(locked_proxy: RunningProxy) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
+@pytest.mark.shows("users of gRPC in an audit: who was refused what")
 def test_who_was_refused_what_by_grpc_is_in_the_audit(locked_proxy: RunningProxy) -> None:
     """Each call that is served, by nobody, with a wrong signature and without a right; by remoting as a broker does."""
 
@@ -284,6 +291,7 @@ def test_a_handle_that_was_made_up_moves_no_foreign_message(
     assert code == (Code.OK if allowed else Code.UNAUTHORIZED)
 
 
+@pytest.mark.shows("what the broker sends of itself: a table, a test each")
 def test_who_may_not_send_to_the_topic_is_not_asked_about_its_half_messages(locked_proxy: RunningProxy) -> None:
     """Whatever their group is called: a producer group of remoting may have the name of a topic."""
     asked: list[str] = []

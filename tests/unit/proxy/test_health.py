@@ -12,6 +12,8 @@ from tests.unit.proxy.conftest import RawClient, RunningProxy
 from rocketspark.proxy import health
 from rocketspark.proxy.wire import messages
 
+pytestmark = pytest.mark.shows("health, reflection v1 and v1alpha", "unfinished gRPC messages, reflection")
+
 
 def text(field: int, value: str) -> bytes:
     return bytes([field << 3 | 2, len(value)]) + value.encode()

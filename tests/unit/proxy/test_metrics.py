@@ -22,6 +22,11 @@ from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import AddressScheme, Code
 from rocketspark.testing.cluster import Cluster
 
+pytestmark = pytest.mark.shows(
+    "metrics under the proxy's names (`rocketmq_proxy_up` is the only one that its 5.5.0 registers), times of "
+    "calls by method and status, clients, streams"
+)
+
 LATENCY = "rocketmq_rpc_latency_milliseconds"
 OWN = {"cluster": "C1", "node_type": "proxy", "node_id": "p1", "proxy_mode": "cluster"}
 

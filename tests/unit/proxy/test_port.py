@@ -20,6 +20,12 @@ from rocketspark.transport.tls import first_bytes
 from rocketspark.transport.tls.first_bytes import PREFACE
 from rocketspark.transport.tls.settings import TlsSettings
 
+pytestmark = pytest.mark.shows(
+    "one port: TLS (h2), plain, PROXY v1 and v2, HTTP/2 and remoting by their first bytes; a certificate made "
+    "at the start, or files taken anew; back-pressure, half-closed clients, slow and half beginnings, the "
+    "client's address from the connection alone"
+)
+
 WAIT_S = 10
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.unit.proxy.test_port import behind, until
@@ -13,6 +14,8 @@ from tests.unit.proxy.test_port import behind, until
 from rocketspark.proxy.port import CALL_BYTES, UnfinishedMessages
 from rocketspark.transport.bounds.connection_bounds import Bounds
 from rocketspark.transport.tls.first_bytes import PREFACE
+
+pytestmark = pytest.mark.shows("unfinished gRPC messages, reflection")
 
 END, PADDED = 1, 8
 

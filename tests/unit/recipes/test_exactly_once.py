@@ -17,6 +17,8 @@ from rocketspark import ReceivedMessage
 from rocketspark.errors import ConfigError
 from rocketspark.recipes import SeenStore, database_of, deduplicate
 
+pytestmark = pytest.mark.shows("`deduplicate`: SQLite, PostgreSQL")
+
 Outcome = Callable[[], Any]
 
 

@@ -8,12 +8,15 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.recipes.fake_producer import FakeProducer, anything, no_reply, refused
 
 from rocketspark import Message
 from rocketspark.recipes import AsyncOutbox, OutboxStore, State
+
+pytestmark = pytest.mark.shows("`Outbox` and its command")
 
 # Of each message: its sharding key, how often it fails, whether it is refused for good after that.
 PLAN = st.tuples(st.sampled_from(["", "a", "b", "c"]), st.integers(0, 2), st.booleans())

@@ -9,6 +9,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from rocketspark.errors import ConfigError
 from rocketspark.spark.columns import READ_ONLY, READ_SCHEMA, ReadColumns, check_written, read_schema, wanted_columns
 
+pytestmark = pytest.mark.shows(
+    "`seek_to_beginning`, `ReceivedMessage.physical_offset`, Spark's column `physicalOffset`",
+)
+
 
 def schema(*names: str) -> StructType:
     return StructType([StructField(name, LongType()) for name in names])

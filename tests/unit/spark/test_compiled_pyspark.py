@@ -14,6 +14,13 @@ import pytest
 
 from rocketspark.spark.compiled_pyspark import prefer
 
+pytestmark = pytest.mark.shows(
+    "a stream begins sooner: PySpark compiled, few imports",
+    "mended: the .pth file that has PySpark compiled took another PySpark that stood behind Spark's archive "
+    "on PYTHONPATH, had a copy of this package that a job ships ignored, and printed a traceback at every "
+    "start beside an older copy",
+)
+
 SPARK = Path(importlib.util.find_spec("pyspark").submodule_search_locations[0])  # type: ignore[union-attr,index]
 ARCHIVE = SPARK / "python" / "lib" / "pyspark.zip"
 

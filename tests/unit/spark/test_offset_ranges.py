@@ -25,6 +25,11 @@ from rocketspark.spark.offset_ranges import (
     to_json,
 )
 
+pytestmark = pytest.mark.shows(
+    "offsets: earliest, latest, committed of a group, JSON by queue; times, exact at every edge",
+    "partitions, limits per micro-batch (messages, bytes, a minimum with a delay), AvailableNow and ProcessingTime",
+)
+
 Q = [MessageQueue("t", "a", i) for i in range(12)]
 
 
@@ -36,6 +41,7 @@ def test_json_form_is_ordered_and_comes_back() -> None:
     assert json.dumps(to_json(from_json(json.loads(text)))) == text
 
 
+@pytest.mark.shows("mended: a stream's checkpoint of another source or version was an AttributeError")
 @pytest.mark.parametrize(
     "table",
     [

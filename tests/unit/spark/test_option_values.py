@@ -13,6 +13,8 @@ from rocketspark.model import MessageQueue
 from rocketspark.spark.client_access import Access
 from rocketspark.spark.option_values import assigned_of, check_all_there, duration_ms, matching, parse_assigned, time_ms
 
+pytestmark = pytest.mark.shows("mended: `--since 20261121`")
+
 
 @pytest.mark.parametrize(
     ("text", "ms"),
@@ -147,6 +149,7 @@ def test_what_is_secret_is_not_shown() -> None:
         assert "signed" in text
 
 
+@pytest.mark.shows("mended: topicPattern '.*' takes SPARK_TX_*")
 def test_commit_topics_of_writes_match_only_a_pattern_that_names_them() -> None:
     topics = ["orders", "SPARK_TX_orders-query"]
     assert matching(".*", topics, ()) == ["orders"]

@@ -10,6 +10,13 @@ from rocketspark.errors import ConfigError
 from rocketspark.spark.option_values import AtTime
 from rocketspark.spark.options import over, parse_columns, parse_read, parse_write
 
+pytestmark = pytest.mark.shows(
+    "`topic`, `topicPattern`, `assign`; NameServer list, namespace, credentials (in no plan, log or error); "
+    "from our brokers and Apache's",
+    "Spark over TLS with keys and an encrypted client key: batch, stream, exactly once, archive, restore; "
+    "files that an executor lacks are named with the machine",
+)
+
 BASE = {"namesrv": "127.0.0.1:9876", "topic": "orders"}
 
 
@@ -108,6 +115,10 @@ def test_a_stream_has_no_end() -> None:
             parse_read({**BASE, name: "latest"}, streaming=True)
 
 
+@pytest.mark.shows(
+    "mended: without effect and without a word: `pushDownPredicate` on a stream, options of decoding in "
+    "pipelines that keep bodies, `json` beside `decode` in `pipeline sql`"
+)
 def test_a_stream_is_told_no_filters() -> None:
     with pytest.raises(ConfigError, match="pushDownPredicate is for batch reads: no Spark tells a stream its filters"):
         parse_read({**BASE, "pushDownPredicate": "true"}, streaming=True)
@@ -250,6 +261,10 @@ def test_wrong_options_of_exactly_once_are_named(change: dict[str, str], says: s
         parse_write(EXACT | change)
 
 
+@pytest.mark.shows(
+    "mended: tracebacks (YAML 2026-02-30, 0b_, deep nesting, deep JSON, 5,000 digits; 120-character names; "
+    "NaN in JSON; exit code)"
+)
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -15,6 +15,11 @@ import pytest
 from rocketspark.spark import python_workers
 from rocketspark.spark.python_workers import prefer_this_python
 
+pytestmark = pytest.mark.shows(
+    "Arrow from the socket to Spark, many pulls in flight",
+    "the trap: a job in an environment that is not activated, another `python3` first on the path",
+)
+
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.shows("a stream begins sooner: PySpark compiled, few imports")
+
 PROGRAM = """
 import sys
 import pyspark_rocketmq

@@ -12,6 +12,13 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines import declarative
 from rocketspark.spark.spark_features import VERSION, reported_offset
 
+pytestmark = pytest.mark.shows(
+    "PySpark 4.0 to 4.3 in one code; extras `[spark]` and `[connector]`",
+    "limits on 4.0 and 4.1, exact, over restarts; `availableNow` with a limit ends after one micro-batch, "
+    "warned once; pipelines repeat until the end noted at their start; what cannot work says so with version "
+    "and option",
+)
+
 
 def test_a_spark_without_filters_refuses_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "FILTERS", False)

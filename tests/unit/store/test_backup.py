@@ -15,6 +15,11 @@ from rocketspark.errors import ConfigError
 from rocketspark.store import Store
 from rocketspark.store.backup import backup, restore
 
+pytestmark = pytest.mark.shows(
+    "`rocketspark backup`, `restore`: a store copied while its broker runs, again only what is new",
+    "files of our own carry a version, a newer one refuses to start",
+)
+
 NOW_MS = 1_700_000_000_000
 
 
@@ -89,6 +94,7 @@ def test_the_copy_of_a_store_in_use(make_store: Any, send: Any, tmp_path: Path) 
         thread.join()
 
 
+@pytest.mark.shows("backup into an older backup")
 @pytest.mark.parametrize("by", ["this program", "an older program"])
 def test_what_was_written_to_a_file_whose_time_stayed_is_in_the_next_backup(
     by: str, make_store: Any, send: Any, tmp_path: Path
@@ -126,6 +132,7 @@ def test_what_was_written_to_a_file_whose_time_stayed_is_in_the_next_backup(
     assert backup(store.settings.root, tmp_path / "b").same_files == 0
 
 
+@pytest.mark.shows("backup into an older backup")
 def test_a_log_that_rolls_while_it_is_copied_has_no_hole(make_store: Any, send: Any, tmp_path: Path) -> None:
     store = make_store()
     fill(store, send, 0, 60)

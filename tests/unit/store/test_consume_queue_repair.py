@@ -16,6 +16,8 @@ from rocketspark.protocol.message import record, record_layout
 from rocketspark.store import GetStatus, Store, consume_queue_repair
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_TYPE, ConsumeQueue
 
+pytestmark = pytest.mark.shows("a flipped unit of an older consume queue file")
+
 UNIT_BYTES = 20
 FILE_UNITS = 50
 COUNT = 120
@@ -101,6 +103,7 @@ def test_every_bit_of_place_and_size(make_store: Any, send: Any, count_max: int,
         assert unit_file(root, offset)[0].read_bytes() == kept
 
 
+@pytest.mark.shows("a flipped tags code, a unit of zeros")
 @pytest.mark.parametrize("count_max", [1, SMALL])
 def test_a_unit_that_a_reader_by_tags_would_pass_over(make_store: Any, send: Any, count_max: int) -> None:
     """Each bit of the tags code, and a unit that says nothing."""
@@ -119,6 +122,7 @@ def test_a_unit_that_a_reader_by_tags_would_pass_over(make_store: Any, send: Any
         unit_file(root, offset)[0].write_bytes(kept)
 
 
+@pytest.mark.shows("a flipped tags code, a unit of zeros")
 def test_many_tags_are_looked_at_once_each_and_too_many_not_at_all(
     make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +234,7 @@ def test_a_reader_of_the_files_tells_of_it_and_gives_no_other_record(make_store:
         unit_file(root, 20)[0].write_bytes(kept)
 
 
+@pytest.mark.shows("mended: a pull that begins in a zeroed page gives messages up for all readers")
 def test_a_reader_that_begins_within_a_zeroed_page_loses_nothing(
     make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +260,7 @@ def test_a_reader_that_begins_within_a_zeroed_page_loses_nothing(
         store.close()
 
 
+@pytest.mark.shows("mended: a pull that begins in a zeroed page gives messages up for all readers")
 def test_what_was_given_up_is_found_between_nearer_neighbours(
     make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

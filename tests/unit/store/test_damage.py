@@ -16,6 +16,8 @@ from rocketspark.protocol.message import record, sysflags
 from rocketspark.store import BatchMessage, GetStatus, Store, StoreSettings, recovery
 from rocketspark.store.clock import ManualClock
 
+pytestmark = pytest.mark.shows("log files before a hole in the log")
+
 NOW_MS = 1_700_000_000_000
 BORN = bytes.fromhex("7f0000010000c001")
 HOST = bytes.fromhex("7f00000100002a9f")
@@ -50,6 +52,7 @@ def everything(store: Store, topic: str) -> tuple[list[int], list[tuple[int, int
 
 
 # Of a record: its length, magic, CRC, own position, body; each is found out by something else.
+@pytest.mark.shows("mended: one flipped byte in an old body and a replay from before it: the log is cut there")
 @pytest.mark.parametrize("byte", [1, 3, 5, 10, 31, 90, 200])
 @pytest.mark.parametrize("replay", ["checkpoint", "consumequeue"])
 def test_a_flipped_bit_costs_one_message(byte: int, replay: str, make_store: Any, send: Any) -> None:
@@ -97,6 +100,7 @@ def test_gaps_hide_nothing(make_store: Any, send: Any) -> None:
         store = make_store(queue_file_units=10)
 
 
+@pytest.mark.shows("mended: one flipped byte in an old body and a replay from before it: the log is cut there")
 def test_a_damaged_stretch_over_the_end_of_a_file(make_store: Any, send: Any) -> None:
     root, places = filled(make_store, send)
     gone = [i for i, p in enumerate(places) if 2 * FILE_BYTES - 3000 < p[0] < 2 * FILE_BYTES + 3000]
@@ -114,6 +118,10 @@ def test_a_damaged_stretch_over_the_end_of_a_file(make_store: Any, send: Any) ->
         assert everything(store, f"t{topic}")[0] == [i // 2 for i in kept if i % 2 == topic]
 
 
+@pytest.mark.shows(
+    "mended: queues made anew: more lost messages than a queue file holds, or one flipped queue offset, hid "
+    "all later messages of their queue"
+)
 @pytest.mark.parametrize("kind", ["batch", "simple", "last"])
 def test_more_lost_messages_of_a_queue_than_a_file_of_it_holds_hide_no_later_ones(
     kind: str, small: Callable[..., StoreSettings], send: Any, tmp_path: Path
@@ -142,6 +150,10 @@ def test_more_lost_messages_of_a_queue_than_a_file_of_it_holds_hide_no_later_one
         store.close()
 
 
+@pytest.mark.shows(
+    "mended: queues made anew: more lost messages than a queue file holds, or one flipped queue offset, hid "
+    "all later messages of their queue"
+)
 def test_one_damaged_queue_offset_hides_no_other_message(make_store: Any, send: Any) -> None:
     """No check covers it: where queues are made anew the records after it show that it cannot be."""
     store = make_store()
@@ -159,6 +171,7 @@ def test_one_damaged_queue_offset_hides_no_other_message(make_store: Any, send: 
     assert send(store, "t", 0, b"on")[1] == 100
 
 
+@pytest.mark.shows("mended: one flipped byte in an old body and a replay from before it: the log is cut there")
 def test_what_the_checkpoint_does_not_cover_ends_at_the_first_damage(make_store: Any, send: Any) -> None:
     """A power cut leaves holes there, and what follows one was not acknowledged as flushed."""
     store = make_store()
@@ -174,6 +187,7 @@ def test_what_the_checkpoint_does_not_cover_ends_at_the_first_damage(make_store:
     assert again.queue_range("t", 0) == (0, 30)
 
 
+@pytest.mark.shows("mended: a lost queue folder goes unnoticed unless the last record is its own")
 @pytest.mark.parametrize("lost", ["consumequeue", "consumequeue/t0", "consumequeue/t0/0", "file"])
 def test_lost_queues_are_noticed(lost: str, make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "VERIFY_BYTES", 20_000)
@@ -199,6 +213,7 @@ def test_lost_queues_are_noticed(lost: str, make_store: Any, send: Any, monkeypa
     assert make_store().recovered.remarks() == []
 
 
+@pytest.mark.shows("mended: the first file of a consume queue is removed by hand")
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_first_queue_file_that_somebody_removed_is_made_anew(
     batch: bool, small: Callable[..., StoreSettings], send: Any, tmp_path: Path
@@ -230,6 +245,7 @@ def test_a_first_queue_file_that_somebody_removed_is_made_anew(
     assert batch or first.read_bytes() == before
 
 
+@pytest.mark.shows("mended: the first file of a consume queue is removed by hand")
 def test_first_queue_files_that_retention_removed_are_not_missed(make_store: Any, send: Any) -> None:
     store = make_store(queue_file_units=50)
     for n in range(400):
@@ -251,6 +267,7 @@ def test_first_queue_files_that_retention_removed_are_not_missed(make_store: Any
         assert again.queue_range("t", 0) == (low, high)
 
 
+@pytest.mark.shows("mended: a lost queue folder goes unnoticed unless the last record is its own")
 def test_a_deleted_topic_is_not_missed(make_store: Any, send: Any) -> None:
     store = make_store()
     for topic in ("a", "b"):
@@ -263,6 +280,7 @@ def test_a_deleted_topic_is_not_missed(make_store: Any, send: Any) -> None:
     assert dict(again.queues()) == {"b": {0}}
 
 
+@pytest.mark.shows("mended: raising mappedFileSizeConsumeQueue, mappedFileSizeCommitLog")
 @pytest.mark.parametrize("noted", [True, False], ids=["noted", "not-noted"])
 @pytest.mark.parametrize("short_first", [True, False])
 @pytest.mark.parametrize("changes", [{"queue_file_units": 100}, {"log_file_bytes": 2 * FILE_BYTES}])
@@ -285,6 +303,7 @@ def test_other_sizes_are_refused_and_nothing_is_changed(
     assert make_store().queue_range("b", 0)[1] == 250
 
 
+@pytest.mark.shows("mended: a batch whose last properties end in NUL, as last record")
 @pytest.mark.parametrize("length", range(470, 540, 3))
 def test_properties_that_end_with_a_nul(length: int, make_store: Any, tmp_path: Path) -> None:
     """A page that a power cut left out begins within them; these were sent so."""
@@ -299,6 +318,7 @@ def test_properties_that_end_with_a_nul(length: int, make_store: Any, tmp_path: 
     assert killed.queue_range("t", 0) == (0, 2)
 
 
+@pytest.mark.shows("mended: a group name of 249-255 bytes ends both flush threads, no start succeeds")
 def test_records_of_topics_without_a_directory_do_not_forbid_a_start(make_store: Any, send: Any) -> None:
     store = make_store()
     send(store, "t", 0, b"0")
@@ -319,6 +339,9 @@ def test_records_of_topics_without_a_directory_do_not_forbid_a_start(make_store:
     assert "1 messages are in no queue" in again.recovered.remarks()[0]
 
 
+@pytest.mark.shows(
+    "mended: inner-batch flags with a delay or timer: SCHEDULE_TOPIC lies in batchconsumequeue after a kill",
+)
 @pytest.mark.parametrize("topic", ["SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "simple"])
 def test_a_parked_batch_does_not_change_the_kind_of_a_queue(topic: str, make_store: Any, send: Any) -> None:
     store = make_store()
@@ -339,6 +362,7 @@ def test_a_parked_batch_does_not_change_the_kind_of_a_queue(topic: str, make_sto
     assert (copy / "consumequeue" / topic).exists()
 
 
+@pytest.mark.shows("a file missing in the midst of the commit log is named at the start")
 def test_a_missing_file_in_the_midst_of_the_log_is_named_and_what_is_before_it_kept(
     make_store: Any, send: Any, tmp_path: Path
 ) -> None:

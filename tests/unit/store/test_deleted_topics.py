@@ -14,6 +14,11 @@ from tests.unit.store.conftest import expire
 from rocketspark.protocol.message import record
 from rocketspark.store import Store
 
+pytestmark = pytest.mark.shows(
+    "checksums: checkpoint (both CRCs behind RocketMQ's six numbers), storeFiles.json, deletedTopics.json; "
+    "epoch files have RocketMQ's own; JSON tables are replaced whole by a rename after a sync"
+)
+
 
 def bodies(store: Store, topic: str, queue_id: int) -> list[bytes]:
     read = store.read(topic, queue_id, store.queue_range(topic, queue_id)[0], 1000, 1 << 20)
@@ -91,6 +96,10 @@ def test_what_is_noted_goes_with_the_log(make_store: Any, send: Any, tmp_path: P
     assert json.loads(noted.read_text())["topics"] == {"b": store.written_position}
 
 
+@pytest.mark.shows(
+    "mended: a log that was cut after a topic's deletion: messages sent to the topic then were in no queue "
+    "after the next start"
+)
 def test_a_log_that_was_cut_after_a_deletion_keeps_what_it_gets_then(make_store: Any, send: Any) -> None:
     store = make_store()
     send(store, "keep", 0, b"x")

@@ -25,6 +25,7 @@ def bodies(store: Store, topic: str = "t") -> list[bytes]:
     return [r.body for piece in read.records for r in record.decode_all(piece)]
 
 
+@pytest.mark.shows("store: a full disk")
 @pytest.mark.parametrize("room_bytes", [0, 1000, 20_000, 40_000, 70_000, 100_000])
 def test_a_full_disk_stops_appends_and_nothing_else(room_bytes: int, make_store: Any, send: Any, files: Any) -> None:
     store = make_store()
@@ -71,6 +72,7 @@ def test_a_batch_that_does_not_fit_leaves_nothing(make_store: Any, send: Any, fi
     assert [p[1] for p in store.append_batch(b"t", 0, batch, NOW_MS, 0, NOW_MS, BORN)] == list(range(1, 81))
 
 
+@pytest.mark.shows("after a failed flush nothing more is acknowledged")
 def test_after_a_failed_flush_the_store_is_read_only(make_store: Any, send: Any, files: Any) -> None:
     store = make_store()
     for i in range(3):
@@ -233,6 +235,10 @@ def test_a_directory_that_cannot_be_read_is_told_plainly(tmp_path: Path) -> None
         config_files.read(str(path))
 
 
+@pytest.mark.shows(
+    "mended: a failed flush of a queue (EMFILE) does not stop appends",
+    "mended: EMFILE makes the store read-only until a restart",
+)
 @pytest.mark.parametrize("call", ["sync_file", "create", "sync_directory", "overwrite", "map"])
 def test_without_descriptors_nothing_is_taken_until_there_are_again(
     call: str, make_store: Any, send: Any, files: Any, monkeypatch: pytest.MonkeyPatch
@@ -266,6 +272,7 @@ def test_without_descriptors_nothing_is_taken_until_there_are_again(
     assert bodies(make_store()) == [b"0", b"1"]
 
 
+@pytest.mark.shows("mended: a failed flush of a queue (EMFILE) does not stop appends")
 def test_a_queue_file_that_cannot_be_made_stops_appends(make_store: Any, send: Any, files: Any) -> None:
     """Not by an error of the system's, but by the store's own: it counted as a full disk's, or ended nothing."""
     store = make_store()
@@ -287,6 +294,7 @@ def test_a_queue_file_that_cannot_be_made_stops_appends(make_store: Any, send: A
     assert bodies(make_store()) == [b"0"]
 
 
+@pytest.mark.shows("mended: a group name of 249-255 bytes ends both flush threads, no start succeeds")
 @pytest.mark.parametrize("topic", ["t" * 256, "ü" * 128, "a/b", "a\0b", ".", ".."])
 def test_a_topic_that_no_directory_can_be_named_after_is_refused(topic: str, make_store: Any, send: Any) -> None:
     store = make_store()

@@ -13,6 +13,8 @@ from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.json.bodies import QuarantineTable
 
+pytestmark = pytest.mark.shows("files of our own carry a version, a newer one refuses to start")
+
 
 @pytest.mark.parametrize("name", ["storeFiles.json", "deletedTopics.json"])
 def test_a_store_of_a_newer_program(make_store: Any, send: Any, name: str) -> None:

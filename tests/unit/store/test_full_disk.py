@@ -18,6 +18,10 @@ from rocketspark.store.files import reserved_blocks, system_calls
 from rocketspark.store.files.reserved_blocks import SPARE_BYTES, ReservedBlocks
 from rocketspark.store.files.system_calls import OsFiles
 
+pytestmark = pytest.mark.shows(
+    "mended: a broker stopped on a full disk cannot start: StoreFull on ext4, SIGBUS on tmpfs",
+)
+
 
 class Disk:
     """A disk of which only the spare counts, and of which others take what is free."""

@@ -76,6 +76,7 @@ def assert_same(found: record.Record, expected: dict[str, Any]) -> None:
     } == {name: expected.get(name) for name in expected if name != "uniqKey"}
 
 
+@pytest.mark.shows("the golden store yields every message")
 @pytest.mark.parametrize("name", ["store", "store_unclean", "store_ext"])
 def test_every_message_is_read(name: str, golden: Callable[[str], Golden]) -> None:
     g = golden(name)
@@ -166,6 +167,7 @@ def test_queues_and_index_are_rebuilt_from_the_log_alone(golden: Callable[[str],
     assert [p.read_bytes() for p in sorted((g.root / "index").iterdir())] == entries
 
 
+@pytest.mark.shows("log, consume queue, index in RocketMQ's layout")
 def test_appending_the_same_messages_writes_the_same_bytes(golden: Callable[[str], Golden], tmp_path: Path) -> None:
     g = golden("store")
     source = opened(g)

@@ -39,6 +39,7 @@ for i in range(first, first + 1_000_000):
 """
 
 
+@pytest.mark.shows("SIGKILL under load loses nothing acknowledged")
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_acknowledged_is_lost_or_doubled(seed: int, tmp_path: Path, make_store: Any) -> None:
     chance = random.Random(seed)

@@ -14,6 +14,11 @@ from tests.unit.store.commitlog.test_put import BODIES, send_batch
 from rocketspark.store.files.system_calls import PAGE, OsFiles
 from rocketspark.store.index.key_hashes import BatchKeys, TopicKeys
 
+pytestmark = pytest.mark.shows(
+    "exactly once at 250 k rows/s end to end on our broker",
+    "batch writes: room prepared ahead, one write of the log file, rows read while others are sent",
+)
+
 MIB = 1 << 20
 
 

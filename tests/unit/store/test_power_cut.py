@@ -59,6 +59,10 @@ class Disk(OsFiles):
         return to
 
 
+@pytest.mark.shows(
+    "all that a start after an unclean stop counts on is synced first (log, queues, index, timers, tables, "
+    "checkpoints); repairs too"
+)
 def test_what_a_killed_process_left_in_memory_is_synced_before_it_counts(tmp_path: Path, small: Any, send: Any) -> None:
     disk = Disk()
 
@@ -125,6 +129,9 @@ def damages(name: str, content: bytes, before: bytes) -> Iterator[bytes]:
             yield bytes(mixed[: len(content)])
 
 
+@pytest.mark.shows(
+    "each file of the store and of its own tables at 0 bytes, cut at sectors, zeros, old and new mixed",
+)
 @pytest.mark.parametrize("how", ["killed", "closed"])
 def test_whatever_is_left_of_a_file_what_the_log_holds_is_read(how: str, tmp_path: Path, small: Any, send: Any) -> None:
     root, now = tmp_path / "s", tmp_path / "now"
@@ -162,6 +169,9 @@ def test_whatever_is_left_of_a_file_what_the_log_holds_is_read(how: str, tmp_pat
             shutil.rmtree(again_root)
 
 
+@pytest.mark.shows(
+    "each file of the store and of its own tables at 0 bytes, cut at sectors, zeros, old and new mixed",
+)
 def test_of_a_log_cut_short_the_rest_is_read_and_what_is_lost_is_named(tmp_path: Path, small: Any, send: Any) -> None:
     root = tmp_path / "s"
     store = Store(small(root), clock=ManualClock(NOW_MS))

@@ -23,6 +23,10 @@ from rocketspark.store.readonly.log_scan import LogScan
 from rocketspark.store.readonly.queue_units import LogTail, QueueFiles
 from rocketspark.store.readonly.record_reader import RecordReader
 
+pytestmark = pytest.mark.shows(
+    "one record: one table of fields from which all readers take their offsets; one function for queue and index"
+)
+
 V4 = bytes.fromhex("7f00000100002a9f")
 V6 = bytes.fromhex("fe80000000000000000000000000000100002a9f")
 I31 = st.integers(0, (1 << 31) - 1)

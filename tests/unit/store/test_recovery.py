@@ -19,6 +19,8 @@ from rocketspark.protocol.message import record
 from rocketspark.store import GetStatus, Store, recovery
 from rocketspark.store.files import checkpoint as checkpoints
 
+pytestmark = pytest.mark.shows("recovery after stop and crash, ASYNC_FLUSH and SYNC_FLUSH")
+
 NOW_MS = 1_700_000_000_000
 
 
@@ -95,6 +97,10 @@ def test_after_a_kill_everything_is_there(make_store: Any, send: Any, tmp_path: 
     assert len(assert_agrees(last)) == 300
 
 
+@pytest.mark.shows(
+    "mended: a start that failed half way lost keys of the index; index entries put in the place of others "
+    "were not synced"
+)
 @pytest.mark.parametrize("count", [1, 2, 70])
 def test_a_start_that_comes_to_nothing_loses_no_key(
     count: int, make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch
@@ -240,6 +246,7 @@ def test_nothing_of_a_cut_tail_stays_behind(make_store: Any, send: Any) -> None:
     assert len(assert_agrees(make_store())) == 10
 
 
+@pytest.mark.shows("store: a half-written last record")
 @pytest.mark.parametrize("part", range(1, 12))
 def test_a_half_written_last_record(part: int, make_store: Any, send: Any) -> None:
     """Append writes the variable part, then the fixed part: every state in between is no record."""
@@ -356,6 +363,10 @@ def test_a_store_of_older_brokers_without_position(make_store: Any, send: Any) -
     assert len(assert_agrees(make_store())) == 300
 
 
+@pytest.mark.shows(
+    "checksums: checkpoint (both CRCs behind RocketMQ's six numbers), storeFiles.json, deletedTopics.json; "
+    "epoch files have RocketMQ's own; JSON tables are replaced whole by a rename after a sync"
+)
 def test_the_checkpoint_file(make_store: Any, send: Any) -> None:
     store = make_store()
     places = fill(store, send, 20)

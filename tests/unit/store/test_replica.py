@@ -19,6 +19,12 @@ from rocketspark.protocol.message import record, sysflags
 from rocketspark.protocol.message.record_layout import MAGIC_V1
 from rocketspark.store import GetStatus, Store, late_keys
 
+pytestmark = pytest.mark.shows(
+    "raw bytes of another broker's log, cut anywhere; a part of a record never looks whole after a kill; what "
+    "is left of one is zeros after a promotion; cut back while open: log, queues of every kind, index; the "
+    "timer wheel is made anew then"
+)
+
 NOW_MS = 1_700_000_000_000
 BORN = bytes.fromhex("7f0000010000c001")
 BORN_V6 = bytes(15) + b"\x01" + bytes(4)
@@ -263,6 +269,7 @@ def test_the_newest_record_is_found_whatever_lies_in_bodies(make_store: Any, tmp
     assert store.newest_record()[0] == ends[-1]
 
 
+@pytest.mark.shows("mended records are in their queues, found by key, and in batch queues")
 @pytest.mark.parametrize("batches", [False, True])
 @pytest.mark.parametrize("which", [[0], [1], [1, 2], [0, 3]])
 def test_what_is_mended_is_read_also_where_queues_were_made_anew_without_it(
@@ -320,6 +327,7 @@ def test_what_is_mended_is_read_also_where_queues_were_made_anew_without_it(
     assert "by key" not in caplog.text
 
 
+@pytest.mark.shows("mended records are in their queues, found by key, and in batch queues")
 def test_mended_long_ago_and_not_found_by_key_is_told(
     make_store: Any, tmp_path: Path, send: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -501,6 +509,7 @@ def test_a_full_disk_loses_nothing(make_store: Any, files: Any, tmp_path: Path) 
     assert_equal(master, slave, count)
 
 
+@pytest.mark.shows("queries by key and by id show no more than pulls do: nothing that is not confirmed yet")
 def test_readers_see_what_is_confirmed(make_store: Any, send: Any) -> None:
     store = make_store()
     placed = [send(store, "t", 0, b"%d" % i, keys="k") for i in range(5)]

@@ -11,6 +11,10 @@ from tests.unit.store.test_replica import BORN, NOW_MS, log_of, stream, units_of
 
 from rocketspark.store import Store
 
+pytestmark = pytest.mark.shows(
+    "topics deleted at the master, the quarantine and offsets set by hand reach slaves of ours",
+)
+
 
 def put(store: Store, topic: str, number: int) -> None:
     store.append(

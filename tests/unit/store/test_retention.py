@@ -71,6 +71,7 @@ def test_expiry(make_store: Any, send: Any) -> None:
     assert store.queue_range("quiet", 0)[1] == 1
 
 
+@pytest.mark.shows("mended: silent loss while a broker removes old files: the store's half")
 @pytest.mark.parametrize("codes", [None, frozenset((7,)), frozenset(range(100, 140))])
 def test_oldest_offsets_rise_before_a_file_goes(codes: Any, make_store: Any, send: Any) -> None:
     store = make_store()
@@ -93,6 +94,7 @@ def test_oldest_offsets_rise_before_a_file_goes(codes: Any, make_store: Any, sen
     assert store.queue_range("t0", 0)[0] > 0
 
 
+@pytest.mark.shows("mended: silent loss while a broker removes old files: the store's half")
 @pytest.mark.parametrize("codes", [None, frozenset((7,)), frozenset((8,)), frozenset(range(100))])
 @pytest.mark.parametrize("gap", [1, 5])
 def test_a_read_ends_before_a_hole_and_then_tells_of_it(gap: int, codes: Any, make_store: Any) -> None:

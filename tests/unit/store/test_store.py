@@ -18,6 +18,8 @@ from rocketspark.protocol.message import record, record_layout
 from rocketspark.store import BatchMessage, GetStatus, Store, StoreSettings
 from rocketspark.store.clock import ManualClock
 
+pytestmark = pytest.mark.shows("store: message v1 and v2, IPv6 hosts")
+
 NOW_MS = 1_700_000_000_000
 BORN = bytes.fromhex("7f0000010000c001")
 BORN_V6 = bytes.fromhex("000000000000000000000000000000010000c001")
@@ -74,6 +76,7 @@ def test_ipv6_hosts_and_long_topics(topic: str, born: bytes, host: bytes, tmp_pa
     store.close()
 
 
+@pytest.mark.shows("store: file rolling")
 def test_log_files_roll_with_a_blank_record(make_store: Any, send: Any) -> None:
     store = make_store()
     places = [send(store, "t", 0, bytes([i % 251]) * 900) for i in range(60)]
@@ -374,6 +377,7 @@ def test_properties_show_the_way_of_the_log(make_store: Any, send: Any) -> None:
     assert store.record_at(1 << 40) is None
 
 
+@pytest.mark.shows("mended: a key query with a narrow time misses the first entry of each later index file")
 def test_a_key_is_found_by_a_narrow_time_over_the_ends_of_index_files(make_store: Any, send: Any) -> None:
     """The first entry of a file states its time from the begin inherited of the file before."""
     store = make_store(index_entries=11)
@@ -387,6 +391,7 @@ def test_a_key_is_found_by_a_narrow_time_over_the_ends_of_index_files(make_store
         store = make_store(index_entries=11)
 
 
+@pytest.mark.shows('mended: append_batch "all or none" against the flush thread\'s `log.stop`')
 @pytest.mark.parametrize("rare", [False, True])
 def test_a_batch_is_whole_also_if_the_log_is_stopped_meanwhile(rare: bool, make_store: Any, send: Any) -> None:
     store = make_store(append_record_crc=rare)

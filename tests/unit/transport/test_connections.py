@@ -170,6 +170,7 @@ def test_a_port_in_use_and_an_address_that_is_not_ours() -> None:
     run(main())
 
 
+@pytest.mark.shows("mended: ports of 5,000 digits or in other digits")
 @pytest.mark.parametrize("port", ["9" * 5000, "\u00b2", "\u0661", "-1", "+1", "0", "65536"])
 def test_a_port_is_a_bounded_whole_number(port: str) -> None:
     with pytest.raises(ConfigError, match="is no address"):

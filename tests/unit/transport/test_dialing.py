@@ -13,6 +13,11 @@ import uvloop
 
 from rocketspark.transport.dialing import connect_protocol, own_ip
 
+pytestmark = pytest.mark.shows(
+    "mended: a forked process that ends by `sys.exit` while its parent's client runs on uvloop died of "
+    "SIGSEGV as it ended"
+)
+
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,

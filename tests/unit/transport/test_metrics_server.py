@@ -19,6 +19,11 @@ from rocketspark.errors import ConfigError
 from rocketspark.transport.bounds.descriptors import Descriptors
 from rocketspark.transport.metrics_server import HEAD_BYTES_MAX, MetricsServer
 
+pytestmark = pytest.mark.shows(
+    "mended: idle connections to the NameServer, half HTTP requests to the metrics port use all descriptors",
+    "mended: metrics: an address that is none and a scrape of a version that is none were tracebacks",
+)
+
 
 def two() -> list[Metric]:
     return [GaugeMetricFamily("a", "A.", value=1), GaugeMetricFamily("b", "B.", value=2)]

@@ -204,6 +204,7 @@ def test_a_missing_or_wrong_header_field_is_named() -> None:
     run(main())
 
 
+@pytest.mark.shows("broker: unknown codes are answered")
 def test_unknown_codes_get_the_protocol_s_own_answer() -> None:
     async def main() -> None:
         async with pair() as (_, peer):
@@ -310,6 +311,7 @@ def test_time_outs_that_are_looked_at_together_end_each_in_its_time(monkeypatch:
     run(main())
 
 
+@pytest.mark.shows("60,000 small sends at once on one connection")
 def test_a_client_reads_replies_while_the_server_waits_for_it_to() -> None:
     async def main() -> None:
         async with pair() as (_, peer):
@@ -460,6 +462,7 @@ def test_a_peer_that_does_not_read_is_not_read_from_and_then_closed(
     assert "does not read its replies" in caplog.text
 
 
+@pytest.mark.shows("flow control and limits: bounded memory per connection")
 @pytest.mark.parametrize("code", [BIG, PARTED])
 def test_pipelined_requests_with_large_replies_wait_for_the_reader(code: int) -> None:
     async def main() -> None:

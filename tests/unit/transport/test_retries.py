@@ -9,6 +9,8 @@ import pytest
 from rocketspark.errors import ConfigError, NotSent, RocketSparkError, RouteNotFound, ServerError
 from rocketspark.transport.retries import Retries, RetryRule, again, is_retriable
 
+pytestmark = pytest.mark.shows("one frame for pipelines and writers")
+
 
 class Clock:
     def __init__(self) -> None:

@@ -24,6 +24,8 @@ from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
 
+pytestmark = pytest.mark.shows("SYSTEM_BUSY when the broker is behind, a maximum of connections")
+
 ECHO, SLOW, PROMISED, NEVER, LONG = 1, 2, 3, 4, 5
 
 
@@ -212,6 +214,7 @@ def test_a_server_out_of_file_descriptors_goes_on() -> None:
     assert "Traceback" not in log
 
 
+@pytest.mark.shows("mended: connections take all descriptors of a process")
 def test_all_servers_of_a_process_leave_descriptors_for_files(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
 
@@ -239,6 +242,7 @@ def test_all_servers_of_a_process_leave_descriptors_for_files(caplog: pytest.Log
     assert "refused: 0 connections are open here, as many as are allowed (3 in this process, 1" in caplog.messages[0]
 
 
+@pytest.mark.shows("mended: connections of closed loops hold descriptors of the process")
 def test_connections_of_a_loop_that_was_closed_count_no_more() -> None:
     shared = Descriptors(2)
 
@@ -281,6 +285,7 @@ def test_a_server_whose_loop_ended_under_it_leaves_no_count() -> None:
     assert (shared.taken, shared.refused) == (0, 0)
 
 
+@pytest.mark.shows("what waits for a later turn is answered though the client ended its side")
 def test_what_waits_for_a_later_turn_is_answered_though_the_client_ended_its_side() -> None:
     async def main() -> None:
         made = Made()
@@ -301,6 +306,7 @@ def test_what_waits_for_a_later_turn_is_answered_though_the_client_ended_its_sid
     run(main())
 
 
+@pytest.mark.shows("mended: `_flush` rebinds `out`")
 def test_what_is_sent_besides_a_run_that_ends_is_written_once() -> None:
     async def main() -> None:
         made = Made()

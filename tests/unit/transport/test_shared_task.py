@@ -10,6 +10,8 @@ from tests.unit.client.fake import in_loop
 
 from rocketspark.transport.shared_task import outcome_of
 
+pytestmark = pytest.mark.shows("60,000 small sends at once on one connection")
+
 
 class Counting(asyncio.Future[str]):
     """Counts how often its callbacks are looked through."""

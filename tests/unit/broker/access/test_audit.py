@@ -157,6 +157,7 @@ def changed(audit: Audit, code: int, answer: Any, header: Any = None, body: byte
     return routes.table[code][2](Sender(), Request(code, header or NoHeader()), body)
 
 
+@pytest.mark.shows("one line for each refusal and each change; who, from where, what, which rule; no secret")
 def test_a_change_is_one_line_with_who_and_what_and_how_it_ended(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     audit = made(path)
@@ -194,6 +195,7 @@ def test_a_change_is_one_line_with_who_and_what_and_how_it_ended(tmp_path: Path)
 SECRET = "marker-7f3a"
 
 
+@pytest.mark.shows("one line for each refusal and each change; who, from where, what, which rule; no secret")
 @pytest.mark.parametrize(
     ("code", "header", "body", "expected"),
     [
@@ -261,6 +263,7 @@ def test_each_code_is_served_by_name() -> None:
 # -- floods and disks ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("floods are summed up, files are turned over, a full disk or one that hangs stops nobody")
 def test_a_flood_is_counted_and_summed_up_and_hides_nobody_else(tmp_path: Path) -> None:
     path, clock = tmp_path / "audit.log", Clock()
     audit = made(path, clock)
@@ -357,6 +360,7 @@ def test_a_file_in_the_place_of_another_is_written_from_then_on(tmp_path: Path) 
     assert len(os.listdir("/proc/self/fd")) == open_files - 1
 
 
+@pytest.mark.shows("floods are summed up, files are turned over, a full disk or one that hangs stops nobody")
 @pytest.mark.parametrize("torn", [0, 40])
 def test_a_full_disk_costs_lines_that_are_counted_and_tears_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: int

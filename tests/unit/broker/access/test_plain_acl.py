@@ -24,6 +24,11 @@ from rocketspark.broker.access.plain_acl.rule_files import RuleFiles
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.codes import RequestCode
 
+pytestmark = pytest.mark.shows(
+    "access control 1.0: files, address patterns, reload, 50-54, migration",
+    "byte order marks; two accounts of one name in plain_acl.yml",
+)
+
 FITS = [
     ("1.2.3.4", "1.2.3.4", "1.2.3.5"),
     ("*", "9.9.9.9", None),

@@ -11,6 +11,10 @@ from tests.live.support import run
 from rocketspark.broker.consumers import long_polling as module
 from rocketspark.broker.consumers.long_polling import OWNER_WEIGHT_MAX, LongPolling
 
+pytestmark = pytest.mark.shows(
+    "mended: 600 held pulls and one 4 MiB message; replies ignore writability; held pulls not freed on disconnect"
+)
+
 
 class Held:
     """One request: what it was asked, and after how many looks it is answered."""
@@ -25,6 +29,7 @@ class Held:
         return final or self.looks <= 0
 
 
+@pytest.mark.shows("mended: one raising retry drops the turn's other wake-ups")
 def test_one_that_raises_is_dropped_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         held = LongPolling()

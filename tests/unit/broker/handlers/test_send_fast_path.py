@@ -29,6 +29,12 @@ from rocketspark.store import Store
 from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.transport.request_frames import request
 
+pytestmark = pytest.mark.shows(
+    "one send, broker: the fast path only decodes, what is accepted is decided in one place",
+    "a run of sends waits for copies or the disk as one, with the effect of one by one: order, WAIT=false, "
+    "codes 1, 10, 12 with the place, metrics",
+)
+
 
 @pytest.fixture(autouse=True)
 def _same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +145,7 @@ def chopped(stream: bytes, chunks: random.Random) -> Iterator[bytes]:
         at = end
 
 
+@pytest.mark.shows("sends at least 2x the Java broker at every window")
 @settings(max_examples=15, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     streams=st.lists(sends(), min_size=1, max_size=3),

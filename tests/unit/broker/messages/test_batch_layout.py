@@ -28,6 +28,10 @@ from rocketspark.store.index.key_hashes import TopicKeys, batch_columns, columns
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import request
 
+pytestmark = pytest.mark.shows(
+    "the broker stores a batch at once, byte for byte as before; a full disk refuses it whole",
+)
+
 
 @pytest.fixture(autouse=True)
 def _same_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,11 @@ from rocketspark.broker.statistics.stats import Stats
 from rocketspark.errors import RecordError, ServerError, StoreFull
 from rocketspark.protocol.message import properties, record_layout
 
+pytestmark = pytest.mark.shows(
+    "model tests: sends, push, ordered, pull and assigning consumers, rebalance, thread listeners, "
+    "transactions of clients and of the broker, delays, timers"
+)
+
 CRC_AT = record_layout.AT["crc"]
 
 
@@ -72,6 +77,10 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
+@pytest.mark.shows(
+    "mended: a flipped unit of the timers', half messages' and delay levels' queues: an acknowledged message "
+    "is set aside for good"
+)
 def test_a_flipped_bit_of_a_unit_sets_nothing_aside(tmp_path: Path, now: Clock) -> None:
     rig = Broker(tmp_path, now)
     for key in "ABCDE":
@@ -93,6 +102,9 @@ def test_a_flipped_bit_of_a_unit_sets_nothing_aside(tmp_path: Path, now: Clock) 
     assert dict(rig.delivered()) == {f"{key} 0": 1 + (key == "B") for key in "ABCDE"}
 
 
+@pytest.mark.shows(
+    "mended: one rotten parked message: half no start, delay level stands still, timer wheel stands still",
+)
 @pytest.mark.parametrize(
     "at", [88, record_layout.AT["position"] + 6, 5, CRC_AT], ids=["body", "position", "magic", "crc"]
 )
@@ -124,6 +136,7 @@ def test_a_rotten_message_is_set_aside_and_the_others_come(tmp_path: Path, now: 
     rig.store.close()
 
 
+@pytest.mark.shows("mended: SEND_REPLY leading to a dead level and dead retries (the delivery loop's half)")
 @pytest.mark.parametrize(
     "pairs",
     [
@@ -175,6 +188,7 @@ def test_a_full_disk_sets_nothing_aside(tmp_path: Path, now: Clock, monkeypatch:
     rig.store.close()
 
 
+@pytest.mark.shows("mended: maxMessageSize lowered blocks a delay level")
 def test_a_lower_limit_of_bodies_holds_nothing_back(tmp_path: Path, now: Clock) -> None:
     rig = Broker(tmp_path, now)
     rig.park("A" * 3000, 1)
@@ -189,6 +203,9 @@ def test_a_lower_limit_of_bodies_holds_nothing_back(tmp_path: Path, now: Clock) 
     rig.store.close()
 
 
+@pytest.mark.shows(
+    "mended: a clock that ran ahead holds back delay levels and retries; put forward, a due message waits out its timer"
+)
 def test_a_clock_that_was_ahead_once_holds_no_level_back(tmp_path: Path, now: Clock) -> None:
     rig = Broker(tmp_path, now)
     stored = properties.encode({"UNIQ_KEY": "X"}).encode()
@@ -215,6 +232,7 @@ def test_a_clock_that_was_ahead_once_holds_no_level_back(tmp_path: Path, now: Cl
     rig.store.close()
 
 
+@pytest.mark.shows("delay levels that are gone")
 def test_what_waits_in_a_level_that_is_gone_comes_at_its_time_and_is_told(
     tmp_path: Path, now: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,6 +264,9 @@ def test_what_waits_in_a_level_that_is_gone_comes_at_its_time_and_is_told(
     rig.store.close()
 
 
+@pytest.mark.shows(
+    "mended: a clock that ran ahead holds back delay levels and retries; put forward, a due message waits out its timer"
+)
 def test_what_was_delivered_before_a_kill_is_known_though_the_clock_was_set_back(tmp_path: Path, now: Clock) -> None:
     rig = Broker(tmp_path, now)
     now[0] += 3_600_000
@@ -264,6 +285,9 @@ def test_what_was_delivered_before_a_kill_is_known_though_the_clock_was_set_back
     rig.store.close()
 
 
+@pytest.mark.shows(
+    "mended: a clock that ran ahead holds back delay levels and retries; put forward, a due message waits out its timer"
+)
 def test_a_level_is_looked_at_every_second_whatever_its_delay(
     tmp_path: Path, now: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +340,7 @@ def saved(root: Path) -> dict[str, int]:
     return found
 
 
+@pytest.mark.shows("mended: power cut after delayOffset.json was synced and before the delivered record")
 def test_progress_is_saved_after_what_it_stands_for_is_on_the_disk(tmp_path: Path, now: Clock) -> None:
     rig = Broker(tmp_path, now)
     rig.park("A", 1)

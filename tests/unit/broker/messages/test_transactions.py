@@ -432,6 +432,7 @@ def test_a_round_of_checks_leaves_turns_to_others(
     asyncio.run(main())
 
 
+@pytest.mark.shows("half messages without UNIQ_KEY")
 @pytest.mark.parametrize("told_by", ["the first handle", "the check"])
 @pytest.mark.parametrize("ends", [COMMIT, ROLLBACK])
 def test_one_without_a_unique_id_is_told_by_its_place(tmp_path: Path, told_by: str, ends: int) -> None:

@@ -28,6 +28,13 @@ from rocketspark.broker.messages.put_message import pairs_of
 from rocketspark.errors import ServerError
 from rocketspark.protocol.headers import EndTransactionHeader
 
+pytestmark = pytest.mark.shows(
+    "mended: a commit by the handle of an older copy while the newest cannot be read: acknowledged, not "
+    "delivered; marks that rot, delayed commits",
+    "model tests: sends, push, ordered, pull and assigning consumers, rebalance, thread listeners, "
+    "transactions of clients and of the broker, delays, timers",
+)
+
 T = TypeVar("T")
 
 CHECKS_MAX = 3

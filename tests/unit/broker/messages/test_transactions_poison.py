@@ -24,6 +24,11 @@ from rocketspark.errors import RecordError, ServerError
 from rocketspark.protocol.headers import EndTransactionHeader
 from rocketspark.protocol.message import properties, record
 
+pytestmark = pytest.mark.shows(
+    "mended: a commit by the handle of an older copy while the newest cannot be read: acknowledged, not "
+    "delivered; marks that rot, delayed commits"
+)
+
 
 def alone(test: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
     """Run a test on a loop."""
@@ -46,6 +51,9 @@ def rot(rig: Rig, position: int) -> None:
     rig.store.log.mapped_files.get(0).map[position + 88] ^= 1
 
 
+@pytest.mark.shows(
+    'mended: CHECK_IMMUNITY_TIME_IN_SECONDS / TRANSACTION_CHECK_TIMES "²", 5,000 digits: no start after a kill'
+)
 @pytest.mark.parametrize("text", ["²", "9" * 5000, "-1", "1e3", "", " 7", "9" * 19])
 def test_numbers_that_are_none_count_as_not_given(text: str) -> None:
     pairs = {"CHECK_IMMUNITY_TIME_IN_SECONDS": text, "TRANSACTION_CHECK_TIMES": text}
@@ -61,6 +69,9 @@ def test_any_text_makes_a_half_message(text: str) -> None:
     assert half.immunity_ms >= 0 <= half.checks
 
 
+@pytest.mark.shows(
+    'mended: CHECK_IMMUNITY_TIME_IN_SECONDS / TRANSACTION_CHECK_TIMES "²", 5,000 digits: no start after a kill'
+)
 @alone
 async def test_a_broker_starts_whatever_its_half_messages_say(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
@@ -75,6 +86,10 @@ async def test_a_broker_starts_whatever_its_half_messages_say(tmp_path: Path) ->
     rig.kill()
 
 
+@pytest.mark.shows(
+    "mended: a flipped unit of the timers', half messages' and delay levels' queues: an acknowledged message "
+    "is set aside for good"
+)
 @alone
 async def test_a_flipped_bit_of_a_half_message_s_unit_refuses_no_commit(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
@@ -93,6 +108,9 @@ async def test_a_flipped_bit_of_a_half_message_s_unit_refuses_no_commit(tmp_path
     rig.kill()
 
 
+@pytest.mark.shows(
+    "mended: one half message near 32 KB or with 0x01: nobody's transactions checked; cannot be committed",
+)
 @alone
 async def test_one_without_room_for_a_count_is_asked_about_and_ends(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
@@ -111,6 +129,9 @@ async def test_one_without_room_for_a_count_is_asked_about_and_ends(tmp_path: Pa
     rig.kill()
 
 
+@pytest.mark.shows(
+    "mended: one half message near 32 KB or with 0x01: nobody's transactions checked; cannot be committed",
+)
 @alone
 async def test_a_value_with_a_control_character_is_checked_and_committed_as_it_is(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
@@ -151,6 +172,9 @@ async def test_one_that_rots_is_set_aside_and_checked_again_once_it_is_mended(tm
     rig.kill()
 
 
+@pytest.mark.shows(
+    "mended: one rotten parked message: half no start, delay level stands still, timer wheel stands still",
+)
 @alone
 async def test_a_rotten_one_is_no_reason_not_to_start(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
@@ -188,6 +212,7 @@ async def test_an_error_nobody_thought_of_sets_one_aside_and_its_end_is_taken(tm
     rig.kill()
 
 
+@pytest.mark.shows("mended: END_TRANSACTION takes any physical offset")
 @alone
 async def test_a_record_hidden_in_a_body_is_no_half_message(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
@@ -215,6 +240,7 @@ async def test_a_record_hidden_in_a_body_is_no_half_message(tmp_path: Path) -> N
     rig.kill()
 
 
+@pytest.mark.shows("mended: transaction progress saved before the commit's flush")
 @alone
 async def test_progress_is_noted_after_the_ends_it_stands_for_are_on_the_disk(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
@@ -231,6 +257,7 @@ async def test_progress_is_noted_after_the_ends_it_stands_for_are_on_the_disk(tm
     rig.kill()
 
 
+@pytest.mark.shows("mended: a transaction given up, then rolled back, then committed")
 @alone
 async def test_one_that_was_given_up_and_then_rolled_back_is_committed_no_more(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
@@ -394,6 +421,7 @@ async def test_a_commit_that_was_delivered_later_ends_no_other_at_the_beginning_
     rig.kill()
 
 
+@pytest.mark.shows("mended: half messages of two groups or topics with one unique id: one transaction lost")
 @alone
 async def test_half_messages_of_two_groups_or_topics_with_one_id_end_apart(tmp_path: Path) -> None:
     def prepare_in(group: str, topic: str) -> record.Record:
@@ -434,6 +462,7 @@ async def test_half_messages_of_two_groups_or_topics_with_one_id_end_apart(tmp_p
     rig.kill()
 
 
+@pytest.mark.shows("mended: a half message that came while the clock was ahead is not checked")
 @alone
 async def test_one_that_came_while_the_clock_was_ahead_is_checked_when_it_is_right_again(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
@@ -451,6 +480,7 @@ async def test_one_that_came_while_the_clock_was_ahead_is_checked_when_it_is_rig
     rig.kill()
 
 
+@pytest.mark.shows("mended: a half message with a delivery time that its commit cannot be stored with")
 @alone
 async def test_a_time_that_a_commit_could_not_be_stored_with_is_refused_at_once(tmp_path: Path) -> None:
     rig = Rig(tmp_path)

@@ -13,6 +13,11 @@ from rocketspark.broker.pop.ordered import OrderedPops, OrderTable, encode_table
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.protocol.json import java_json
 
+pytestmark = pytest.mark.shows(
+    "ordered pops, `attemptId`, acks out of order, `consumerOrderInfo.json` to and from the Java broker",
+    "In-order pops given back unseen count no attempt, also after a restart",
+)
+
 T, G, Q = "T", "G", 3
 
 
@@ -141,6 +146,7 @@ def test_the_file_is_written_as_it_is_read(tmp_path: Path) -> None:
     assert not table(tmp_path).table["Pops26@g26"]
 
 
+@pytest.mark.shows("offsets beyond the log's end after a power cut, ordered pops' batches too; at an election")
 def test_a_batch_with_messages_beyond_its_queue_s_end_is_forgotten(tmp_path: Path) -> None:
     pops = table(tmp_path)
     for queue_id, last in ((0, 9), (1, 10)):

@@ -15,6 +15,8 @@ from tests.unit.broker.pop.rig import NOW, RETRY, TOPIC, Clock, Rig, clock_of
 
 from rocketspark.protocol.pop_answers import ReceiptHandle
 
+pytestmark = pytest.mark.shows("found again at a start; kills: nothing acknowledged comes again, nothing is lost")
+
 EXAMPLES = 40
 
 STEPS = st.one_of(

@@ -25,6 +25,15 @@ from rocketspark.store import recovery
 from rocketspark.store.timers.timer_files import TimerFiles
 from rocketspark.transport.request_frames import Reply
 
+pytestmark = pytest.mark.shows(
+    "check points and acknowledgements in the log as RocketMQ's (file mode), byte for byte; those of one turn "
+    "in one record; wholly acknowledged ones never leave the timer wheel",
+    "delivered again 1-2 s after their time (at once what was given back: an invisible time changed to 1 ms): "
+    "retry topics of both forms, attempts, what is gone, unreadable, without topic or group; bad records set "
+    "aside",
+    "handles renewed; a client that ends or vanishes frees its push messages",
+)
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -135,6 +144,9 @@ def test_what_is_given_back_comes_again_at_once_and_no_other_time_does(rig: Rig)
     assert rig.pop(topic=RETRY)[0][0] == "K1"
 
 
+@pytest.mark.shows(
+    "mended: topic made anew: what was in flight of the one before came again as messages of the new one",
+)
 @pytest.mark.parametrize("how", ["", "stopped", "killed"])
 def test_what_was_popped_of_a_topic_that_is_deleted_brings_nothing_of_the_next_of_its_name(rig: Rig, how: str) -> None:
     rig.pop()
@@ -462,6 +474,7 @@ def test_an_acknowledgement_that_fails_oddly_is_told_and_keeps_nobody_waiting(
     assert rig.pops.count(TOPIC, GROUP, 0) == 0
 
 
+@pytest.mark.shows("a Java store with pops in RocksDB is refused with one line")
 def test_a_store_with_pops_in_a_rocksdb_is_refused(tmp_path: Path) -> None:
     check_store(str(tmp_path))
     folder = tmp_path / "kvStore"
@@ -474,6 +487,7 @@ def test_a_store_with_pops_in_a_rocksdb_is_refused(tmp_path: Path) -> None:
         check_store(str(tmp_path))
 
 
+@pytest.mark.shows("acting master: what is due stays for the master, or leaves with enableRemoteEscape")
 def test_a_check_point_of_another_broker_is_kept_and_no_message_here_is_taken_for_its(rig: Rig) -> None:
     body = CheckPointRecord(CheckPointKey(TOPIC, GROUP, 0, 1, NOW, "broker-b"), 1000, (1,)).encode()
     rig.put_message.accept_own(REVIVE, 1, body, {b"TAGS": b"ck", b"UNIQ_KEY": b"X"}, rig.clock())
@@ -483,6 +497,7 @@ def test_a_check_point_of_another_broker_is_kept_and_no_message_here_is_taken_fo
     assert (kept.record.key.broker_name, kept.record.re_puts) == ("broker-b", 1)
 
 
+@pytest.mark.shows("a check point that left by enableRemoteEscape")
 def test_what_another_broker_gave_out_is_delivered_here_as_soon_as_that_can_be_asked(rig: Rig) -> None:
     """Its acting master sent the check point here (enableRemoteEscape): else nobody would deliver its messages."""
 
@@ -536,6 +551,7 @@ def test_what_another_broker_gave_out_is_delivered_here_as_soon_as_that_can_be_a
     asyncio.run(main())
 
 
+@pytest.mark.shows("a damaged check point of a pop")
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("what", ["a bit", "a bit of its checksum", "its body", "its tag", "its topic"])
 @pytest.mark.parametrize("came", [False, True])
@@ -595,6 +611,7 @@ def test_a_check_point_that_leaves_its_broker_is_not_written_again(
     assert "popped" not in caplog.text
 
 
+@pytest.mark.shows("popped messages that retention takes")
 def test_what_retention_takes_is_in_flight_no_more_once_its_time_is_over(tmp_path: Path, clock: Clock) -> None:
     broker = Rig(tmp_path, clock)
     for n in range(20):

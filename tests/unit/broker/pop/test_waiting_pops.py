@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from unittest import mock
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,10 @@ from rocketspark.broker.consumers.long_polling import LongPolling, request_weigh
 from rocketspark.broker.pop import waiting_pops as waiting_pops_module
 from rocketspark.broker.pop.waiting_pops import WaitingPop, WaitingPops
 from rocketspark.protocol.headers import PopHeader, Request
+
+pytestmark = pytest.mark.shows(
+    "waiting pops: limits, wake-ups by messages, acks and the end of a block; connections that end",
+)
 
 T, G = "T", "G"
 
@@ -101,6 +106,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.shows("a message stayed while a pop waited for it; property tests are the same everywhere")
 @settings(max_examples=150)
 @example([("wait", 0), ("wait", 0), ("arrive", 99), ("arrive", 99)], [0], False)
 # One of each retry topic; and both twice, taken in turns.

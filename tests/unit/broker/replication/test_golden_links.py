@@ -14,6 +14,10 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.protocol import ha
 from rocketspark.store.files.epoch_file import EpochList
 
+pytestmark = pytest.mark.shows(
+    "the HA link, both protocols, as bytes: cut anywhere, any bytes at all, what official brokers said to each other"
+)
+
 CLASSIC, SWITCHING = links("classic"), links("controller")
 FILE_BYTES = manifest()["settings"]["mappedFileSizeCommitLog"]
 SETTINGS = BrokerSettings(ha_batch_bytes=manifest()["settings"]["haTransferBatchSize"])

@@ -16,6 +16,13 @@ from rocketspark.errors import FrameError, ReplicationError
 from rocketspark.protocol import ha
 from rocketspark.store.files.epoch_file import EpochList
 
+pytestmark = pytest.mark.shows(
+    "any cuts of the link at any byte, kills of either side: equal logs, nothing doubled",
+    "another file size, a log that diverges, is ahead or removed, foreign protocols, garbage, frames of any "
+    "size, peers that stall or do not read",
+    "heartbeats, housekeeping, flow control by all bytes, a new address at once",
+)
+
 SETTINGS = BrokerSettings(ha_batch_bytes=1000)
 
 
@@ -168,6 +175,10 @@ def test_whatever_happens_the_slave_holds_the_beginning_of_the_masters_log(switc
     assert not slave.log.cuts
 
 
+@pytest.mark.shows(
+    "epoch file (byte for byte the official broker's), killed at any write; where two logs part; masters that "
+    "take turns"
+)
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 4), st.integers(0, 3000)), min_size=1, max_size=8))
 def test_masters_take_turns_and_the_other_follows(terms: list[tuple[int, int, int]]) -> None:
     """What the other got before it took office stays; what it did not get is cut from the old master, never more."""
@@ -372,6 +383,7 @@ def test_flow_control_counts_what_it_sends() -> None:
     assert sent == 25_000
 
 
+@pytest.mark.shows("a master that is frozen")
 def test_signs_of_life_and_silence() -> None:
     master, slave = pair(False)
     settings = BrokerSettings(ha_heartbeat_interval_ms=500, ha_housekeeping_interval_ms=2000)

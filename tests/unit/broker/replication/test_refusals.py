@@ -9,6 +9,8 @@ import pytest
 from rocketspark.broker.replication.refusals import NOT_HERE, REJECTED, Refusal, Situation, refusal
 from rocketspark.protocol.codes import RequestCode
 
+pytestmark = pytest.mark.shows("what a slave refuses, with which code")
+
 SEND_CODES = (
     *(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE),
     RequestCode.SEND_HALF_BATCH,

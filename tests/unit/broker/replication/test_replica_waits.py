@@ -21,6 +21,10 @@ from rocketspark.broker.replication.replica_waits import (
 )
 from rocketspark.broker.settings import BrokerSettings
 
+pytestmark = pytest.mark.shows(
+    "how many copies a send needs; thousands waiting, each told once, the first deadline first",
+)
+
 C, A, K = Mode.CLASSIC, Mode.ACTING_MASTER, Mode.CONTROLLER
 
 

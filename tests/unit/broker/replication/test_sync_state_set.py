@@ -6,6 +6,10 @@ import pytest
 
 from rocketspark.broker.replication.sync_state_set import SyncStateSet, master_confirmed
 
+pytestmark = pytest.mark.shows(
+    "in-sync set: members that the controller may elect count until it answered; confirmed position",
+)
+
 
 def of(*members: int, epoch: int = 5, now_s: float = 0.0) -> SyncStateSet:
     found = SyncStateSet(1)

@@ -17,6 +17,8 @@ from rocketspark.protocol.json.bodies import BrokerDataBody, QueueDataBody, Rout
 from rocketspark.protocol.message import properties, record
 from rocketspark.protocol.message.record import Record
 
+pytestmark = pytest.mark.shows("who acts, who is waited for, what leaves and where to")
+
 MEMBERS = st.dictionaries(st.integers(0, 4), st.sampled_from(["h:1", "h:2", "h:3", "h:4", "h:5"]))
 
 
@@ -150,6 +152,7 @@ def test_messages_leave_to_writable_queues_of_other_masters() -> None:
     assert chosen([], 3) is None
 
 
+@pytest.mark.shows("locks with `lockInStrictMode`")
 @given(st.integers(1, 9), st.lists(st.sets(st.integers(0, 3)), max_size=5), st.sets(st.integers(0, 3)))
 def test_locks_need_most_replicas(replicas: int, others: list[set[int]], own: set[int]) -> None:
     def queues(ids: set[int]) -> list[MessageQueue]:

@@ -6,7 +6,11 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from rocketspark.broker.roles.hand_over import all_copied, heirs
+
+pytestmark = pytest.mark.shows("hand-over with one of three away")
 
 
 def slave(number: int | None, acked: int, *, is_open: bool = True) -> Any:

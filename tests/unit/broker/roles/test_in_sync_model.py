@@ -27,6 +27,8 @@ from rocketspark.controller.replica_sets import LogEnd
 from rocketspark.errors import NoReply, ServerError
 from rocketspark.protocol.headers.controller import AlterSyncStateSetReply
 
+pytestmark = pytest.mark.shows("what was asked for counts until answered")
+
 IDS = st.sampled_from([1, 2, 3])
 LAG_S = 15.0
 

@@ -23,6 +23,12 @@ from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.operator_bodies import SyncStateSet
 from rocketspark.store.files.epoch_file import EpochList
 
+pytestmark = pytest.mark.shows(
+    "identity files cut at every byte, also by a writer that is not atomic; another broker's, or that cannot "
+    "be written",
+    "elections heard late, again, at once, with a disk that fails and restarts between",
+)
+
 CODE = ResponseCode
 
 

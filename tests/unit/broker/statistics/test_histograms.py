@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.broker.statistics.histograms import RPC_BOUNDS, SIZE_BOUNDS
 from rocketspark.model.histogram import Histogram
+
+pytestmark = pytest.mark.shows("Prometheus metrics, histograms and timers too")
 
 VALUES = st.lists(st.integers(0, 5 << 20) | st.sampled_from(SIZE_BOUNDS), max_size=50)
 

@@ -21,6 +21,8 @@ from rocketspark.broker.statistics.stats import (
     Window,
 )
 
+pytestmark = pytest.mark.shows("statistics: as mqadmin shows them")
+
 NOON_MS = int(datetime(2026, 11, 20, 12).timestamp() * 1000)
 SECOND = 1000
 HOUR = 3_600_000

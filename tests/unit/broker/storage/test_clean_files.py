@@ -17,6 +17,8 @@ from rocketspark.broker.storage.clean_files import MANUAL_ROUNDS, CleaningPlan, 
 from rocketspark.errors import ConfigError, StoreFull
 from rocketspark.store import GetStatus, Store
 
+pytestmark = pytest.mark.shows("by age at the hour, by disk use, by force; writes refused on a full disk")
+
 NOTHING, CLEAN = CleaningPlan(False, False, False), CleaningPlan(True, False, False)
 FORCED, REFUSE = CleaningPlan(True, True, False), CleaningPlan(True, True, True)
 # 2023-11-15 in the local zone, at 12 and at 4 o'clock.

@@ -29,6 +29,7 @@ def test_the_version_before_is_beside_the_newest(tmp_path: Path) -> None:
     assert made(path).load() == {"a": 2}
 
 
+@pytest.mark.shows("mended: a broken config file is copied over its whole `.bak`")
 def test_a_broken_file_never_takes_the_place_of_the_version_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_broken_file_never_takes_the_place_of_the_version_before(
         made(path).load()
 
 
+@pytest.mark.shows("the broker's tables damaged file by file")
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("left", ["", "\0" * 50, '{"a":', '{"a":2}'[:3] + "\0" * 4, "[]"])
 def test_a_damaged_file_is_read_from_the_version_before_or_named(

@@ -21,6 +21,11 @@ from rocketspark.protocol.json.bodies import OffsetTable
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles
 
+pytestmark = pytest.mark.shows(
+    "a table of the broker or a timer file that cannot be saved",
+    "leftovers of killed processes (config/*.tmp, offsets.json.PID.tmp)",
+)
+
 __all__ = ["clock", "rig"]
 
 

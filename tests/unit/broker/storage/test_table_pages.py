@@ -17,6 +17,11 @@ from rocketspark.protocol.headers.topics import TopicPageHeader
 from rocketspark.protocol.json import metadata
 from rocketspark.protocol.json.bodies import DataVersion
 
+pytestmark = pytest.mark.shows(
+    "what a broker asks its master for, answered as the Java broker does: topics and groups in pages, "
+    "offsets, delay levels, timers, request modes, addresses"
+)
+
 V = DataVersion(counter=1)
 PEER: Any = SimpleNamespace(rest=lambda: None)
 
@@ -97,6 +102,9 @@ def test_a_large_table_is_sorted_beside_the_loop_once_for_each_version() -> None
     asyncio.run(main())
 
 
+@pytest.mark.shows(
+    "`consumerOffsetUpdateVersionStep`, `delayOffsetUpdateVersionStep`, `enableSplitMetadata`, `splitMetadataSize`"
+)
 @pytest.mark.parametrize(
     ("header", "rows_max", "wanted"),
     [

@@ -25,6 +25,8 @@ from rocketspark.errors import StoreFull
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.bodies import GroupConfig, GroupConfigTable, OffsetTable, TopicConfig, TopicConfigTable
 
+pytestmark = pytest.mark.shows("100,000 topics, groups or offsets")
+
 
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +185,7 @@ def test_documents_of_a_broker_are_those_of_one_piece(tmp_path: Path) -> None:
     assert b"".join(offsets.snapshot()) == text
 
 
+@pytest.mark.shows("mended: a large consumerOffset.json holds an older progress of half messages than of their ends")
 def test_how_far_half_and_op_messages_are_done_is_of_one_moment(tmp_path: Path) -> None:
     file = JsonFile(tmp_path / "consumerOffset.json", OffsetTable, encode_offsets)
     offsets = ConsumerOffsets(file)

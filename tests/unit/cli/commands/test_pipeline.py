@@ -12,6 +12,15 @@ from rocketspark.cli import main
 from rocketspark.cli.commands.pipelines.shared import SharedOptions, moment
 from rocketspark.errors import ConfigError
 
+pytestmark = pytest.mark.shows(
+    "frame: progress, `--json`, stop and start, one-line errors",
+    "one frame for pipelines and writers",
+    "decoded columns in archives that are tables: JSON (given, inferred, the table's), Avro of two versions "
+    "by a registry; fields added at any depth, odd names, capitals, a type that changed, bad bodies kept, "
+    "`decodeErrorTopic`, a run that ended between new columns and the next rows, columns that another adds "
+    "meanwhile; merging, restore and audit beside them",
+)
+
 DELTA = ("--format", "delta", "--to", "{}/table")
 
 
@@ -46,6 +55,13 @@ def test_an_hour_is_a_time() -> None:
         assert moment("--since", text) == 1_795_237_200_000
 
 
+@pytest.mark.shows(
+    "mended: tracebacks (YAML 2026-02-30, 0b_, deep nesting, deep JSON, 5,000 digits; 120-character names; "
+    "NaN in JSON; exit code)",
+    "mended: an empty `--to` of `restore` or `dlq --resend` sent into the original topics, an empty "
+    "`--to-namesrv` of `replay` into the cluster it read, an empty `--against-namesrv` compared a topic with "
+    "itself",
+)
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("arguments", "error"),
@@ -84,6 +100,11 @@ def test_wrong_usage_ends_with_2(arguments: list[str], error: str, capsys: pytes
     assert error in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.shows(
+    "mended: an empty `--to`, ARCHIVE, `--against` or `--against-archive` meant the working folder, or "
+    "nothing; a first run that failed forbade another `--format`; `restore` of no archive was told after "
+    "Spark had started"
+)
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -6,6 +6,7 @@ import json
 import threading
 from typing import Any
 
+import pytest
 from tests.unit.client.fake import Fake, in_loop, until
 
 from rocketspark.client import AsyncPullConsumer, AsyncPushConsumer
@@ -16,6 +17,8 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.metadata import decode_offsets, encode_offsets
 from rocketspark.transport.peer import Peer
+
+pytestmark = pytest.mark.shows("consumers: the seven requests of brokers")
 
 Q0 = MessageQueue("t", "broker-a", 0)
 

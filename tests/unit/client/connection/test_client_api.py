@@ -52,6 +52,7 @@ def test_oneway_is_marked() -> None:
     assert frame.code == RequestCode.SEND_MESSAGE_V2
 
 
+@pytest.mark.shows("mended: a topic ending in the template's digits breaks framing")
 @pytest.mark.parametrize(
     "name", ["t1912345601", "1912345604", "a1912345602b1912345605", "1912345601_1912345605_1912345609"]
 )

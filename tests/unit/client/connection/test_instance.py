@@ -15,6 +15,8 @@ from rocketspark.client.connection import instance
 from rocketspark.errors import ConfigError, NotSent, StateError
 from rocketspark.model import MessageQueue
 
+pytestmark = pytest.mark.shows("shared instances, client ids, states", "mended: inner producer group, unitMode")
+
 
 @in_loop
 async def test_one_connection_for_all_of_a_name() -> None:
@@ -112,6 +114,7 @@ async def test_a_start_that_fails_can_be_tried_with_a_new_client() -> None:
         await producer.send("t", b"x")
 
 
+@pytest.mark.shows("mended: the same client id shares or explains")
 @in_loop
 async def test_one_id_is_one_client_however_the_nameservers_are_named() -> None:
     options: Any = {"instance_name": "one", "client_ip": "10.0.0.1"}
@@ -146,6 +149,7 @@ def _of_servers(before: Any) -> bool:
     return all("_every" not in repr(task) for task in asyncio.all_tasks() - before)
 
 
+@pytest.mark.shows("mended: known to brokers from `start` on")
 @in_loop
 async def test_brokers_know_a_producer_that_sends_nothing() -> None:
     async with Fake(2, mine=1) as fake:

@@ -16,6 +16,12 @@ from rocketspark.client.connection.topic_routes import RouteCache, namesrv_addre
 from rocketspark.errors import BrokerNotFound, ConfigError, NotSent, RouteNotFound
 from rocketspark.model import BrokerData, MessageQueue, TopicRoute
 
+pytestmark = pytest.mark.shows(
+    "routes: cache, one fetch at a time, default topic, several NameServers, HTTP look-up, on from the cache",
+    "the client follows its brokers: a former master's refusals (2, 14) have the route fetched, as lost "
+    "connections do; sends wait while a master is elected; ids that swap",
+)
+
 DEAD = "127.0.0.1:1"
 
 
@@ -33,6 +39,7 @@ async def test_one_fetch_for_many_who_ask() -> None:
         await routes.close()
 
 
+@pytest.mark.shows("client: several NameServers")
 @in_loop
 async def test_the_next_nameserver_takes_over() -> None:
     async with Fake(t=1) as fake:
@@ -138,6 +145,7 @@ def test_addresses_from_argument_or_environment(monkeypatch: pytest.MonkeyPatch)
         namesrv_addresses("localhost")
 
 
+@pytest.mark.shows('mended: "dead;alive" NameServers: first sends at once raise NoNameServer')
 @in_loop
 async def test_each_of_many_asks_every_nameserver() -> None:
     async with Fake(**{f"t{i}": 1 for i in range(8)}) as fake:
@@ -171,6 +179,7 @@ async def test_one_route_that_cannot_be_read_keeps_no_other_from_being_fetched()
         await routes.close()
 
 
+@pytest.mark.shows("mended: a key changes its queue when a broker of an order topic is away")
 @in_loop
 async def test_a_set_order_holds_while_a_broker_is_away() -> None:
     async with Fake(2, t=2) as fake, AsyncProducer(fake.namesrv, "pg") as producer:

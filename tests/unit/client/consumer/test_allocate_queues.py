@@ -19,6 +19,10 @@ from rocketspark.client.consumer.allocate_queues import (
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
 
+pytestmark = pytest.mark.shows(
+    "rebalance: strategies; members that join, leave and are killed under load; locks for order",
+)
+
 QUEUES = [MessageQueue("TopicTest", broker, i) for broker in ("r1@a", "r2@b") for i in range(5)]
 MEMBERS = ["10.0.0.1@c0", "10.0.0.1@c1", "10.0.0.2@c2"]
 NEARBY = machine_room_nearby(

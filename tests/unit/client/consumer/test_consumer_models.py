@@ -27,6 +27,14 @@ from rocketspark.client.consumer.message_iterator import MessageIterator
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue, ReceivedMessage
 
+pytestmark = pytest.mark.shows(
+    "mended: an offset that waited for its turn, or a pull for its connection, was committed after a newer one",
+    "model tests: sends, push, ordered, pull and assigning consumers, rebalance, thread listeners, "
+    "transactions of clients and of the broker, delays, timers",
+    "a record that cannot be read between others: push (threads, coroutines, ordered, lists), pull, pop, "
+    "simple consumers get all the others, fetched ahead or not",
+)
+
 FILTERS = ["*", "A", "A || B"]
 MEMBERS_MAX = 2
 queue_of = st.sampled_from(QUEUES)

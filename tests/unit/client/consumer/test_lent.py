@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from tests.unit.client.consumer.test_pull_consumer import Q0, fill, read
 from tests.unit.client.consumer.test_push_consumer import consumer
 from tests.unit.client.consumer.test_rebalance import Held
@@ -12,6 +13,11 @@ from tests.unit.client.fake import Fake, in_loop, until
 from rocketspark.client import AsyncPullConsumer
 from rocketspark.client.consumer.message_iterator import MessageIterator
 from rocketspark.model import MessageQueue
+
+pytestmark = pytest.mark.shows(
+    "mended: an iterator's messages are lost when its queue is given up, filtered anew or taken back beside "
+    "it; `unread` moves a position forward"
+)
 
 
 async def lent(consumer: AsyncPullConsumer, count: int) -> MessageIterator:
@@ -88,6 +94,7 @@ async def test_unread_never_goes_forward() -> None:
         assert [m.queue_offset for m in await read(c, 4)] == [1, 2, 3, 4]
 
 
+@pytest.mark.shows("mended: `subscribe` or `assign` during `start` joins twice, or joins at all")
 @in_loop
 async def test_who_subscribes_or_assigns_while_it_starts_is_one_member_or_none() -> None:
     async with Fake(t=1) as fake:
@@ -108,6 +115,7 @@ async def test_who_subscribes_or_assigns_while_it_starts_is_one_member_or_none()
             await c.close()
 
 
+@pytest.mark.shows("mended: locks of queues not begun outlive their member by 60 s")
 @in_loop
 async def test_locks_of_queues_that_were_not_begun_end_with_their_member() -> None:
     async with Fake(t=1) as fake:

@@ -6,9 +6,13 @@ import asyncio
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from rocketspark.client.consumer.offset_commits import OffsetCommits
 from rocketspark.errors import NotSent
 from rocketspark.model import MessageQueue
+
+pytestmark = pytest.mark.shows("last offsets at a slave")
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 

@@ -18,6 +18,11 @@ from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import UpdateConsumerOffsetHeader
 
+pytestmark = pytest.mark.shows(
+    "concurrent and ordered listeners, broadcast with offsets in Java's file, SQL92, time-outs of calls, "
+    "bounds per queue and topic, pause, retries, dead letters"
+)
+
 A0, A1 = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-a", 1)
 TEXT = (
     b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"t"}:5,'
@@ -61,6 +66,7 @@ def test_kept_and_read_again(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.shows("mended: broadcast offsets: commits at once collide on one temporary file")
 def test_commits_at_once_are_all_kept(tmp_path: Path) -> None:
     async def run() -> None:
         store = made(tmp_path)
@@ -148,6 +154,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.shows(
+    "of the first two commits of a group to a topic that come at once a 5.5.0 broker forgets one (its own race)"
+)
 @pytest.mark.parametrize("oneway", [False, True])
 def test_a_broker_is_told_one_queue_of_a_topic_before_the_others(oneway: bool) -> None:
     async def run() -> None:
@@ -190,6 +199,9 @@ def test_a_first_commit_that_fails_lets_the_others_go_on_at_once() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.shows(
+    "mended: an offset that waited for its turn, or a pull for its connection, was committed after a newer one"
+)
 def test_an_offset_is_read_when_its_turn_comes() -> None:
     async def run() -> None:
         peer = HeldPeer()

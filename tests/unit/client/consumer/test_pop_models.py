@@ -29,6 +29,8 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers.pop import PopHeader, PopReply
 from rocketspark.protocol.pop_answers import ReceiptHandle
 
+pytestmark = pytest.mark.shows("consumers that pop (push, in lists, simple) in any order of events: a model")
+
 BROKER = MessageQueue("t", "broker-a", -1)
 INVISIBLE_MS = 5000
 # As take_time has it.

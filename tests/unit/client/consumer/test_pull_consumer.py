@@ -18,6 +18,10 @@ from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode
 
+pytestmark = pytest.mark.shows(
+    "PullConsumer: subscribe, assign, poll, seek, pause, commit, callbacks, iteration, SQL92, broadcast",
+)
+
 Q0 = MessageQueue("t", "broker-a", 0)
 Q1 = MessageQueue("t", "broker-a", 1)
 
@@ -79,6 +83,7 @@ async def test_tags() -> None:
         assert await consumer.position(Q0) == 3
 
 
+@pytest.mark.shows("PullConsumer: subscribe, assign, poll, seek, commit")
 @in_loop
 async def test_positions_and_seeks() -> None:
     async with Fake(t=2) as fake:
@@ -410,6 +415,7 @@ async def test_a_close_leaves_out_what_a_cancelled_task_was_given() -> None:
         assert fake.broker.offsets["g", "t", 0] == 6
 
 
+@pytest.mark.shows("mended: `poll(0)` never yields")
 @in_loop
 async def test_polls_that_never_wait_let_others_run() -> None:
     async with Fake(t=1) as fake, AsyncPullConsumer(fake.namesrv, "g", consume_from="first") as consumer:
@@ -425,6 +431,7 @@ async def test_polls_that_never_wait_let_others_run() -> None:
             await consumer.poll(float("nan"))
 
 
+@pytest.mark.shows("mended: a message with a RETRY_TOPIC property of its own counts as one of a retry topic")
 @in_loop
 async def test_a_retry_s_property_does_not_make_a_message_one_of_a_retry_topic() -> None:
     async with Fake(t=1) as fake, AsyncPullConsumer(fake.namesrv, "g", consume_from="first") as consumer:
@@ -443,6 +450,7 @@ async def test_a_retry_s_property_does_not_make_a_message_one_of_a_retry_topic()
         assert (await consumer.position(retries), await consumer.position(Q0)) == (0, 1)
 
 
+@pytest.mark.shows("mended: `unread` on %RETRY% topics")
 @in_loop
 async def test_what_came_from_a_retry_topic_is_taken_back() -> None:
     async with Fake(t=1) as fake, AsyncPullConsumer(fake.namesrv, "g", consume_from="first") as consumer:
@@ -458,6 +466,7 @@ async def test_what_came_from_a_retry_topic_is_taken_back() -> None:
         assert [m.body for m in await read(consumer, 1)] == [b"again"]
 
 
+@pytest.mark.shows("mended: broker versions from heartbeats", "mended: brokers' versions from heartbeats, consumers")
 @in_loop
 async def test_an_older_broker_is_asked_for_nothing_by_sql(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -16,6 +16,11 @@ from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.transport.server import Server
 
+pytestmark = pytest.mark.shows(
+    "concurrent and ordered listeners, broadcast with offsets in Java's file, SQL92, time-outs of calls, "
+    "bounds per queue and topic, pause, retries, dead letters"
+)
+
 PULL = RequestCode.PULL_MESSAGE
 SEND_BACK = RequestCode.CONSUMER_SEND_MSG_BACK
 
@@ -209,6 +214,7 @@ def test_where_a_group_begins(consume_from: str, first: int) -> None:
     run()
 
 
+@pytest.mark.shows("PushConsumer: concurrent, average allocation, offsets on the broker")
 @in_loop
 async def test_members_share_the_queues_and_hand_them_over() -> None:
     async with Fake(t=4) as fake:
@@ -276,6 +282,7 @@ async def test_what_a_broker_lost_is_void_and_what_was_fetched_below_is_not() ->
         assert fake.broker.offsets["g", "t", 0] == 10
 
 
+@pytest.mark.shows("client: reconnect")
 @in_loop
 async def test_a_restarted_broker_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketspark.client.consumer.puller.TROUBLE_PAUSE_S", 0.05)

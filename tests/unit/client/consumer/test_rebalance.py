@@ -46,6 +46,7 @@ class Held:
         return result if self._ended else await self._real(*args, **kwargs)
 
 
+@pytest.mark.shows("mended: leaked fetchers read for ever (resubscribe, seek in on_revoked, two assigns)")
 @in_loop
 async def test_two_assigns_at_once_read_each_queue_once() -> None:
     async with Fake(t=2) as fake:
@@ -62,6 +63,7 @@ async def test_two_assigns_at_once_read_each_queue_once() -> None:
             assert await c.poll(20) == []
 
 
+@pytest.mark.shows("mended: leaked fetchers read for ever (resubscribe, seek in on_revoked, two assigns)")
 @in_loop
 async def test_an_assign_that_a_close_overtakes_reads_nothing() -> None:
     async with Fake(t=2) as fake:
@@ -77,6 +79,7 @@ async def test_an_assign_that_a_close_overtakes_reads_nothing() -> None:
         assert (readers(), c.assignment()) == ([], [])
 
 
+@pytest.mark.shows("mended: leaked fetchers read for ever (resubscribe, seek in on_revoked, two assigns)")
 @in_loop
 async def test_a_queue_that_is_being_given_up_is_not_begun_again_by_a_seek() -> None:
     async with Fake(t=2) as fake:
@@ -114,6 +117,7 @@ async def test_a_queue_that_is_being_given_up_is_not_begun_again_by_a_seek() -> 
         assert readers() == []
 
 
+@pytest.mark.shows("mended: leaked fetchers read for ever (resubscribe, seek in on_revoked, two assigns)")
 @in_loop
 async def test_a_filter_that_changes_while_its_queues_come_and_go() -> None:
     async with Fake(t=4) as fake:
@@ -134,6 +138,7 @@ async def test_a_filter_that_changes_while_its_queues_come_and_go() -> None:
         assert readers() == []
 
 
+@pytest.mark.shows("mended: interrupted start or close leaves a live member (the consumer's half)")
 @in_loop
 async def test_a_start_that_is_given_up_is_undone() -> None:
     async with Fake(t=1) as fake:
@@ -158,6 +163,7 @@ async def test_a_start_that_is_given_up_is_undone() -> None:
             await until(lambda: got == [b"0"])
 
 
+@pytest.mark.shows("mended: interrupted start or close leaves a live member (the consumer's half)")
 @in_loop
 async def test_a_close_while_it_starts_ends_the_start() -> None:
     async with Fake(t=1) as fake:
@@ -173,6 +179,7 @@ async def test_a_close_while_it_starts_ends_the_start() -> None:
         assert readers() == []
 
 
+@pytest.mark.shows("mended: interrupted start or close leaves a live member (the consumer's half)")
 @in_loop
 async def test_a_close_that_nobody_waits_for_goes_on() -> None:
     async with Fake(t=1) as fake:
@@ -200,6 +207,7 @@ async def test_a_close_that_nobody_waits_for_goes_on() -> None:
             await c.queues()
 
 
+@pytest.mark.shows("mended: interrupted start or close leaves a live member (the consumer's half)")
 @in_loop
 async def test_what_fails_after_the_close_opens_nothing_any_more() -> None:
     async with Fake(t=1) as fake:
@@ -222,6 +230,7 @@ async def test_what_fails_after_the_close_opens_nothing_any_more() -> None:
         assert fake.broker.offsets["g", "t", 0] == 0
 
 
+@pytest.mark.shows("mended: leaks: messages of ended tasks; a consumer and a timer per failed start")
 @in_loop
 async def test_starts_that_fail_leave_nothing() -> None:
     for _ in range(3):
@@ -236,6 +245,7 @@ async def test_starts_that_fail_leave_nothing() -> None:
     assert [t for t in asyncio.all_tasks() if "rocketspark" in repr(t.get_coro())] == []
 
 
+@pytest.mark.shows("mended: a raising before_request hook ends the commit loop, and lock renewal (it did)")
 @in_loop
 async def test_commits_and_locks_go_on_after_a_hook_failed(caplog: pytest.LogCaptureFixture) -> None:
     failed: list[int] = []
@@ -285,6 +295,7 @@ async def test_a_lock_that_was_given_up_is_not_renewed() -> None:
         assert (locks.holds(Q0), fake.broker.requests[RequestCode.LOCK_BATCH_MQ]) == (False, rounds)
 
 
+@pytest.mark.shows("mended: sys.exit in a callback (consumer half: listeners, hooks, on_assigned/on_revoked)")
 @in_loop
 async def test_functions_that_are_told_of_queues_may_raise_anything() -> None:
     async def assigned(queues: list[MessageQueue]) -> None:
@@ -351,6 +362,7 @@ async def test_only_newcomers_are_waited_for(monkeypatch: pytest.MonkeyPatch) ->
                 await until(lambda: len(first.assignment()) == 2)
 
 
+@pytest.mark.shows("mended: seek(1030) (also negative, text, commit of such)")
 @in_loop
 async def test_offsets_that_cannot_be() -> None:
     async with Fake(t=1) as fake, AsyncPullConsumer(fake.namesrv, "g") as c:

@@ -10,6 +10,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from tests.unit.client.consumer.test_consumer_models import Machine, queue_of, run_consumers, which
@@ -20,6 +21,11 @@ from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.consumer.rebalance import Rebalance
 from rocketspark.errors import StateError
 from rocketspark.model import MessageQueue, ReceivedMessage
+
+pytestmark = pytest.mark.shows(
+    "model tests: sends, push, ordered, pull and assigning consumers, rebalance, thread listeners, "
+    "transactions of clients and of the broker, delays, timers"
+)
 
 
 class Member:

@@ -20,6 +20,8 @@ from rocketspark.errors import (
 )
 from rocketspark.protocol.codes import RequestCode
 
+pytestmark = pytest.mark.shows("refusals are raised and told", "refusals are raised once for each time")
+
 NO_SQL = (1, "The broker does not support consumer to filter message by SQL92 (enablePropertyFilter=true allows it)")
 NO_RIGHT = (16, "subscription group no permission, g")
 

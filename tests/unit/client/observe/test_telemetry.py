@@ -17,6 +17,8 @@ from rocketspark.client import AsyncProducer, AsyncPushConsumer
 from rocketspark.client.observe.telemetry import is_set_up
 from rocketspark.model import ReceivedMessage
 
+pytestmark = pytest.mark.shows("hooks, message traces, OpenTelemetry")
+
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:

@@ -14,6 +14,8 @@ from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import properties, record
 
+pytestmark = pytest.mark.shows("gathered sends (`linger_ms`, `batch_bytes`)")
+
 BATCH = RequestCode.SEND_BATCH_MESSAGE
 
 

@@ -11,6 +11,8 @@ from tests.unit.client.fake import in_loop
 from rocketspark.client.producer.send_path import InFlightLimit
 from rocketspark.errors import ConfigError, TooManyInFlight
 
+pytestmark = pytest.mark.shows("bounds of what is in flight, by count and bytes")
+
 
 def soon() -> float:
     return time.monotonic() + 0.02
@@ -104,6 +106,7 @@ async def test_a_large_one_that_gives_up_lets_others_pass() -> None:
     assert room.count == 2
 
 
+@pytest.mark.shows("60,000 small sends at once on one connection")
 @in_loop
 async def test_all_who_give_up_at_once_are_told_so() -> None:
     room = InFlightLimit(1, 100)

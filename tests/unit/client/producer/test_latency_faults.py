@@ -7,6 +7,8 @@ import pytest
 from rocketspark.client.producer.latency_faults import FAULT_TABLES, FaultTable, LatencyFaults, table_of
 from rocketspark.errors import ConfigError
 
+pytestmark = pytest.mark.shows("retries by code table, settable; statuses; two tables of fault tolerance, detector")
+
 PAUSES_S = {
     "4.x": {49: 0, 50: 0, 100: 0, 549: 0, 550: 30, 1000: 60, 2000: 120, 3000: 180, 14_999: 180, 15_000: 600},
     "5.x": {49: 0, 50: 0, 100: 0, 549: 0, 550: 2, 1799: 2, 1800: 5, 3000: 6, 5000: 10, 14_999: 10, 15_000: 30},

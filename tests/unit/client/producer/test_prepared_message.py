@@ -21,6 +21,10 @@ from rocketspark.model import Message, MessageFields, MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch, properties
 
+pytestmark = pytest.mark.shows(
+    "a broker as NameServer, times as text, a nameless property, over 30,000 messages in a batch",
+)
+
 PACKING = PackingSettings()
 
 
@@ -62,6 +66,7 @@ def test_keys_as_text_or_list(keys: str | tuple[str, ...]) -> None:
     assert properties.decode(out.properties)["KEYS"] == "k1 k2"
 
 
+@pytest.mark.shows("mended: compress at 4 KiB")
 @pytest.mark.parametrize(("size", "sys_flag"), [(4095, 0), (4096, 0x301)])
 def test_a_body_over_the_limit_is_compressed(size: int, sys_flag: int) -> None:
     out = pack(Message(topic="t", body=b"z" * size), PACKING)
@@ -103,6 +108,7 @@ ILLEGAL = {
 }
 
 
+@pytest.mark.shows("message too large, empty or illegal topic and group")
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_what_breaks_a_rule_is_refused(name: str) -> None:
     with pytest.raises(MessageIllegal):
@@ -183,6 +189,10 @@ def test_the_fields_of_a_send_call_are_a_messages() -> None:
     assert [*MessageFields.__annotations__, "transaction_id"] == [*Message.__struct_fields__[2:]]
 
 
+@pytest.mark.shows(
+    "mended: arguments of other types were an AttributeError from within; a time of delivery as a float was "
+    "sent as text that no broker reads, or a ValueError"
+)
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

@@ -16,6 +16,12 @@ from rocketspark.model import Message, MessageQueue
 from rocketspark.protocol.codes import RESPONSES, RequestCode
 from rocketspark.protocol.message import compression, properties, record
 
+pytestmark = pytest.mark.shows(
+    "sends: sync, asyncio, futures, one-way; to a queue, by selector, by sharding key in order; batches with "
+    "`split`; one budget; system topics refused",
+    "retries by code table, settable; statuses; two tables of fault tolerance, detector",
+)
+
 SEND = RequestCode.SEND_MESSAGE_V2
 
 
@@ -75,6 +81,7 @@ async def test_a_large_body_is_compressed_and_inflates_again() -> None:
         assert compression.inflate(stored.body, stored.sys_flag) == b"z" * 1000
 
 
+@pytest.mark.shows("Producer, AsyncProducer: send, one-way, batch, queue, sharding key")
 @in_loop
 async def test_batch_and_oneway() -> None:
     async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg") as producer:
@@ -289,6 +296,7 @@ async def test_life() -> None:
         await until(lambda: not fake.broker.server.peers)
 
 
+@pytest.mark.shows("bad input: wrong address")
 @in_loop
 async def test_wrong_addresses_are_clear_errors() -> None:
     with pytest.raises(ConfigError, match="host:port"):

@@ -33,6 +33,11 @@ from rocketspark.errors import (
 from rocketspark.model import Message, MessageQueue
 from rocketspark.protocol.message import properties, record
 
+pytestmark = pytest.mark.shows(
+    "DefaultMQProducer's arguments and defaults; what is not there raises",
+    "retries by code table, settable; statuses; two tables of fault tolerance, detector",
+)
+
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +133,7 @@ async def test_the_set_of_codes_can_be_given() -> None:
 # -- bounds -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("bounds of what is in flight, by count and bytes")
 @in_loop
 async def test_what_is_in_flight_is_bounded() -> None:
     async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg", in_flight_max=2, retries=0) as producer:
@@ -255,6 +261,9 @@ def addresses() -> Iterator[tuple[str, list[str]]]:
     server.server_close()
 
 
+@pytest.mark.shows(
+    "routes: cache, one fetch at a time, default topic, several NameServers, HTTP look-up, on from the cache",
+)
 def test_nameservers_looked_up_by_http(addresses: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     url, texts = addresses
     monkeypatch.setattr("rocketspark.client.connection.instance.LOOKUP_INTERVAL_S", 0.01)
@@ -276,6 +285,7 @@ def test_nameservers_looked_up_by_http(addresses: tuple[str, list[str]], monkeyp
     run()
 
 
+@pytest.mark.shows("mended: NameServer look-up")
 def test_what_looks_for_nameservers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ROCKETMQ_NAMESRV_ADDR", "NAMESRV_ADDR", "ROCKETMQ_NAMESRV_DOMAIN"):
         monkeypatch.delenv(name, raising=False)
@@ -296,6 +306,7 @@ def test_what_looks_for_nameservers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert AsyncProducer("127.0.0.1:1", "pg", namesrv_url=url)._routes.addresses == ["127.0.0.1:1"]
 
 
+@pytest.mark.shows("mended: client codes 10003, 10005 (and 10006)")
 def test_client_codes() -> None:
     assert RouteNotFound("t").client_code == 10005
     assert BrokerNotFound("t").client_code == 10003
@@ -306,6 +317,7 @@ def test_client_codes() -> None:
     assert RouteNotFound("t").code == 17
 
 
+@pytest.mark.shows("a broker's code in an asynchronous send")
 @in_loop
 async def test_codes_after_which_futures_are_sent_again_may_be_others() -> None:
     async with Fake(t=1) as fake:
@@ -324,6 +336,7 @@ async def test_codes_after_which_futures_are_sent_again_may_be_others() -> None:
                     assert (caught.value.attempts, caught.value.code) == (1, 1)
 
 
+@pytest.mark.shows("mended: inner producer group, unitMode")
 @in_loop
 async def test_unit_mode_is_said() -> None:
     async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg", unit_mode=True) as producer:

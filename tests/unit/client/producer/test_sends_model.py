@@ -38,6 +38,12 @@ from rocketspark.protocol.message import batch
 from rocketspark.transport.request_frames import Reply
 from rocketspark.transport.request_frames import request as request_frame
 
+pytestmark = pytest.mark.shows(
+    "model tests: sends, push, ordered, pull and assigning consumers, rebalance, thread listeners, "
+    "transactions of clients and of the broker, delays, timers",
+    "one send, client: every way is an `InFlightSend`, moved by one table of states, with one exit",
+)
+
 ROUTE = TopicRoute("t", (BrokerData("c", "a", {0: "a:1"}),), (QueueData("a", 2, 2, 6),))
 
 

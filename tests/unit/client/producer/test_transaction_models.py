@@ -26,6 +26,11 @@ from rocketspark.errors import NotSent, RocketSparkError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.message import message_ids, sysflags
 
+pytestmark = pytest.mark.shows(
+    "model tests: sends, push, ordered, pull and assigning consumers, rebalance, thread listeners, "
+    "transactions of clients and of the broker, delays, timers"
+)
+
 COMMIT, ROLLBACK = sysflags.TRANSACTION_COMMIT, sysflags.TRANSACTION_ROLLBACK
 SAID = {TransactionState.COMMIT: COMMIT, TransactionState.ROLLBACK: ROLLBACK}
 

@@ -65,6 +65,7 @@ def ask(fake: Fake) -> None:
         peer.send(request(code, header, data, opaque=peer.next_opaque(), flag=2))
 
 
+@pytest.mark.shows("mended: a second TransactionProducer that fails to start replaces the checker")
 @in_loop
 async def test_one_that_fails_to_start_takes_no_checks() -> None:
     async with Fake(t=1) as fake:
@@ -84,6 +85,7 @@ async def test_one_that_fails_to_start_takes_no_checks() -> None:
         assert producer._instance.asked.checks == {}
 
 
+@pytest.mark.shows("mended: Message.transaction_id")
 @pytest.mark.parametrize(
     ("act", "outcome"),
     [

@@ -21,6 +21,11 @@ from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.transport.request_frames import reply
 
+pytestmark = pytest.mark.shows(
+    "hooks, logs, fault table, attempt time, a dropped broker, routes and NameServers in the log, `check`'s "
+    "topic, remarks"
+)
+
 
 class Seen(Hooks):
     def __init__(self) -> None:

@@ -180,6 +180,9 @@ signers = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.shows(
+    "signed sends take the quick way; a bad, old or missing signature, a changed user or rule is refused at once"
+)
 @given(signers, st.data())
 def test_what_is_signed_is_read_from_the_texts_of_a_shape_as_from_the_fields(
     who: dict[str, str], data: st.DataObject
@@ -210,6 +213,7 @@ def test_what_is_signed_is_read_from_the_texts_of_a_shape_as_from_the_fields(
             assert texts[shape.signed.time] == ext["SignedTime"].encode()
 
 
+@pytest.mark.shows("sends with signatures of odd form")
 @pytest.mark.parametrize(
     "odd",
     [

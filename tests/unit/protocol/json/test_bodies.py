@@ -98,6 +98,12 @@ def _mapping(bname: str, epoch: int, queues: dict[int, int], total: int = 4, sco
     return bodies.QueueMapping("T", scope, total, bname, epoch, curr_id_map=queues)
 
 
+@pytest.mark.shows(
+    "a route with static mappings is read: logical queues and their leaders",
+    "our client on static topics: sends (by key, to a logical queue, transactions), push, ordered and pull "
+    "consumers, offsets, locks, retries, `rocketspark topic show` and group progress, queues that move "
+    "meanwhile",
+)
 def test_a_static_topic_has_logical_queues_led_by_the_latest_epoch() -> None:
     mappings = {
         "b-1": _mapping("b-1", 7, {0: 3, 1: 1, 9: 9}),
@@ -127,6 +133,7 @@ def test_a_route_without_mappings_is_plain() -> None:
         assert bodies.decode_route("T", body[:-1] + b',"topicQueueMappingByBroker":' + none + b"}") == plain
 
 
+@pytest.mark.shows("mended: a fake broker with 2^31 queues takes 4 GB in a producer")
 @pytest.mark.parametrize("counts", [[(1 << 16) + 1], [2**31 - 1], [1 << 16] * 5])
 def test_a_route_has_so_many_queues(counts: list[int]) -> None:
     def route(counts: list[int]) -> bytes:

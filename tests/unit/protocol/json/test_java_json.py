@@ -29,6 +29,7 @@ VECTORS = [
 ]
 
 
+@pytest.mark.shows("protocol: number-keyed JSON")
 @pytest.mark.parametrize(("text", "value"), VECTORS, ids=lambda v: v.decode() if isinstance(v, bytes) else "")
 def test_every_kind_of_key(text: bytes, value: Any) -> None:
     assert json.loads(java_json.standardize(text)) == value

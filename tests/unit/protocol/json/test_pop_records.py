@@ -15,6 +15,11 @@ from rocketspark.protocol.json.pop_records import (
     decode_check_point,
 )
 
+pytestmark = pytest.mark.shows(
+    "check points and acknowledgements in the log as RocketMQ's (file mode), byte for byte; those of one turn "
+    "in one record; wholly acknowledged ones never leave the timer wheel"
+)
+
 KEY = CheckPointKey("topic", "gro\u00fc", 7, 5_000_000_000, 1_700_000_000_123, "broker-a")
 OFFSETS = (5_000_000_000, 5_000_000_001, 5_000_000_005)
 CHECK_POINTS = [

@@ -12,6 +12,12 @@ from hypothesis import strategies as st
 from rocketspark.protocol.json import java_json, static_topics
 from rocketspark.protocol.json.static_topics import MappingDetail, MappingItem, MappingTable, logical_reply
 
+pytestmark = pytest.mark.shows(
+    "static topics: mapping file, 513, 21, 351, registration and route; what contradicts a mapping is refused",
+    "sends, pulls (held ones too), bounds, times and committed offsets by logical queue, also after a queue "
+    "moved: asked of the broker that holds the part",
+)
+
 
 def item(
     gen: int, logic_offset: int, *, bname: str = "a", queue_id: int = 0, start: int = 0, end: int = -1

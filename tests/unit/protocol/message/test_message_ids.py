@@ -44,6 +44,7 @@ def test_many_hashes_at_once_are_the_single_ones(pairs: list[tuple[str, str]]) -
 
 
 # As long together as if all were as long as the first, and one of them holds no word.
+@pytest.mark.shows("the words of all keys by one pass")
 @example([("", "Z"), ("", "ZZ"), ("", "")])
 @given(st.lists(st.tuples(st.text(max_size=5), st.text("ab é Z~", max_size=30)), min_size=1, max_size=20))
 def test_the_hashes_of_all_words_are_the_single_ones(pairs: list[tuple[str, str]]) -> None:

@@ -78,6 +78,7 @@ def test_system_names() -> None:
 PIECES = st.sampled_from([b"TAGS", b"KEYS", b"a", b"\x01", b"\x02", b"x y", b"", b"TAGS\x01v\x02", b"TAGS\x01\x02"])
 
 
+@pytest.mark.shows("mended: duplicate TAGS or KEYS: an append takes the last, recovery the first")
 @given(st.lists(PIECES, max_size=12).map(b"".join))
 def test_one_is_found_as_all_are_read(stored: bytes) -> None:
     """Of several of a name the last counts, however it is read: an append and a rebuild agree."""

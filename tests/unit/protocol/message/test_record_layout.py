@@ -16,6 +16,10 @@ from rocketspark.protocol.message import record, record_layout, sysflags
 from rocketspark.protocol.message.message_ids import unpack_host
 from rocketspark.protocol.message.record_layout import AT, FIELDS, FIXED, PLACES
 
+pytestmark = pytest.mark.shows(
+    "one record: one table of fields from which all readers take their offsets; one function for queue and index"
+)
+
 VECTORS = Path(__file__).resolve().parents[3] / "vectors" / "store"
 
 # Name, first byte and width of each field where both hosts are IPv4.

@@ -26,6 +26,11 @@ from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.transport.peer import Peer
 
+pytestmark = pytest.mark.shows(
+    "attacks: huge texts, made-up handles, brokers that are dead or silent beside others",
+    "a reader that stalls, or reads nothing at all",
+)
+
 __all__ = ["proxy", "world"]
 
 HUGE = "x" * (2 << 20)

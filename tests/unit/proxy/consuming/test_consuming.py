@@ -24,6 +24,14 @@ from rocketspark.proxy.wire.codes import Code, Encoding
 from rocketspark.testing.cluster import Cluster
 from rocketspark.testing.process import run_server_process
 
+pytestmark = pytest.mark.shows(
+    "ReceiveMessage: filters, long polling, attempts to dead letters, order with `attempt_id`; a receive that "
+    "is cancelled gives back what comes for it",
+    "AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue: outcomes of each entry, foreign "
+    "and odd handles",
+    "a broker killed during a receive, two clients with one id",
+)
+
 QUICK = {"receive_invisible_ms_min": 100, "default_invisible_ms": 3000, "renew_ahead_ms": 2000}
 QUICK |= {"renew_interval_ms": 200, "long_polling_ms_min": 200, "route_refresh_ms": 1000}
 
@@ -229,6 +237,7 @@ def test_a_vanished_push_consumers_messages_are_free_soon_a_simple_ones_are_not(
     assert kept
 
 
+@pytest.mark.shows("handles renewed; a client that ends or vanishes frees its push messages")
 def test_a_vanished_push_consumers_messages_are_free_within_two_seconds(world: World, tmp_path: Path) -> None:
     def once(_: Path) -> None:
         world.send(b"1")
@@ -246,6 +255,7 @@ def test_a_vanished_push_consumers_messages_are_free_within_two_seconds(world: W
     in_time(once, tmp_path)
 
 
+@pytest.mark.shows("late redelivery after SIGKILL, renewals after a failed acknowledgement")
 @pytest.mark.parametrize("in_order", [False, True])
 def test_messages_of_a_killed_consumer_that_waited_for_more_come_as_soon_to_another(
     world: World, tmp_path: Path, in_order: bool
@@ -330,6 +340,10 @@ def test_odd_receives(world: World, request_: dict[str, Any], code: Code) -> Non
     assert [answer.WhichOneof("content") for answer in answers] == ["status", "delivery_timestamp"]
 
 
+@pytest.mark.shows(
+    'texts that official tests look for: rocketmq-e2e has three ("the invisibleTime is too small", "... too '
+    'large", INVALID_RECEIPT_HANDLE), the clients of all languages and apache/rocketmq test module none'
+)
 def test_texts_that_apaches_tests_look_for(world: World) -> None:
     """All of them in rocketmq-e2e; its other tests and the clients themselves look at codes alone."""
     world.send(b"1")

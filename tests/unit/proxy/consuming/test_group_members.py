@@ -26,6 +26,11 @@ from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import Cluster, run_cluster
 from rocketspark.testing.process import run_server_process
 
+pytestmark = pytest.mark.shows(
+    "consumers of the proxy at the brokers: connections, subscriptions, running info, stacks, one message by "
+    "hand; a broker that starts again"
+)
+
 TOPIC = "members"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,11 @@ from rocketspark.proxy.consuming.receive import popped
 from rocketspark.proxy.message_form import fill, message_of
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Encoding
+
+pytestmark = pytest.mark.shows(
+    "ReceiveMessage: filters, long polling, attempts to dead letters, order with `attempt_id`; a receive that "
+    "is cancelled gives back what comes for it"
+)
 
 TOLD = PopReply(
     pop_time_ms=1000, invisible_time_ms=60_000, revive_queue_id=3, start_offsets="0 1 5", message_offsets="0 1 5,6,7"

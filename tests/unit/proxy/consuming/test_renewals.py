@@ -27,6 +27,8 @@ from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.transport.request_frames import Reply
 
+pytestmark = pytest.mark.shows("handles renewed; a client that ends or vanishes frees its push messages")
+
 MINUTE_MS = 60_000
 
 
@@ -110,6 +112,7 @@ def test_three_failures_in_a_row_are_too_many_and_a_refusal_is_the_end() -> None
     asyncio.run(run())
 
 
+@pytest.mark.shows("attacks: huge texts, made-up handles, brokers that are dead or silent beside others")
 def test_a_silent_broker_holds_up_its_own_handles_alone() -> None:
     async def run() -> None:
         broker = Broker()
@@ -200,6 +203,7 @@ def entries_of(one: Held) -> list[Any]:
     return [SimpleNamespace(receipt_handle=one.handle.encode())]
 
 
+@pytest.mark.shows("late redelivery after SIGKILL, renewals after a failed acknowledgement")
 def test_a_message_whose_broker_could_not_be_told_is_renewed_on_and_its_first_handle_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -337,6 +341,7 @@ def test_any_life_against_a_model(acts: list[tuple[str, int, int]]) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.shows("retries below 0, retry policies that are none")
 @pytest.mark.parametrize(
     ("policy", "waits_s"),
     [

@@ -25,6 +25,10 @@ from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import Cluster
 
+pytestmark = pytest.mark.shows(
+    "Clients whose settings a proxy does not know: order, retries, renewals, members at brokers",
+)
+
 
 @pytest.fixture(scope="module")
 def proxy(cluster: Cluster) -> Iterator[RunningProxy]:
@@ -65,6 +69,7 @@ def test_order_and_retries_are_its_groups(world: World) -> None:
     assert consumer.beat().code == Code.OK
 
 
+@pytest.mark.shows("retries below 0, retry policies that are none")
 def test_a_group_with_fewer_than_no_retries_gets_each_message_once(world: World) -> None:
     make_group(world.cluster.brokers[0], world.group, retry_max_times=-1)
     world.send(b"1")
@@ -72,6 +77,7 @@ def test_a_group_with_fewer_than_no_retries_gets_each_message_once(world: World)
     wait_until(lambda: not world.opened[0].receive(polling_ms=500) and dead_letters(world) == [b"1"])
 
 
+@pytest.mark.shows("handles renewed; a client that ends or vanishes frees its push messages")
 def test_a_client_whose_connections_break_again_and_again_has_the_whole_grace_each_time() -> None:
     async def main() -> None:
         clients, call = Clients(60), call_of(1)
@@ -114,6 +120,7 @@ def test_a_push_consumer_that_ends_its_stream_keeps_what_it_has_until_its_connec
     assert bodies(other.receive_all(2, polling_ms=10_000)) == [b"1", b"2"]
 
 
+@pytest.mark.shows("a stream cut by something between")
 def test_a_stream_that_something_between_cuts_takes_nothing_from_a_consumer_that_goes_on(world: World) -> None:
     """Load balancers reset streams that are silent, and keep one connection for many clients."""
     world.send(b"1")

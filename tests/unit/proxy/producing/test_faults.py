@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack, suppress
 
 import grpc
+import pytest
 from tests.unit.proxy.conftest import RawClient, running_proxy
 from tests.unit.proxy.producing.sent_messages import message
 from tests.unit.proxy.producing.support import COMMIT, end, half, ids, parsed, send, sent, wait_for
@@ -16,6 +17,8 @@ from rocketspark.model import BrokerData
 from rocketspark.proxy.call import Refused
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import run_cluster
+
+pytestmark = pytest.mark.shows("sends while brokers are away or silent, or clients give up")
 
 
 def test_a_broker_that_is_away_is_told_within_the_time_and_an_end_is_not_lost() -> None:

@@ -33,6 +33,13 @@ from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import Cluster, run_cluster
 
+pytestmark = pytest.mark.shows(
+    "several messages in one call: one batch, an entry for each (Apache: one entry for all)",
+    "EndTransaction: once, also from many clients, through another proxy, after a restart, longer ago than 30 "
+    "s; checks that cross an end; orphans over Telemetry",
+    "RecallMessage of gRPC",
+)
+
 TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
 
 

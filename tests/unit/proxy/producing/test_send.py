@@ -10,6 +10,10 @@ from rocketspark.model import MessageQueue
 from rocketspark.model.text import string_hash
 from rocketspark.proxy.producing.send import QueueChoice, consistent_hash
 
+pytestmark = pytest.mark.shows(
+    "message groups: the queue that Guava's consistentHash gives over queues by broker and id",
+)
+
 BUCKETS = (1, 2, 3, 4, 5, 7, 8, 10, 16, 31, 64, 100, 255, 1000, 65536)
 GROUPS = {
     "g": (0, 1, 1, 1, 1, 1, 1, 1, 12, 12, 12, 68, 223, 223, 39498),

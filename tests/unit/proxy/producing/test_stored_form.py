@@ -20,6 +20,12 @@ from rocketspark.proxy.producing.stored_form import StoredForm, delay_level, sto
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 
+pytestmark = pytest.mark.shows(
+    "SendMessage: 72 messages are stored, or refused with a code, as Apache's proxy 5.5.0 stored and refused "
+    "them; types of topics (40014)",
+    "sends of lite topics to the proxy are refused (50100)",
+)
+
 VECTORS: dict[str, Any] = json.loads(Path(__file__).with_name("vectors.json").read_text())
 CLIENT = "127.0.0.1:5000"
 NOW_MS = 1_800_000_000_000

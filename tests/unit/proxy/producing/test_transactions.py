@@ -13,6 +13,11 @@ from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.producing import transactions
 from rocketspark.proxy.producing.transactions import CROSSED_MS, HalfPlace, TransactionData
 
+pytestmark = pytest.mark.shows(
+    "EndTransaction: once, also from many clients, through another proxy, after a restart, longer ago than 30 "
+    "s; checks that cross an end; orphans over Telemetry"
+)
+
 A, B = HalfPlace("a", 5, 1000), HalfPlace("b", 7, 2000)
 
 

@@ -13,6 +13,8 @@ from tests.v5 import recorded
 import rocketspark.proxy.wire
 from rocketspark.proxy.wire import codes, messages
 
+pytestmark = pytest.mark.shows("own definition of the gRPC protocol")
+
 HERE = Path(rocketspark.proxy.wire.__file__).parent
 RECORDED = recorded.load()
 

@@ -28,6 +28,10 @@ from rocketspark.spark.decode.bodies import BodyDecoder, resolve, value_type
 from rocketspark.spark.decode.wire_format import join, write_indexes
 from rocketspark.spark.options import parse_decode_options
 
+pytestmark = pytest.mark.shows(
+    "types, odd and hostile bodies; a recursive Avro body that would end fastavro's process",
+)
+
 UTC = datetime.UTC
 
 
@@ -81,6 +85,12 @@ TYPES: list[tuple[Any, Any, Any]] = [
 ]
 
 
+@pytest.mark.shows(
+    "mended: Avro: decimals over 38 digits were all bad rows, a uuid of 16 bytes came as the text of its "
+    "bytes, names that are none of SQL's or columns over 60 deep failed in Spark",
+    "mended: Avro: good bodies were bad rows where a union had `int` and `long` among others, or a `long` "
+    "beside a logical `int`; a `double` beside a `float` lost digits",
+)
 @pytest.mark.parametrize(("schema", "value", "wanted"), TYPES)
 def test_types_of_avro(schema: Any, value: Any, wanted: Any) -> None:
     found = one(record(x=schema), {"x": value})["x"]
@@ -150,6 +160,12 @@ EVOLVED: list[tuple[Any, Any, Any, Any]] = [
 ]
 
 
+@pytest.mark.shows(
+    "mended: Avro: a decimal of 1 MB held its task for minutes; a field that became a timestamp (`long` "
+    "before) was wrong by a factor of 1,000, one that was one came as a bad row, and so did defaults of "
+    "decimals, of records in unions, of records with maps from the second row on, and a record that became a "
+    "member of a union; defaults of bytes and of `-millis` had wrong values"
+)
 @pytest.mark.parametrize(("writer", "reader", "value", "wanted"), EVOLVED)
 def test_schemas_that_evolved(writer: Any, reader: Any, value: Any, wanted: Any) -> None:
     with registry_server() as server:
@@ -167,6 +183,12 @@ def test_what_a_writer_lacks_without_a_default_is_told() -> None:
         AvroDecoder(fields(), fields({"name": "x", "type": "int"})).decode(body)
 
 
+@pytest.mark.shows(
+    "mended: Avro: a decimal of 1 MB held its task for minutes; a field that became a timestamp (`long` "
+    "before) was wrong by a factor of 1,000, one that was one came as a bad row, and so did defaults of "
+    "decimals, of records in unions, of records with maps from the second row on, and a record that became a "
+    "member of a union; defaults of bytes and of `-millis` had wrong values"
+)
 @pytest.mark.parametrize(
     ("kind", "body", "said"),
     [
@@ -203,6 +225,13 @@ def test_a_recursive_schema() -> None:
     assert reasons == [None, "the body is nested more than 64 deep"]
 
 
+@pytest.mark.shows(
+    "a registry that drips, is cut off, answers something else, or whose schemas refer to each other without "
+    "end; schemas that multiply",
+    "mended: types that hold each other, or `recursiveFieldMaxDepth` over several of them, made columns "
+    "without end; a schema inferred from bodies with ever new names did, nested ones and a registry's JSON "
+    "Schema too",
+)
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
@@ -269,6 +298,10 @@ JSON = json_decoder(
 NOTHING = {"id": None, "text": None, "price": None, "at": None, "more": None}
 
 
+@pytest.mark.shows(
+    "mended: a number such as `1e99999999999999999999` in a JSON body ended the query; so did any error "
+    "nobody thought of"
+)
 @pytest.mark.parametrize(
     ("body", "wanted"),
     [
@@ -298,6 +331,7 @@ def test_json_bodies(body: bytes, wanted: dict[str, Any] | None) -> None:
     assert (reasons[0] is None) == (wanted is not None)
 
 
+@pytest.mark.shows("decimals of 29 to 38 digits by `decode=json`")
 @pytest.mark.parametrize(
     ("kind", "text", "wanted"),
     [
@@ -325,6 +359,9 @@ def test_decimals_at_their_limits(kind: tuple[int, int], text: str, wanted: str 
     assert (reasons[0] is None) == (wanted is not None)
 
 
+@pytest.mark.shows(
+    "mended: JSON: fields whose names are not ASCII were null, without a word (option `decode` of reads)",
+)
 def test_names_of_any_script_are_fields() -> None:
     kind = t.StructType([t.StructField(name, t.StringType()) for name in ("\u6570\u91cf", "gr\u00f6\u00dfe", "a.b`c")])
     order = {"\u6570\u91cf": "3", "gr\u00f6\u00dfe": "x", "a.b`c": "y"}
@@ -335,6 +372,11 @@ def test_names_of_any_script_are_fields() -> None:
     assert (values.to_pylist(), reasons) == ([order] * 3, [None] * 3)
 
 
+@pytest.mark.shows(
+    "mended: types that hold each other, or `recursiveFieldMaxDepth` over several of them, made columns "
+    "without end; a schema inferred from bodies with ever new names did, nested ones and a registry's JSON "
+    "Schema too"
+)
 def test_what_is_inferred() -> None:
     bodies = [b'{"a": 1, "b": {"c": [1, 2.5]}, "n": null}', b'{"a": "x", "b": {"d": true}, "e": []}', b"no", b"[]"]
     wanted = "`a` string, `b` struct<`c` array<double>, `d` boolean>, `n` string, `e` array<string>"
@@ -352,6 +394,10 @@ def test_what_is_inferred() -> None:
             json_bodies.infer([text % json.dumps({f"{i}-{n}": 1 for i in range(100)}).encode() for n in range(100)])
 
 
+@pytest.mark.shows(
+    "mended: JSON Schema of a registry: fields that may be null as Java's serializers write it (`oneOf`), and "
+    "objects by `$ref`, were text"
+)
 def test_schemas_of_json() -> None:
     schema = {"type": "object", "properties": {"a": {"type": ["null", "integer"]}, "b": {"type": "array", "items": {}}}}
     assert json_bodies.of_json_schema(json.dumps(schema)) == "struct<`a`:bigint,`b`:array<string>>"
@@ -464,6 +510,10 @@ def test_protobuf_files(tmp_path: Path) -> None:
         decoder(**given, decodeMessage="Node", recursiveFieldMaxDepth=15)
 
 
+@pytest.mark.shows(
+    "mended: a number such as `1e99999999999999999999` in a JSON body ended the query; so did any error "
+    "nobody thought of"
+)
 def test_an_error_that_nobody_thought_of_costs_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     made = protobuf()
     good = made._of_reader
@@ -485,6 +535,10 @@ def test_an_executor_without_the_package_says_what_to_do(name: str, monkeypatch:
         BodyDecoder(given)
 
 
+@pytest.mark.shows(
+    "a sink of `pipeline sql` with mode update to a topic, which Spark ended after other sinks had written; "
+    "bodies in the wire format read without a registry"
+)
 def test_framed_bodies_that_are_read_as_plain_say_so() -> None:
     hint = "; it begins as in the wire format of a schema registry: is schemaRegistry missing?"
     reading = decoder(decode="avro", decodeSchema=V1)

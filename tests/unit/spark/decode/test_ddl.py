@@ -15,6 +15,12 @@ from rocketspark.spark.decode.bodies import DEPTH_MAX, check_depth, resolve, val
 from rocketspark.spark.decode.json_bodies import ddl_of, quoted
 from rocketspark.spark.options import parse_decode_options
 
+pytestmark = pytest.mark.shows(
+    "mended: Avro: decimals over 38 digits were all bad rows, a uuid of 16 bytes came as the text of its "
+    "bytes, names that are none of SQL's or columns over 60 deep failed in Spark",
+    "mended: a `decodeSchema` that is no DDL was Spark's error over all columns",
+)
+
 LEAVES = [t.IntegerType(), t.StringType(), t.DecimalType(9, 2), t.TimestampNTZType(), t.DayTimeIntervalType()]
 
 

@@ -13,6 +13,11 @@ from rocketspark.spark.client_access import Access
 from rocketspark.spark.decode import error_rows
 from rocketspark.spark.decode.bodies import PLACE
 
+pytestmark = pytest.mark.shows(
+    "mended: a `decodeErrorTopic` that is read itself, by name or pattern, went round for ever; a bad body "
+    "over 4 MiB inflated ended the query"
+)
+
 
 class Bad:
     """A batch of bad rows, with their reasons."""

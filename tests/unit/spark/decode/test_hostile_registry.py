@@ -24,6 +24,14 @@ from rocketspark.spark.decode.wire_format import join, write_indexes
 from rocketspark.spark.options import parse_decode_options
 from rocketspark.transport.tls.client_tls import ClientTls
 
+pytestmark = pytest.mark.shows(
+    "a schema registry: basic authentication, bearer tokens, TLS, client certificates (one that is not taken "
+    "is told at once), several addresses, references (Avro, Protobuf), retries, schemas kept per process, "
+    "unknown ids, a registry that is away",
+    "a registry that drips, is cut off, answers something else, or whose schemas refer to each other without "
+    "end; schemas that multiply",
+)
+
 Answer = Callable[[socket.socket], None]
 
 
@@ -106,6 +114,7 @@ def test_an_answer_that_is_cut_is_asked_for_again() -> None:
         assert Registry(RegistryOptions(urls=(url,))).by_id(1).text == V1
 
 
+@pytest.mark.shows("redirects say where the registry is, without what may be secret; `Retry-After` is kept")
 def test_a_registry_is_asked_again_when_it_wants_to_be() -> None:
     busy = b"HTTP/1.1 429 Too Many\r\nRetry-After: %s\r\nContent-Length: 0\r\n\r\n"
     answers = iter([busy % b"7", busy % b"Fri, 01 Jan 2100 00:00:00 GMT", json_answer({"schema": V1})])
@@ -126,6 +135,7 @@ def _deeper() -> Answer:
     return answer
 
 
+@pytest.mark.shows("redirects say where the registry is, without what may be secret; `Retry-After` is kept")
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

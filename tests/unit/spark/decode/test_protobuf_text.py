@@ -15,6 +15,10 @@ from rocketspark.spark.decode.bodies import BodyDecoder, resolve
 from rocketspark.spark.decode.wire_format import join, write_indexes
 from rocketspark.spark.options import parse_decode_options
 
+pytestmark = pytest.mark.shows(
+    "Protobuf that a registry gives as text (no `format=serialized`): imports, Google's own types, hostile texts"
+)
+
 ITEM = 'syntax = "proto3"; package shop; message Item { string sku = 1; }'
 BASKET = """
 syntax = "proto3";
@@ -54,6 +58,10 @@ def test_texts_that_import_others() -> None:
         assert len(server.paths) == asked + 1
 
 
+@pytest.mark.shows(
+    "mended: Protobuf bodies without a `required` field were good rows with nulls; a registry's schema "
+    "without a message was a traceback"
+)
 def test_required_fields_are() -> None:
     text = 'syntax = "proto2"; message B { required string r = 1; optional In i = 2; }'
     text += "message In { required int32 q = 1; }"
@@ -66,6 +74,10 @@ def test_required_fields_are() -> None:
     assert reasons == [None, f"{said}r", f"{said}i.q"]
 
 
+@pytest.mark.shows(
+    "mended: Protobuf bodies without a `required` field were good rows with nulls; a registry's schema "
+    "without a message was a traceback"
+)
 @pytest.mark.parametrize(
     ("text", "references", "said"),
     [

@@ -21,6 +21,12 @@ from rocketspark.spark.decode.wire_format import join
 from rocketspark.spark.options import parse_decode_options
 from rocketspark.transport.tls.client_tls import ClientTls
 
+pytestmark = pytest.mark.shows(
+    "a schema registry: basic authentication, bearer tokens, TLS, client certificates (one that is not taken "
+    "is told at once), several addresses, references (Avro, Protobuf), retries, schemas kept per process, "
+    "unknown ids, a registry that is away"
+)
+
 
 class Clock:
     """Time that passes by pauses."""
@@ -78,6 +84,11 @@ def test_an_unknown_id_is_asked_for_again_after_a_while() -> None:
         assert asking.by_id(5).text == V1
 
 
+@pytest.mark.shows(
+    "mended: bodies with random schema ids cost a request each; an error told again kept all that it went "
+    "through; a schema of no use was read anew for each body; an id that a registry calls wrong (400, 422) "
+    "ended the task"
+)
 def test_a_flood_of_unknown_ids_costs_few_requests() -> None:
     clock = Clock()
     with registry_server() as server:
@@ -104,6 +115,11 @@ def test_a_flood_of_unknown_ids_costs_few_requests() -> None:
         assert len(asking._failures) <= module.SCHEMAS_MAX
 
 
+@pytest.mark.shows(
+    "mended: bodies with random schema ids cost a request each; an error told again kept all that it went "
+    "through; a schema of no use was read anew for each body; an id that a registry calls wrong (400, 422) "
+    "ended the task"
+)
 def test_slow_answers_about_unknown_ids_do_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     with registry_server() as server:
@@ -137,6 +153,11 @@ def test_bodies_of_anything_are_bad_rows_between_good_ones(monkeypatch: pytest.M
     assert 2 < len(server.paths) <= 2 + module.UNKNOWN_MAX
 
 
+@pytest.mark.shows(
+    "mended: bodies with random schema ids cost a request each; an error told again kept all that it went "
+    "through; a schema of no use was read anew for each body; an id that a registry calls wrong (400, 422) "
+    "ended the task"
+)
 def test_an_error_that_is_told_again_is_a_new_one() -> None:
     with registry_server() as server:
         asking = client(server, Clock())
@@ -149,6 +170,11 @@ def test_an_error_that_is_told_again_is_a_new_one() -> None:
     assert len({str(error) for error in told}) == 1
 
 
+@pytest.mark.shows(
+    "mended: bodies with random schema ids cost a request each; an error told again kept all that it went "
+    "through; a schema of no use was read anew for each body; an id that a registry calls wrong (400, 422) "
+    "ended the task"
+)
 def test_a_schema_that_is_of_no_use_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with registry_server() as server:
         server.add("orders", V1)
@@ -165,6 +191,7 @@ def test_a_schema_that_is_of_no_use_is_read_once(monkeypatch: pytest.MonkeyPatch
     assert reasons[0].startswith(f"schema id {number}: ")
 
 
+@pytest.mark.shows("a 404 that is no schema registry's")
 @pytest.mark.parametrize("body", [b"<html>default backend - 404</html>", b"", b"[]", b'{"message": "no such page"}'])
 def test_a_404_that_is_no_registry_s_says_nothing_of_a_schema(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """An ingress answers so while its registry is started anew; a wrong path does for ever."""
@@ -178,6 +205,11 @@ def test_a_404_that_is_no_registry_s_says_nothing_of_a_schema(body: bytes, monke
             client(server, clock).by_id(number)
 
 
+@pytest.mark.shows(
+    "mended: bodies with random schema ids cost a request each; an error told again kept all that it went "
+    "through; a schema of no use was read anew for each body; an id that a registry calls wrong (400, 422) "
+    "ended the task"
+)
 @pytest.mark.parametrize("status", [400, 404, 410, 422])
 def test_an_id_that_it_calls_wrong_costs_its_row(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with registry_server() as server:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from rocketspark.spark.decode.wire_format import join, read_indexes, split, write_indexes
 
+pytestmark = pytest.mark.shows("wire format, its list of message indexes")
+
 GOLDEN = [((0,), b"\0"), ((1,), b"\x02\x02"), ((1, 0), b"\x04\x02\x00"), ((64,), b"\x02\x80\x01")]
 
 

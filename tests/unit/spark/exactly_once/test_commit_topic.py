@@ -9,6 +9,8 @@ from rocketspark.errors import ConfigError
 from rocketspark.spark.exactly_once.commit_topic import CommitTopic
 from rocketspark.spark.options import parse_write
 
+pytestmark = pytest.mark.shows("exactly once with a proxy's address as `namesrv` is refused in one line")
+
 
 @in_loop
 async def test_the_address_of_a_broker_or_proxy_is_refused_at_once() -> None:

@@ -23,6 +23,8 @@ from rocketspark.spark.exactly_once.commit_records import HandleHead, HandleMani
 from rocketspark.spark.exactly_once.end_transactions import EndTransactions
 from rocketspark.spark.options import parse_write
 
+pytestmark = pytest.mark.shows("mended: rows of one sharding key could swap at SYSTEM_BUSY")
+
 
 class BusyBroker:
     """Refuses the ends whose number is in `busy`; `committed`: positions in the order they were ended."""
@@ -111,6 +113,10 @@ class LossyBroker(BusyBroker):
         return reply
 
 
+@pytest.mark.shows(
+    "mended: a commit by the handle of an older copy while the newest cannot be read: acknowledged, not "
+    "delivered; marks that rot, delayed commits"
+)
 @pytest.mark.parametrize("once", [True, False])
 def test_rows_whose_commit_is_refused_as_lost_fail_the_batch(once: bool, caplog: pytest.LogCaptureFixture) -> None:
     rows = np.arange(3, dtype=np.int64)

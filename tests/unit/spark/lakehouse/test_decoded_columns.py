@@ -32,6 +32,13 @@ from pyspark.sql.types import (
 from rocketspark.errors import ConfigError
 from rocketspark.spark.lakehouse.decoded_columns import held, lacking, path_of
 
+pytestmark = pytest.mark.shows(
+    "decoded columns in archives that are tables: JSON (given, inferred, the table's), Avro of two versions "
+    "by a registry; fields added at any depth, odd names, capitals, a type that changed, bad bodies kept, "
+    "`decodeErrorTopic`, a run that ended between new columns and the next rows, columns that another adds "
+    "meanwhile; merging, restore and audit beside them"
+)
+
 FORMATS = ("delta", "iceberg")
 ATOMIC = [
     *(ByteType(), ShortType(), IntegerType(), LongType(), DoubleType(), DecimalType(20, 3), StringType()),

@@ -14,6 +14,12 @@ from rocketspark.spark.pipelines import archive
 from rocketspark.spark.pipelines.parts.archive_manifest import open_archive
 from rocketspark.spark.pipelines.parts.session import one_line
 
+pytestmark = pytest.mark.shows(
+    "object stores: jars of s3a:// without the SDK's bundle, endpoint, region and keys from the environment "
+    "or settings",
+    "Parquet archives, progress of restores on object stores and HDFS: refused in one line",
+)
+
 
 @pytest.mark.parametrize(
     ("place", "scheme", "uri"),

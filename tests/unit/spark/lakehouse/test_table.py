@@ -33,6 +33,12 @@ from rocketspark.spark.pipelines.parts.archive_manifest import open_archive
 from rocketspark.spark.pipelines.parts.archive_table import Merges, TableTarget, with_hour
 from rocketspark.spark.pipelines.parts.restore_tasks import SHARE, hour_bounds, parts_by_share
 
+pytestmark = pytest.mark.shows(
+    "files of a table that are gone or damaged: one line with what to do, nothing written: a commit of "
+    "Delta's log that is unreadable, empty, cut off at a line (the last 20) or gone between others; Iceberg's "
+    "metadata, manifest lists and manifests that are gone, empty or cut off; a catalog that is gone"
+)
+
 HERE = table_place("delta", "/data/t")
 HOUR_MS = 3_600_000
 
@@ -56,6 +62,11 @@ def test_what_names_no_place_is_refused(place: str) -> None:
             find(place)
 
 
+@pytest.mark.shows(
+    "mended: an empty `--to`, ARCHIVE, `--against` or `--against-archive` meant the working folder, or "
+    "nothing; a first run that failed forbade another `--format`; `restore` of no archive was told after "
+    "Spark had started"
+)
 def test_a_first_run_that_failed_forbids_no_other_format(tmp_path: Path) -> None:
     with open_archive(tmp_path):
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
@@ -12,6 +13,12 @@ from pyspark.sql import Row
 from rocketspark.model import MessageQueue
 from rocketspark.spark.metrics.progress_reports import OFFSET_MAX, Report, parse_offsets, parse_report
 from rocketspark.spark.offset_ranges import to_json
+
+pytestmark = pytest.mark.shows(
+    "bad rows of option `decode` in `pipeline sql`: its metrics, `bad_rows` of each sink, an alert",
+    "mended: metrics of `dedupe` had neither messages nor lag: its offsets hold the time too; one topic of "
+    "more than 4,096 queues hid the lag of all after it",
+)
 
 names = st.text(min_size=1, max_size=20).filter(lambda name: not name.startswith("@"))
 queues = st.builds(MessageQueue, names, names, st.integers(0, 2**31 - 1).filter(lambda n: n < 10**9))

@@ -19,6 +19,8 @@ from rocketspark.spark.read.partitions import QueuePartition
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable
 
+pytestmark = pytest.mark.shows("mended: `dedupe` loses messages after the driver's clock went back")
+
 QUEUE = MessageQueue("T", "b", 0)
 
 
@@ -64,6 +66,10 @@ def test_it_begins_after_the_watermark_of_the_checkpoint() -> None:
     assert stream.latestOffset(stream.initialOffset(), ReadAllAvailable())["@seen"] == 5001
 
 
+@pytest.mark.shows(
+    "mended: `dedupe` with another `--by` on the same checkpoint passed all repetitions on: no key of the old "
+    "kind is known"
+)
 def test_keys_that_were_told_by_something_else_are_not_taken_for_new() -> None:
     stream, _ = reader([1000], by="key")
     start = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())

@@ -11,6 +11,8 @@ from rocketspark.errors import ConfigError
 from rocketspark.spark.pipelines import sql
 from rocketspark.spark.pipelines.sql import SinkPlace, check_places
 
+pytestmark = pytest.mark.shows("`pipeline sql` beside what is in a sink's folder")
+
 NONE: Any = None
 
 

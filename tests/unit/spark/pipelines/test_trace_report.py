@@ -25,6 +25,8 @@ from rocketspark.spark.pipelines.parts.trace_records import (
     step_for,
 )
 
+pytestmark = pytest.mark.shows("`trace`: latency, failures, retries, HTML report; also of the Java client's traces")
+
 T0 = 1_700_000_000_000
 HOSTILE = '<script>alert("1")</script>&$\\frac{x}$'
 

@@ -15,6 +15,12 @@ from pyspark.sql.datasource import InputPartition
 from rocketspark.spark.read.own_limits import OwnLimitsReader
 from rocketspark.spark.spark_features import ReadAllAvailable, ReadLimit, ReadMaxRows
 
+pytestmark = pytest.mark.shows(
+    "limits on 4.0 and 4.1, exact, over restarts; `availableNow` with a limit ends after one micro-batch, "
+    "warned once; pipelines repeat until the end noted at their start; what cannot work says so with version "
+    "and option"
+)
+
 
 class Queue:
     """A queue of `end` messages; a new query begins at `start`."""

@@ -38,6 +38,8 @@ from rocketspark.spark.options import ReadOptions, parse_read
 from rocketspark.spark.read.read_filter import NumberRange, Pushed, ReadFilter, push, pushing
 from rocketspark.spark.spark_features import FILTERS
 
+pytestmark = pytest.mark.shows("`where` pushed down, shown by `explain`, every test query with and without")
+
 
 def options(**given: str) -> ReadOptions:
     return parse_read({"namesrv": "127.0.0.1:1", "topic": "T", **given}, streaming=False)

@@ -19,6 +19,11 @@ from rocketspark.protocol.message import batch, compression, properties
 from rocketspark.spark.options import WriteOptions, parse_write
 from rocketspark.spark.write import batch_sender
 
+pytestmark = pytest.mark.shows(
+    "batch and stream, all columns and options, delivery times, bounded memory, order per queue, a killed "
+    "broker, inner batches"
+)
+
 QUEUES = [MessageQueue("t", broker, i) for broker in ("a", "b") for i in (0, 1)]
 ITEM_BYTES = 74 + 10
 
@@ -221,6 +226,7 @@ def test_a_topic_that_is_not_there_is_made_by_the_first_batch(producer: Producer
         batch_sender.send_rows(iter([rows(1, queueId=[0])]), options())
 
 
+@pytest.mark.shows("keys to a topic that does not exist")
 def test_keys_choose_among_the_queues_that_a_topic_will_have(producer: Producer) -> None:
     """As a producer's sends do. What comes of the route meanwhile moves no key of the task."""
     keys = [f"k{i % 5}" for i in range(100)]

@@ -21,6 +21,12 @@ from rocketspark.model import MessageQueue
 from rocketspark.spark.write.queue_choice import QueueTarget, TargetQueues, targets
 from rocketspark.spark.write.rows import CheckedRows
 
+pytestmark = pytest.mark.shows(
+    "batch and stream, all columns and options, delivery times, bounded memory, order per queue, a killed "
+    "broker, inner batches",
+    "one frame for pipelines and writers",
+)
+
 QUEUES = {
     "one": [MessageQueue("one", "broker-a", 0)],
     "two": [MessageQueue("two", broker, i) for broker in ("broker-a", "broker-b") for i in range(3)],

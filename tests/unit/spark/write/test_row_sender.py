@@ -18,6 +18,8 @@ from rocketspark.spark.write.bounded_flow import SendsInFlight
 from rocketspark.spark.write.queue_choice import QueueTarget
 from rocketspark.spark.write.row_sender import RowSender
 
+pytestmark = pytest.mark.shows("rows sent to a broker of Apache's exactly once")
+
 ON_A, ON_B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 OUT = PreparedMessage("t", b"body", "UNIQ_KEY\x01U\x02", 0, 0, "U")
 

@@ -22,6 +22,11 @@ from rocketspark.spark.columns import READ_SCHEMA, check_written, wanted_columns
 from rocketspark.spark.write.batch_encoding import encode
 from rocketspark.spark.write.rows import PART_BYTES_MAX, PART_ROWS_MAX, CheckedRows, Text, parts
 
+pytestmark = pytest.mark.shows(
+    "batch and stream, all columns and options, delivery times, bounded memory, order per queue, a killed "
+    "broker, inner batches"
+)
+
 
 def rows(**columns: Any) -> CheckedRows:
     columns.setdefault("body", [b"x"])
@@ -64,6 +69,7 @@ class Ids(UniqueIdBlocks):
         return "7F" * 10, first
 
 
+@pytest.mark.shows("batch writes: room prepared ahead, one write of the log file, rows read while others are sent")
 @pytest.mark.parametrize("first", [0, 0xFFFD, 0xFFFF_FFFD, 0x1234_5678_9ABC, (1 << 48) - 5])
 @pytest.mark.parametrize(
     "bodies", [[b"abc", b"\0\1\2", b"xyz", b"123", b"end"], [b"abc", b"\0\1", b"xyz", b"1234", b"e"]]

@@ -17,6 +17,10 @@ from rocketspark.store.clock import ManualClock
 from rocketspark.store.commitlog.dispatch import dispatch_request
 from rocketspark.store.index.key_hashes import BatchKeys
 
+pytestmark = pytest.mark.shows(
+    "one record: one table of fields from which all readers take their offsets; one function for queue and index"
+)
+
 NOW_MS = 1_700_000_000_000
 BORN = bytes.fromhex("7f0000010000c001")
 HOST = bytes.fromhex("7f00000100002a9f")

@@ -14,6 +14,10 @@ from rocketspark.protocol.message import sysflags
 from rocketspark.store import Store, StoreSettings
 from rocketspark.store.commitlog.dispatch import dispatch_request, enters_index, enters_queue, unit_code_of
 
+pytestmark = pytest.mark.shows(
+    "one record: one table of fields from which all readers take their offsets; one function for queue and index"
+)
+
 NOW_MS = 1_700_000_000_000
 
 

@@ -17,6 +17,10 @@ from rocketspark.store.commitlog.commit_log import WRITE_BYTES_MIN
 from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.index.key_hashes import BatchKeys
 
+pytestmark = pytest.mark.shows(
+    "batch writes: room prepared ahead, one write of the log file, rows read while others are sent",
+)
+
 NOW_MS = 1_700_000_000_000
 BORN = bytes.fromhex("7f0000010000c001")
 BODIES = [b"%04d" % n * 64 for n in range(300)]

@@ -14,6 +14,8 @@ from rocketspark.protocol.message import record, record_crc
 from rocketspark.store import Store
 from rocketspark.store.commitlog.append_message import BatchMessage
 
+pytestmark = pytest.mark.shows("a CRC of the whole record (`__CRC32#`)")
+
 NOW_MS = 1_700_000_000_000
 BORN = bytes.fromhex("7f0000010000c001")
 ON = {"append_record_crc": True, "verify_record_crc": True}

@@ -16,6 +16,8 @@ from rocketspark.protocol.message import batch, record
 from rocketspark.protocol.message import properties as props
 from rocketspark.store import GetStatus, Store
 
+pytestmark = pytest.mark.shows("inner batches, topics with queue.type=BatchCQ")
+
 NOW_MS = 1_700_000_000_000
 BORN = bytes.fromhex("7f0000010000c001")
 TOPIC = "S_Bcq"
@@ -237,6 +239,7 @@ def test_a_lost_start_of_the_log_leaves_the_later_messages(store: Store, send: A
     assert [offset for offset, _ in messages(again, "b", low)] == list(range(low, high))
 
 
+@pytest.mark.shows("mended: silent loss while a broker removes old files: the store's half")
 def test_a_hole_in_it_is_told(store: Store, send: Any) -> None:
     send_batch(store, ["a", "b"])
     store.consume_queues.find("b", 0).fill_to(5)
@@ -266,6 +269,7 @@ def begin_of(texts: list[str], offset: int) -> int:
 
 
 # Each field of a unit but the tags code, which only reading every record would show.
+@pytest.mark.shows("a flipped unit of an older consume queue file")
 @pytest.mark.parametrize("byte", [0, 5, 7, 8, 11, 20, 27, 28, 33, 35, 36, 37])
 def test_a_damaged_unit_is_made_anew_from_the_log(byte: int, store: Store, send: Any, make_store: Any) -> None:
     texts = fill(store, send)
@@ -284,6 +288,7 @@ def test_a_damaged_unit_is_made_anew_from_the_log(byte: int, store: Store, send:
         assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.shows("mended: a batch queue whose file was cut: its readers stood still for ever")
 @pytest.mark.parametrize(("first", "end"), [(0, 1), (0, 30), (4, 9), (5, 10), (7, 23), (10, 30), (28, 30)])
 def test_lost_units_are_made_anew_from_the_log_wherever_a_reader_begins(
     first: int, end: int, store: Store, send: Any, make_store: Any
@@ -312,6 +317,7 @@ def test_lost_units_are_made_anew_from_the_log_wherever_a_reader_begins(
         assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.shows("mended: a batch queue whose file was cut: its readers stood still for ever")
 @pytest.mark.parametrize("lost", [(4, 6), (0, 2), (9, 12), (27, 29)])
 @pytest.mark.parametrize("zeroed", [(4, 6), (3, 12), (0, 5), (0, 30)])
 def test_lost_units_of_lost_records_hide_no_other_message(
@@ -405,6 +411,10 @@ def test_a_damaged_unit_of_a_removed_record_hides_no_message(store: Store, make_
         assert [offset for offset, _ in messages(again, "b", start)] == list(range(start - start % 3, high))
 
 
+@pytest.mark.shows(
+    "mended: with queue extensions a send that was refused, as a file could not be mapped, came back after a "
+    "kill; a batch topic made again lost its kind where a start ended its deletion"
+)
 def test_a_batch_topic_made_again_stays_one_where_a_start_ends_its_deletion(
     small: Callable[..., Any], send: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

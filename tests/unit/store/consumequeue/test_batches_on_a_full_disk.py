@@ -13,6 +13,11 @@ from rocketspark.store import BatchMessage
 from rocketspark.store.consumequeue.consume_queue import ConsumeQueue
 from rocketspark.store.index.key_hashes import BatchKeys
 
+pytestmark = pytest.mark.shows(
+    "mended: a full disk, or no descriptor left, while a batch reached the next file of its queue left units "
+    "that point to nothing; the message after them was lost at the next start; plain batches too"
+)
+
 NOW_MS = 1_700_000_000_000
 BORN = bytes.fromhex("7f0000010000c001")
 
@@ -48,6 +53,10 @@ def test_a_batch_that_reaches_the_next_file_asks_the_disk_before_its_first_unit(
     assert send(store, "t", 0, b"next")[1] == 80
 
 
+@pytest.mark.shows(
+    "mended: while the index had no room, a transaction just committed was taken for one that never was: its "
+    "repeated end was told as gone, and one given up before could be committed twice"
+)
 def test_keys_that_the_index_has_no_room_for_are_found(make_store: Any, files: Any) -> None:
     """Who asks whether a transaction was committed must not hear no."""
     reserve = files.reserve

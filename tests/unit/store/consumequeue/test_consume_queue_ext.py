@@ -20,6 +20,8 @@ from rocketspark.store import GetStatus, Store
 from rocketspark.store.clock import ManualClock
 from rocketspark.store.consumequeue.consume_queue_ext import is_address
 
+pytestmark = pytest.mark.shows("store: consume queue ext", "bitmaps in consume queue extensions are read past")
+
 NOW_MS = 1_700_000_000_000
 SMALL = {"queue_ext": True, "queue_ext_file_bytes": 4096}
 # Units of 20 bytes in a file of 4096, the last four bytes of which stay free.
@@ -259,6 +261,10 @@ def test_a_full_disk_leaves_no_unit_behind(make_store: Any, send: Any, files: An
     assert len(bodies(store, "t", frozenset({string_hash("A")}))) == stored + 1
 
 
+@pytest.mark.shows(
+    "mended: with queue extensions a send that was refused, as a file could not be mapped, came back after a "
+    "kill; a batch topic made again lost its kind where a start ended its deletion"
+)
 def test_a_file_that_cannot_be_mapped_leaves_no_message_behind(
     make_store: Any, send: Any, files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

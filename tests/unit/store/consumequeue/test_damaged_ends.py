@@ -84,6 +84,9 @@ CASES = [
 ]
 
 
+@pytest.mark.shows(
+    "mended: one flipped bit, a zeroed page or a truncated file cuts an idle queue; offsets are given twice",
+)
 @pytest.mark.parametrize(("damage", "ends"), CASES)
 def test_begin_and_end_stay(make_store: Any, send: Any, tmp_path: Path, damage: str, ends: str) -> None:
     store = make_store(**SIZES)
@@ -111,6 +114,7 @@ def test_begin_and_end_stay(make_store: Any, send: Any, tmp_path: Path, damage: 
     assert read_all(make_store(root, **SIZES)) == [*bodies, b"new"]
 
 
+@pytest.mark.shows("mended: one flipped position moves a queue's begin")
 @pytest.mark.parametrize("unit", [300, 400, 450, 500])
 def test_the_begin_stays_once_old_files_are_removed(make_store: Any, send: Any, unit: int) -> None:
     store = make_store(queue_file_units=1000, log_file_bytes=16384)
@@ -129,6 +133,9 @@ def test_the_begin_stays_once_old_files_are_removed(make_store: Any, send: Any, 
 
 
 # Places in a unit of 46 bytes: physical offset 0, size 8, first queue offset 28, messages 36.
+@pytest.mark.shows(
+    "mended: one flipped bit, a zeroed page or a truncated file cuts an idle queue; offsets are given twice",
+)
 @pytest.mark.parametrize("ends", ["noted", "not noted"])
 @pytest.mark.parametrize("unit", [0, 50, 83, 99])
 @pytest.mark.parametrize("byte", [0, 8, 28, 29, 33, 35, 36, 37])
@@ -162,6 +169,9 @@ def test_ends_are_noted_when_they_change(make_store: Any, send: Any, monkeypatch
     assert len(written) == 2
 
 
+@pytest.mark.shows(
+    "mended: a message of a deleted topic is put in the place of a newer one; a flipped first unit ends as a deletion"
+)
 def test_a_flipped_first_unit_is_no_deleted_topic(make_store: Any, send: Any) -> None:
     store = make_store(**SIZES)
     send(store, "t", 0, b"old")

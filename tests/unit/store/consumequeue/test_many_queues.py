@@ -14,6 +14,11 @@ from rocketspark.protocol.message import record
 from rocketspark.store import BatchMessage, GetStatus, Store, StoreSettings
 from rocketspark.store.files.system_calls import OsFiles
 
+pytestmark = pytest.mark.shows(
+    "store: 10,000 queues in small steps",
+    "10,000 active queues stay mapped without descriptors; a new queue costs no file on the loop",
+)
+
 NOW_MS = 1_700_000_000_000
 TOPICS, QUEUES = 250, 8
 

@@ -41,6 +41,7 @@ def dangling(folder: Path) -> None:
     (folder / f"{1000:020d}").symlink_to("/nowhere")
 
 
+@pytest.mark.shows("mended: an odd file of one queue stops the removal of all old files; its error gives bad advice")
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
@@ -69,6 +70,7 @@ def deleted(store: Store) -> bool:
     return not Path(store.settings.root, "consumequeue/t").is_symlink() and "t" not in store.queues()
 
 
+@pytest.mark.shows("mended: a topic folder that is a link: its deletion fails, then every start")
 def test_a_topic_behind_a_link_is_deleted(make_store: Any, send: Any, tmp_path: Path) -> None:
     folder = filled(make_store, send).parent
     shutil.move(folder, tmp_path / "elsewhere")
@@ -82,6 +84,7 @@ def test_a_topic_behind_a_link_is_deleted(make_store: Any, send: Any, tmp_path: 
     assert deleted(make_store())
 
 
+@pytest.mark.shows("mended: a topic folder that is a link: its deletion fails, then every start")
 def test_a_deletion_that_cannot_be_finished_does_not_refuse_the_start(
     make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:

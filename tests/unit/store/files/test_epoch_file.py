@@ -13,6 +13,11 @@ from rocketspark.errors import StoreUnwritable
 from rocketspark.store.files.epoch_file import NO_END, Epoch, EpochList, parse
 from rocketspark.store.files.system_calls import OsFiles
 
+pytestmark = pytest.mark.shows(
+    "epoch file (byte for byte the official broker's), killed at any write; where two logs part; masters that "
+    "take turns"
+)
+
 
 def listed(*starts: tuple[int, int]) -> EpochList:
     epochs = EpochList()

@@ -19,6 +19,10 @@ from rocketspark.store.readonly.log_scan import LogScan
 from rocketspark.store.readonly.read_only_store import ReadOnlyStore
 from rocketspark.store.readonly.record_reader import RecordReader
 
+pytestmark = pytest.mark.shows(
+    "`store`: a store directory read directly, live, backed up, killed or damaged; ours and Apache's",
+)
+
 Key = tuple[str, int, int]
 
 

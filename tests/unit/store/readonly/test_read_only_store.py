@@ -22,6 +22,10 @@ from rocketspark.store.readonly.log_scan import LogScan
 from rocketspark.store.readonly.read_only_store import ReadOnlyStore
 from rocketspark.store.readonly.record_reader import RecordReader
 
+pytestmark = pytest.mark.shows(
+    "`store`: a store directory read directly, live, backed up, killed or damaged; ours and Apache's",
+)
+
 NOW_MS = 1_700_000_000_000
 Send = Callable[..., tuple[int, int, int]]
 Golden = Any  # root, manifest, settings: see conftest
@@ -206,6 +210,7 @@ def test_files_removed_between_planning_and_reading_are_reported(make_store: Any
     frozen.close()
 
 
+@pytest.mark.shows("consume queue files removed between planning and reading a store")
 def test_a_part_of_a_queue_whose_files_were_removed_after_planning_is_told(
     make_store: Any, send: Send, tmp_path: Path
 ) -> None:

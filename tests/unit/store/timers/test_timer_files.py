@@ -188,6 +188,7 @@ def test_a_kill_between_log_and_wheel_loses_no_unit(tmp_path: Path, torn_bytes: 
     assert (tmp_path / "timerlog" / f"{0:020d}").read_bytes()[6 * 52 :] == bytes(LOG_BYTES - 6 * 52)
 
 
+@pytest.mark.shows("`timerwheel` short, empty, gone")
 @pytest.mark.parametrize("left", [None, 0, 4096, "one slot", "half a slot", "all but a byte"])
 def test_a_wheel_that_is_lost_or_short_is_made_again_from_the_log(tmp_path: Path, left: int | str | None) -> None:
     files = opened(tmp_path)
@@ -205,6 +206,7 @@ def test_a_wheel_that_is_lost_or_short_is_made_again_from_the_log(tmp_path: Path
     assert again.wheel.get(NOW + 2000) == TimerWheelSlot(52, 156, 2)
 
 
+@pytest.mark.shows("mended: `TimerFiles._relink` without a ring guard")
 def test_a_ring_in_a_damaged_log_ends(tmp_path: Path) -> None:
     files = opened(tmp_path)
     for n in range(3):
@@ -238,6 +240,7 @@ def test_a_log_shorter_than_its_checkpoint_starts_over(tmp_path: Path) -> None:
     assert list(empty.chain(NOW + 5000)) == []
 
 
+@pytest.mark.shows("mended: a flipped bit in config/timercheck: slots cleared, or messages doubled")
 def test_no_flipped_bit_changes_what_the_checkpoint_says(tmp_path: Path) -> None:
     files = opened(tmp_path)
     files.add(NOW, NOW + 5000, 0, 100, 1)
@@ -258,6 +261,7 @@ def test_no_flipped_bit_changes_what_the_checkpoint_says(tmp_path: Path) -> None
     assert read_checkpoint(str(path)) == theirs
 
 
+@pytest.mark.shows("mended: a damaged last unit of a file of the timer log: no file is removed any more")
 @pytest.mark.parametrize("field", [0, 4, 12, 28])
 @pytest.mark.parametrize("unit", [97, 98, 99])
 def test_a_damaged_unit_at_a_file_s_end_keeps_no_file_and_loses_none(tmp_path: Path, field: int, unit: int) -> None:

@@ -18,6 +18,11 @@ from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
 
+pytestmark = pytest.mark.shows(
+    "bounds of connections, frames, headers, held pulls, unread replies, log lines, on brokers, NameServers "
+    "and controllers: each row of docs/security.md is an attack beside a normal client"
+)
+
 ECHO, LARGE, SLOW, ALONE = 9001, 9002, 9003, 9004
 # The head of a frame of 1 MiB.
 BEGIN = (1 << 20).to_bytes(4, "big") + (10).to_bytes(4, "big")
@@ -217,6 +222,7 @@ def test_requests_worked_on_in_tasks_are_bounded_and_the_others_wait(monkeypatch
     run(main())
 
 
+@pytest.mark.shows("no request holds the loop for long; bytes of requests in work, held requests by host")
 def test_bytes_of_requests_worked_on_are_bounded_for_a_connection_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "TASK_BYTES_MAX", 10_000)
     body = bytes(4000)

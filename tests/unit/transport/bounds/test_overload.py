@@ -20,6 +20,8 @@ from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
 
+pytestmark = pytest.mark.shows("SYSTEM_BUSY when the broker is behind, a maximum of connections")
+
 SEND, PULL, OTHER = 10, 11, 12
 
 

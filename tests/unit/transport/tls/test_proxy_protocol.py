@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from rocketspark.errors import FrameError
 from rocketspark.transport.tls.proxy_protocol import ProxyHeader, begins, parse
 
+pytestmark = pytest.mark.shows("PROXY v1 and v2 before either, from trusted networks")
+
 BINARY = bytes.fromhex("0d0a0d0a000d0a515549540a")
 V4 = bytes([10, 1, 2, 3, 10, 0, 0, 1]) + struct.pack(">HH", 51234, 10911)
 V6 = ipaddress.ip_address("2001:db8::1").packed + ipaddress.ip_address("2001:db8::2").packed + b"\xc8\x22\x2a\x9f"

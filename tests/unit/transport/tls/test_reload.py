@@ -17,6 +17,8 @@ from rocketspark.transport.connections import dial
 from rocketspark.transport.server import Server
 from rocketspark.transport.tls import ClientTls, TlsSettings, server_contexts
 
+pytestmark = pytest.mark.shows("certificates replaced without a restart, under load")
+
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ async def echoed(server: Server, tls: ClientTls | None, body: bytes = b"x") -> b
         await peer.wait_closed()
 
 
+@pytest.mark.shows("TLS and plain on one port of broker, port - 2, NameServer, controller; the three modes")
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 @pytest.mark.parametrize(
     ("mode", "plain", "secure"), [("disabled", True, False), ("permissive", True, True), ("enforcing", False, True)]
@@ -121,6 +122,10 @@ def refusals(issuer: Issuer, tmp_path: Path) -> dict[str, tuple[TlsSettings, Cli
     }
 
 
+@pytest.mark.shows(
+    "clients that check: not trusted, expired, wrong name or address, a plain server, a refused certificate, "
+    "each one line"
+)
 @pytest.mark.parametrize(
     "which",
     ["not trusted", "by the system", "expired", "too early", "wrong address", "wrong name", "expired, chain alone"],
@@ -154,6 +159,9 @@ def test_what_is_checked_less_is_less(issuer: Issuer) -> None:
     run(main())
 
 
+@pytest.mark.shows(
+    "keys of tls.properties, in .conf files, environment, options; encrypted keys; certificates of clients",
+)
 @pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
 def test_certificates_of_clients(issuer: Issuer, tmp_path: Path, version: str) -> None:
     mine, foreign = issuer.pair("me", password="pw"), Issuer(tmp_path, "foreign").pair("them")

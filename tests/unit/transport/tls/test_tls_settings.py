@@ -17,6 +17,10 @@ from rocketspark.transport.tls import ClientTls, TlsSettings, client_tls
 from rocketspark.transport.tls.server_contexts import ServerContexts
 from rocketspark.transport.tls.settings import KEYS, from_values, gathered, variable
 
+pytestmark = pytest.mark.shows(
+    "keys of tls.properties, in .conf files, environment, options; encrypted keys; certificates of clients",
+)
+
 MARKER = "s3cr3t-marker"
 
 

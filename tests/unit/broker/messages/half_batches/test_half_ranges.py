@@ -32,6 +32,15 @@ from rocketspark.protocol.headers import EndTransactionHeader
 from rocketspark.protocol.message import batch
 from rocketspark.protocol.message.batch import BatchItem
 
+pytestmark = pytest.mark.shows(
+    "exactly once at speed: half messages in batches, ended by ranges; the log is that of single ones byte "
+    "for byte, whatever the properties; parts, overlaps, repeats, bad ranges, checks, kills, a full disk",
+    "mended: ends of large rows held the broker's loop for seconds; half messages with a long immunity stayed "
+    "in memory for ever",
+    "the clock set back and forth by ten years between halves, checks, ends and starts (200 years, with half "
+    "messages given up, in 60 runs by hand)",
+)
+
 T = TypeVar("T")
 NOW_MS = 1_700_000_000_000
 IMMUNE = "CHECK_IMMUNITY_TIME_IN_SECONDS\x01600\x02"
@@ -483,6 +492,10 @@ Machine.TestCase.settings = settings(
 TestHalfRangesModel: Any = Machine.TestCase
 
 
+@pytest.mark.shows(
+    "mended: a log file that could not be opened for a moment ended the checks of all transactions until a "
+    "restart; half messages of batches whose file was removed filled the quarantine"
+)
 def test_those_whose_file_was_removed_are_dropped_and_the_others_are_checked(
     rigs: Callable[[], Rig], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -605,6 +618,10 @@ def test_shapes_are_kept_of_small_records_while_they_are_open(
     assert sum(rig.delivered().values()) == 80
 
 
+@pytest.mark.shows(
+    "mended: a log file that could not be opened for a moment ended the checks of all transactions until a "
+    "restart; half messages of batches whose file was removed filled the quarantine"
+)
 def test_a_file_that_cannot_be_opened_now_is_no_end_of_the_checks(rigs: Callable[[], Rig]) -> None:
     """As without descriptors: the round after finds them all."""
 
@@ -630,6 +647,10 @@ def test_a_file_that_cannot_be_opened_now_is_no_end_of_the_checks(rigs: Callable
     asyncio.run(main())
 
 
+@pytest.mark.shows(
+    "mended: a batch sent again after a lost reply was open twice, and delivered twice where both copies were "
+    "committed; so was one id twice in a batch"
+)
 @pytest.mark.parametrize("between", ["nothing", "a check", "a start"])
 @pytest.mark.parametrize("told", ["older", "newest"])
 @pytest.mark.parametrize("how", ["range", "single"])
@@ -687,6 +708,10 @@ def test_a_batch_that_was_sent_again_is_committed_once(
     assert rig.transactions.open_count == 0
 
 
+@pytest.mark.shows(
+    "mended: a batch sent again after a lost reply was open twice, and delivered twice where both copies were "
+    "committed; so was one id twice in a batch"
+)
 @pytest.mark.usefixtures("stopped")
 def test_one_id_twice_in_a_batch_is_one_transaction(rigs: Callable[[], Rig]) -> None:
     rig = rigs()
@@ -768,6 +793,10 @@ def test_a_damaged_half_message_of_a_shape_harms_no_other(rigs: Callable[[], Rig
         assert (stored, gone) == (99, [50])
 
 
+@pytest.mark.shows(
+    "a master of a pair that dies in the midst of a range, the new one is told it again, with copies of the "
+    "batch on both; the old one that comes back, or hears of no election"
+)
 def test_a_start_tells_of_the_queues_that_open_half_messages_are_for(rigs: Callable[[], Rig]) -> None:
     """A new master makes their topics if nobody told it of them; not one that was deleted since."""
     rig = rigs()
@@ -807,6 +836,10 @@ def test_a_clock_that_was_ahead_at_the_start_puts_no_refresh_off(
     asyncio.run(main())
 
 
+@pytest.mark.shows(
+    "mended: a batch that was stored without an answer, its rows sent one by one then: after a check or a "
+    "start a repeated end delivered the older copy too"
+)
 @pytest.mark.parametrize("between", ["a check", "a start"])
 @pytest.mark.usefixtures("stopped")
 def test_a_repeated_end_of_a_message_that_came_alone_delivers_no_older_copy_of_a_batch(

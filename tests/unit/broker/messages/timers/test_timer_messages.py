@@ -32,6 +32,8 @@ from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store import Store, StoreSettings
 from rocketspark.store.timers.timer_files import TimerFiles, read_checkpoint
 
+pytestmark = pytest.mark.shows("timer messages, rolling, recall, in RocketMQ's files")
+
 NOW = 1_795_214_512_000
 DAY_MS = 86_400_000
 BORN = bytes.fromhex("7f0000010000c001")
@@ -350,6 +352,7 @@ def test_a_restart_keeps_what_waits_and_delivers_what_became_due(rig: Callable[.
     assert broker.keys()[4:] == ["K5"]
 
 
+@pytest.mark.shows("`config/timercheck` of any content")
 @pytest.mark.parametrize(
     "content",
     [
@@ -408,6 +411,7 @@ def test_a_kill_in_the_middle_of_a_slot_delivers_each_once(rig: Callable[..., Ri
     assert before == min(1000, max(0, pieces - 3) * 256)
 
 
+@pytest.mark.shows("took over and killed while it reads the timers' queue")
 @pytest.mark.parametrize("pieces", range(1, 5))
 def test_a_slave_that_took_over_and_is_killed_while_it_reads_delivers_nothing_again(
     rig: Callable[..., Rig], clock: Clock, pieces: int

@@ -20,6 +20,12 @@ from rocketspark.broker.messages import put_message as put_message_module
 from rocketspark.broker.messages.put_message import pairs_of
 from rocketspark.store.files.system_calls import OsFiles
 
+pytestmark = pytest.mark.shows(
+    "mended: timerPrecisionMs changed over a restart with a pending timer message",
+    "model tests: sends, push, ordered, pull and assigning consumers, rebalance, thread listeners, "
+    "transactions of clients and of the broker, delays, timers",
+)
+
 __all__ = ["clock", "rig"]
 
 CHANGES = [(1000, 100), (100, 1000), (1000, 500), (500, 200), (200, 500), (100, 200)]
@@ -158,6 +164,7 @@ def test_a_lost_wheel_and_another_grid(rig: Callable[..., Rig], clock: Clock) ->
     assert delivered(broker) == {f"K{n}": slot_end(NOW + 5000 + n * 100, 1000) for n in range(20)}
 
 
+@pytest.mark.shows("mended: a lost wheel and a finer timerPrecisionMs at one start: up to 900 ms early")
 @pytest.mark.parametrize(("before", "after"), [(1000, 100), (500, 100), (1000, 500), (1000, 200)])
 def test_a_lost_wheel_and_a_finer_grid_bring_nothing_early(rig: Callable[..., Rig], before: int, after: int) -> None:
     broker = rig(precision_ms=before)
@@ -184,6 +191,7 @@ def test_on_the_same_grid_no_byte_is_changed(rig: Callable[..., Rig], clock: Clo
     assert [path.read_bytes() for path in paths] == kept
 
 
+@pytest.mark.shows("the grid of timers remade, killed, changed again")
 @pytest.mark.parametrize("second", [100, 200, 500, 1000])
 def test_a_kill_in_the_midst_of_the_remaking_loses_and_doubles_nothing(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, second: int
@@ -235,6 +243,10 @@ def test_a_kill_in_the_midst_of_the_remaking_loses_and_doubles_nothing(
     assert moments >= 8
 
 
+@pytest.mark.shows(
+    "mended: an error that passes after a wheel was remade: new timer messages set aside, none delivered, all "
+    "lost by the next start"
+)
 @pytest.mark.parametrize("call", ["rename", "replace", "fsync", "rmtree", "map"])
 @pytest.mark.parametrize("later", ["killed", "restarted", "runs on"])
 def test_an_error_that_passes_after_the_remade_files_count_holds_nothing_up(

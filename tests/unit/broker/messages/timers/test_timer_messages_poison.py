@@ -12,6 +12,8 @@ from rocketspark.errors import RecordError
 from rocketspark.protocol.message import record, record_layout
 from rocketspark.store.timers.timer_wheel import SLOT_COUNT
 
+pytestmark = pytest.mark.shows("mended: odd messages sent to the timers' topic itself")
+
 __all__ = ["clock", "rig"]
 
 
@@ -22,6 +24,7 @@ def rot(broker: Rig, number: int) -> int:
     return position
 
 
+@pytest.mark.shows("mended: TIMER_ROLL_TIMES of 5,000 digits: others of its slot lost")
 @pytest.mark.parametrize("text", ["9" * 5000, "²", "-1", "x"])
 def test_a_count_of_rolls_that_is_none_counts_as_none(rig: Callable[..., Rig], text: str) -> None:
     broker = rig(roll_slots=4)
@@ -34,6 +37,9 @@ def test_a_count_of_rolls_that_is_none_counts_as_none(rig: Callable[..., Rig], t
     assert broker.quarantine.entries() == []
 
 
+@pytest.mark.shows(
+    "mended: one rotten parked message: half no start, delay level stands still, timer wheel stands still",
+)
 @pytest.mark.parametrize("on_wheel", [False, True])
 def test_a_rotten_message_is_set_aside_and_the_others_of_its_slot_come(rig: Callable[..., Rig], on_wheel: bool) -> None:
     broker = rig()
@@ -55,6 +61,7 @@ def test_a_rotten_message_is_set_aside_and_the_others_of_its_slot_come(rig: Call
     assert broker.keys() == ["A", "C", "B"]
 
 
+@pytest.mark.shows("mended: TIMER_ROLL_TIMES of 5,000 digits: others of its slot lost")
 def test_an_error_nobody_thought_of_loses_nothing_of_a_slot(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +85,10 @@ def test_an_error_nobody_thought_of_loses_nothing_of_a_slot(
     assert broker.keys() == ["A", "C", "B"]
 
 
+@pytest.mark.shows(
+    "mended: a flipped unit of the timers', half messages' and delay levels' queues: an acknowledged message "
+    "is set aside for good"
+)
 def test_a_flipped_bit_of_a_queue_s_unit_sets_nothing_aside(rig: Callable[..., Rig]) -> None:
     broker = rig()
     broker.send(key="on", TIMER_DELAY_SEC=5)
@@ -93,6 +104,7 @@ def test_a_flipped_bit_of_a_queue_s_unit_sets_nothing_aside(rig: Callable[..., R
     assert broker.store.mender.mended == 1
 
 
+@pytest.mark.shows("mended: a torn config/timermetrics without .bak: no start")
 def test_torn_counts_do_not_keep_the_broker_from_starting(rig: Callable[..., Rig]) -> None:
     broker = rig()
     broker.send(key="A", TIMER_DELAY_SEC=5)
@@ -105,6 +117,10 @@ def test_torn_counts_do_not_keep_the_broker_from_starting(rig: Callable[..., Rig
     assert broker.keys() == ["A"]
 
 
+@pytest.mark.shows(
+    "mended: a flipped unit of the timers', half messages' and delay levels' queues: an acknowledged message "
+    "is set aside for good"
+)
 def test_what_was_set_aside_for_its_unit_is_found_where_the_unit_says_now(rig: Callable[..., Rig]) -> None:
     broker = rig()
     for key in ("A", "B"):
@@ -164,6 +180,7 @@ FLIPS = [
 ]
 
 
+@pytest.mark.shows("mended: a flipped bit in the timer log or wheel, or a zeroed wheel, loses a slot without a line")
 @pytest.mark.parametrize("precision_ms", [1000, 100])
 @pytest.mark.parametrize(("name", "byte", "bit"), FLIPS)
 def test_a_flipped_bit_in_log_or_wheel_loses_no_message(
@@ -179,6 +196,7 @@ def test_a_flipped_bit_in_log_or_wheel_loses_no_message(
     delivers_all(rig(precision_ms=precision_ms))
 
 
+@pytest.mark.shows("mended: a flipped bit in the timer log or wheel, or a zeroed wheel, loses a slot without a line")
 @pytest.mark.parametrize("part", ["page", "whole"])
 def test_a_zeroed_wheel_loses_no_message(rig: Callable[..., Rig], part: str) -> None:
     broker = with_a_full_slot(rig)
@@ -216,6 +234,7 @@ def delivers_all(broker: Rig) -> None:
     assert broker.quarantine.entries() == []
 
 
+@pytest.mark.shows("mended: timer messages after a clock was set back came at once")
 @pytest.mark.parametrize("restarts", [0, 1])
 @pytest.mark.parametrize("killed", [False, True])
 def test_after_a_clock_was_set_back_nothing_comes_early_or_twice(

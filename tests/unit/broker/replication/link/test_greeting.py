@@ -13,6 +13,8 @@ from rocketspark.broker.replication.link.doors import TrustedHosts
 from rocketspark.broker.replication.link.greeting import MasterGreeting, SlaveGreeting
 from rocketspark.errors import ConfigError, ReplicationError
 
+pytestmark = pytest.mark.shows("every port with --secure, as a stranger finds it")
+
 OURS, THEIRS = ("inner", "secret"), ("inner", "another")
 
 

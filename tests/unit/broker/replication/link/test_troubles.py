@@ -7,6 +7,11 @@ import pytest
 from rocketspark.broker.replication.link.troubles import PEERS_MAX, Troubles
 from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreFull
 
+pytestmark = pytest.mark.shows(
+    "another file size, a log that diverges, is ahead or removed, foreign protocols, garbage, frames of any "
+    "size, peers that stall or do not read"
+)
+
 
 def test_each_is_counted_and_only_what_is_new_is_told(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0

@@ -13,6 +13,10 @@ from rocketspark.broker.replication.tables.table_fetch import PAGE_ROWS, TableFe
 from rocketspark.errors import ProtocolError
 from rocketspark.protocol.json.bodies import DataVersion
 
+pytestmark = pytest.mark.shows(
+    "a slave's tables equal its master's, of ours and Java's, at once and every 3 s; a garbled answer changes nothing"
+)
+
 V1, V2 = DataVersion(counter=1), DataVersion(counter=2)
 
 

@@ -15,6 +15,8 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.frames import decode
 from rocketspark.transport.processor_table import Routes
 
+pytestmark = pytest.mark.shows("a master that hung and goes on without a start")
+
 LIMIT_S = 7.5
 
 

@@ -11,6 +11,10 @@ import pytest
 
 from rocketspark.cli import main
 
+pytestmark = pytest.mark.shows(
+    "the trap: a job in an environment that is not activated, another `python3` first on the path",
+)
+
 SCRIPT = """
 import os, shutil, sys
 print(sys.argv[1:], shutil.which("python3"), "PYSPARK_DRIVER_PYTHON" in os.environ)

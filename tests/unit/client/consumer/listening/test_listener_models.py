@@ -23,6 +23,11 @@ from tests.unit.client.machines import run_machine
 from rocketspark.client.consumer.listening.listeners import Overdue, ThreadListeners, Unit
 from rocketspark.client.observe.consume_stats import TopicCounts
 
+pytestmark = pytest.mark.shows(
+    "model tests: sends, push, ordered, pull and assigning consumers, rebalance, thread listeners, "
+    "transactions of clients and of the broker, delays, timers"
+)
+
 ENDINGS = ["taken", "taken", "refused", "raises", "exits", "coroutine", "refused later"]
 
 

@@ -77,6 +77,7 @@ def ordered(listener: Any, outcomes: Outcomes, **more: Any) -> OrderedListeners:
     return OrderedListeners(listener, 2, outcomes.report, **(settings | more))
 
 
+@pytest.mark.shows("mended: coroutine listeners: a message stuck until the next arrives")
 @pytest.mark.parametrize("count", [1, 20])
 def test_what_is_put_as_the_last_worker_ends_is_run(count: int) -> None:
     @in_loop
@@ -99,6 +100,7 @@ def test_what_is_put_as_the_last_worker_ends_is_run(count: int) -> None:
     run()
 
 
+@pytest.mark.shows("mended: a listener that returns a coroutine acknowledges without running (ordered too)")
 @pytest.mark.parametrize("hooks", [False, True])
 @pytest.mark.parametrize("is_ordered", [False, True])
 def test_a_coroutine_that_a_plain_function_returns_is_run(is_ordered: bool, hooks: bool) -> None:
@@ -136,6 +138,7 @@ def test_a_coroutine_that_a_plain_function_returns_is_run(is_ordered: bool, hook
     run()
 
 
+@pytest.mark.shows("mended: a listener that returns a coroutine acknowledges without running (ordered too)")
 @pytest.mark.parametrize("is_ordered", [False, True])
 def test_a_coroutine_that_a_coroutine_returns_is_run(is_ordered: bool) -> None:
     @in_loop
@@ -162,6 +165,7 @@ def test_a_coroutine_that_a_coroutine_returns_is_run(is_ordered: bool) -> None:
     run()
 
 
+@pytest.mark.shows("mended: a listener that returns a coroutine acknowledges without running (ordered too)")
 @in_loop
 async def test_a_generator_is_no_listener() -> None:
     def yields(given: ReceivedMessage) -> Any:
@@ -203,6 +207,7 @@ async def stops(given: Any) -> None:
 FAILURES: list[Any] = [cancelled_elsewhere, exits, stops]
 
 
+@pytest.mark.shows("mended: a coroutine listener that raises CancelledError (concurrent, ordered)")
 @pytest.mark.parametrize("failure", FAILURES)
 def test_whatever_a_coroutine_raises_is_the_failure_of_its_message(failure: Any) -> None:
     @in_loop
@@ -227,6 +232,7 @@ def test_whatever_a_coroutine_raises_is_the_failure_of_its_message(failure: Any)
     run()
 
 
+@pytest.mark.shows("mended: a coroutine listener that raises CancelledError (concurrent, ordered)")
 @pytest.mark.parametrize("failure", FAILURES)
 def test_in_order_nothing_overtakes_what_failed_by_whatever(failure: Any) -> None:
     @in_loop
@@ -250,6 +256,7 @@ def test_in_order_nothing_overtakes_what_failed_by_whatever(failure: Any) -> Non
     run()
 
 
+@pytest.mark.shows("mended: a coroutine listener that raises CancelledError (concurrent, ordered)")
 @in_loop
 async def test_a_worker_that_is_cancelled_leaves_its_message_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketspark.client.consumer.listening.listeners.CANCELLED_PAUSE_S", 0.001)
@@ -302,6 +309,7 @@ async def test_in_order_a_message_that_cannot_be_given_up_stays() -> None:
     await listeners.close()
 
 
+@pytest.mark.shows("mended: leaks: messages of ended tasks; a consumer and a timer per failed start")
 @in_loop
 async def test_messages_of_calls_that_ended_are_let_go() -> None:
     async def listener(given: ReceivedMessage) -> None:
@@ -347,6 +355,7 @@ def test_a_thread_that_waits_for_a_loop_that_ended_goes_on() -> None:
     gc.collect()
 
 
+@pytest.mark.shows("mended: sys.exit in a callback (consumer half: listeners, hooks, on_assigned/on_revoked)")
 @in_loop
 async def test_a_hook_that_raises_anything_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Wild(Hooks):

@@ -16,6 +16,7 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import properties
 
 
+@pytest.mark.shows("a failed listener sends back, never drops")
 @pytest.mark.parametrize("how", ["false", "raises", "coroutine"])
 def test_a_failed_message_goes_back_and_comes_again(how: str) -> None:
     @in_loop
@@ -99,6 +100,10 @@ async def test_what_no_broker_takes_back_is_tried_again_here(monkeypatch: pytest
         assert attempts == [0, 1, 2]
 
 
+@pytest.mark.shows(
+    "mended: max_reconsume_times=-1 dead-letters at the first failure",
+    "a group's retryMaxTimes for push consumers",
+)
 @pytest.mark.parametrize(("times", "asked"), [(None, None), (-1, 16), (0, 0), (3, 3)])
 def test_how_often_a_message_is_delivered_again(times: int | None, asked: int | None) -> None:
     @in_loop
@@ -124,6 +129,11 @@ def test_how_often_a_message_is_delivered_again(times: int | None, asked: int | 
         AsyncPushConsumer("127.0.0.1:1", "g", max_reconsume_times=1 << 31)
 
 
+@pytest.mark.shows(
+    "mended: with a namespace `_send_anew` writes RETRY_TOPIC without it",
+    "mended: with a namespace `_send_anew` writes RETRY_TOPIC without it (send back too)",
+    "mended: unitMode of consumers, inner producer group in heartbeats",
+)
 @in_loop
 async def test_what_goes_back_carries_namespace_and_unit_mode() -> None:
     async with Fake(**{"space%t": 1}) as fake:
@@ -149,6 +159,7 @@ async def test_what_goes_back_carries_namespace_and_unit_mode() -> None:
         assert "CLIENT_INNER_PRODUCER" in [p.group_name for p in beat.producer_data_set]
 
 
+@pytest.mark.shows("mended: a raising before_request hook ends the commit loop, and lock renewal (it did)")
 @in_loop
 async def test_a_hook_that_fails_a_message_s_way_back_does_not_lose_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketspark.client.consumer.listening.returned_messages.AGAIN_S", 0.001)

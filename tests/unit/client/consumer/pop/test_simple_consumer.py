@@ -230,6 +230,7 @@ def test_what_waits_for_a_taker_is_given_back_when_its_subscription_ends_or_chan
     main()
 
 
+@pytest.mark.shows("members of popping groups that close hold nothing back")
 @pytest.mark.parametrize("kind", [AsyncSimpleConsumer, AsyncPushConsumer])
 def test_what_a_held_pop_gives_while_its_member_leaves_is_given_back(kind: type[Any]) -> None:
     @in_loop

@@ -32,6 +32,8 @@ from rocketspark.spark.pipelines.parts.archive_manifest import (
     read_manifest,
 )
 
+pytestmark = pytest.mark.shows("`archive`, each message once, closed hours compacted; a kill at every moment")
+
 HOUR = "2026-11-21T06"
 KILLED = 9
 
@@ -188,6 +190,10 @@ def test_an_archive_may_be_moved_or_copied_without_its_hidden_files(tmp_path: Pa
         pass
 
 
+@pytest.mark.shows(
+    "mended: `archive` into a folder whose manifest was lost, or that holds copied `topic=…` folders, deleted "
+    "the files there"
+)
 @pytest.mark.parametrize("copied", ["the folders of topics alone", "all but the manifest"])
 def test_files_that_no_manifest_tells_of_are_left_alone(tmp_path: Path, copied: str) -> None:
     """An archive whose manifest was lost, or a copy of its folders: nothing of it is taken for leftovers."""
@@ -249,6 +255,7 @@ def test_folders_are_named_as_spark_names_them(topic: str, folder: str) -> None:
     assert partition_folder(topic, HOUR) == f"{folder}/hour={HOUR}"
 
 
+@pytest.mark.shows("`spark.read.parquet(ARCHIVE)` with topics named as numbers")
 @pytest.mark.parametrize(
     ("topic", "folder"),
     [

@@ -12,6 +12,11 @@ import pytest
 
 from rocketspark.spark.pipelines.parts.progress import Progress, Tally, lag_of
 
+pytestmark = pytest.mark.shows(
+    "frame: progress, `--json`, stop and start, one-line errors",
+    "one frame for pipelines and writers",
+)
+
 
 def report(batch: int, rows: int, end: Any = None, latest: Any = None, at: str = "t") -> dict[str, Any]:
     sources = [{"endOffset": end, "latestOffset": latest}]

@@ -47,6 +47,7 @@ PLACE = {"message_id": "7F0000013401BCA9297E86A4E7470000" * 3, "produced": 1, "s
 TIME = "2026-11-26T23:05:38.003Z"
 
 
+@pytest.mark.shows("ids and times in tables")
 @pytest.mark.parametrize("terminal", [False, True])
 def test_no_id_is_broken_and_times_are_times(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,8 @@ from rocketspark.spark.pipelines import restore as pipeline
 from rocketspark.spark.pipelines.parts.archive_manifest import ArchivedRange, ArchiveFile, open_archive
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan, Queue, archived_spans, chunks, ends, map_queues
 
+pytestmark = pytest.mark.shows("`restore`, `replay`: order, keys, tags, properties, rate, dry run, nothing twice")
+
 A0, A1, B0, B1 = ("a", 0), ("a", 1), ("b", 0), ("b", 1)
 
 
@@ -81,6 +83,11 @@ def test_every_row_is_in_one_chunk_and_queues_ascend(
         assert sum(span.rows for chunk in todo for span in chunk) == sum(at.values())
 
 
+@pytest.mark.shows(
+    "mended: an empty `--to` of `restore` or `dlq --resend` sent into the original topics, an empty "
+    "`--to-namesrv` of `replay` into the cluster it read, an empty `--against-namesrv` compared a topic with "
+    "itself"
+)
 @pytest.mark.parametrize("to", ["", " "])
 def test_a_target_without_a_name_is_not_where_the_rows_came_from(to: str, tmp_path: Path) -> None:
     with open_archive(tmp_path) as archive:

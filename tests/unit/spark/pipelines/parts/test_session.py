@@ -14,6 +14,12 @@ from rocketspark.spark.pipelines.connection import Connection, connection, pairs
 from rocketspark.spark.pipelines.parts.session import SessionOptions, check_installed, one_line, quiet_errors
 from rocketspark.transport.tls.client_tls import ClientTls
 
+pytestmark = pytest.mark.shows(
+    "frame: progress, `--json`, stop and start, one-line errors",
+    "mended: without effect and without a word: `pushDownPredicate` on a stream, options of decoding in "
+    "pipelines that keep bodies, `json` beside `decode` in `pipeline sql`",
+)
+
 IN_PYTHON = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
   File "/x.py", line 4, in bad

@@ -23,6 +23,14 @@ from rocketspark.spark.pipelines.parts.sql_file import (
     substitute,
 )
 
+pytestmark = pytest.mark.shows(
+    "`sql`: YAML or statements; as a declarative pipeline",
+    "mended: tracebacks (YAML 2026-02-30, 0b_, deep nesting, deep JSON, 5,000 digits; 120-character names; "
+    "NaN in JSON; exit code)",
+    "mended: without effect and without a word: `pushDownPredicate` on a stream, options of decoding in "
+    "pipelines that keep bodies, `json` beside `decode` in `pipeline sql`",
+)
+
 YAML = """
 name: totals
 sources:
@@ -111,6 +119,10 @@ def test_statements_say_the_same() -> None:
     ]
 
 
+@pytest.mark.shows(
+    "a sink of `pipeline sql` with mode update to a topic, which Spark ended after other sinks had written; "
+    "bodies in the wire format read without a registry"
+)
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -207,6 +219,7 @@ def test_files_that_are_none(tmp_path: Path, name: str, content: bytes | None, e
     assert name in str(caught.value)
 
 
+@pytest.mark.shows("mended: `.sql` pipelines: '\\t', `partitionby` in lower case")
 def test_texts_are_read_as_spark_reads_them() -> None:
     [sink] = parse_sql(
         r"""CREATE SOURCE a USING rocketmq OPTIONS (topic 'x');
@@ -217,6 +230,7 @@ def test_texts_are_read_as_spark_reads_them() -> None:
     assert sink.options == {"p": "o", "sep": "\t", "a": "\n", "b": "\\", "c": "it's'", "d": 'a"bé', "e": "q\\%"}
 
 
+@pytest.mark.shows("mended: `.sql` pipelines: '\\t', `partitionby` in lower case")
 def test_options_of_the_pipeline_may_be_cased_as_all_are() -> None:
     plan = parse_sql(
         "CREATE STREAMING SOURCE a USING rocketmq OPTIONS (topic 'x', WATERMARK 'storeTime 1 minute', Json 'id INT');"

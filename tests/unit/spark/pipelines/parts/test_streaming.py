@@ -18,6 +18,13 @@ from rocketspark.spark.pipelines.parts.streaming import (
     file_name,
 )
 
+pytestmark = pytest.mark.shows(
+    "mended: default names that the writer refuses",
+    "limits on 4.0 and 4.1, exact, over restarts; `availableNow` with a limit ends after one micro-batch, "
+    "warned once; pipelines repeat until the end noted at their start; what cannot work says so with version "
+    "and option",
+)
+
 
 class Query:
     """A query that ended; `ends`: the offset of each source, None without a report."""
