@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.live.pop_support import popped
 from tests.live.support import GROUP, TOPIC, broker, connected, create, create_group, pull, pulled, run, sent, until
+from tests.live.test_controller_mode import group
 
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
@@ -37,6 +38,11 @@ async def moved_to(peer: Peer, offset: int, **changes: Any) -> int | None:
     """Where a pull is sent to; None if it is not."""
     reply = await pull(peer, TOPIC, 0, offset, **{"sys_flag": 6} | changes)
     return reply.header(PullReply).next_offset if reply.code == ResponseCode.PULL_OFFSET_MOVED else None
+
+
+async def commit(peer: Peer, offset: int) -> None:
+    header = UpdateConsumerOffsetHeader(group=GROUP, topic=TOPIC, queue_id=0, commit_offset=offset)
+    (await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)).raise_for_code("commit")
 
 
 @pytest.mark.parametrize("count", [3, 10, 25])
@@ -253,5 +259,94 @@ def test_with_a_topic_no_retries_of_others_are_deleted(
             assert server._topics.get("orders") is None
             assert (server._topics.get(retry_topic) is not None) == stays
             assert server.store.queue_range(retry_topic, 0) == (0, int(stays))
+
+    run(main())
+
+
+@pytest.mark.parametrize("count", [3, 25])
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_reader_is_sent_there_after_a_start_too(tmp_path: Path, end: str, count: int) -> None:
+    """One that commits nothing, whom the broker knows by its pulls alone; once it was told it is not told again."""
+    folder, copy = tmp_path / "store", tmp_path / "copy"
+
+    async def old() -> None:
+        async with broker(folder) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await create_group(peer)
+            for number in range(10):
+                await sent(peer, b"old %d" % number)
+            assert len(await pulled(peer)) == 10
+            await remade(peer, count)
+            shutil.copytree(folder, copy)
+
+    async def told() -> None:
+        async with broker(folder if end == "stop" else copy) as server, connected(server.address) as peer:
+            assert await moved_to(peer, 10) == 0
+            assert await moved_to(peer, min(count, 10)) is None
+
+    async def again() -> None:
+        async with broker(folder if end == "stop" else copy) as server, connected(server.address) as peer:
+            assert await moved_to(peer, min(count, 10)) is None
+
+    for act in (old, told, again):
+        run(act())
+
+
+def test_a_kill_in_the_midst_of_the_deletion_forgets_no_reader(tmp_path: Path) -> None:
+    """The topic is gone, its offsets are not yet."""
+    folder, copy = tmp_path / "store", tmp_path / "copy"
+
+    async def old() -> None:
+        async with broker(folder) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await create_group(peer)
+            await sent(peer, b"old")
+            await commit(peer, 1)
+            await server._offsets.saved()
+            before = (folder / "config/consumerOffset.json").read_bytes()
+            (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=TOPIC))).raise_for_code("delete")
+            shutil.copytree(folder, copy)
+            (copy / "config/consumerOffset.json").write_bytes(before)
+            (copy / "config/readersAnew.json").unlink()
+
+    async def new() -> None:
+        async with broker(copy) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            for number in range(3):
+                await sent(peer, b"new %d" % number)
+            assert await moved_to(peer, 1) == 0
+            assert await moved_to(peer, 1) is None
+
+    run(old())
+    run(new())
+
+
+def test_a_reader_is_sent_there_by_who_was_a_slave_and_not_by_a_slave(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with group(tmp_path) as g:
+            first = await g.start(1)
+            await until(lambda: g.master())
+            second = await g.start(2)
+            await g.in_sync(2)
+            async with connected(first.address) as peer:
+                await create(peer, queues=1)
+                await create_group(peer)
+                for number in range(10):
+                    await sent(peer, b"old %d" % number)
+                assert len(await pulled(peer)) == 10
+                assert len(await pulled(peer, group="other")) == 10
+                await remade(peer, 25)
+                assert await moved_to(peer, 10, group="other") == 0
+            synchronize = second.replication.synchronize
+            assert synchronize is not None
+            await until(lambda: second._offsets.anew.table() == {f"{TOPIC}@{GROUP}": [0]})
+            await until(lambda: second.role.has_live_master)
+            async with connected(second.address) as peer:
+                assert await moved_to(peer, 10) is None
+                await g.stop(1)
+                await until(lambda: g.master())
+                assert await moved_to(peer, 10) == 0
+                assert await moved_to(peer, 10) is None
+                assert await moved_to(peer, 10, group="other") is None
 
     run(main())

@@ -9,6 +9,7 @@ from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.connected_clients import ConnectedClients, ConsumerGroup
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.consumers.readers_anew import FILE_NAME as READERS_ANEW
 from rocketspark.broker.consumers.request_modes import FILE_NAME as REQUEST_MODES
 from rocketspark.broker.consumers.request_modes import RequestModes
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
@@ -35,6 +36,7 @@ from rocketspark.protocol.json.bodies import (
     GroupConfigTable,
     OffsetTable,
     QuarantineTable,
+    ReadersTable,
     TopicConfigTable,
 )
 from rocketspark.protocol.json.metadata import RequestModeTable
@@ -61,7 +63,9 @@ def make_tables(
     topics = Topics(s, config.file("topics.json", TopicConfigTable), statics=statics)
     groups = SubscriptionGroups(s, config.file("subscriptionGroup.json", GroupConfigTable))
     offsets = ConsumerOffsets(
-        config.file("consumerOffset.json", OffsetTable, encode_offsets), lambda: s.offset_version_step
+        config.file("consumerOffset.json", OffsetTable, encode_offsets),
+        lambda: s.offset_version_step,
+        config.file(READERS_ANEW, ReadersTable),
     )
     groups.creation = offsets.creation = topics.creation
     clients = ConnectedClients(

@@ -530,10 +530,12 @@ def test_a_config_file_that_was_cut_off_is_read_from_its_bak(tmp_path: Path) -> 
     assert file.load() is None
 
 
-def test_offsets_told_to_brokers_have_their_two_more_tables(tmp_path: Path) -> None:
+def test_offsets_told_to_brokers_have_their_more_tables(tmp_path: Path) -> None:
     """Java's brokers skip the last, and their JSON reader fails over bare numbers in what it skips."""
     offsets = ConsumerOffsets(JsonFile(tmp_path / "consumerOffset.json", OffsetTable))
     offsets.commit("G", "T", 2, 7)
     offsets.note_pull("G", "T", 2, 9)
     told = b"".join(offsets.reply_snapshot())
     assert b'"groupTopicMap":{"G":["T"]},"offsetTable":{"T@G":{2:7}},"pullOffsetTable":{"T@G":{"2":9}}}' in told
+    offsets.delete_topic("T")
+    assert b"".join(offsets.reply_snapshot()).endswith(b',"pullOffsetTable":{},"readersAnew":{"T@G":{"2":0}}}')

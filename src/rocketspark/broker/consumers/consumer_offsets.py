@@ -15,12 +15,13 @@ from typing import Any
 from rocketspark.broker import topic_names
 from rocketspark.broker.automatic_creation import AutomaticCreation, Made
 from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.consumers.readers_anew import ReadersAnew
 from rocketspark.broker.storage.json_tables import JsonFile, next_version
 from rocketspark.broker.storage.table_saving import SMALL_ROWS, UnsavedChanges, pieces
 from rocketspark.errors import StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json import bodies
-from rocketspark.protocol.json.bodies import DataVersion, OffsetTable
+from rocketspark.protocol.json.bodies import DataVersion, OffsetTable, ReadersTable
 from rocketspark.store.store import Store
 
 log = LimitedLog("rocketspark.broker")
@@ -29,8 +30,6 @@ _LOWERED_SHOWN = 5
 # Topics of Spark's exactly-once writes. What a group of that name commits are no offsets: the last batch, its query and
 # rows, which must outlive the messages that told of them.
 KEPT_NUMBERS = re.compile(r"(.+%)?SPARK_TX_[A-Za-z0-9_-]+")
-# Readers of deleted topics that are remembered, each queue of a group as one; beyond, the oldest are forgotten.
-ANEW_MAX = 100_000
 # Pairs of a topic and a group that are looked through in one turn of the loop: some ms.
 PAIRS_IN_TURN = 32_768
 # As many of one pair take as long to write as a pair with a few.
@@ -69,7 +68,12 @@ def is_of_before(store: Store, group: str, topic: str, queue_id: int, offset: in
 class ConsumerOffsets:
     """The offsets of all groups on one broker."""
 
-    def __init__(self, file: JsonFile[OffsetTable], version_step: Callable[[], int] = lambda: VERSION_STEP) -> None:
+    def __init__(
+        self,
+        file: JsonFile[OffsetTable],
+        version_step: Callable[[], int] = lambda: VERSION_STEP,
+        anew: JsonFile[ReadersTable] | None = None,
+    ) -> None:
         self._run = os.urandom(8).hex()
         self._version_step = version_step
         self._commits_left = version_step()
@@ -83,8 +87,7 @@ class ConsumerOffsets:
         # Offsets set by an operator, until the consumer's next pull is told of them.
         self._resets: dict[tuple[str, str, int], int] = {}
         self._pulled: dict[tuple[str, str, int], int] = {}
-        # Who read a queue of a topic that was deleted: its next pull may still name an offset of then.
-        self._anew: dict[tuple[str, str, int], None] = {}
+        self.anew = ReadersAnew(anew)
         # Called with an operator's change; what it returns is called once all offsets of then are on the disk.
         self.set_by_hand: Callable[[], Callable[[], None]] = lambda: lambda: None
 
@@ -169,15 +172,14 @@ class ConsumerOffsets:
 
         `follows`: it is asked by one that reads on as messages come, not by a tool that looks at a place.
         """
-        if self._anew and follows and (group, topic, queue_id) in self._anew:
-            del self._anew[group, topic, queue_id]
+        if self.anew.readers and follows and self.anew.take((group, topic, queue_id)):
             return self._resets.pop((group, topic, queue_id), 0)
         return self._resets.pop((group, topic, queue_id), None) if self._resets else None
 
     def asked(self, group: str, topic: str, queue_id: int) -> None:
         """Note that a consumer asks, or is told by hand, where to begin: it has no offset of before."""
-        if self._anew:
-            self._anew.pop((group, topic, queue_id), None)
+        if self.anew.readers:
+            self.anew.take((group, topic, queue_id))
 
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Note that a consumer was given the messages before `offset`."""
@@ -196,10 +198,11 @@ class ConsumerOffsets:
 
     def drop_resets(self, *, group: str | None = None, topic: str | None = None) -> None:
         """Forget offsets set by hand for a group or a topic that is deleted."""
-        tables: tuple[dict[tuple[str, str, int], Any], ...] = (self._resets, self._pulled, self._anew)
+        tables: tuple[dict[tuple[str, str, int], Any], ...] = (self._resets, self._pulled)
         for table in tables:
             for key in [k for k in table if k[0] == group or k[1] == topic]:
                 del table[key]
+        self.anew.forget(group=group, topic=topic)
 
     # -- from another broker of the name ---------------------------------------------------------------------------
 
@@ -236,13 +239,13 @@ class ConsumerOffsets:
         """Make the offsets set by hand that wait a master's; the offsets themselves came with the table."""
         self._resets = {(group, topic, queue_id): offset for group, topic, queue_id, offset in resets}
 
-    def state(self) -> tuple[int, DataVersion]:
-        """Return a value that differs whenever `snapshot` differs."""
-        return self.changes, self.version
+    def state(self) -> tuple[int, int, DataVersion]:
+        """Return a value that differs whenever `snapshot` or `anew` differs."""
+        return self.changes, self.anew.changes, self.version
 
     def mark(self) -> str:
         """Return the state as text that no other broker or run has; what is read after it is not older."""
-        return f"{self._run}-{self.changes}-{self.version.counter}"
+        return f"{self._run}-{self.changes}-{self.anew.changes}-{self.version.counter}"
 
     def snapshot(self) -> Iterator[bytes]:
         """Yield consumerOffset.json in pieces: the groups and topics of now, offsets as of when their piece is made.
@@ -258,21 +261,21 @@ class ConsumerOffsets:
 
     def reply_snapshot(self) -> Iterator[bytes]:
         """Yield the reply to GET_ALL_CONSUMER_OFFSET: `snapshot` between RocketMQ's two other tables."""
-        return _around(self.snapshot(), list(self.table), dict(self._pulled))
+        return _around(self.snapshot(), list(self.table), dict(self._pulled), self.anew.table())
 
     def delete_topic(self, topic: str) -> None:
         """Forget all offsets in a topic, and those set by hand; who read it begins the next of its name at 0."""
-        anew = [key for key in (*self._pulled, *self._anew) if key[1] == topic]
+        anew = [key for key in (*self.anew.readers, *self._pulled) if key[1] == topic]
         self.drop_resets(topic=topic)
         for group in self.groups_of(topic):
             anew += [(group, topic, queue_id) for queue_id in self.table.pop(f"{topic}@{group}")]
             self.changes += 1
-        self._anew |= dict.fromkeys(anew)
-        for oldest in list(self._anew)[: max(len(self._anew) - ANEW_MAX, 0)]:
-            del self._anew[oldest]
+        self.anew.add(anew)
 
     def save(self) -> None:
         """Write consumerOffset.json if an offset changed since, in a thread if it is large."""
+        # First: what is gone from the offsets is known by these alone.
+        self.anew.save()
         if self.changes == self._noted:
             return
         self._noted = self.changes
@@ -282,6 +285,7 @@ class ConsumerOffsets:
         """Wait until what an operator changed is on the disk. Raises StoreFull or StoreUnwritable."""
         done = self.set_by_hand()
         self.save()
+        await self.anew.unsaved.saved()
         await self.unsaved.saved()
         done()
 
@@ -294,6 +298,7 @@ class ConsumerOffsets:
         for key, queues in list(self.table.items()):
             topic, _, group = key.rpartition("@")
             if has_topic is not None and not has_topic(topic):
+                self.anew.add((group, topic, queue_id) for queue_id in queues)
                 del self.table[key]
                 self.changes += 1
                 continue
@@ -314,17 +319,23 @@ class ConsumerOffsets:
 
     def begin(self, call_soon: Callable[[Callable[[], None]], object], beside: BackgroundThread) -> None:
         """Save a large table in a thread from here on."""
+        self.anew.unsaved.begin(call_soon, beside)
         self.unsaved.begin(call_soon, beside)
 
     def finish(self) -> None:
         """Write what is not on disk."""
-        if self.changes != self._noted:
-            self._noted = self.changes
-            self.unsaved.note()
-        self.unsaved.flush()
+        try:
+            self.anew.finish()
+        finally:
+            if self.changes != self._noted:
+                self._noted = self.changes
+                self.unsaved.note()
+            self.unsaved.flush()
 
 
-def _around(snapshot: Iterator[bytes], keys: list[str], pulled: dict[tuple[str, str, int], int]) -> Iterator[bytes]:
+def _around(
+    snapshot: Iterator[bytes], keys: list[str], pulled: dict[tuple[str, str, int], int], anew: dict[str, list[int]]
+) -> Iterator[bytes]:
     topics: dict[str, list[str]] = {}
     for key in keys:
         topic, _, group = key.rpartition("@")
@@ -341,4 +352,8 @@ def _around(snapshot: Iterator[bytes], keys: list[str], pulled: dict[tuple[str, 
     for (group, topic, queue_id), offset in pulled.items():
         pulls.setdefault(f"{topic}@{group}", {})[str(queue_id)] = offset
     # Quoted: Java's brokers skip this table, and fail over names that are bare numbers.
-    yield b'},"pullOffsetTable":' + bodies.encode(pulls) + b"}"
+    yield b'},"pullOffsetTable":' + bodies.encode(pulls)
+    if anew:
+        firsts = {key: {str(queue_id): 0 for queue_id in queue_ids} for key, queue_ids in anew.items()}
+        yield b',"readersAnew":' + bodies.encode(firsts)
+    yield b"}"

@@ -358,7 +358,8 @@ class PullHandler:
         """Return where a consumer is to go on instead; who reads ranges in bulk means the offsets that it names."""
         if h.bulk:
             return None
-        follows = bool(h.sys_flag & sysflags.PULL_SUSPEND)
+        # Where a master serves it knows whom it told.
+        follows = bool(h.sys_flag & sysflags.PULL_SUSPEND) and not self._role.has_live_master
         reset_to = self._offsets.take_reset(h.group, h.topic, h.queue_id, follows=follows)
         return None if reset_to == at == 0 else reset_to
 

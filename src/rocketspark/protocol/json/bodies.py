@@ -399,6 +399,12 @@ class OffsetTable(Body):
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
 
 
+class ReadersTable(Body):
+    """readersAnew.json, ours: "topic@group" to ids of queues that were read before their topic was deleted."""
+
+    readers: dict[str, list[int]] = {}
+
+
 class DelayOffsetTable(Body):
     """delayOffset.json: delay level to the next queue offset to deliver."""
 

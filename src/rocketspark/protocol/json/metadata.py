@@ -47,10 +47,14 @@ class GroupPage(Body):
 
 
 class PeerOffsets(Body):
-    """Reply to GET_ALL_CONSUMER_OFFSET (43): "topic@group" to queue id to offset."""
+    """Reply to GET_ALL_CONSUMER_OFFSET (43): "topic@group" to queue id to offset.
+
+    `readers_anew`: ours, "topic@group" to id of a queue that was read before its topic was deleted to its first offset.
+    """
 
     offset_table: dict[str, dict[int, int]]
     data_version: DataVersion | None = None
+    readers_anew: dict[str, dict[int, int]] = {}
 
 
 class PeerDelayOffsets(Body):
@@ -117,6 +121,10 @@ def decode(body: bytes, kind: type[T]) -> T:
             # RocketMQ takes a commit of any queue.
             _check_numbers(key, queues.keys(), high=INT_MAX)
             _check_numbers(key, queues.values(), low=-1)
+        for key, firsts in table.readers_anew.items():
+            _check_name(key, length_max=2 * NAME_LENGTH_MAX + 1)
+            _check_numbers(key, firsts.keys(), high=INT_MAX)
+            _check_numbers(key, firsts.values(), high=0)
     elif isinstance(table, PeerDelayOffsets):
         _check_numbers("delay level", table.offset_table.keys(), low=1, high=INT_MAX)
         _check_numbers("delay level", table.offset_table.values())

@@ -83,6 +83,7 @@ BEYOND = [
     (PeerTimerCounts, '{"dataVersion":{},"timingCount":{"X":{"count":BIG}}}'),
     (RequestModeTable, '{"messageRequestModeMap":{"X":{"G":{"popShareQueueNum":BIG}}}}'),
     (PeerOffsets, '{"offsetTable":{},"dataVersion":{"timestamp":BIG}}'),
+    (PeerOffsets, '{"offsetTable":{},"readersAnew":{"T@G":{"BIG":0}}}'),
 ]
 
 

@@ -393,6 +393,7 @@ class SlaveSynchronize:
         if progress.offsets is not None:
             table, state = progress.offsets
             self._tables.offsets.take(table.offset_table, table.data_version)
+            self._tables.offsets.anew.replace(table.readers_anew)
             self._offsets_state, self._offsets_changes = state or "", self._tables.offsets.changes
         if progress.delays is not None:
             self._messages.delays.take(progress.delays.offset_table, progress.delays.data_version)

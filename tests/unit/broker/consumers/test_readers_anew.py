@@ -1,0 +1,65 @@
+"""Readers of deleted topics: told once, kept over a start, bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketspark.broker.consumers import readers_anew
+from rocketspark.broker.consumers.readers_anew import Reader, ReadersAnew
+from rocketspark.broker.storage.json_tables import JsonFile
+from rocketspark.protocol.json.bodies import ReadersTable
+
+NAMES = st.sampled_from(["a", "b", "%RETRY%a", "x|y"])
+READERS = st.lists(st.tuples(NAMES, NAMES, st.integers(0, 3)), unique=True)
+
+
+def kept(folder: Path) -> JsonFile[ReadersTable]:
+    return JsonFile(folder / readers_anew.FILE_NAME, ReadersTable)
+
+
+@given(READERS, READERS)
+def test_a_start_and_another_broker_know_those_that_were_not_told(
+    tmp_path_factory: pytest.TempPathFactory, read: list[Reader], told: list[Reader]
+) -> None:
+    folder = tmp_path_factory.mktemp("config")
+    found = ReadersAnew(kept(folder))
+    found.add(read)
+    for reader in told:
+        assert found.take(reader) == (reader in read)
+        assert not found.take(reader)
+    found.finish()
+    other = ReadersAnew()
+    other.add(told)
+    other.replace(found.table())
+    for same in (ReadersAnew(kept(folder)), other):
+        assert same.readers.keys() == set(read) - set(told)
+
+
+def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers_anew, "READERS_MAX", 2)
+    found = ReadersAnew()
+    found.add(("G", "T", number) for number in range(4))
+    assert list(found.readers) == [("G", "T", 2), ("G", "T", 3)]
+    found.replace({"T@G": [5, 6, 7]})
+    assert len(found.readers) == 2
+
+
+def test_it_is_written_once_after_each_change(tmp_path: Path) -> None:
+    found = ReadersAnew(kept(tmp_path))
+    path = tmp_path / readers_anew.FILE_NAME
+    found.save()
+    assert not path.exists()
+    found.add([("G", "T", 0)])
+    found.save()
+    path.unlink()
+    found.save()
+    assert not path.exists()
+    # The number of readers is the same, who they are is not.
+    found.take(("G", "T", 0))
+    found.add([("G", "T", 1)])
+    found.save()
+    assert path.read_text("utf-8") == '{"readers":{"T@G":[1]}}'
