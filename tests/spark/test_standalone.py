@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.spark.decode.framed_bodies import join
 from tests.spark.decode.orders import ORDERS, V1, avro
 from tests.spark.decode.registry_server import registry_server
 from tests.spark.pipelines.scene import bury, commit, stored
@@ -27,7 +28,6 @@ from tests.spark.topics import bodies_of
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
 from rocketspark.protocol.trace import Consumed, encode
-from rocketspark.spark.decode.wire_format import join
 from rocketspark.spark.environment import pack, settings
 from rocketspark.spark.pipelines.archive import hours
 from rocketspark.testing import Cluster

@@ -94,15 +94,13 @@ class ClusterQueries:
         self._from_slave: set[str] = set()
         # Brokers that have, or had, replicas.
         self._replicated: set[str] = set()
-        self._routes = self._run(self._make_routes(namesrv.split(";"), self._access))
-        self._connections = self._run(self._make_connections(self._access))
+        self._routes, self._connections = self._run(self._opened(namesrv.split(";")))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(coroutine)
 
-    @staticmethod
-    async def _make_routes(addresses: list[str], access: Access) -> RouteCache:
-        return access.routes(addresses, timeout_ms=TIMEOUT_MS)
+    async def _opened(self, addresses: list[str]) -> tuple[RouteCache, Connections]:
+        return self._access.routes(addresses, timeout_ms=TIMEOUT_MS), self._access.connections()
 
     def _learn(self, broker: BrokerData) -> None:
         """Note where a broker is; tell of another master, once."""
@@ -116,10 +114,6 @@ class ClusterQueries:
                 log.warning("broker %r: %s is its master now, %s no more; reading goes on", name, master, before)
         if len(broker.addresses) > 1 or before not in (None, master):
             self._replicated.add(name)
-
-    @staticmethod
-    async def _make_connections(access: Access) -> Connections:
-        return access.connections()
 
     def topics(self, pattern: str) -> list[str]:
         """Return the topics whose whole name matches a pattern, by the rule of `option_values.matching`. Raises

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.spark.available_now import run_to_end
+from tests.spark.decode.framed_bodies import join
 from tests.spark.decode.orders import ORDERS, V1, V2, avro, order_class, order_set
 from tests.spark.decode.registry_server import registry_server
 from tests.spark.scrapes import scrape_until
@@ -18,7 +19,6 @@ from tests.spark.topics import messages_of
 from rocketspark import Message, Producer
 from rocketspark.errors import ConfigError
 from rocketspark.spark import bad_rows, decode
-from rocketspark.spark.decode.wire_format import join
 from rocketspark.spark.metrics import listen
 from rocketspark.spark.pipelines import sql
 from rocketspark.spark.pipelines.parts.sql_file import options_of, parse_sql, parse_yaml

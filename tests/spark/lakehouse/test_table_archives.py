@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.spark.decode.framed_bodies import join
 from tests.spark.decode.orders import V1, V2, avro
 from tests.spark.decode.registry_server import registry_server
 from tests.spark.lakehouse.drivers import JobDriver, driver, local_settings, settings
@@ -17,7 +18,6 @@ from tests.spark.lakehouse.s3 import ACCESS_KEY, SECRET_KEY, Store, s3_store
 
 from rocketspark import Message, Producer
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.spark.decode.wire_format import join
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = [

@@ -27,10 +27,17 @@ from rocketspark.errors import (
     SchemaUnknown,
 )
 from rocketspark.model.text import shown
-from rocketspark.spark.decode import avro_schema, json_bodies, protobuf_text, wire_format
+from rocketspark.spark.decode import avro_schema, json_bodies, wire_format
 from rocketspark.spark.decode.avro_bodies import AvroDecoder
 from rocketspark.spark.decode.options import AVRO, CONFLUENT, DROPMALFORMED, FAILFAST, JSON, PROTOBUF, DecodeOptions
-from rocketspark.spark.decode.protobuf_bodies import Messages, ProtobufDecoder, file_set, place_of
+from rocketspark.spark.decode.protobuf_bodies import (
+    Messages,
+    ProtobufDecoder,
+    compiled_texts,
+    file_set,
+    is_text,
+    place_of,
+)
 from rocketspark.spark.decode.registry import UNKNOWN_S, RegisteredSchema, Registry, registry_of
 from rocketspark.spark.spark_features import arrow_schema
 
@@ -164,7 +171,7 @@ def _avro_of(registry: Registry, found: RegisteredSchema, name: str) -> Any:
 
 def _files_of(registry: Registry, found: RegisteredSchema) -> bytes:
     files = [*((ref.name, one.text) for ref, one in registry.referenced(found)), ("", found.text)]
-    return protobuf_text.compiled(files) if protobuf_text.is_text(found.text) else file_set(files)
+    return compiled_texts(files) if is_text(found.text) else file_set(files)
 
 
 def value_type(options: DecodeOptions) -> t.DataType:

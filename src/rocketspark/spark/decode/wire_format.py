@@ -29,11 +29,6 @@ def split(body: bytes) -> Framed:
     return Framed(int.from_bytes(body[1:PREFIX_BYTES], "big"), PREFIX_BYTES)
 
 
-def join(schema_id: int, payload: bytes) -> bytes:
-    """Return a body in the wire format."""
-    return bytes((MAGIC,)) + schema_id.to_bytes(4, "big") + payload
-
-
 def read_indexes(body: bytes, at: int) -> tuple[tuple[int, ...], int]:
     """Return the place of a Protobuf message in its file (the index of each message that it lies in, then its own), and
     where the payload begins. Raises ValueError.
@@ -52,13 +47,6 @@ def read_indexes(body: bytes, at: int) -> tuple[tuple[int, ...], int]:
     return tuple(indexes), at
 
 
-def write_indexes(indexes: tuple[int, ...]) -> bytes:
-    """Return the list as it stands in a body."""
-    if indexes == (0,):
-        return b"\0"
-    return b"".join(_zigzag(number) for number in (len(indexes), *indexes))
-
-
 def _read_zigzag(body: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
@@ -72,13 +60,3 @@ def _read_zigzag(body: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return (value >> 1) ^ -(value & 1), at
         shift += 7
-
-
-def _zigzag(number: int) -> bytes:
-    value = number << 1 if number >= 0 else ((-number) << 1) - 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

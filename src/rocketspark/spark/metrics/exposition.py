@@ -10,6 +10,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from functools import partial
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -31,20 +33,15 @@ def families(figures: QueryFigures, lag: LagWatch | None) -> list[Metric]:
     return found if lag is None else found + _lag(figures, lag)
 
 
-def counter(name: str, text: str, labels: tuple[str, ...], rows: Rows) -> Metric:
-    """Return a counter; `_total` is added to its name."""
-    family = CounterMetricFamily(name, text, labels=labels)
+def _family(kind: Any, name: str, text: str, labels: tuple[str, ...], rows: Rows) -> Metric:
+    family: Metric = kind(name, text, labels=labels)
     for values, count in rows:
-        family.add_metric(values, count)
+        family.add_metric(values, count)  # type: ignore[attr-defined]
     return family
 
 
-def gauge(name: str, text: str, labels: tuple[str, ...], rows: Rows) -> Metric:
-    """Return a gauge."""
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for values, count in rows:
-        family.add_metric(values, count)
-    return family
+# A counter gets `_total` behind its name.
+_counter, _gauge = partial(_family, CounterMetricFamily), partial(_family, GaugeMetricFamily)
 
 
 def _counters(figures: QueryFigures) -> list[Metric]:
@@ -56,7 +53,7 @@ def _counters(figures: QueryFigures) -> list[Metric]:
         durations.add_metric([query], _seconds(each.durations), each.durations.total / 1000)
 
     def of_query(name: str, text: str, field: str) -> Metric:
-        return counter(PREFIX + name, text, ("query",), (((query,), getattr(each, field)) for query, each in counts))
+        return _counter(PREFIX + name, text, ("query",), (((query,), getattr(each, field)) for query, each in counts))
 
     return [
         of_query("rows", "Rows that queries read.", "rows"),
@@ -65,7 +62,7 @@ def _counters(figures: QueryFigures) -> list[Metric]:
         of_query("bad_rows", "Rows whose body could not be decoded, where observed metrics tell them.", "bad_rows"),
         of_query("batches", "Micro-batches that ran.", "batches"),
         of_query("starts", "Runs of queries that began.", "starts"),
-        counter(
+        _counter(
             PREFIX + "ends",
             "Runs of queries that ended: failed, or stopped (by hand, or at their end).",
             ("query", "outcome"),
@@ -76,19 +73,19 @@ def _counters(figures: QueryFigures) -> list[Metric]:
             ),
         ),
         durations,
-        counter(
+        _counter(
             PREFIX + "step_seconds",
             "Time that micro-batches spent in each step.",
             ("query", "step"),
             (((query, step), seconds) for query, each in counts for step, seconds in sorted(each.steps_s.items())),
         ),
-        counter(
+        _counter(
             PREFIX + "messages",
             "Messages that queries passed in a topic, those that a filter left out too.",
             ("query", "topic"),
             (((query, topic), count) for query, each in counts for topic, count in sorted(each.messages.items())),
         ),
-        counter(
+        _counter(
             PREFIX + "listener_errors",
             "Events of queries that could not be counted.",
             ("event",),
@@ -102,26 +99,26 @@ def _gauges(figures: QueryFigures) -> list[Metric]:
     now = sorted(gauges.items())
     running = dict.fromkeys(figures.counts(), 0) | {query: each.running for query, each in now}
     return [
-        gauge(
+        _gauge(
             PREFIX + "running", "Runs that are under way.", ("query",), (((q,), n) for q, n in sorted(running.items()))
         ),
-        gauge(
+        _gauge(
             PREFIX + "last_progress_timestamp_seconds",
             "When a running query was heard of last.",
             ("query",),
             (((query,), each.seen_s) for query, each in now),
         ),
-        gauge(
+        _gauge(
             PREFIX + "batch_id",
             "The last micro-batch of a running query.",
             ("query",),
             (((query,), each.batch_id) for query, each in now if each.batch_id is not None),
         ),
-        gauge(
+        _gauge(
             PREFIX + "state_rows", "Rows of state.", ("query",), (((query,), each.state_rows) for query, each in now)
         ),
-        gauge(PREFIX + "state_bytes", "Bytes of state.", ("query",), (((q,), each.state_bytes) for q, each in now)),
-        gauge(
+        _gauge(PREFIX + "state_bytes", "Bytes of state.", ("query",), (((q,), each.state_bytes) for q, each in now)),
+        _gauge(
             PREFIX + "reported_lag_messages",
             "Messages that waited at the last micro-batch, as Spark says (4.2 and later).",
             ("query", "topic"),
@@ -142,25 +139,25 @@ def _lag(figures: QueryFigures, lag: LagWatch) -> list[Metric]:
     labels = ("query", "topic")
     seconds = {key: each.seconds for key, each in lags.items()}
     return [
-        gauge(
+        _gauge(
             PREFIX + "lag_messages",
             "Messages that brokers hold and a query has not read.",
             labels,
             ((key, each.messages) for key, each in sorted(lags.items())),
         ),
-        gauge(
+        _gauge(
             PREFIX + "lag_seconds",
             "Age of the oldest message that a query has not read, by its store time.",
             labels,
             ((key, age) for key, age in sorted(seconds.items()) if age is not None),
         ),
-        gauge(
+        _gauge(
             PREFIX + "lag_asked_timestamp_seconds",
             "When brokers answered last about a query's topic.",
             labels,
             sorted(asked.items()),
         ),
-        counter(
+        _counter(
             PREFIX + "lag_errors",
             "Times that brokers did not tell a lag, by reason.",
             ("reason",),
@@ -174,9 +171,9 @@ def pipeline_families(name: str, rows: int, waiting: int | None, seconds: float)
     prefix, labels = "rocketspark_pipeline_", ("pipeline",)
     known: Mapping[str, int] = {} if waiting is None else {name: waiting}
     return [
-        gauge(prefix + "rows", "Rows that the running step has done.", labels, [((name,), rows)]),
-        gauge(prefix + "waiting_rows", "Rows that wait still.", labels, (((n,), count) for n, count in known.items())),
-        gauge(prefix + "running_seconds", "Time since the command began.", labels, [((name,), seconds)]),
+        _gauge(prefix + "rows", "Rows that the running step has done.", labels, [((name,), rows)]),
+        _gauge(prefix + "waiting_rows", "Rows that wait still.", labels, (((n,), count) for n, count in known.items())),
+        _gauge(prefix + "running_seconds", "Time since the command began.", labels, [((name,), seconds)]),
     ]
 
 

@@ -18,6 +18,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.spark.decode.framed_bodies import join, write_indexes
 from tests.spark.decode.orders import ORDERS, V1, V2, avro, field, order_class, order_file, order_set, serialized
 from tests.spark.decode.registry_server import registry_server
 
@@ -25,7 +26,6 @@ from rocketspark.errors import ConfigError
 from rocketspark.spark.decode import json_bodies
 from rocketspark.spark.decode.avro_bodies import AvroDecoder
 from rocketspark.spark.decode.bodies import BodyDecoder, resolve, value_type
-from rocketspark.spark.decode.wire_format import join, write_indexes
 from rocketspark.spark.options import parse_decode_options
 
 pytestmark = pytest.mark.shows(

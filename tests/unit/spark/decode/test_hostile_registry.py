@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.spark.decode.framed_bodies import join, write_indexes
 from tests.spark.decode.orders import V1, order_file, serialized
 from tests.spark.decode.registry_server import registry_server
 from tests.support.certificates import Issuer
@@ -20,7 +21,6 @@ from tests.support.certificates import Issuer
 from rocketspark.errors import ConfigError, RegistryAway, RegistryRefused, RocketSparkError
 from rocketspark.spark.decode.bodies import BodyDecoder, resolve
 from rocketspark.spark.decode.registry import Registry, RegistryOptions, check_url
-from rocketspark.spark.decode.wire_format import join, write_indexes
 from rocketspark.spark.options import parse_decode_options
 from rocketspark.transport.tls.client_tls import ClientTls
 

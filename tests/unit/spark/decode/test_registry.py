@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.spark.decode.framed_bodies import join
 from tests.spark.decode.orders import V1, V2, avro
 from tests.spark.decode.registry_server import RegistryServer, registry_server
 from tests.support.certificates import Issuer
@@ -17,7 +18,6 @@ from rocketspark.errors import ConfigError, RegistryAway, RegistryRefused, Schem
 from rocketspark.spark.decode import registry as module
 from rocketspark.spark.decode.bodies import BodyDecoder, resolve
 from rocketspark.spark.decode.registry import Registry, RegistryOptions, check_url
-from rocketspark.spark.decode.wire_format import join
 from rocketspark.spark.options import parse_decode_options
 from rocketspark.transport.tls.client_tls import ClientTls
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.spark.decode.framed_bodies import join, write_indexes
 
-from rocketspark.spark.decode.wire_format import join, read_indexes, split, write_indexes
+from rocketspark.spark.decode.wire_format import read_indexes, split
 
 pytestmark = pytest.mark.shows("wire format, its list of message indexes")
 

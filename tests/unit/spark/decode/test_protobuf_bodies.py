@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.spark.decode.framed_bodies import join, write_indexes
 from tests.spark.decode.registry_server import registry_server
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.decode import protobuf_text
+from rocketspark.spark.decode import protobuf_bodies
 from rocketspark.spark.decode.bodies import BodyDecoder, resolve
-from rocketspark.spark.decode.wire_format import join, write_indexes
 from rocketspark.spark.options import parse_decode_options
 
 pytestmark = pytest.mark.shows(
@@ -106,17 +106,17 @@ def test_texts_that_do_not_compile_are_one_line(text: str, references: list[str]
 
 
 def test_one_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protobuf_text, "_COMPILE", "import time; time.sleep(600)")
-    monkeypatch.setattr(protobuf_text, "COMPILE_S", 0.1)
+    monkeypatch.setattr(protobuf_bodies, "_COMPILE", "import time; time.sleep(600)")
+    monkeypatch.setattr(protobuf_bodies, "COMPILE_S", 0.1)
     with pytest.raises(ValueError, match=r"takes more than 0\.1 s to compile"):
-        protobuf_text.compiled([("", ITEM)])
+        protobuf_bodies.compiled_texts([("", ITEM)])
 
 
 def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for text in (ITEM, "no"):
         try:
-            assert protobuf_text.compiled([("shop/item.proto", ITEM), ("", text)])
+            assert protobuf_bodies.compiled_texts([("shop/item.proto", ITEM), ("", text)])
         except ValueError:
             assert text == "no"
     assert list(tmp_path.iterdir()) == []
