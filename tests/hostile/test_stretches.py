@@ -16,7 +16,10 @@ import pytest
 from bench.stretches import Turns, batch_of, heartbeat
 from tests.live.support import GROUP, TOPIC, broker, connected, create, run, send_header, sent, until
 
+from rocketspark.access.request_contexts import contexts_of
+from rocketspark.broker.consumers import connected_clients
 from rocketspark.protocol.headers import SendReply
+from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.bodies import LockReply
 
 pytestmark = pytest.mark.shows(
@@ -115,3 +118,44 @@ def test_a_long_batch_is_stored_whole_and_before_what_its_sender_sends_next(tmp_
             assert not set(between) & set(range(first, first + 6000))
 
     run(main())
+
+
+def test_a_client_of_many_groups_leaves_them_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connected_clients, "LEFT_IN_TURN", 10)
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as other:
+            clients = server._clients
+            async with connected(server.address) as peer:
+                (await peer.request(34, None, heartbeat(60, 3, producers=80))).raise_for_code("beat")
+                assert (len(clients.consumers), len(clients.producers)) == (60, 80)
+            left: set[int] = set()
+            while clients.consumers or clients.producers:
+                left.add(len(clients.consumers) + len(clients.producers))
+                await asyncio.sleep(0)
+            assert len(left) > 10
+            await other.request(38, {"consumerGroup": "g0"})
+            assert clients.weight == 0
+
+    run(main())
+
+
+def test_a_heartbeat_behind_access_control_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[bytes] = []
+    decode = bodies._heartbeat
+
+    def counted(body: bytes) -> bodies.Heartbeat:
+        read.append(body)
+        return decode(body)
+
+    monkeypatch.setattr(bodies, "_heartbeat", counted)
+    body = heartbeat(2, 2)
+    needed = contexts_of(34, {}, body)
+    assert [context.name for context in needed] == ["g0", "topic0", "topic1", "g1"]
+    assert len(bodies.heartbeat(body).consumer_data_set) == 2
+    assert len(read) == 1
+    # It is not kept for longer, and no other's is taken for it.
+    bodies.heartbeat(body)
+    contexts_of(34, {}, body)
+    assert bodies.heartbeat(heartbeat(1, 1)).client_id == "1-1"
+    assert len(read) == 4

@@ -187,7 +187,7 @@ def _group_field(field: str, *actions: str) -> Contexts:
 
 def _heartbeat(ext: Ext, body: bytes) -> Iterator[Context]:
     seen: set[str] = set()
-    for consumer in bodies.heartbeat(body).consumer_data_set:
+    for consumer in bodies.heartbeat(body, keep=True).consumer_data_set:
         yield _group(consumer.group_name, SUB)
         for subscription in consumer.subscription_data_set:
             # Groups of one client often read the same topics.

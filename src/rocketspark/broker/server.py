@@ -462,7 +462,7 @@ class BrokerServer:
         if self._started:
             self._long_polling.drop_owner(peer)
             self._pop_state.drop_owner(peer)
-            self._clients.disconnected(peer)
+            self._go_through(self._clients.disconnected_steps(peer))
 
     def _stop_timers(self) -> None:
         self._closing = True

@@ -38,6 +38,8 @@ WEIGHT_MAX = 1_000_000
 HOST_WEIGHT_MAX = 250_000
 # Groups and members looked at for silence in one turn of the loop: some ms.
 LOOKED_AT_IN_TURN = 16_384
+# Groups that a client of an ended connection leaves in one turn: some ms.
+LEFT_IN_TURN = 200
 
 
 class ConnectedClient(msgspec.Struct):
@@ -286,11 +288,15 @@ class ConnectedClients:
         else:
             self._on_change(group)
 
-    def disconnected(self, peer: Peer) -> None:
-        """Remove a client from all groups after its connection ended."""
-        for name in list(self._produces.get(peer, ())):
+    def disconnected_steps(self, peer: Peer) -> Iterator[None]:
+        """Remove a client from all groups after its connection ended, from some in a turn of the loop."""
+        for number, name in enumerate(list(self._produces.get(peer, ())), 1):
+            if number % LEFT_IN_TURN == 0:
+                yield
             self.leave(peer, producer_group=name)
-        for name in list(self._consumes.get(peer, ())):
+        for number, name in enumerate(list(self._consumes.get(peer, ())), 1):
+            if number % LEFT_IN_TURN == 0:
+                yield
             self._leave_consumer(name, peer)
 
     def expire(self, now_ms: int) -> None:

@@ -123,7 +123,7 @@ def _of_send(ext: Mapping[str, str], topic_name: str, group_name: str) -> dict[s
 
 def _of_heartbeat(body: bytes) -> dict[str, int]:
     needed = {}
-    for consumer in heartbeat(body).consumer_data_set:
+    for consumer in heartbeat(body, keep=True).consumer_data_set:
         needed[retry_topic(consumer.group_name)] = SUB
         for subscription in consumer.subscription_data_set:
             needed[subscription.topic] = SUB
