@@ -68,7 +68,7 @@ class Queries(AsyncClient):
 
     async def search_offset(self, queue: MessageQueue, time_ms: int) -> int:
         """Return the offset of a queue's first message stored at or after `time_ms`; the end if there is none."""
-        full = self._full(queue)
+        full, time_ms = self._full(queue), validators.check_time("time_ms", time_ms)
         return await client_api.search_offset(await self._instance.peer_of(full), full, time_ms)
 
     async def min_offset(self, queue: MessageQueue) -> int:
@@ -130,6 +130,8 @@ class Queries(AsyncClient):
 
         A broker that is away is left out; if all others found nothing, what it failed with is raised.
         """
+        for name, time_ms in (("begin_ms", begin_ms), ("end_ms", end_ms)):
+            validators.check_time(name, time_ms)
         return await self._query(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms)
 
     async def _query(

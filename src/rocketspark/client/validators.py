@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from numbers import Real
 
-from rocketspark.errors import MessageIllegal, UsageError
+from rocketspark.errors import ConfigError, MessageIllegal, UsageError
 from rocketspark.model.route import MessageQueue
+from rocketspark.model.text import LONG_MAX
 
 TOPIC_CHARACTERS_MAX = 127
 GROUP_CHARACTERS_MAX = 120
@@ -79,3 +81,26 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
             f"{queue!r} is no MessageQueue: take a message's or result's `queue`, or one of `queues(topic)`"
         )
     return queue
+
+
+def check_counts(**settings: object) -> None:
+    """Raise ConfigError for a setting that is no whole number of 1 or more: with 0 nothing would ever be read."""
+    for name, value in settings.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name} {value!r}: a whole number of 1 or more is needed")
+
+
+def check_intervals(**settings: object) -> None:
+    """Raise ConfigError for a setting that is no number of ms over 0: with 0 a loop would never rest."""
+    for name, value in settings.items():
+        if not isinstance(value, Real) or isinstance(value, bool) or not float(value) > 0:
+            raise ConfigError(f"{name} {value!r}: a number of ms over 0 is needed")
+
+
+def check_time(name: str, time_ms: int) -> int:
+    """Return a time in ms since 1970 that an application gave. Raises UsageError for what brokers do not take as one,
+    such as `time.time() * 1000`, which is no whole number.
+    """
+    if isinstance(time_ms, int) and not isinstance(time_ms, bool) and -LONG_MAX <= time_ms <= LONG_MAX:
+        return time_ms
+    raise UsageError(f"{name} {time_ms!r}: a whole number of ms since 1970 is needed; make an int of it")

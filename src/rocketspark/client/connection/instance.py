@@ -22,6 +22,7 @@ from rocketspark.client.connection.broker_requests import BrokerRequests
 from rocketspark.client.connection.nameserver_discovery import fetch_addresses, where_to_look
 from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC, RouteCache, namesrv_addresses
 from rocketspark.client.hooks import HookSet
+from rocketspark.client.validators import check_intervals
 from rocketspark.errors import ConfigError, NotSent, RocketSparkError, ServerError, StateError
 from rocketspark.model import BrokerData, MessageQueue
 from rocketspark.model.route import DEFAULT_QUEUE_COUNT
@@ -83,6 +84,9 @@ class Instance:
         default_topic: str = DEFAULT_TOPIC,
         default_queue_count: int = DEFAULT_QUEUE_COUNT,
     ) -> None:
+        check_intervals(
+            timeout_ms=timeout_ms, route_interval_ms=route_interval_ms, heartbeat_interval_ms=heartbeat_interval_ms
+        )
         tls = client_tls(
             use_tls,
             tls_ca=tls_ca,

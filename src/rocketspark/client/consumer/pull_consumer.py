@@ -28,7 +28,7 @@ from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.rebalance import END_S, Rebalance
 from rocketspark.client.hooks import Consuming, OnQueues, call_with_queues, guarded
 from rocketspark.client.options import ClientOptions
-from rocketspark.errors import ConfigError, StateError, UsageError
+from rocketspark.errors import StateError, UsageError
 from rocketspark.filters import sql92
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
 from rocketspark.model.subscription import SQL92, TAG
@@ -91,8 +91,7 @@ class AsyncPullConsumer(ConsumerLife):
         if broadcast:
             # The folder of its offsets is named after the client: it has to be the same the next time.
             options.setdefault("instance_name", "DEFAULT")
-        if watch_interval_ms <= 0:
-            raise ConfigError("watch_interval_ms must be more than 0")
+        validators.check_intervals(watch_interval_ms=watch_interval_ms, commit_interval_ms=commit_interval_ms)
         wrapped = namespace.wrap(options.get("namespace") or "", validators.check_group(group))
         super().__init__(namesrv, options, wrapped)
         self._auto_commit = auto_commit
@@ -315,6 +314,8 @@ class AsyncPullConsumer(ConsumerLife):
         self._check_started()
         if not isinstance(timeout_ms, Real) or math.isnan(timeout_ms):
             raise UsageError(f"timeout_ms {timeout_ms!r} is no number: give milliseconds, 0 or more")
+        if not isinstance(count_max, int) or count_max < 1:
+            raise UsageError(f"count_max {count_max!r}: a whole number of 1 or more is needed")
         self._settle(self._rebalance.pullers.values())
         self._poller = asyncio.current_task()
         self._in_a_row += 1

@@ -112,10 +112,8 @@ class AsyncPushConsumer(ConsumerLife):
         on_error: OnError | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
-        if threads < 1 or batch_max < 1:
-            raise ConfigError("threads and batch_max must be 1 or more")
-        if consume_timeout_ms <= 0:
-            raise ConfigError("consume_timeout_ms must be more than 0")
+        validators.check_counts(threads=threads, batch_max=batch_max)
+        validators.check_intervals(consume_timeout_ms=consume_timeout_ms, commit_interval_ms=commit_interval_ms)
         if broadcast:
             # The folder of its offsets is named after the client: it has to be the same the next time.
             options.setdefault("instance_name", "DEFAULT")

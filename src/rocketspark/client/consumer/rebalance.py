@@ -91,6 +91,13 @@ class Rebalance:
         assignment: Assignment | None = None,
         refused: Callable[[RocketSparkError], None] | None = None,
     ) -> None:
+        validators.check_counts(
+            pull_count_max=how.count_max,
+            pull_bytes_max=how.bytes_max,
+            backlog_count_max=how.backlog_count_max,
+            backlog_bytes_max=how.backlog_bytes_max,
+        )
+        validators.check_intervals(rebalance_interval_ms=rebalance_interval_ms)
         self._refused = refused
         # Whether brokers say what the group subscribes to, and what that was when it was not what this member does.
         self._others = OtherSubscriptions(instance, group)

@@ -53,6 +53,9 @@ def make_message(message: Message | str, body: bytes | None, fields: MessageFiel
         if body is not None or fields:
             raise UsageError("give a Message, or a topic with body and fields, not both; set the fields on the Message")
         return message
+    if body is None and not isinstance(message, str):
+        kind = type(message).__name__
+        raise UsageError(f"a send takes a Message, or the name of a topic and a body, not {kind}: make a Message of it")
     if body is None:
         raise MessageIllegal(f"message for topic {message!r}: no body was given", topic=message)
     if "properties" in fields:
