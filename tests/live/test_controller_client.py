@@ -225,7 +225,8 @@ def test_a_request_that_arrives_after_its_master_looked_anew_is_not_taken(tmp_pa
             master._ask_leader = ask  # type: ignore[method-assign]
             # An operator's look ends nothing; the master's own does.
             assert (await slave.replica_info("b")).in_sync == {1}
-            assert (await master.replica_info("b", 1)).in_sync == {1}
+            looked = await master.replica_info("b", 1)
+            assert (looked.in_sync, looked.ends_earlier) == ({1}, True)
             # Now it acknowledges alone, and the request arrives.
             assert (await slave._ask_leader(*held[0])).code == 2001
             assert (await slave.replica_info("b")).in_sync == {1}

@@ -54,13 +54,15 @@ class Master(NamedTuple):
 class SetState(NamedTuple):
     """A set as its controller has it. `master`: None if there is none, after a registration: if none is alive.
 
-    `epoch`: the master's, None if that was not told.
+    `epoch`: the master's, None if that was not told; `ends_earlier`: the controller takes none of the requests that the
+    asking master made before.
     """
 
     master: Master | None
     epoch: int | None
     in_sync: frozenset[int]
     set_epoch: int
+    ends_earlier: bool = False
 
 
 class Elected(NamedTuple):
@@ -210,7 +212,8 @@ class ControllerClient:
             )
         reply = await self._ask_leader(RequestCode.CONTROLLER_GET_REPLICA_INFO, header)
         found = reply.raise_for_code(f"replicas of {broker_name}").header(ReplicaInfoReply)
-        return _state(found.master_broker_id, found.master_address, found.master_epoch, reply.body)
+        state = _state(found.master_broker_id, found.master_address, found.master_epoch, reply.body)
+        return state._replace(ends_earlier=header.asked is not None and found.asked == header.asked)
 
     async def heartbeat(self, header: ReplicaHeartbeatHeader) -> None:
         """Tell the leader that this broker lives, and wait until it knows: before an election is asked for.

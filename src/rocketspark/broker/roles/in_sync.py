@@ -15,7 +15,7 @@ from rocketspark.broker.replication.replica_waits import ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.replication.sync_state_set import SyncStateSet, master_confirmed
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import RocketSparkError, ServerError
+from rocketspark.errors import NotSent, RocketSparkError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.store.files.epoch_file import EpochList
 from rocketspark.store.store import Store
@@ -23,6 +23,8 @@ from rocketspark.store.store import Store
 log = LimitedLog("rocketspark.broker.replication")
 
 RETRY_S = 1.0
+# As long a request whose answer was lost may still arrive at a controller of RocketMQ's, which takes it by its epoch.
+LATE_S = 10.0
 
 
 class InSyncReplicas:
@@ -53,6 +55,8 @@ class InSyncReplicas:
         self._began_at = 0
         self._asking: asyncio.Task[None] | None = None
         self._is_on = False
+        # Of the newest request whose answer was lost: the epoch that it names, and when that was.
+        self._lost_answer: tuple[int, float] | None = None
         # Called when the controller says that it knows this master no more: its data have to be looked at.
         self.doubted: Callable[[], None] = lambda: None
 
@@ -178,6 +182,8 @@ class InSyncReplicas:
                 await asyncio.sleep(RETRY_S)
                 self.check()
             except RocketSparkError as e:
+                if wanted is not None and not isinstance(e, NotSent):
+                    self._lost_answer = found.epoch, asyncio.get_running_loop().time()
                 log.warning("the in-sync set may be %s, the controller does not answer: %s", _ids(found.all_members), e)
                 await asyncio.sleep(RETRY_S)
             else:
@@ -194,10 +200,16 @@ class InSyncReplicas:
         found.adopt(taken.members, taken.epoch)
 
     async def _look(self) -> None:
-        """Ask which set the controller has: what it did not get or take of the requests before it never will."""
+        """Ask which set the controller has: what it did not get or take of the requests before it never will.
+
+        RocketMQ's may, as long as the set's epoch is what such a request names: until it would have arrived, those
+        count that it may bring into the set.
+        """
         state = await self._controller.replica_info(self._settings.broker_name, self.set.own_id)
         if state.master is not None and (state.master.broker_id, state.epoch) == (self.set.own_id, self._role.epoch):
-            if not self.set.settle(state.in_sync, state.set_epoch):
+            if not state.ends_earlier and self._may_arrive(state.set_epoch):
+                await asyncio.sleep(RETRY_S)
+            elif not self.set.settle(state.in_sync, state.set_epoch):
                 log.warning(
                     "the controller has the in-sync set of epoch %d, and this master a later one, %d: it lost data, or"
                     " leads no more; asked again",
@@ -208,6 +220,12 @@ class InSyncReplicas:
         else:
             self.doubted()
             await asyncio.sleep(RETRY_S)
+
+    def _may_arrive(self, set_epoch: int) -> bool:
+        if self._lost_answer is None:
+            return False
+        epoch, at_s = self._lost_answer
+        return epoch == set_epoch and asyncio.get_running_loop().time() < at_s + LATE_S
 
 
 def _ids(members: Set[int]) -> str:

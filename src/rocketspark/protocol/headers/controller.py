@@ -121,11 +121,15 @@ class ReplicaInfoHeader(Header, kw_only=True, gc=False):
 
 
 class ReplicaInfoReply(Header, kw_only=True, gc=False):
-    """Reply to CONTROLLER_GET_REPLICA_INFO (1004); id and address only if there is a master."""
+    """Reply to CONTROLLER_GET_REPLICA_INFO (1004); id and address only if there is a master.
+
+    `asked`: ours alone, the master's own count: what it asked for before is not taken any more.
+    """
 
     master_broker_id: Long | None = None
     master_address: str | None = None
     master_epoch: Long | None = None
+    asked: Long | None = None
 
 
 class AlterSyncStateSetHeader(Header, kw_only=True, gc=False):

@@ -21,6 +21,7 @@ from rocketspark.broker.replication.controller_client import InSync, Master, Set
 from rocketspark.broker.replication.durability import Durability
 from rocketspark.broker.replication.replica_waits import Mode, ReplicaWaits
 from rocketspark.broker.replication.role import BrokerRole, Role
+from rocketspark.broker.roles import in_sync
 from rocketspark.broker.roles.in_sync import RETRY_S, InSyncReplicas
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.controller.replica_sets import LogEnd
@@ -74,7 +75,8 @@ class FakeController:
         return await self._asked(decide)
 
     async def replica_info(self, name: str, own_id: int | None = None) -> SetState:
-        return await self._asked(self.world.now)
+        # What arrives later was asked for later.
+        return await self._asked(lambda: self.world.now()._replace(ends_earlier=True))
 
     async def _asked(self, decide: Callable[[], Any]) -> Any:
         told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -438,6 +440,81 @@ def test_a_controller_whose_data_are_older_is_asked_once_a_while() -> None:
         for _ in range(30):
             await asyncio.sleep(0)
         assert (looks, broker.in_sync.set.all_members) == (1, {1, 2})
+        broker.in_sync.end()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ends_earlier", [False, True], ids=["RocketMQ's", "ours"])
+def test_who_a_late_request_may_bring_into_the_set_counts_until_it_would_have_arrived(
+    monkeypatch: pytest.MonkeyPatch, ends_earlier: bool
+) -> None:
+    """RocketMQ's controller takes it by its epoch, and may elect that broker then."""
+    monkeypatch.setattr(in_sync, "RETRY_S", 0.0)
+    now_s = 0.0
+
+    async def main() -> None:
+        nonlocal now_s
+        loop = asyncio.get_running_loop()
+        made = BrokerSettings(broker_name=NAME, all_ack_in_sync_set=True)
+        broker = Broker(SimpleNamespace(), 1, made)  # type: ignore[arg-type]
+        state = SetState(Master(1, "127.0.0.1:1", 3, 4), 3, frozenset({1}), 4, ends_earlier)
+        looks = 0
+
+        async def alter(*asked: Any) -> InSync:
+            broker.in_sync.set.lost(2)
+            raise NoReply("no answer", address="c")
+
+        async def replica_info(name: str, own_id: int | None = None) -> SetState:
+            nonlocal looks
+            looks += 1
+            return state
+
+        broker.controller.alter_in_sync = alter  # type: ignore[method-assign]
+        broker.controller.replica_info = replica_info  # type: ignore[method-assign]
+        broker.role.kind, broker.role.epoch = Role.MASTER, 3
+        monkeypatch.setattr(loop, "time", lambda: now_s)
+        broker.in_sync.begin({1}, 4)
+        broker.in_sync.set.joined(2, 0, confirmed=0, epoch_start=0)
+        broker.in_sync._ask_soon()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert broker.in_sync.set.all_members == ({1} if ends_earlier else {1, 2})
+        assert looks == 1 if ends_earlier else looks > 1
+        if not ends_earlier:
+            now_s += in_sync.LATE_S
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert broker.in_sync.set.all_members == {1}
+        broker.in_sync.end()
+
+    asyncio.run(main())
+
+
+def test_a_set_that_changed_since_is_none_of_a_late_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its epoch is another than that request names."""
+    monkeypatch.setattr(in_sync, "RETRY_S", 0.0)
+
+    async def main() -> None:
+        made = BrokerSettings(broker_name=NAME, all_ack_in_sync_set=True)
+        broker = Broker(SimpleNamespace(), 1, made)  # type: ignore[arg-type]
+
+        async def alter(*asked: Any) -> InSync:
+            broker.in_sync.set.lost(2)
+            raise NoReply("no answer, though it was carried out", address="c")
+
+        async def replica_info(name: str, own_id: int | None = None) -> SetState:
+            return SetState(Master(1, "127.0.0.1:1", 3, 5), 3, frozenset({1}), 5)
+
+        broker.controller.alter_in_sync = alter  # type: ignore[method-assign]
+        broker.controller.replica_info = replica_info  # type: ignore[method-assign]
+        broker.role.kind, broker.role.epoch = Role.MASTER, 3
+        broker.in_sync.begin({1}, 4)
+        broker.in_sync.set.joined(2, 0, confirmed=0, epoch_start=0)
+        broker.in_sync._ask_soon()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert (broker.in_sync.set.all_members, broker.in_sync.set.epoch) == ({1}, 5)
         broker.in_sync.end()
 
     asyncio.run(main())
