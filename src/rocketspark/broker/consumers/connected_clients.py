@@ -103,6 +103,9 @@ class ConnectedClients:
         # The groups of each connection, so that its end costs time by its own groups, not by all.
         self._produces: dict[Peer, set[str]] = {}
         self._consumes: dict[Peer, set[str]] = {}
+        # For each id the connections whose producers say it: in how many groups, and the one that said it last. A reply
+        # looks for one of as many as a million.
+        self._saying: dict[str, dict[Peer, tuple[int, ConnectedClient]]] = {}
         # What all members take, and those of each host.
         self.weight = 0
         self._host_weights: Counter[str] = Counter()
@@ -123,9 +126,9 @@ class ConnectedClients:
             self._ids.said(beat.client_id, sender.user, now_ms)
         for producer in beat.producer_data_set:
             members = self.producers.setdefault(producer.group_name, {})
-            self._weigh(members.get(peer), -1)
+            self._forget_producer(members.get(peer))
             members[peer] = ConnectedClient(beat.client_id, peer, language, version, now_ms, 1 + id_weight, sender)
-            self._weigh(members[peer])
+            self._note_producer(members[peer])
         for consumer in beat.consumer_data_set:
             weight = _weight(consumer) + id_weight
             client = ConnectedClient(beat.client_id, peer, language, version, now_ms, weight, sender)
@@ -169,9 +172,8 @@ class ConnectedClients:
         code = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
         found = [
             client
-            for members in self.producers.values()
-            for client in members.values()
-            if client.client_id == client_id and client.peer.is_open and self.may_be_sent(code, client.sender, "", "")
+            for _, client in self._saying.get(client_id, {}).values()
+            if client.peer.is_open and self.may_be_sent(code, client.sender, "", "")
         ]
 
         def turn(client: ConnectedClient) -> tuple[int, int]:
@@ -179,6 +181,22 @@ class ConnectedClients:
             return 0 if user is None else self._ids.turn(client_id, user), -client.beat_ms
 
         return min(reversed(found), key=turn, default=None)
+
+    def _note_producer(self, client: ConnectedClient) -> None:
+        self._weigh(client)
+        saying = self._saying.setdefault(client.client_id, {})
+        saying[client.peer] = saying.get(client.peer, (0, client))[0] + 1, client
+
+    def _forget_producer(self, client: ConnectedClient | None) -> None:
+        if client is None:
+            return
+        self._weigh(client, -1)
+        saying = self._saying[client.client_id]
+        groups, last = saying.pop(client.peer)
+        if groups > 1:
+            saying[client.peer] = groups - 1, last
+        elif not saying:
+            del self._saying[client.client_id]
 
     def _weigh(self, client: ConnectedClient | None, times: int = 1) -> None:
         if client is not None:
@@ -269,7 +287,7 @@ class ConnectedClients:
     def leave(self, peer: Peer, *, producer_group: str | None = None, consumer_group: str | None = None) -> None:
         """Take a client out of the groups named."""
         if producer_group is not None and producer_group in self.producers:
-            self._weigh(self.producers[producer_group].pop(peer, None), -1)
+            self._forget_producer(self.producers[producer_group].pop(peer, None))
             _take_out(self._produces, peer, producer_group)
             if not self.producers[producer_group]:
                 del self.producers[producer_group]
