@@ -8,6 +8,7 @@ import time
 import pytest
 from tests.clients.scene import Inbox, Scene
 
+from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import AsyncProducer, Producer, PushConsumer, split
 from rocketspark.client.selectors import by_hash, by_random
 from rocketspark.errors import MessageIllegal, SendFailed, ServerError
@@ -39,6 +40,17 @@ def test_selectors_and_queues(scene: Scene) -> None:
         assert producer.send(scene.topic, b"x", queue=scene.queue(3)).queue == scene.queue(3)
         with pytest.raises(SendFailed):
             producer.send(scene.topic, b"x", queue=MessageQueue(scene.topic, "broker-a", 77))
+
+
+def test_sends_go_on_when_their_topic_got_fewer_queues(scene: Scene) -> None:
+    with (
+        SyncOperations(scene.namesrv) as operations,
+        Producer(scene.namesrv, "pg", route_interval_ms=600_000) as producer,
+    ):
+        assert len({producer.send(scene.topic, b"x").queue for _ in range(4)}) == 4
+        operations.create_topic(scene.topic, queue_count=1, force=True)
+        keys = [None] * 8 + [f"key-{number}" for number in range(8)]
+        assert {producer.send(scene.topic, b"y", sharding_key=key).queue for key in keys} == {scene.queue(0)}
 
 
 def test_order_of_a_sharding_key_under_asyncio_and_threads(scene: Scene) -> None:

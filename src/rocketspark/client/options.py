@@ -171,6 +171,8 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_sends: bool = False
 
 
+# -1: its own default.
+ZLIB_LEVELS = range(-1, 10)
 _PRODUCER_DEFAULTS = dict(zip(ProducerSettings.__struct_fields__, ProducerSettings.__struct_defaults__, strict=True))
 
 
@@ -185,6 +187,10 @@ def producer_settings(options: ProducerOptions) -> tuple[ProducerSettings, Clien
     settings = ProducerSettings(**own)
     if settings.compression not in KINDS:
         raise ConfigError(f"compression {settings.compression!r} is not one of {', '.join(KINDS)}")
+    if settings.compression == "zlib" and settings.compress_level not in ZLIB_LEVELS:
+        raise ConfigError(f"compress_level {settings.compress_level!r}: zlib has the levels 0 to 9")
+    if isinstance(settings.topics, str):
+        raise ConfigError(f"topics {settings.topics!r}: a list of topics is needed, such as [{settings.topics!r}]")
     if min(settings.retries, settings.future_retries) < 0 or settings.send_timeout_ms <= 0:
         raise ConfigError("retries and future_retries must be 0 or more, send_timeout_ms more than 0")
     if settings.attempt_timeout_ms is not None and not settings.attempt_timeout_ms > 0:

@@ -53,6 +53,17 @@ def test_a_count_of_calls_is_a_whole_number(name: str) -> None:
         PushConsumer(NAMESRV, "g", **{name: "2"})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("level", [-2, 10, 99, 1.5])
+def test_a_level_that_zlib_lacks_is_refused_before_a_body_needs_it(level: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^compress_level {level}: zlib has the levels 0 to 9$"):
+        Producer(NAMESRV, "g", compress_level=level)
+
+
+def test_one_topic_is_no_list_of_letters() -> None:
+    with pytest.raises(ConfigError, match=r"^topics 'orders': a list of topics is needed, such as \['orders'\]$"):
+        Producer(NAMESRV, "g", topics="orders")
+
+
 def test_a_poll_for_a_count_that_is_none_takes_nothing(cluster: Cluster) -> None:
     """What it found would be gone: read, but given to nobody, until the consumer starts anew."""
     with Producer(cluster.namesrv, "pg") as producer:
