@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -50,6 +50,7 @@ class RuleState(msgspec.Struct, frozen=True, order=True):
 
 
 T = TypeVar("T")
+A = TypeVar("A")
 
 
 class _Kind(NamedTuple, Generic[T]):
@@ -156,12 +157,8 @@ class AccessOperations(ClusterClient):
     ) -> list[UserState]:
         """Return the user as each broker has it. Raises UsageError if none has one of the name."""
         _name(username)
-        found = []
-        for target in await self._targets(cluster, brokers):
-            peer = await self._broker(target.address)
-            user = await access_api.get_user(peer, username, timeout_ms=self._timeout_ms)
-            if user is not None:
-                found.append(_user_state(target.broker_name, user))
+        asked = await self._ask_each(cluster, brokers, access_api.get_user, username)
+        found = [_user_state(broker_name, user) for broker_name, user in asked if user is not None]
         if not found:
             raise UsageError(f"no broker has a user {username!r}")
         return found
@@ -170,12 +167,8 @@ class AccessOperations(ClusterClient):
         self, part: str = "", *, cluster: str | None = None, brokers: Iterable[str] | None = None
     ) -> list[UserState]:
         """Return the users whose names hold `part`, by broker and name."""
-        found = []
-        for target in await self._targets(cluster, brokers):
-            peer = await self._broker(target.address)
-            users = await access_api.list_users(peer, part, timeout_ms=self._timeout_ms)
-            found += [_user_state(target.broker_name, user) for user in users]
-        return sorted(found)
+        asked = await self._ask_each(cluster, brokers, access_api.list_users, part)
+        return sorted(_user_state(broker_name, user) for broker_name, users in asked for user in users)
 
     async def copy_users(
         self, source: str, *, usernames: Sequence[str] = (), brokers: Iterable[str] | None = None
@@ -212,18 +205,8 @@ class AccessOperations(ClusterClient):
             source_ips: addresses and networks that the rule is for; none, as for a new rule: all.
             policy_type: Custom, or Default: asked where no custom rule fits.
         """
-        return await self._put_acl(
-            "create",
-            access_api.create_acl,
-            cluster,
-            brokers,
-            subject,
-            resources,
-            actions,
-            decision,
-            source_ips,
-            policy_type,
-        )
+        wanted = acl_info(subject, resources, actions, decision, source_ips, policy_type)
+        return await self._put_acl("create", access_api.create_acl, wanted, cluster, brokers)
 
     async def update_acl(
         self,
@@ -238,29 +221,17 @@ class AccessOperations(ClusterClient):
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
         """Change a user's rules for these resources, or create them; arguments as `create_acl`."""
-        return await self._put_acl(
-            "update",
-            access_api.update_acl,
-            cluster,
-            brokers,
-            subject,
-            resources,
-            actions,
-            decision,
-            source_ips,
-            policy_type,
-        )
+        wanted = acl_info(subject, resources, actions, decision, source_ips, policy_type)
+        return await self._put_acl("update", access_api.update_acl, wanted, cluster, brokers)
 
     async def _put_acl(
         self,
         verb: str,
         put: Callable[..., Awaitable[None]],
+        wanted: AclInfo,
         cluster: str | None,
         brokers: Iterable[str] | None,
-        *named: Any,
     ) -> list[str]:
-        wanted = acl_info(*named)
-
         async def act(peer: Peer) -> None:
             # Not asked for alone: of a user who is not there the broker says more when rules are put.
             listed = await access_api.list_acls(peer, wanted.subject or "", timeout_ms=self._timeout_ms)
@@ -299,12 +270,8 @@ class AccessOperations(ClusterClient):
     ) -> list[RuleState]:
         """Return a user's rules as each broker has them. Raises UsageError if no broker has any."""
         whole = _subject(subject)
-        found: list[RuleState] = []
-        for target in await self._targets(cluster, brokers):
-            peer = await self._broker(target.address)
-            acl = await access_api.get_acl(peer, whole, timeout_ms=self._timeout_ms)
-            if acl is not None:
-                found += _rule_states(target.broker_name, acl)
+        asked = await self._ask_each(cluster, brokers, access_api.get_acl, whole)
+        found = [rule for broker_name, acl in asked if acl is not None for rule in _rule_states(broker_name, acl)]
         if not found:
             raise UsageError(f"no broker has rules of {whole!r}")
         return found
@@ -318,12 +285,8 @@ class AccessOperations(ClusterClient):
         brokers: Iterable[str] | None = None,
     ) -> list[RuleState]:
         """Return the rules of subjects and for resources whose names hold these parts, by broker and subject."""
-        found: list[RuleState] = []
-        for target in await self._targets(cluster, brokers):
-            peer = await self._broker(target.address)
-            acls = await access_api.list_acls(peer, subject_part, resource_part, timeout_ms=self._timeout_ms)
-            for acl in acls:
-                found += _rule_states(target.broker_name, acl)
+        asked = await self._ask_each(cluster, brokers, access_api.list_acls, subject_part, resource_part)
+        found = [rule for broker_name, acls in asked for acl in acls for rule in _rule_states(broker_name, acl)]
         return sorted(found, key=lambda rule: (rule.broker_name, rule.subject))
 
     async def copy_acls(
@@ -369,6 +332,15 @@ class AccessOperations(ClusterClient):
         names = [name for name in wanted if ":" not in name]
         found = {b.broker_name: b for b in await self._masters(cluster, names)} if names else {}
         return [found[name] if name in found else BrokerState("", name, 0, name) for name in wanted]
+
+    async def _ask_each(
+        self, cluster: str | None, brokers: Iterable[str] | None, ask: Callable[..., Awaitable[A]], *what: str
+    ) -> list[tuple[str, A]]:
+        """Return what each broker answers, with its name."""
+        return [
+            (target.broker_name, await ask(await self._broker(target.address), *what, timeout_ms=self._timeout_ms))
+            for target in await self._targets(cluster, brokers)
+        ]
 
     async def _on_all(
         self,

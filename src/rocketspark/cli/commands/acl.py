@@ -167,18 +167,13 @@ def delete(
 
 
 @app.command()
-def get(
-    name: Name,
-    on: OnBrokers = EVERYWHERE,
-) -> None:
+def get(name: Name, on: OnBrokers = EVERYWHERE) -> None:
     """Print what one user may do, on each broker.
 
     Example: `rocketspark acl get billing`
     """
-    _print(
-        run_operation(on.at, lambda operations: operations.get_acl(name, **on.named())),
-        json=on.json,
-    )
+    found = run_operation(on.at, lambda operations: operations.get_acl(name, **on.named()))
+    _print(found, json=on.json)
 
 
 @app.command("list")
@@ -193,10 +188,8 @@ def list_(
 
     Example: `rocketspark acl list --resource orders`
     """
-    _print(
-        run_operation(on.at, lambda operations: operations.list_acls(part, resource, **on.named())),
-        json=on.json,
-    )
+    found = run_operation(on.at, lambda operations: operations.list_acls(part, resource, **on.named()))
+    _print(found, json=on.json)
 
 
 @app.command()

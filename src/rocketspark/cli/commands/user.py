@@ -134,18 +134,13 @@ def delete(
 
 
 @app.command()
-def get(
-    name: Name,
-    on: OnBrokers = EVERYWHERE,
-) -> None:
+def get(name: Name, on: OnBrokers = EVERYWHERE) -> None:
     """Print one user: type and status, on each broker. Passwords are not shown.
 
     Example: `rocketspark user get billing`
     """
-    _print(
-        run_operation(on.at, lambda operations: operations.get_user(name, **on.named())),
-        json=on.json,
-    )
+    found = run_operation(on.at, lambda operations: operations.get_user(name, **on.named()))
+    _print(found, json=on.json)
 
 
 @app.command("list")
@@ -157,10 +152,8 @@ def list_(
 
     Example: `rocketspark user list --json`
     """
-    _print(
-        run_operation(on.at, lambda operations: operations.list_users(part, **on.named())),
-        json=on.json,
-    )
+    found = run_operation(on.at, lambda operations: operations.list_users(part, **on.named()))
+    _print(found, json=on.json)
 
 
 @app.command()

@@ -37,26 +37,15 @@ def standardize(text: bytes, depth: int = 0) -> bytes:
     at = 0
     last = 0
     size = len(text)
-    changed = False
     stack: list[int] = []  # per open bracket: 1 in an object that awaits a key, 2 in one that awaits a value, 0 array
+    # A byte at a time: by a regular expression's tokens, bodies of brackets alone took 2 to 7 times as long.
     while at < size:
         c = text[at]
         if c in b" \t\r\n":
             at += 1
         elif c == 0x22:  # "
-            end = _string_end(text, at)
-            at = end
             # A key or a value: the colon or comma that follows moves the state.
-        elif c == 0x7B:  # {
-            if stack and stack[-1] == 1:
-                end = _object_end(text, at)
-                out.append(text[last:at])
-                out.append(msgspec.json.encode(standardize(text[at:end], depth + 1).decode()))
-                at = last = end
-                changed = True
-            else:
-                stack.append(1)
-                at += 1
+            at = _string_end(text, at)
         elif c == 0x5B:  # [
             stack.append(0)
             at += 1
@@ -73,20 +62,25 @@ def standardize(text: bytes, depth: int = 0) -> bytes:
                 stack[-1] = 1
             at += 1
         elif stack and stack[-1] == 1:
-            end = at
-            while end < size and text[end] not in b' \t\r\n:,}]{["':
-                end += 1
-            end = max(end, at + 1)
-            out.append(text[last:at])
-            out.append(b'"' + text[at:end] + b'"')
+            end, key = _bare_key(text, at, depth)
+            out += (text[last:at], key)
             at = last = end
-            changed = True
         else:
+            if c == 0x7B:  # {
+                stack.append(1)
             at += 1
-    if not changed:
-        return text
-    out.append(text[last:])
-    return b"".join(out)
+    return b"".join((*out, text[last:])) if out else text
+
+
+def _bare_key(text: bytes, at: int, depth: int) -> tuple[int, bytes]:
+    """Return where a key that is no string ends, and the string that stands for it: an object's is its own JSON."""
+    end, size = at, len(text)
+    if text[at] == 0x7B:  # {
+        end = _object_end(text, at)
+        return end, msgspec.json.encode(standardize(text[at:end], depth + 1).decode())
+    while end < size and text[end] not in b' \t\r\n:,}]{["':
+        end += 1
+    return end, b'"' + text[at:end] + b'"'
 
 
 def _string_end(text: bytes, at: int) -> int:
