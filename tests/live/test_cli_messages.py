@@ -224,6 +224,7 @@ def test_a_tail_prints_what_comes_until_ctrl_c(cluster: Cluster) -> None:
     assert (tail.returncode, rest, errors) == (130, "", "")
 
 
+@pytest.mark.shows("`consume` without a group goes on with queues that come later")
 @pytest.mark.parametrize("where", ["first", "last", "2020-01-01T00:00"])
 def test_a_tail_goes_on_with_queues_that_its_topic_gets_later(cluster: Cluster, where: str) -> None:
     topic = f"grown-{where[:4]}"

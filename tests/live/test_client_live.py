@@ -389,6 +389,7 @@ def test_members_alike_are_not_warned_of(cluster: Cluster, caplog: pytest.LogCap
     assert "group alike" not in caplog.text
 
 
+@pytest.mark.shows("topic made smaller or anew: producers go on at once, keyed ones in order; a chosen queue is told")
 @pytest.mark.parametrize("linger_ms", [None, 1])
 def test_sends_go_on_when_their_topic_got_fewer_queues(cluster: Cluster, linger_ms: float | None) -> None:
     """A producer chooses among the queues of a route that is as old as its last look: none of its sends may fail."""
@@ -404,6 +405,7 @@ def test_sends_go_on_when_their_topic_got_fewer_queues(cluster: Cluster, linger_
         assert {producer.send(topic, b"%d" % n).queue for n in range(16)} == {a, b}
 
 
+@pytest.mark.shows("topic made smaller or anew: producers go on at once, keyed ones in order; a chosen queue is told")
 def test_sends_of_a_key_go_on_when_their_queue_is_gone(cluster: Cluster) -> None:
     with (
         SyncOperations(cluster.namesrv) as operations,
@@ -417,6 +419,7 @@ def test_sends_of_a_key_go_on_when_their_queue_is_gone(cluster: Cluster) -> None
         assert len(set(places)) == 8  # Each key has one queue.
 
 
+@pytest.mark.shows("topic made smaller or anew: producers go on at once, keyed ones in order; a chosen queue is told")
 def test_a_chosen_queue_that_is_gone_is_told_and_the_next_look_shows_those_there_are(cluster: Cluster) -> None:
     with (
         SyncOperations(cluster.namesrv) as operations,
@@ -434,6 +437,7 @@ def test_a_chosen_queue_that_is_gone_is_told_and_the_next_look_shows_those_there
         assert len(producer.queues("fewer-chosen")) == 2
 
 
+@pytest.mark.shows("topic made smaller or anew: producers go on at once, keyed ones in order; a chosen queue is told")
 def test_a_program_that_wants_every_code_gets_that_of_a_queue_that_is_gone(cluster: Cluster) -> None:
     with (
         SyncOperations(cluster.namesrv) as operations,

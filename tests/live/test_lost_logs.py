@@ -15,6 +15,11 @@ from rocketspark.broker.replication.role import Role
 from rocketspark.controller import live_table
 from rocketspark.model import Message
 
+pytestmark = pytest.mark.shows(
+    "mended: all brokers of a controller's set end, the master's log is lost (its own disk, its last files, "
+    "or the whole store but the number) and it is back first: the others cut their logs to nothing"
+)
+
 COUNT = 200
 
 
@@ -69,6 +74,10 @@ def test_the_others_keep_what_one_lost(
     run(main())
 
 
+@pytest.mark.shows(
+    "mended: controller, `allAckInSyncStateSet=true`: the master's machine loses power (unflushed tail gone) "
+    "and is back within the controller's timeout: acknowledged messages are cut off the slave"
+)
 @pytest.mark.parametrize("started_again", [True, False], ids=["power", "kill"])
 def test_a_machine_that_lost_its_power_is_no_master_where_another_holds_what_it_lost(
     tmp_path: Path, started_again: bool

@@ -23,7 +23,11 @@ from rocketspark.protocol.headers import (
 )
 from rocketspark.transport.peer import Peer
 
-pytestmark = pytest.mark.shows("a topic made anew under running consumers")
+pytestmark = pytest.mark.shows(
+    "a topic made anew under running consumers",
+    "a topic made anew: readers are known over a stop, a kill (also in the midst of the deletion) and a "
+    "failover; a slave whose master serves sends nobody",
+)
 
 
 async def remade(peer: Peer, count: int) -> None:

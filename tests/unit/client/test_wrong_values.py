@@ -13,6 +13,8 @@ from rocketspark import Producer, PullConsumer, PushConsumer, SimpleConsumer
 from rocketspark.errors import ConfigError, UsageError
 from rocketspark.testing import Cluster, run_cluster
 
+pytestmark = pytest.mark.shows("wrong values of settings, counts and times are refused by name")
+
 NAMESRV = "127.0.0.1:1"
 COUNTS = ("pull_count_max", "pull_bytes_max", "backlog_count_max", "backlog_bytes_max")
 INTERVALS = ("rebalance_interval_ms", "commit_interval_ms", "route_interval_ms", "heartbeat_interval_ms", "timeout_ms")

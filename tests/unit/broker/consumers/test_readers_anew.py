@@ -13,6 +13,11 @@ from rocketspark.broker.consumers.readers_anew import Reader, ReadersAnew
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.protocol.json.bodies import ReadersTable
 
+pytestmark = pytest.mark.shows(
+    "a topic made anew: readers are known over a stop, a kill (also in the midst of the deletion) and a "
+    "failover; a slave whose master serves sends nobody"
+)
+
 NAMES = st.sampled_from(["a", "b", "%RETRY%a", "x|y"])
 READERS = st.lists(st.tuples(NAMES, NAMES, st.integers(0, 3)), unique=True)
 

@@ -445,6 +445,10 @@ def test_a_controller_whose_data_are_older_is_asked_once_a_while() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.shows(
+    "a request about the in-sync set that RocketMQ's controller may take late: whom it may bring into the set "
+    "counts meanwhile"
+)
 @pytest.mark.parametrize("ends_earlier", [False, True], ids=["RocketMQ's", "ours"])
 def test_who_a_late_request_may_bring_into_the_set_counts_until_it_would_have_arrived(
     monkeypatch: pytest.MonkeyPatch, ends_earlier: bool

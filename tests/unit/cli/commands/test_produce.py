@@ -12,6 +12,8 @@ import pytest
 from rocketspark.cli.commands.produce import IN_FLIGHT_MAX, OF_A_KEY_MAX, LineSender
 from rocketspark.client.sync import Producer
 
+pytestmark = pytest.mark.shows("`produce --sharding-key` over a slow network")
+
 LIMIT_S = 60
 
 
