@@ -487,3 +487,23 @@ def test_after_a_kill_no_pop_of_before_undoes_what_an_operator_set(
 
     run(old())
     run(new())
+
+
+def test_after_a_kill_pops_count_that_came_just_before_an_operator_s_change(tmp_path: Path) -> None:
+    """Their offsets waited for the disk when it was made, and are on it when it is answered."""
+
+    async def main() -> None:
+        async with broker(tmp_path, flush_interval_ms=3_600_000) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await create_group(peer)
+            for _ in range(3):
+                await sent(peer)
+            assert len(await popped(peer, group="other", invisible_time_ms=300)) == 3
+            assert server._pops.next_offset(TOPIC, "other", 0) == 3
+            header = headers.ResetOffsetHeader(group=GROUP, topic=TOPIC, time_ms=0, force=True)
+            (await peer.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)).raise_for_code("reset")
+            await server.kill()
+        async with broker(tmp_path) as server:
+            assert server._offsets.of("other", TOPIC) == {0: 3}
+
+    run(main())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from rocketspark.broker import topic_names
@@ -88,8 +88,8 @@ class ConsumerOffsets:
         self._resets: dict[tuple[str, str, int], int] = {}
         self._pulled: dict[tuple[str, str, int], int] = {}
         self.anew = ReadersAnew(anew)
-        # Called with an operator's change; what it returns is called once all offsets of then are on the disk.
-        self.set_by_hand: Callable[[], Callable[[], None]] = lambda: lambda: None
+        # Called with an operator's change and waited for; what it returns is called once all offsets are on the disk.
+        self.set_by_hand: Callable[[], Awaitable[Callable[[], None]]] | None = None
 
     def admit(self, group: str, topic: str, address: str) -> None:
         """Count a client's first commit of a group in a topic. Raises ServerError 2 if there are too many."""
@@ -283,11 +283,12 @@ class ConsumerOffsets:
 
     async def saved(self) -> None:
         """Wait until what an operator changed is on the disk. Raises StoreFull or StoreUnwritable."""
-        done = self.set_by_hand()
+        done = None if self.set_by_hand is None else await self.set_by_hand()
         self.save()
         await self.anew.unsaved.saved()
         await self.unsaved.saved()
-        done()
+        if done is not None:
+            done()
 
     def keep_within(self, end: Callable[[str, int], int], has_topic: Callable[[str], bool] | None = None) -> None:
         """Lower what lies beyond its queue's end, as messages that a power cut took were counted; on the disk at once.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable
@@ -96,9 +97,15 @@ class PopLifecycle:
         except (OSError, ValueError):
             return 0
 
-    def _set_by_hand(self) -> Callable[[], None]:
-        """Offsets are set by hand: those that follow pops of before are no more to come back after a kill."""
-        end = self._store.written_position
+    async def _set_by_hand(self) -> Callable[[], None]:
+        """Offsets are set by hand: those that follow pops of before are no more to come back after a kill.
+
+        So the offsets of other pops, which wait for the disk, are to be written with them.
+        """
+        end, offsets = self._store.written_position, self._in_flight.offsets
+        if offsets.is_waiting:
+            await asyncio.get_running_loop().run_in_executor(None, self._store.flush_log)
+            offsets.commit_flushed()
         return lambda: config_files.write(str(self._note), str(end), keep_before=False)
 
     def stop(self) -> None:

@@ -47,6 +47,11 @@ class PopOffsets:
         except RuntimeError:
             pass  # Without a loop the next pop looks.
 
+    @property
+    def is_waiting(self) -> bool:
+        """Tell whether a pop's offset is not committed yet."""
+        return bool(self._waiting)
+
     def next_offset(self, topic: str, group: str, queue_id: int) -> int | None:
         """Return where the next pop of a queue goes on; None if that is the committed offset."""
         return self._next.get((topic, group, queue_id)) if self._next else None

@@ -142,10 +142,10 @@ class Rebuild:
                 consumer_offsets.commit(group, topic, queue_id, offset)
 
     def _newer(self, since_ms: int, since: int) -> Iterator[CheckPointRecord]:
-        topic = self._in_flight.topic
+        topics = (self._in_flight.topic, *self._revive.names.revive_topics())
         gone: set[CheckPointKey] = set()
         offset = self._store.offset_at_time(topic_names.TIMER_TOPIC, 0, since_ms)
-        for each in (topic, *self._revive.names.revive_topics()):
+        for each in topics:
             for stored, _ in self._timers.sent_for(each, offset):
                 found = self._decoded(stored)
                 if isinstance(found, CheckPointRecord):
@@ -154,9 +154,10 @@ class Rebuild:
                     else:
                         yield found
         # Those whose time was over at once never were in the wheel.
-        for queue_id in self._revive.queues:
-            start = self._store.offset_at_time(topic, queue_id, since_ms)
-            for _, stored in records_of(self._store, topic, queue_id, start):
+        queues = [(each, queue_id) for each in topics for queue_id in list(self._store.queues().get(each, ()))]
+        for each, queue_id in queues:
+            start = self._store.offset_at_time(each, queue_id, since_ms)
+            for _, stored in records_of(self._store, each, queue_id, start):
                 found = self._decoded(stored)
                 if not isinstance(found, CheckPointRecord) or found.key.pop_time_ms < since_ms:
                     continue
