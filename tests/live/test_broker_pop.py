@@ -612,6 +612,10 @@ def test_a_group_deleted_with_its_offsets_gets_nothing_of_before(tmp_path: Path)
             assert GROUP not in server._groups.table
             assert bodies_of(await popped(peer)) == [b"%d" % n for n in range(5)]
             assert await popped(peer) == []
+            assert len(server._pops.check_points.of_group(GROUP)) == 1
+            await server.kill()
+        async with broker(tmp_path) as server:
+            assert len(server._pops.check_points.of_group(GROUP)) == 1
 
     run(main())
 

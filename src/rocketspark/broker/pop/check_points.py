@@ -169,17 +169,15 @@ class CheckPoints:
     def delete_topic(self, topic: str) -> None:
         """Take all of a topic as done."""
         if any(of == topic for of, _, _ in self._counts):
-            self._done([point for point in self._by_key.values() if point.record.key.topic == topic])
+            for point in [point for point in self._by_key.values() if point.record.key.topic == topic]:
+                self.remove(point)
+                self.note_past(point.record)
 
-    def delete_group(self, group: str) -> None:
-        """Take all of a group as done."""
-        if any(of == group for _, of, _ in self._counts):
-            self._done([point for point in self._by_key.values() if point.record.key.group == group])
-
-    def _done(self, points: list[CheckPoint]) -> None:
-        for point in points:
-            self.remove(point)
-            self.note_past(point.record)
+    def of_group(self, group: str) -> list[CheckPoint]:
+        """Return all of a group."""
+        if not any(of == group for _, of, _ in self._counts):
+            return []
+        return [point for point in self._by_key.values() if point.record.key.group == group]
 
     def note_past(self, record: CheckPointRecord) -> None:
         """Keep in mind that a check point is done."""

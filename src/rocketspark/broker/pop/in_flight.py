@@ -151,9 +151,12 @@ class InFlightMessages:
         """Take what is in flight of a topic that is deleted as done: in its place come messages of the next one."""
         self.check_points.delete_topic(topic)
 
-    def delete_group(self, group: str) -> None:
-        """Take what a group has as done: it is deleted with its offsets."""
-        self.check_points.delete_group(group)
+    def give_up(self, points: Iterable[CheckPoint]) -> None:
+        """Acknowledge what is open of check points whose group is deleted with its offsets. Raises ServerError."""
+        for point in points:
+            if bits := point.all_bits & ~point.acked:
+                self.check_points.acknowledge(point, bits)
+                self._store_ack(point, bits)
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
         """Return how many messages of a queue a group popped and has not acknowledged."""

@@ -111,18 +111,13 @@ class Pops:
         self.in_flight.delete_topic(topic)
         self.ordered.delete_topic(topic)
 
-    def delete_group(self, group: str, *, with_offsets: bool) -> None:
-        """Forget a group that is deleted; called before its offsets are, if they are.
-
-        With them what it has goes, too: it would make the group again, and come twice to a new one of its name.
-        """
+    def delete_group(self, group: str) -> None:
+        """Forget a group that is deleted; called before its offsets are."""
         for topic in self._offsets.topics_of(group):
             for queue_id in self._offsets.of(group, topic):
                 self.in_flight.forget(topic, group, queue_id)
             self.wake(topic, group, ALL_QUEUES)
         self.ordered.delete_group(group)
-        if with_offsets:
-            self.in_flight.delete_group(group)
 
     def _read_queues(self, topic: str) -> int:
         config = self._topics.table.get(topic)

@@ -156,11 +156,15 @@ class GroupHandler:
     async def delete(self, peer: Peer, request: Request[DeleteGroupHeader], body: bytes) -> bytes:
         """DELETE_SUBSCRIPTIONGROUP (207), its offsets too if asked."""
         self._groups.delete(request.ext.group)
-        self._pops.delete_group(request.ext.group, with_offsets=bool(request.ext.clean_offsets))
+        self._pops.delete_group(request.ext.group)
         # A new group of this name starts at its own offsets.
         self._offsets.drop_resets(group=request.ext.group)
         if request.ext.clean_offsets:
             self._offsets.delete_group(request.ext.group)
+            # Else what it has would make the group again once it is due, and come twice to a new one of its name.
+            has = self._pops.in_flight.check_points.of_group(request.ext.group)
+            async for part in self._long_scans.pieces(has):
+                self._pops.in_flight.give_up(part)
         await self._groups.unsaved.saved()
         await self._offsets.saved()
         return reply(request.opaque)
