@@ -88,7 +88,9 @@ class Pops:
 
         RocketMQ gives those of others, too: group `a` has that of group `a_b` as its own of topic `b`.
         """
-        names = (name for group in self._offsets.groups_of(topic) for name in self._retry_topics(topic, group))
+        # A group may be there without an offset, as one that was deleted with its offsets and made again.
+        groups = dict.fromkeys([*self._offsets.groups_of(topic), *self._groups.table])
+        names = (name for group in groups for name in self._retry_topics(topic, group))
         return [name for name in names if name in self._topics.table and not self._is_of_others(name, topic)]
 
     def _is_of_others(self, retry_topic: str, topic: str) -> bool:
