@@ -77,7 +77,7 @@ class TopicMade(BrokerState, frozen=True):
 
 
 class Aside(msgspec.Struct, frozen=True):
-    """A message that a broker set aside: `kind` delay, timer or half; its place, the reason, since when, attempts.
+    """A message that a broker quarantined: `kind` delay, timer or half; its place, the reason, since when, attempts.
 
     `queue_offset` -1: not known.
     """

@@ -75,7 +75,7 @@ TlsServerName = Annotated[
 
 
 class ClusterAccess(NamedTuple):
-    """A cluster and how to come in, as the options of every command that asks one say it."""
+    """A cluster, and the keys and TLS to connect with: the options of every command that asks a cluster."""
 
     namesrv: Namesrv = NAMESRV_DEFAULT
     access_key: AccessKey = ""

@@ -330,7 +330,7 @@ class Brokers:
             raise
 
     async def close(self) -> None:
-        """End all connections."""
+        """End all connections to brokers and NameServers."""
         await self._connections.close()
         await self.routes.close()
 

@@ -30,12 +30,14 @@ TOPICS_MAX = 1000
 _LISTED = {"SendMessage": "messages", "AckMessage": "entries", "SyncLiteSubscription": "lite_topic_set"}
 
 
-# Of what all clients together may have, those of one host have so much at most.
+# The share of what all clients together may have that the clients of one host may have.
 OF_HOST = 0.75
 
 
 class Shares:
-    """What clients have of something, by host. `most`: of all together; `refusal`: what one is told who asks for more.
+    """A bounded amount of something that clients use, counted by host.
+
+    `most`: what all clients together may have; `refusal`: the text for a client that asks for more.
 
     Its methods raise Refused 42900.
     """
@@ -45,19 +47,19 @@ class Shares:
         self.total, self.of_host = 0, Counter[str]()
 
     def check(self, host: str, size: int = 1) -> None:
-        """See that so much more may be had."""
+        """Raise Refused if a host may not have so much more."""
         if self.total + size > self.most or self.of_host[host] + size > self.most * OF_HOST:
             raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {self._refusal}")
 
     def take(self, host: str, size: int) -> None:
-        """Count what is had, if it may be."""
+        """Count what a host has from now on, if it may have it."""
         if size > 0:
             self.check(host, size)
         self.total += size
         self.of_host[host] += size
 
     def give(self, host: str, size: int) -> None:
-        """Count what is had no more."""
+        """Count what a host has no longer."""
         self.total -= size
         self.of_host[host] -= size
         if not self.of_host[host]:

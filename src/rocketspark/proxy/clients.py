@@ -96,7 +96,7 @@ class TelemetryStream:
             future.set_result(command)
 
     def end(self) -> None:
-        """Let nobody wait any more."""
+        """End the stream: who waits for an answer of its client gets a TimeoutError."""
         self.is_open = False
         for future in self._asked.values():
             if not future.done():
@@ -136,7 +136,7 @@ class ProxyClient:
 
     @property
     def is_consumer(self) -> bool:
-        """True if it consumes."""
+        """True if the client said that it is a consumer."""
         return self.settings.client_type in CONSUMERS
 
     @property

@@ -242,7 +242,7 @@ class FetchedTables:
             self.changed()
 
     def close(self) -> None:
-        """Fetch no more."""
+        """Fetch users and rules no more."""
         if self._task is not None:
             self._task.cancel()
 

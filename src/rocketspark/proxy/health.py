@@ -83,7 +83,7 @@ def _question(name: str) -> Callable[[bytes], Any]:
 
 
 class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Serves both."""
+    """Serves health checks and reflection."""
 
     def __init__(self) -> None:
         check = {

@@ -73,7 +73,7 @@ class Metrics:
         await self._server.start(s.metrics_host, s.metrics_port or 0, "the metrics' port")
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop serving metrics."""
         if self._server is not None:
             await self._server.close()
 

@@ -66,7 +66,7 @@ class UnfinishedMessages:
         return next(iter(self._open.values())).number if self._open else None
 
     def feed(self, data: bytes) -> None:
-        """Look at what came."""
+        """Count the gRPC messages in bytes that the client sent."""
         at, size = 0, len(data)
         while at < size:
             if self._passed:
@@ -273,7 +273,7 @@ class Relay(Http2):
         self._below.pause_reading()
 
     def inner_resumed(self) -> None:
-        """Read again."""
+        """Read from the client again."""
         if not self._below.is_closing():
             self._below.resume_reading()
 
@@ -330,7 +330,7 @@ class Inner(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Go on with it."""
+        """Read from the gRPC server again."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -354,8 +354,10 @@ def default_tls() -> TlsSettings:
 
 
 class Port:
-    """Where clients come in. `tls`: None for what `default_tls` says, if a certificate can be made; `routes`: the
-    requests of remoting that are served; `on_close`: hears of connections whose client sends no more.
+    """The port that clients connect to.
+
+    `tls`: None for what `default_tls` says, if a certificate can be made; `routes`: the requests of remoting that are
+    served; `on_close`: hears of connections whose client sends no more.
     """
 
     def __init__(

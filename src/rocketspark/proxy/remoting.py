@@ -90,19 +90,19 @@ class NoBroker(Exception):
 
 
 class Keeper:
-    """Stands where a gate does, and keeps the request that the handler gets next as it came."""
+    """A gate that refuses nothing and remembers a request as it was received, for the handler that is called next."""
 
     def __init__(self) -> None:
         self.received: ReceivedRequest | None = None
 
     def refuses(self, request: ReceivedRequest) -> Refusal | None:
-        """Let it pass."""
+        """Remember the request; refuse nothing."""
         self.received = request
         return None
 
 
 class Behind(NamedTuple):
-    """How brokers are come by: names and routes, and what the proxy's own connections are made with."""
+    """How brokers are reached: names and routes, and what the proxy's own connections are made with."""
 
     brokers: Brokers
     signer: RpcHooks | None

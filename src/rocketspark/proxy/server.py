@@ -145,7 +145,7 @@ class Producing:
         self._groups.begin()
 
     def sweep(self) -> None:
-        """Drop what is too old."""
+        """Forget transactions that are older than is remembered."""
         self._data.sweep(monotonic_ms())
 
     async def close(self) -> None:
@@ -188,7 +188,7 @@ class ProxyServer:
             )
             self.service.guards.append(self.access.guard)
             if settings.audit_path:
-                # Nothing that comes in here is an operator's change.
+                # No call of this port is an operator's change.
                 path = Path(settings.audit_path)
                 self._audit = Audit({"server": "proxy"}, path, changes=(), what=lambda code, header, body: {})
                 self.access.told = self._audit.decided

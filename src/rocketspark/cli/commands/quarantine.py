@@ -1,4 +1,4 @@
-"""`quarantine list|retry|drop`: the messages that brokers set aside because they can never be delivered or checked."""
+"""`quarantine list|retry|drop`: messages that brokers quarantined, as they can never be delivered or checked."""
 
 from __future__ import annotations
 

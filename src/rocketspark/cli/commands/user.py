@@ -1,4 +1,4 @@
-"""`user create|update|delete|get|list|copy`: who may come in, as `mqadmin createUser` and its like."""
+"""`user create|update|delete|get|list|copy`: who may connect to brokers, as `mqadmin createUser` and its like."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class UserType(StrEnum):
 
 
 class Status(StrEnum):
-    """Whether a user may come in."""
+    """Whether a user may connect."""
 
     enable = "enable"
     disable = "disable"

@@ -1,4 +1,7 @@
-"""What `server --secure` says: how to come in. Rule: it can be copied into a shell as it stands."""
+"""What `server --secure` prints: the variables and commands by which an operator connects.
+
+Rule: it can be copied into a shell as it stands.
+"""
 
 from __future__ import annotations
 

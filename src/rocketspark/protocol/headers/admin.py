@@ -67,7 +67,7 @@ class TimerEngineHeader(Header, kw_only=True, gc=False, rename={"engine": "E_T"}
 
 
 class QuarantinedHeader(Header, kw_only=True, gc=False):
-    """RETRY_QUARANTINED (7310002) and DROP_QUARANTINED (7310003). `name`: of one that is set aside."""
+    """RETRY_QUARANTINED (7310002) and DROP_QUARANTINED (7310003). `name`: of a quarantined message."""
 
     name: str
 

@@ -431,7 +431,7 @@ class DelayOffsetTable(Body):
 
 
 class Quarantined(Body):
-    """A message that a broker of ours set aside: its place and the reason. `kind`: delay, timer, half, pop.
+    """A message that a broker of ours quarantined: its place and the reason. `kind`: delay, timer, half, pop.
 
     `queue_offset`: in the topic it lies in, -1 if that is not known; `attempts`: how often it was tried; `group`: that
     popped it.
@@ -450,7 +450,7 @@ class Quarantined(Body):
 
 
 class QuarantineTable(Body):
-    """quarantine.json, and the reply of LIST_QUARANTINE: the messages set aside, oldest first."""
+    """quarantine.json, and the reply of LIST_QUARANTINE: the quarantined messages, oldest first."""
 
     entries: list[Quarantined] = []
     version: int = 1

@@ -102,7 +102,7 @@ class GroupMembers:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Begin to tell brokers."""
+        """Begin to tell brokers which consumers there are, in the background."""
         self._task = asyncio.ensure_future(self._run())
 
     def changed(self, client: ProxyClient) -> None:

@@ -43,7 +43,7 @@ class Held(NamedTuple):
 
 
 def now_ms() -> int:
-    """Return the time of day."""
+    """Return the time of day in ms since 1970."""
     return int(time.time() * 1000)
 
 

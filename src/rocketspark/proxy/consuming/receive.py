@@ -152,7 +152,7 @@ _POP = int(RequestCode.POP_MESSAGE)
 
 
 class Wanted(NamedTuple):
-    """What a receive asks for."""
+    """What one ReceiveMessage asks for."""
 
     client: ProxyClient
     in_order: bool
@@ -169,7 +169,7 @@ class Wanted(NamedTuple):
 
     @property
     def host(self) -> str:
-        """Where the client is."""
+        """The address of the client's host."""
         return self.client.host
 
     @property
@@ -179,7 +179,7 @@ class Wanted(NamedTuple):
 
 
 class Receives:
-    """The receives of one proxy."""
+    """Serves the ReceiveMessage calls of one proxy."""
 
     def __init__(
         self, settings: ProxySettings, brokers: Brokers, clients: Clients, calls: HandleCalls, renewals: Renewals

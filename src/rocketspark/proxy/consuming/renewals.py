@@ -162,7 +162,7 @@ class Renewals:
         return [renewal.held for renewal in listed]
 
     def of_client(self, client: str) -> list[Held]:
-        """Return what a client has."""
+        """Return the messages that a client has and whose handles are renewed."""
         return [renewal.held for renewal in self._clients.get(client, {}).values()]
 
     def clients(self) -> list[str]:

@@ -50,7 +50,7 @@ class ProducerGroups:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Begin to tell brokers."""
+        """Begin to tell brokers of producer groups, in the background."""
         self._task = asyncio.ensure_future(self._run())
 
     def changed(self, client: ProxyClient) -> None:
@@ -116,7 +116,7 @@ class ProducerGroups:
             log.info("broker %s was not told of producer groups: %s", broker_name, e)
 
     async def close(self) -> None:
-        """Tell nobody any more."""
+        """Stop telling brokers of producer groups."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -109,7 +109,7 @@ _REROUTED = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION, ResponseC
 
 
 class Sends:
-    """The sends of one proxy."""
+    """Serves the SendMessage calls of one proxy."""
 
     def __init__(
         self,
@@ -354,7 +354,7 @@ def _response(entries: list[Any]) -> Any:
 
 
 class Recalls:
-    """The recalls of one proxy."""
+    """Serves the RecallMessage calls of one proxy."""
 
     def __init__(self, brokers: Brokers, *, check_types: bool = True) -> None:
         self._brokers = brokers

@@ -70,7 +70,7 @@ def stored_form(message: Any, topic: str, client: str, now_ms: int, limits: Send
         checks.check_body(len(body), limits)
     system = message.system_properties
     given = _given_text(message, system, limits)
-    # In the order in which Apache's proxy looks at them; what decides about the type more goes last.
+    # In the order in which Apache's proxy looks at them.
     kind, typed = _typed_text(system, now_ms, limits)
     sys_flag = sysflags.TRANSACTION_PREPARED if kind == TRANSACTIONAL else 0
     encoding = system.body_encoding

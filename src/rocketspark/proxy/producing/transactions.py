@@ -137,7 +137,7 @@ class TransactionData:
         return (topic, transaction_id) in self._ended
 
     def sweep(self, now_ms: int) -> None:
-        """Drop what is too old."""
+        """Forget half messages and ends that are older than is remembered."""
         while self._open:
             key, places = next(iter(self._open.items()))
             if now_ms - max(places.values(), default=0) <= self._expiry_ms:
@@ -262,7 +262,7 @@ class Transactions:
         """Tell the broker; if that fails, the half message can be ended again."""
         transaction_id = header.transaction_id or ""
         if header.outcome:
-            # Before any wait: what comes in between finds it ended.
+            # Noted before any wait, so that a call served meanwhile finds the transaction ended.
             self._data.note_end(topic, transaction_id, place.broker_name, monotonic_ms())
         try:
             peer = self._brokers.open_peer(place.broker_name)

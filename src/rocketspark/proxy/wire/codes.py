@@ -64,7 +64,7 @@ class Code(IntEnum):
 
 
 class ClientType(IntEnum):
-    """What a client is."""
+    """The kinds of clients."""
 
     CLIENT_TYPE_UNSPECIFIED = 0
     PRODUCER = 1
@@ -76,7 +76,7 @@ class ClientType(IntEnum):
 
 
 class MessageType(IntEnum):
-    """What a message is."""
+    """The types of messages."""
 
     MESSAGE_TYPE_UNSPECIFIED = 0
     NORMAL = 1
@@ -98,7 +98,7 @@ class Permission(IntEnum):
 
 
 class Encoding(IntEnum):
-    """How a body is packed."""
+    """The ways in which a message's body may be compressed."""
 
     ENCODING_UNSPECIFIED = 0
     IDENTITY = 1
@@ -106,7 +106,7 @@ class Encoding(IntEnum):
 
 
 class DigestType(IntEnum):
-    """How a body is summed up."""
+    """The kinds of digests of a message's body."""
 
     DIGEST_TYPE_UNSPECIFIED = 0
     CRC32 = 1
