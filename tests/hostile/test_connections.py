@@ -140,8 +140,8 @@ def test_replies_that_nobody_reads(tmp_path: Path) -> None:
                 raw.writer.write(b"".join(pull_frame(n) for n in range(200)))
             bounds = under.server._server.bounds
             await until(lambda: bounds.ended["unread"] >= 3)
-            waiting = sum(p.unread_bytes for p in under.server._server.peers)
-            assert waiting <= 8 << 20
+            # Those that are closed go in a later turn, and others may have been written to meanwhile.
+            await until(lambda: sum(p.unread_bytes for p in under.server._server.peers) <= 8 << 20)
 
     run(main())
 

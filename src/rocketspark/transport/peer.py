@@ -43,6 +43,8 @@ TASK_BYTES_MAX = 16 << 20
 # A server serves the requests of one read for so long, then the others have their turn: 1,500 requests of a read that
 # take half a ms each would keep everybody waiting.
 TURN_S = 0.005
+# And of those that are answered in tasks so many are begun: what each does first is done in the same turn.
+TASKS_IN_TURN = 8
 NEVER = math.inf
 # A client that ended its side still gets the promised replies for this long.
 HALF_CLOSED_S = 10.0
@@ -82,6 +84,7 @@ class Peer(Outgoing):
         # Requests that are worked on, with the bytes of each.
         self._tasks: dict[asyncio.Task[Any], int] = {}
         self._task_bytes = 0
+        self._begun = 0
         self._alone = False
         # Frames of one read that are not served yet, and frames that wait for a later turn.
         self._received: Iterator[tuple[int, bytes, bytes]] = iter(())
@@ -295,6 +298,7 @@ class Peer(Outgoing):
         by_prefix = self._by_prefix
         large = 0
         until_s = now_s() + TURN_S if len(received) > 1 and self.bounds is not None else NEVER
+        self._begun = 0
         self._received = rest = iter(received)
         try:
             for serialization, header, body in rest:
@@ -316,7 +320,7 @@ class Peer(Outgoing):
                                 # The other side does not read: its other requests wait until it does.
                                 self._held = list(rest)
                                 return
-                if until_s is not NEVER and now_s() > until_s:
+                if until_s is not NEVER and (now_s() > until_s or self._begun >= TASKS_IN_TURN):
                     self.rest()
         except FrameError as e:
             self._flush(out, apart=large > 0)
@@ -428,6 +432,7 @@ class Peer(Outgoing):
             return None if request.flag & frames.ONEWAY_FLAG else answer
         task = self.loop.create_task(self._await(request, answer))
         self._tasks[task] = size
+        self._begun += 1
         self._count(size)
         task.add_done_callback(self._done)
         if self._is_full():
