@@ -21,10 +21,9 @@ from rocketspark.spark.decode.read_columns import checked, decoded_schema, is_as
 from rocketspark.spark.options import parse_columns, parse_read, parse_write
 from rocketspark.spark.python_workers import plain_errors, settle
 from rocketspark.spark.read.batch_read import BatchReader, PushingReader, sampled_bodies
-from rocketspark.spark.read.own_limits import for_this_spark
 from rocketspark.spark.read.read_filter import pushing
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
-from rocketspark.spark.spark_features import FILTERS, VERSION
+from rocketspark.spark.spark_features import FILTERS, VERSION, for_this_spark
 
 log = logging.getLogger("rocketspark.spark")
 

@@ -39,9 +39,8 @@ from rocketspark.spark.pipelines.parts.streaming import (
     run_query,
 )
 from rocketspark.spark.python_workers import plain_errors
-from rocketspark.spark.read.own_limits import for_this_spark
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
-from rocketspark.spark.spark_features import ReadLimit
+from rocketspark.spark.spark_features import ReadLimit, for_this_spark
 from rocketspark.spark.write.batch_encoding import refused_rows
 
 if TYPE_CHECKING:

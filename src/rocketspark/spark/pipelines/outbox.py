@@ -29,8 +29,7 @@ from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.session import one_line_errors
 from rocketspark.spark.pipelines.parts.streaming import check_delivery, check_name, default_name, run_query
 from rocketspark.spark.python_workers import plain_errors
-from rocketspark.spark.read.own_limits import for_this_spark
-from rocketspark.spark.spark_features import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from rocketspark.spark.spark_features import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow, for_this_spark
 from rocketspark.spark.write.batch_encoding import refused_rows
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import InputPartition
 
-from rocketspark.spark.read.own_limits import OwnLimitsReader
-from rocketspark.spark.spark_features import ReadAllAvailable, ReadLimit, ReadMaxRows
+from rocketspark.spark.spark_features import OwnLimitsReader, ReadAllAvailable, ReadLimit, ReadMaxRows
 
 pytestmark = pytest.mark.shows(
     "limits on 4.0 and 4.1, exact, over restarts; `availableNow` with a limit ends after one micro-batch, "
