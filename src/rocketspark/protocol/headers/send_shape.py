@@ -140,25 +140,49 @@ def learn(header: bytes) -> SendShape | None:
         return None
     if not all(-1 <= n <= _INT_MAX for n in (h.flag, h.sys_flag, h.reconsume_times)):
         return None
+    texts = _texts_of_fields(request, header)
+    listed = list(_PROPERTIES.finditer(header))
+    if texts is None or len(listed) != 1:
+        return None
+    properties = listed[0].span(1)
+    found = _read_properties(header, properties, texts)
+    if found is None or len(texts) > VARYING_MAX:
+        return None
+    changed = _changed(request, header, texts)
+    if changed is None:
+        return None
+    names, stored = found
+    shape = SendShape(header, h, texts, frozenset(names), stored)
+    shape.signed = _signed(header, changed, shape, properties, texts)
+    return shape
+
+
+def _texts_of_fields(request: Request[SendHeader], header: bytes) -> list[Text] | None:
+    """Return where the fields that vary stand in a header; None if one of them is not there once, as it was decoded."""
     texts: list[Text] = []
     for name, pattern in ((b'"Signature"', _SIGNATURE), (b'"SignedTime"', _SIGNED_TIME)):
         texts += [(*found.span(1), name) for found in pattern.finditer(header)]
     if len(texts) > 2 or (len(texts) == 2 and texts[0][2] == texts[1][2]):
         return None
     for name, pattern, value in (
-        (b'"e"', _QUEUE_ID, h.queue_id),
-        (b'"g"', _BORN_TIME, h.born_time_ms),
+        (b'"e"', _QUEUE_ID, request.ext.queue_id),
+        (b'"g"', _BORN_TIME, request.ext.born_time_ms),
         (b'"opaque"', _OPAQUE, request.opaque),
     ):
         found = list(pattern.finditer(header))
         if len(found) != 1 or int(found[0][1]) != value:
             return None
         texts.append((*found[0].span(1), name))
-    listed = list(_PROPERTIES.finditer(header))
-    if len(listed) != 1:
-        return None
+    return texts
+
+
+def _read_properties(header: bytes, span: tuple[int, int], texts: list[Text]) -> tuple[list[bytes], list[bytes]] | None:
+    """Return the names of the properties and their stored text around those that vary, which are added to `texts`.
+
+    None if they are not all read, one is there twice, or there is no unique id.
+    """
     names, stored = [], [b""]
-    at, end = listed[0].span(1)
+    at, end = span
     while at < end:
         pair = _PAIR.match(header, at, end)
         if pair is None:
@@ -172,14 +196,7 @@ def learn(header: bytes) -> SendShape | None:
         else:
             stored[-1] += pair[2] + b"\x02"
         at = pair.end()
-    if b"UNIQ_KEY" not in names or len(set(names)) != len(names) or len(texts) > VARYING_MAX:
-        return None
-    changed = _changed(request, header, texts)
-    if changed is None:
-        return None
-    shape = SendShape(header, h, texts, frozenset(names), stored)
-    shape.signed = _signed(header, changed, shape, listed[0].span(1), texts)
-    return shape
+    return (names, stored) if b"UNIQ_KEY" in names and len(set(names)) == len(names) else None
 
 
 def _signed(
