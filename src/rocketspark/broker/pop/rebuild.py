@@ -49,6 +49,7 @@ class Rebuild:
         points = self._in_flight.check_points
         points.clear()
         self._read_revive_queues()
+        self._drop_those_of_before()
         for stored, pairs in self._waiting():
             found = self._decoded(stored)
             if isinstance(found, AckRecord):
@@ -72,6 +73,30 @@ class Rebuild:
         self._acks.clear()
         if len(points):
             log.info("%d pops are not acknowledged wholly", len(points))
+
+    def _drop_those_of_before(self) -> None:
+        """Take check points as done that came out of the timer wheel after their topic was deleted.
+
+        Where they were stored first tells, which the timers' topic has.
+        """
+        points, is_foreign = self._in_flight.check_points, self._revive.messages.is_foreign
+        doubted = {
+            point.record.key
+            for point in points
+            if self._store.made_at(point.record.key.topic) is not None and not is_foreign(point.record.key)
+        }
+        if not doubted:
+            return
+        since_ms = min(key.pop_time_ms for key in doubted) - OFFSETS_AGE_MS
+        offset = self._store.offset_at_time(topic_names.TIMER_TOPIC, 0, since_ms)
+        for topic in (self._in_flight.topic, *self._revive.names.revive_topics()):
+            for stored, _ in self._timers.sent_for(topic, offset):
+                found = self._decoded(stored)
+                if isinstance(found, CheckPointRecord) and found.key in doubted and self._is_of_before(found, stored):
+                    point = points.get(found.key)
+                    if point is not None:
+                        points.remove(point)
+                        points.note_past(found)
 
     def _waiting(self) -> Iterator[tuple[Record, dict[bytes, bytes]]]:
         for topic in (self._in_flight.topic, *self._revive.names.revive_topics()):
