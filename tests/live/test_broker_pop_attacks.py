@@ -12,7 +12,7 @@ from tests.live.support import GROUP, TOPIC, broker, connected, create, run, sen
 
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.json.pop_records import AckedBatch, BatchAck, bits_of, encode
+from rocketspark.protocol.json.pop_records import AckedBatch, BatchAck, bits_of, encode_batch_ack
 
 
 def test_many_consumers_get_every_message_once(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_batch_of_very_many_bits_takes_no_time(tmp_path: Path) -> None:
                     pop_time_ms=int(pop_time),
                     bits=bits_of(0, list(range(16_000))),
                 )
-                body = encode(BatchAck(broker_name=BROKER, acks=[batch] * 4096))
+                body = encode_batch_ack(BatchAck(broker_name=BROKER, acks=[batch] * 4096))
                 began_s = time.process_time()
                 reply = await peer.request(RequestCode.BATCH_ACK_MESSAGE, body=body, timeout_ms=60_000)
                 assert time.process_time() - began_s < 2
