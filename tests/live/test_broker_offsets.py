@@ -489,6 +489,7 @@ def test_after_a_kill_no_pop_of_before_undoes_what_an_operator_set(
     run(new())
 
 
+@pytest.mark.shows("an operator's change loses no other pops' offsets")
 def test_after_a_kill_pops_count_that_came_just_before_an_operator_s_change(tmp_path: Path) -> None:
     """Their offsets waited for the disk when it was made, and are on it when it is answered."""
 

@@ -596,6 +596,7 @@ def test_whoever_waits_hears_that_the_topic_or_the_group_is_gone(tmp_path: Path)
     run(main())
 
 
+@pytest.mark.shows("a group deleted with its offsets stays deleted")
 def test_a_group_deleted_with_its_offsets_gets_nothing_of_before(tmp_path: Path) -> None:
     """Nor is it made again by what it had, once that would be due."""
 

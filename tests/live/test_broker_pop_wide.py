@@ -20,6 +20,8 @@ from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.transport.peer import Peer
 
+pytestmark = pytest.mark.shows("pops of 65,536 queues in turns, each message found and each held one woken")
+
 QUEUES = 23
 HOLD: dict[str, Any] = {"poll_time_ms": 250_000}
 

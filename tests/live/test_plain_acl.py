@@ -91,6 +91,10 @@ def test_the_rules_themselves_are_for_admins_unless_rocketmqs_way_is_wanted(tmp_
     run(main())
 
 
+@pytest.mark.shows(
+    "access control 1.0: pops, acknowledgements, places, replies, recalls, locks, notices of roles need what "
+    "2.0 asks for"
+)
 def test_what_1_0_forgets_needs_what_the_same_needs_elsewhere(tmp_path: Path) -> None:
     """5.2.0 lets every account pop, acknowledge and look at what it may not pull, and tell a broker its master."""
     consumes = {"topic": "denied", "consumerGroup": "subGroup", "queueId": "0"}

@@ -15,6 +15,8 @@ from rocketspark.broker.server import BrokerServer
 from rocketspark.protocol.message import record
 from rocketspark.transport.peer import Peer
 
+pytestmark = pytest.mark.shows("pops go on after a change of the broker's or the cluster's name")
+
 NAMES: list[dict[str, Any]] = [
     {"cluster_name": "Other"},
     {"broker_name": "broker-z"},

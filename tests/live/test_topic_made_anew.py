@@ -233,6 +233,7 @@ def test_after_a_kill_no_pop_of_the_one_before_counts(tmp_path: Path, count: int
     run(new())
 
 
+@pytest.mark.shows("a topic's deletion takes its own retries, and no others")
 @pytest.mark.parametrize(
     ("others", "retry_topic", "stays"),
     [
@@ -357,6 +358,7 @@ def test_a_reader_is_sent_there_by_who_was_a_slave_and_not_by_a_slave(tmp_path: 
     run(main())
 
 
+@pytest.mark.shows("after a kill no check point of a deleted topic counts")
 @pytest.mark.parametrize("came", [False, True])
 def test_after_a_kill_nothing_popped_of_the_one_before_comes_again(came: bool, tmp_path: Path) -> None:
     """Its record lies in the revive topic, at once or out of the timer wheel: in the same place stands another now."""

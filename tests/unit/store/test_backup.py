@@ -36,6 +36,7 @@ def _counter(files: list[int]) -> Any:
     return lambda count, copied_bytes: files.append(count)
 
 
+@pytest.mark.shows("a backup has the topics made meanwhile")
 def test_topics_and_groups_made_while_the_log_is_copied_are_in_the_copy(
     make_store: Any, send: Any, tmp_path: Path
 ) -> None:

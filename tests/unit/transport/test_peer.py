@@ -519,6 +519,7 @@ def test_a_handler_that_worked_for_long_lets_the_others_have_a_turn() -> None:
     run(main())
 
 
+@pytest.mark.shows("a read full of short requests leaves turns to others: 5 ms, 8 tasks")
 def test_many_requests_of_one_read_leave_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is short, all of them together are not: 1,500 of a read took up to a second."""
 
@@ -549,6 +550,7 @@ def test_many_requests_of_one_read_leave_turns_to_others(monkeypatch: pytest.Mon
     run(main())
 
 
+@pytest.mark.shows("a read full of short requests leaves turns to others: 5 ms, 8 tasks")
 def test_few_of_the_requests_of_one_read_are_begun_in_tasks_in_one_turn() -> None:
     """What 900 of them did first was done in one turn: 0.8 s of resets of offsets."""
 
