@@ -22,8 +22,8 @@ from tests.support.official import SHORT_LIVED, started
 from tests.support.patience import LIMIT_S
 from tests.support.ports import free_ports
 
-from rocketspark.broker.replication.tables.ha_info import HaInfo, ask_ha_info
-from rocketspark.broker.replication.tables.slave_synchronize import StoreSide, reverse_synchronize
+from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info
+from rocketspark.broker.replication.slave_synchronize import StoreSide, reverse_synchronize
 from rocketspark.broker.storage.json_tables import sorted_json
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import TopicConfig

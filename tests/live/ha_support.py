@@ -11,11 +11,15 @@ from tests.live.support import until
 
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.ha_listener import HaListener
-from rocketspark.broker.replication.link.master_link import MasterLink, SwitchMasterLink
-from rocketspark.broker.replication.link.replicated_log import ReplicatedLog
-from rocketspark.broker.replication.link.slave_link import SlaveLink, SwitchSlaveLink
+from rocketspark.broker.replication.link.links import (
+    MasterLink,
+    ReplicatedLog,
+    SlaveLink,
+    SwitchMasterLink,
+    SwitchSlaveLink,
+)
 from rocketspark.broker.replication.link.troubles import Troubles
-from rocketspark.broker.replication.replica_waits import ReplicaWaits
+from rocketspark.broker.replication.waits import ReplicaWaits
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.protocol.message import properties
 from rocketspark.store import Store, StoreSettings

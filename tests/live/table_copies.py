@@ -17,7 +17,7 @@ from rocketspark.broker.messages.quarantine import Quarantine
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages, encode_delay_offsets
 from rocketspark.broker.messages.timers.timer_messages import TimerMessages
 from rocketspark.broker.parts import Messages, Tables
-from rocketspark.broker.replication.tables.slave_synchronize import SlaveSynchronize, StoreSide
+from rocketspark.broker.replication.slave_synchronize import SlaveSynchronize, StoreSide
 from rocketspark.broker.static_topics import mappings
 from rocketspark.broker.static_topics.mappings import StaticTopics
 from rocketspark.broker.storage.json_tables import JsonFile

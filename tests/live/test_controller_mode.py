@@ -14,9 +14,9 @@ from tests.live.support import connected, create, create_group, pull, pulled, ru
 from tests.live.test_replication import producer
 
 from rocketspark.broker.replication.controller_client import ControllerClient
+from rocketspark.broker.replication.master_api import MasterApi
+from rocketspark.broker.replication.members import MemberGroup
 from rocketspark.broker.replication.role import Role
-from rocketspark.broker.replication.tables.master_api import MasterApi
-from rocketspark.broker.roles.member_group import MemberGroup
 from rocketspark.broker.server import BrokerServer
 from rocketspark.client import SendStatus
 from rocketspark.controller.server import ControllerServer

@@ -14,8 +14,8 @@ from tests.live.ha_support import FILE_BYTES, Master, assert_equal, log_of, mast
 from tests.live.support import run, until
 
 from rocketspark.broker.replication.link.ha_listener import UNSENT_BYTES_MAX
-from rocketspark.broker.replication.link.ha_status import master_status, slave_status
-from rocketspark.broker.replication.link.slave_link import State
+from rocketspark.broker.replication.link.links import State
+from rocketspark.broker.replication.standing import master_status, slave_status
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.protocol import ha

@@ -25,8 +25,8 @@ from tests.support.patience import LIMIT_S
 from tests.support.ports import free_ports
 
 from rocketspark.broker.operations.clock_watch import ClockWatch
+from rocketspark.broker.replication import members
 from rocketspark.broker.replication.role import Role
-from rocketspark.broker.roles import master_search
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import RocketSparkError
 from rocketspark.protocol.codes import ResponseCode
@@ -275,7 +275,7 @@ def test_a_jump_is_told_once(jump_s: float, told: int, caplog: pytest.LogCapture
 def test_two_masters_by_hand_are_told_and_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(master_search, "ANOTHER_LOOK_S", 0.1)
+    monkeypatch.setattr(members, "ANOTHER_LOOK_S", 0.1)
 
     async def main() -> None:
         changes = {"in_sync_replicas": 2, "slave_timeout_ms": 300, "member_group_interval_ms": 100}

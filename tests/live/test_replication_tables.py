@@ -9,7 +9,7 @@ import pytest
 from tests.live.support import connected, create, create_group, pull, run, send, sent, until
 from tests.live.test_replication import Pair, pair
 
-from rocketspark.broker.replication.refusals import REJECTED
+from rocketspark.broker.replication.role import REJECTED
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.timers import RecallHeader

@@ -11,7 +11,7 @@ from tests.live.test_controller_mode import group
 from tests.live.test_unconfirmed import SLOW, pair
 
 from rocketspark.broker.replication.role import Role
-from rocketspark.broker.roles.special_services import SpecialServices
+from rocketspark.broker.replication.special_services import SpecialServices
 from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers.controller import ElectMasterHeader

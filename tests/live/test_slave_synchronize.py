@@ -13,9 +13,9 @@ from tests.live.support import broker, connected, create, create_group, run, sen
 from tests.live.table_copies import TableCopies, look, offsets_of, slave
 from tests.support.ports import free_ports
 
+from rocketspark.broker.replication.master_api import MasterApi
 from rocketspark.broker.replication.role import Role
-from rocketspark.broker.replication.tables.master_api import MasterApi
-from rocketspark.broker.replication.tables.slave_synchronize import StoreSide
+from rocketspark.broker.replication.slave_synchronize import StoreSide
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json.bodies import TopicConfig

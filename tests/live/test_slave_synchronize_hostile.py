@@ -12,9 +12,9 @@ import pytest
 from tests.live.support import broker, connected, run, until
 from tests.live.table_copies import look, offsets_of, slave
 
-from rocketspark.broker.replication.tables import slave_synchronize
-from rocketspark.broker.replication.tables.ha_info import HaInfo, ask_ha_info, tell_ha_info
-from rocketspark.broker.replication.tables.slave_synchronize import StoreSide, reverse_synchronize
+from rocketspark.broker.replication import slave_synchronize
+from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info, tell_ha_info
+from rocketspark.broker.replication.slave_synchronize import StoreSide, reverse_synchronize
 from rocketspark.errors import NotSent, ProtocolError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode

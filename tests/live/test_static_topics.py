@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.live.support import broker, connected, create, create_group, name_server, run, send, until
 
+from rocketspark.broker.replication.master_api import MasterApi
 from rocketspark.broker.replication.role import Role
-from rocketspark.broker.replication.tables.master_api import MasterApi
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.static_topics.mappings import StaticTopics
 from rocketspark.errors import ConfigError

@@ -53,9 +53,9 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         ],
     ),
     "replication": (
-        ["broker/replication", "broker/roles", "controller"],
+        ["broker/replication", "controller"],
         [
-            *("tests/unit/broker/replication", "tests/unit/broker/roles", "tests/unit/controller"),
+            *("tests/unit/broker/replication", "tests/unit/controller"),
             *(LIVE + f"{name}*.py" for name in ("replication", "ha_", "slave_synchronize", "role_changes")),
             *(LIVE + f"{name}*.py" for name in ("controller", "acting_master")),
         ],

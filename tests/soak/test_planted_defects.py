@@ -18,9 +18,9 @@ pytestmark = pytest.mark.shows("nemesis, planted defects")
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "rocketspark"
-ROLES = "tests/unit/broker/roles"
+ROLES = "tests/unit/broker/replication"
 CONTROLLER_MODE = "tests/live/test_controller_mode.py"
-LINKS = "tests/unit/broker/replication/test_links.py"
+LINKS = "tests/unit/broker/replication/link/test_links.py"
 MODEL = f"{ROLES}/test_in_sync_model.py"
 
 
@@ -37,7 +37,7 @@ class Planted(NamedTuple):
 TABLE = [
     Planted(
         "who is elected while it waits for the log of the master before holds its own loop",
-        "broker/replication/tables/slave_synchronize.py",
+        "broker/replication/slave_synchronize.py",
         "        if not self._is_master(api):\n            return  # What would wait",
         "        if False:\n            return  # What would wait",
         "tests/live/test_slave_synchronize_hostile.py",
@@ -51,84 +51,84 @@ TABLE = [
     ),
     Planted(
         "a master that hung delivers again what its slave moved on",
-        "broker/roles/acting/office.py",
+        "broker/replication/acting/way_back.py",
         "        if self.is_away:\n            raise MessageStays(AWAY)",
         "        if False:\n            raise MessageStays(AWAY)",
-        "tests/unit/broker/roles/acting/test_office.py",
+        "tests/unit/broker/replication/acting/test_way_back.py",
     ),
     Planted(
         "the master acknowledges alone what the controller may elect another for",
-        "broker/replication/sync_state_set.py",
+        "broker/replication/in_sync_set.py",
         "return len(self.all_members)",
         "return max(len(self.members), len(self.wanted or ()))",
         MODEL,
     ),
     Planted(
         "what was asked for without an answer is forgotten when nothing more is wanted",
-        "broker/roles/in_sync.py",
+        "broker/replication/in_sync_set.py",
         "while self._is_on and found.is_open:",
         "while self._is_on and found.wanted is not None:",
         MODEL,
     ),
     Planted(
         "what was asked for no longer counts once the controller refused",
-        "broker/replication/sync_state_set.py",
+        "broker/replication/in_sync_set.py",
         "self.target &= self.members\n",
         "self.target &= self.members\n        self._unanswered = frozenset()\n",
         MODEL,
     ),
     Planted(
         "what is wanted when an answer comes does not count before it is asked for",
-        "broker/replication/sync_state_set.py",
+        "broker/replication/in_sync_set.py",
         "self._unanswered = self.target if self.target != members else frozenset()",
         "self._unanswered = frozenset()",
         MODEL,
     ),
     Planted(
         "a master elected again keeps the confirmed position of a log that was cut",
-        "broker/roles/in_sync.py",
+        "broker/replication/in_sync_set.py",
         "self.confirmed = min(store.confirmed_position, self._began_at)",
         "self.confirmed = max(store.confirmed_position, self.confirmed)",
         MODEL,
     ),
     Planted(
         "a slave without its master's offsets is in sync",
-        "broker/roles/replication.py",
+        "broker/replication/role_changes.py",
         "learner=self.synchronize is None or not self.synchronize.is_taken,",
         "learner=False,",
         f"{CONTROLLER_MODE}::test_a_slave_joins_the_set_only_once_it_has_its_master_s_tables",
     ),
     Planted(
         "who is elected does not take the tables once more",
-        "broker/roles/replication.py",
+        "broker/replication/role_changes.py",
         "await asyncio.gather(self.client.drained(LAST_PIECES_S), *looks)",
         "await self.client.drained(LAST_PIECES_S)",
         f"{CONTROLLER_MODE}::test_who_is_elected_takes_the_tables_of_a_master_that_lives",
     ),
     Planted(
         "offsets of a master that steps down are taken before the log they count",
-        "broker/replication/tables/master_api.py",
+        "broker/replication/master_api.py",
         "end = status.master_commit_log_max_offset or (copies.max_offset if copies is not None else 0)",
         "end = status.master_commit_log_max_offset",
         "tests/live/test_slave_synchronize.py",
     ),
     Planted(
         "a slave takes a connection that the system of a frozen master made for its master's log",
-        "broker/replication/link/slave_link.py",
+        "broker/replication/link/links.py",
         "state = State.HANDSHAKE",
         "state = State.TRANSFER",
         LINKS,
     ),
     Planted(
         "a log that is not its master's is continued where a record of the master's begins",
-        "broker/replication/tables/master_identity.py",
+        "broker/replication/master_check.py",
         "reply.body != record:",
         "reply.body != record and False:",
         "tests/live/test_replication_links.py::test_a_slave_that_does_not_fit_is_one_line_and_disturbs_nobody",
     ),
     Planted(
         "a slave is in sync with what is damaged in its log",
-        "broker/roles/replication.py",
+        "broker/replication/role_changes.py",
         "await mend_log(self._store, self._connections, master)",
         "pass",
         f"{CONTROLLER_MODE}::test_what_is_damaged_in_a_slave_s_log_is_mended_with_its_master_s",

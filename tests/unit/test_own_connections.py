@@ -46,7 +46,7 @@ OPENERS = {
 TAKE_CONNECTIONS = ("ControllerClient", "SlaveSynchronize")
 DEFAULTS = {
     "broker/replication/controller_client.py": "Connections",
-    "broker/replication/tables/slave_synchronize.py": "Connections",
+    "broker/replication/slave_synchronize.py": "Connections",
 }
 # Clients and operations, which must be given the keys and TLS of whoever makes them.
 CLIENTS = ("AsyncProducer", "AsyncPullConsumer", "AsyncPushConsumer", "Producer", "Operations", "SyncOperations")

@@ -54,13 +54,12 @@ from rocketspark.broker.pop.ordered import FILE_NAME as POP_ORDER
 from rocketspark.broker.pop.ordered import OrderedPops, OrderTable, encode_table
 from rocketspark.broker.pop.pops import Pops
 from rocketspark.broker.repeated_work import RepeatedWork
-from rocketspark.broker.replication.durability import Durability
-from rocketspark.broker.replication.replica_waits import ReplicaWaits
+from rocketspark.broker.replication.broker_identity import identity_of
+from rocketspark.broker.replication.master_api import HaInfoExchange
 from rocketspark.broker.replication.role import BrokerRole
-from rocketspark.broker.replication.tables.ha_info import HaInfoExchange
-from rocketspark.broker.roles.broker_identity import identity_of
-from rocketspark.broker.roles.replication import Replication
-from rocketspark.broker.roles.special_services import SpecialServices
+from rocketspark.broker.replication.role_changes import Replication
+from rocketspark.broker.replication.special_services import SpecialServices
+from rocketspark.broker.replication.waits import Durability, ReplicaWaits
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.static_topics.cleaning import MappingCleaning
 from rocketspark.broker.static_topics.logical_queues import LogicalQueues

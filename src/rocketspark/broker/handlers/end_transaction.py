@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocketspark.broker.messages.transactions import Transactions
-from rocketspark.broker.replication.durability import Durability
+from rocketspark.broker.replication.waits import Durability
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode

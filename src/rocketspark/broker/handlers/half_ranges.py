@@ -12,7 +12,7 @@ from rocketspark.broker.messages.half_batches import half_ranges
 from rocketspark.broker.messages.half_batches.half_ranges import EndedRange, HalfRanges
 from rocketspark.broker.messages.send_rules import illegal
 from rocketspark.broker.messages.transactions import Transactions
-from rocketspark.broker.replication.durability import Durability
+from rocketspark.broker.replication.waits import Durability
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import EndHalfRangesHeader, Request

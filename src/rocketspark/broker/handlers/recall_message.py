@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
-from rocketspark.broker.replication.durability import Durability
+from rocketspark.broker.replication.waits import Durability
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.topics import Topics

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from rocketspark.access.access_control import Standing
 from rocketspark.broker.messages.put_message import TAG_KEPT_MAX, PutMessage
 from rocketspark.broker.messages.send_rules import PlainSends
-from rocketspark.broker.replication.durability import Durability
-from rocketspark.broker.replication.replica_waits import NOBODY, NOT_ENOUGH
+from rocketspark.broker.replication.waits import NOBODY, NOT_ENOUGH, Durability
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers.send_shape import PLAIN_TEXT, SendShape, SignedValues, learn
 from rocketspark.protocol.message import properties, record

@@ -19,7 +19,7 @@ from rocketspark.broker.messages.half_batches.half_ranges import HalfRanges
 from rocketspark.broker.messages.put_message import Accepted, ReadBatch, pairs_of
 from rocketspark.broker.messages.send_rules import any_queue, illegal
 from rocketspark.broker.parts import Messages, Tables
-from rocketspark.broker.replication.durability import Durability
+from rocketspark.broker.replication.waits import Durability
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.errors import ServerError

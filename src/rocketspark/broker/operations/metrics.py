@@ -13,8 +13,8 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.subscription_groups import SYSTEM_GROUPS
 from rocketspark.broker.operations.runtime_info import earliest_ms
 from rocketspark.broker.parts import Messages, Tables
-from rocketspark.broker.replication.figures import ReplicationFigures
 from rocketspark.broker.replication.role import Role
+from rocketspark.broker.replication.standing import ReplicationFigures
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.histograms import MessageSizes, RequestTimes
 from rocketspark.broker.statistics.stats import Stats, TrafficStats

@@ -19,7 +19,7 @@ from tests.unit.broker.offline import Broker, Wire, same_clock, split
 from rocketspark.broker.handlers import send_fast_path
 from rocketspark.broker.messages import put_message
 from rocketspark.broker.messages.send_rules import MessageSettings
-from rocketspark.broker.replication.replica_waits import Mode
+from rocketspark.broker.replication.waits import Mode
 from rocketspark.broker.statistics.histograms import RequestTimes
 from rocketspark.errors import StoreFull
 from rocketspark.protocol import frames

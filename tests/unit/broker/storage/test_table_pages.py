@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.broker.background_thread import BackgroundThread
-from rocketspark.broker.replication.tables.table_fetch import TableFetch
+from rocketspark.broker.replication.master_api import TableFetch
 from rocketspark.broker.storage.table_pages import PageWanted, TablePages, page_wanted
 from rocketspark.protocol.headers.topics import TopicPageHeader
 from rocketspark.protocol.json import metadata

@@ -10,7 +10,7 @@ from typing import Any
 
 from rocketspark.broker.messages.schedule_messages import encode_delay_offsets
 from rocketspark.broker.parts import Messages, Tables
-from rocketspark.broker.replication.tables.ha_info import HaInfoExchange, header_of, info_of
+from rocketspark.broker.replication.master_api import HaInfoExchange, header_of, info_of
 from rocketspark.broker.storage.json_tables import sorted_json
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode

@@ -11,7 +11,7 @@ from rocketspark.broker.pop.check_points import CheckPoint
 from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.pop.ordered import OrderedPops
 from rocketspark.broker.pop.requests import PopChecks
-from rocketspark.broker.replication.durability import Durability
+from rocketspark.broker.replication.waits import Durability
 from rocketspark.errors import ServerError
 from rocketspark.protocol import frames, pop_answers
 from rocketspark.protocol.codes import RequestCode, ResponseCode

@@ -17,7 +17,7 @@ from rocketspark.broker.pop.pop_filter import PopFilters
 from rocketspark.broker.pop.pops import Pops
 from rocketspark.broker.pop.reading import PopReading
 from rocketspark.broker.pop.requests import PopChecks
-from rocketspark.broker.replication.durability import Durability
+from rocketspark.broker.replication.waits import Durability
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.log_memory import LogMemory

@@ -1,4 +1,4 @@
-"""The HA link: a master sends the bytes of its log, a slave appends them, in both protocols.
+"""The link over which a master sends its log to a slave, in both of RocketMQ's protocols (classic and switching).
 
-Start with ha_listener (the master's port) and ha_client (the slave's end); the links themselves know no sockets.
+Start with links: the protocol of both ends, without a socket. ha_listener is the master's port, ha_client the slave.
 """

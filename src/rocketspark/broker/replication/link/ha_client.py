@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from rocketspark.broker.replication.link.doors import Connect
-from rocketspark.broker.replication.link.slave_link import SlaveLink, State
+from rocketspark.broker.replication.link.links import SlaveLink, State
 from rocketspark.broker.replication.link.troubles import Troubles, reason_of
 from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreError
 from rocketspark.model.limited_log import LimitedLog

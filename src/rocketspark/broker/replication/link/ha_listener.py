@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from rocketspark.broker.replication.link.doors import Hall, MasterDoor
-from rocketspark.broker.replication.link.master_link import MasterLink
+from rocketspark.broker.replication.link.links import MasterLink
 from rocketspark.broker.replication.link.troubles import Troubles
-from rocketspark.broker.replication.replica_waits import ReplicaWaits
+from rocketspark.broker.replication.waits import ReplicaWaits
 from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.transport.bounds.descriptors import OF_PROCESS, Descriptors

@@ -1,0 +1,279 @@
+"""The slave that does the work of a master that is gone (RIP-32), and how it learns that the master is gone or back.
+
+Rules (5.5.0): the live broker of the name with the lowest id delivers what is due. The slave hands the work back before
+it copies from the master that returns, so that the master can take back all that was done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from enum import Enum
+from typing import Any, NamedTuple
+
+from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.replication.acting.escape import EscapeBridge
+from rocketspark.broker.replication.link.ha_client import HaClient
+from rocketspark.broker.replication.link.links import State
+from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info
+from rocketspark.broker.replication.members import MemberGroup
+from rocketspark.broker.replication.role import BrokerRole, Role
+from rocketspark.broker.replication.special_services import SpecialServices
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.storage.json_tables import next_version
+from rocketspark.errors import RocketSparkError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.route import MASTER_ID
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import MinBrokerIdHeader, Request
+from rocketspark.store.store import Store
+from rocketspark.transport.connections import Connections
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
+
+log = LimitedLog("rocketspark.broker.replication")
+
+# A master that told where it is and does not register within this time is not waited for any more.
+RETURN_S = 15.0
+# The tables of a slave that acted are newer than its master's, whatever that did in the seconds before its end.
+VERSIONS_AHEAD = 100
+
+
+class Lowest(NamedTuple):
+    """The live broker of the name with the lowest id."""
+
+    broker_id: int
+    address: str
+
+
+class Course(Enum):
+    """What a slave does about who has the lowest id."""
+
+    ACT = "act for the master"
+    FOLLOW = "follow the master"
+    STAND_BY = "leave it to a slave with a lower id"
+    WAIT = "wait"
+
+
+def lowest(members: dict[int, str]) -> Lowest | None:
+    """Return the broker with the lowest id; None of no members."""
+    return Lowest(*min(members.items())) if members else None
+
+
+def course(own_id: int, lowest_id: int, *, copying: bool, returning: bool) -> Course:
+    """Return what a slave does.
+
+    `copying`: a master's log arrives here, so it lives though no NameServer knows it; `returning`: a master told that
+    it is about to register.
+    """
+    if lowest_id == MASTER_ID:
+        return Course.FOLLOW
+    if lowest_id < own_id:
+        return Course.STAND_BY
+    return Course.WAIT if copying or returning else Course.ACT
+
+
+def pass_over_notices(routes: Routes) -> None:
+    """Serve 905 where no slave acts: it is answered, and changes nothing."""
+    routes.add(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, lambda peer, request, body: reply(request.opaque))
+
+
+class ActingMaster:
+    """What one slave knows and does.
+
+    `follow`: takes a master's addresses; `copy_from`: those of one that is not registered yet; `configure`: follows a
+    change of role.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        role: BrokerRole,
+        services: SpecialServices,
+        bridge: EscapeBridge,
+        tables: Tables,
+        messages: Messages,
+        members: MemberGroup,
+        connections: Connections,
+        client: HaClient,
+        *,
+        follow: Callable[[str | None, str | None], None],
+        copy_from: Callable[[HaInfo], None],
+        leave_master: Callable[[], None],
+        configure: Callable[[], None],
+        answer_held: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._role = role
+        self._services = services
+        self._bridge = bridge
+        self._tables = tables
+        self._messages = messages
+        self._members = members
+        self._connections = connections
+        self._client = client
+        self._follow = follow
+        self._copy_from = copy_from
+        self._leave_master = leave_master
+        self._configure = configure
+        self._answer_held = answer_held
+        self._one_at_a_time = asyncio.Lock()
+        self._returning_until_s = 0.0
+        # The link was made for a master that no NameServer knows yet: it does not show that the master delivers.
+        self._linked_early = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this serves."""
+        routes.add(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, self.notified, MinBrokerIdHeader)
+
+    def notified(self, peer: Peer, request: Request[MinBrokerIdHeader], body: bytes) -> bytes:
+        """NOTIFY_MIN_BROKER_ID_CHANGE (905): a NameServer's notice; the answer is for nobody."""
+        h, s = request.ext, self._settings
+        if h.broker_id is not None and h.address and h.broker_name in (None, "", s.broker_name):
+            self._soon(self.take(Lowest(h.broker_id, h.address), h.ha_address))
+        return reply(request.opaque)
+
+    def begin(self) -> None:
+        """This broker is online. A master that lives may be unknown to a NameServer that has just started, too."""
+        s = self._settings
+        wait_ms = max(s.not_active_timeout_ms, s.registration_ms)
+        self._returning_until_s = asyncio.get_running_loop().time() + wait_ms / 1000
+
+    def told(self, info: HaInfo) -> Awaitable[None]:
+        """A master told where it is: it is about to come back (906). Ends once nothing more is delivered here."""
+        return asyncio.shield(self._soon(self._hand_back(info)))
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _logged(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except RocketSparkError as e:
+            log.warning("replication: %s; looked at again soon", e)
+        except Exception:
+            log.exception("news of this broker's name could not be followed")
+
+    async def stop(self) -> None:
+        """End what is under way."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._bridge.drain()
+
+    async def look(self) -> None:
+        """Ask who of the name lives, and do what follows from it. Raises RocketSparkError if no NameServer answers."""
+        found = lowest(await self._members.ask())
+        if found is not None:
+            await self.take(found, None)
+
+    async def take(self, found: Lowest, ha_address: str | None) -> None:
+        """Do what follows from a lowest id. `ha_address`: the master's replication, if it is known with it."""
+        role = self._role
+        if role.is_master or role.kind is Role.FENCED:
+            return
+        async with self._one_at_a_time:
+            role.min_broker_id, role.min_broker_address = found.broker_id, found.address
+            returning = asyncio.get_running_loop().time() < self._returning_until_s
+            copying = self._client.state is State.TRANSFER and not self._linked_early
+            match course(self._settings.broker_id, found.broker_id, copying=copying, returning=returning):
+                case Course.ACT:
+                    self._act()
+                case Course.FOLLOW:
+                    await self._stand_back("the master is back")
+                    await self._follow_master(found.address, ha_address)
+                case Course.STAND_BY:
+                    await self._stand_back(f"the broker with the id {found.broker_id} acts")
+                    if not copying and not returning:
+                        self._leave_master()
+                case Course.WAIT:
+                    pass
+
+    # -- changes --------------------------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        role = self._role
+        if role.kind is Role.ACTING and self._services.running:
+            return
+        self._linked_early = False
+        self._leave_master()
+        self._claim()
+        role.kind, role.reason = Role.ACTING, "the master is gone and this is the lowest id"
+        self._bridge.open()
+        self._configure()
+        self._services.start()
+        log.warning(
+            "broker %s (id %d) acts for its master, which is gone: reads, offsets, locks; due messages %s",
+            self._settings.broker_name,
+            self._settings.broker_id,
+            "leave to other brokers" if self._settings.remote_escape else "wait (enableRemoteEscape=false)",
+        )
+
+    def _claim(self) -> None:
+        """Make what is counted here newer than what the master knows: it takes back what is not older."""
+        offsets, delays, timers = self._tables.offsets, self._messages.delays, self._messages.timers
+        offsets.version = next_version(offsets.version, VERSIONS_AHEAD)
+        offsets.changes += 1
+        delays.version = next_version(delays.version, VERSIONS_AHEAD)
+        known = timers.checkpoint()
+        timers.take_checkpoint(
+            known._replace(
+                version_counter=known.version_counter + VERSIONS_AHEAD, version_time_ms=delays.version.timestamp
+            )
+        )
+
+    async def _stand_back(self, reason: str) -> None:
+        """End deliveries, with all their progress noted."""
+        role = self._role
+        if role.kind is not Role.ACTING:
+            return
+        await self._bridge.drain()
+        await self._services.stop()
+        # What is noted counts only with the log on the disk.
+        self._store.flush_log()
+        await self._services.hand_back()
+        role.kind, role.reason = Role.SLAVE, reason
+        self._configure()
+        log.warning("broker %s (id %d) is a slave again: %s", self._settings.broker_name, role.broker_id, reason)
+
+    async def _hand_back(self, info: HaInfo) -> None:
+        """Make way for a master that comes back, then copy from it; its tables are taken once it is registered."""
+        async with self._one_at_a_time:
+            if self._role.is_master:
+                return
+            self._returning_until_s = asyncio.get_running_loop().time() + RETURN_S
+            await self._stand_back(f"the master at {info.master_address} comes back")
+            self._take_flush_offset(info)
+            if self._client.address != info.ha_address:
+                self._linked_early = True
+            self._copy_from(info)
+            self._client.retry()
+
+    async def _follow_master(self, address: str, ha_address: str | None) -> None:
+        self._returning_until_s, self._linked_early = 0.0, False
+        is_new = self._role.master_address != address
+        if is_new or self._client.state is not State.TRANSFER:
+            if ha_address is None:
+                info = await ask_ha_info(self._connections, address)
+                if info is None:
+                    # It is no master yet, or not any more.
+                    return
+                self._take_flush_offset(info)
+                ha_address = info.ha_address
+            self._follow(ha_address, address)
+            if self._client.state is not State.TRANSFER:
+                self._client.retry()
+        if is_new:
+            self._answer_held()
+
+    def _take_flush_offset(self, info: HaInfo) -> None:
+        if self._settings.take_master_flush_offset and not self._store.master_flushed_position:
+            self._store.master_flushed_position = info.flush_offset

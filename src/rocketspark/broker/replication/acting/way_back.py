@@ -1,0 +1,229 @@
+"""How a master knows that a slave may act for it, and how a broker returns among the brokers of its name.
+
+`Office` tells whether a running master may still act as one: while it hung or was cut off, a slave may have acted.
+`PreOnline` prepares the return: the broker is not registered before it is as far as the others.
+
+Rules (BrokerPreOnlineService, 5.5.0): a master waits until each of its slaves has a link to it, and takes back what
+they did in its place; a slave waits until it copies; without others, or with skipPreOnline, nobody waits. Once the
+NameServers may have dropped a master it delivers nothing, tells no consumer where to read on and tells no NameServer
+of itself, until it has taken back what was done in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import Any, NamedTuple
+
+from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info, tell_ha_info
+from rocketspark.broker.replication.members import MemberGroup
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import MessageStays, NotSent, ReplicationError, RocketSparkError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.route import MASTER_ID
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Request
+from rocketspark.transport.connections import Connections, parse_address
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Answer, Handler, Routes
+from rocketspark.transport.request_frames import reply
+
+log = LimitedLog("rocketspark.broker.replication")
+
+# Of brokerNotActiveTimeoutMillis: the NameServers count from a heartbeat that may be older than the last look here.
+SHARE = 0.75
+AWAY = "this broker was away, and first takes back what was done in its place"
+# Where a consumer reads on, and what a slave takes instead of what it did itself.
+READS_ON = (
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    RequestCode.POP_MESSAGE,
+    RequestCode.GET_ALL_CONSUMER_OFFSET,
+    RequestCode.GET_ALL_DELAY_OFFSET,
+    RequestCode.GET_TIMER_CHECK_POINT,
+)
+
+RETRY_S = 1.0
+# How long another broker has to connect, or to be connected to.
+LINK_S = 10.0
+STEP_S = 0.02
+
+
+class Office:
+    """That of one master. `is_held`: tells whether all other brokers of the name copy from here, so that none acts."""
+
+    def __init__(self, settings: BrokerSettings, is_held: Callable[[], bool]) -> None:
+        self._limit_s = SHARE * settings.not_active_timeout_ms / 1000
+        self._is_held = is_held
+        self._away = False
+        self._looked_s = self._sure_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def guard(self, routes: Routes) -> None:
+        """Let none of these requests be served while this broker is away."""
+        for code in READS_ON:
+            routes.wrap(code, self._guarded)
+
+    def begin(self) -> None:
+        """Take office: nobody acts now."""
+        self._away = False
+        self._looked_s = self._sure_s = asyncio.get_running_loop().time()
+        if self._timer is None:
+            self._look()
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def sure(self, at_s: float) -> None:
+        """At that time a NameServer knew this broker as the master."""
+        self._sure_s = max(self._sure_s, at_s)
+
+    def doubt(self) -> None:
+        """A NameServer knows of no master."""
+        self._away |= not self._is_held()
+
+    @property
+    def is_away(self) -> bool:
+        """True once a slave may act: also in the first turn of the loop of a process that hung."""
+        if self._timer is not None and asyncio.get_running_loop().time() - self._looked_s > self._limit_s:
+            self._away = True
+        return self._away
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        if not self.is_away:
+            self._looked_s = loop.time()
+            if self._is_held():
+                self._sure_s = self._looked_s
+            self._away = self._looked_s - self._sure_s > self._limit_s
+        self._timer = loop.call_later(self._limit_s / 4, self._look)
+
+    # -- what waits meanwhile -------------------------------------------------------------------------------------
+
+    def may_deliver(self) -> None:
+        """Raise MessageStays while this broker is away."""
+        if self.is_away:
+            raise MessageStays(AWAY)
+
+    def may_tell(self) -> None:
+        """Raise NotSent while this broker is away."""
+        if self.is_away:
+            raise NotSent(f"not told yet: {AWAY}")
+
+    def _guarded(self, serve: Handler) -> Handler:
+        def served(peer: Peer, request: Request[Any], body: bytes) -> Answer:
+            if self.is_away:
+                return reply(request.opaque, ResponseCode.SYSTEM_BUSY, remark=AWAY)
+            return serve(peer, request, body)
+
+        return served
+
+
+class Preparation(Enum):
+    """What a broker has to do before the NameServers hear of it."""
+
+    NOTHING = "nothing"
+    TAKE_BACK = "take back what slaves did"
+    COPY = "copy from the master"
+
+
+class Plan(NamedTuple):
+    """`addresses`: of the slaves in the order of their ids, or of the master alone."""
+
+    preparation: Preparation
+    addresses: tuple[str, ...] = ()
+
+
+def is_needed(settings: BrokerSettings) -> bool:
+    """Tell whether a broker prepares at all."""
+    return settings.slave_acting_master and settings.replicas_total > 1 and not settings.skip_pre_online
+
+
+def plan(broker_id: int, own_address: str, members: dict[int, str]) -> Plan:
+    """Return what a broker that starts has to do with these live brokers of its name; what it was itself is past."""
+    others = {i: a for i, a in sorted(members.items()) if i != broker_id and a != own_address}
+    if not others:
+        return Plan(Preparation.NOTHING)
+    if broker_id == MASTER_ID:
+        return Plan(Preparation.TAKE_BACK, tuple(others.values()))
+    if MASTER_ID in others:
+        return Plan(Preparation.COPY, (others[MASTER_ID],))
+    return Plan(Preparation.NOTHING)
+
+
+class PreOnline:
+    """One broker's way back.
+
+    `own_info`: a master's addresses; `is_linked`: whether a slave on a host copies from here; `take_back`: takes what
+    the slave at an address did; `follow`: copies from a master; `is_copying`: whether that has begun.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        members: MemberGroup,
+        connections: Connections,
+        *,
+        own_info: Callable[[], HaInfo | None],
+        is_linked: Callable[[str], bool],
+        take_back: Callable[[str], Awaitable[None]],
+        follow: Callable[[HaInfo], None],
+        is_copying: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._members = members
+        self._connections = connections
+        self._own_info = own_info
+        self._is_linked = is_linked
+        self._take_back = take_back
+        self._follow = follow
+        self._is_copying = is_copying
+        # Slaves whose work is taken back: not again after a failure with another.
+        self._done: set[str] = set()
+
+    async def run(self, own_address: str) -> None:
+        """Return once the broker may register."""
+        self._done.clear()
+        while is_needed(self._settings):
+            try:
+                await self._prepare(own_address)
+                return
+            except RocketSparkError as e:
+                log.warning("broker %s is not back yet, tried again: %s", self._settings.broker_name, e)
+            except Exception:
+                log.exception("broker %s is not back yet, tried again", self._settings.broker_name)
+            await asyncio.sleep(RETRY_S)
+
+    async def _prepare(self, own_address: str) -> None:
+        found = plan(self._settings.broker_id, own_address, await self._members.ask())
+        for address in found.addresses:
+            if found.preparation is Preparation.TAKE_BACK:
+                if address not in self._done:
+                    await self._back_from(address)
+                    self._done.add(address)
+            else:
+                info = await ask_ha_info(self._connections, address)
+                if info is not None:
+                    self._follow(info)
+                    await self._until(self._is_copying, f"the master's log does not arrive from {info.ha_address}")
+
+    async def _back_from(self, address: str) -> None:
+        info = self._own_info()
+        if info is None:
+            raise ReplicationError("this broker is no master")
+        await tell_ha_info(self._connections, address, info)
+        host = parse_address(address)[0]
+        await self._until(
+            lambda: self._is_linked(host), f"the slave at {address} does not connect to {info.ha_address}"
+        )
+        await self._take_back(address)
+
+    async def _until(self, reached: Callable[[], bool], failure: str) -> None:
+        try:
+            async with asyncio.timeout(LINK_S):
+                while not reached():
+                    await asyncio.sleep(STEP_S)
+        except TimeoutError:
+            raise ReplicationError(f"{failure} within {LINK_S:.0f} s") from None

@@ -1,0 +1,184 @@
+"""What a slave makes sure of before it copies: that the master is of its own name and its log the same log.
+
+The link tells neither. `MasterIdentity` asks whose the address is and compares one record; `mend_log` replaces what is
+damaged in the slave's log by the master's records, so that the slave is not in sync with a hole, nor elected with it.
+
+Rules: only what is sure counts. A broker that cannot be asked, or that has another replication port, proves nothing,
+and the slave copies as RocketMQ's would. Damage is mended only by whole records that fill it exactly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from rocketspark.broker.replication.master_api import ask_ha_info
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import ConfigError, RecordError, ReplicationError, RocketSparkError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.route import MASTER_ID
+from rocketspark.model.text import shown, whole_number
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Header, ViewMessageHeader
+from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json.bodies import ClusterInfo
+from rocketspark.protocol.message import record
+from rocketspark.store.store import Store
+from rocketspark.transport.connections import Connections, parse_address
+
+log = LimitedLog("rocketspark.broker.replication")
+
+# All that is asked before a connection takes no longer.
+IDENTITY_LIMIT_S = 2.0
+IDENTITY_TIMEOUT_MS = 1000
+# More brokers of one host are not asked.
+BROKERS_MAX = 8
+
+RECORD_TIMEOUT_MS = 3000
+# Longer damage is no matter of some records: the store has to be copied anew.
+MENDED_BYTES_MAX = 16 << 20
+
+
+class MasterIdentity:
+    """Asks who a master is, by the address of its replication."""
+
+    def __init__(self, settings: BrokerSettings, connections: Connections) -> None:
+        self._settings = settings
+        self._connections = connections
+
+    async def check(self, address: str) -> str | None:
+        """Return where the broker that listens for slaves there takes requests, None if that cannot be known.
+
+        Raises ReplicationError if it is of another cluster or name.
+        """
+        s = self._settings
+        try:
+            async with asyncio.timeout(IDENTITY_LIMIT_S):
+                found = await self._owner(address)
+        except (TimeoutError, RocketSparkError):
+            return None
+        if found is None or found[:2] == (s.cluster_name, s.broker_name):
+            return None if found is None else found[2]
+        cluster, name = (shown(word) for word in found[:2])
+        raise ReplicationError(
+            f"the master there is broker {name} of cluster {cluster}, and this slave is broker {s.broker_name} of"
+            f" cluster {s.cluster_name}: nothing is copied; correct haMasterAddress, brokerName or brokerClusterName",
+            reason="another-master",
+        )
+
+    async def check_log(self, master: str, position: int, record: bytes) -> None:
+        """Raise ReplicationError if the master at an address has another record where this log has its last one.
+
+        The link alone notices only if none begins where this log ends.
+        """
+        header = ViewMessageHeader(physical_offset=position)
+        try:
+            async with asyncio.timeout(IDENTITY_LIMIT_S):
+                peer = await self._connections.get(master)
+                reply = await peer.request(RequestCode.VIEW_MESSAGE_BY_ID, header, timeout_ms=IDENTITY_TIMEOUT_MS)
+        except (TimeoutError, RocketSparkError):
+            return
+        if reply.code == ResponseCode.SUCCESS and reply.body != record:
+            raise ReplicationError(
+                f"the log here is no copy of this master's: at {position}, where its last record is, the master has"
+                " another one. Nothing is copied. Stop this broker, save what it alone has, remove its store and start"
+                " it again",
+                reason="diverged",
+            )
+
+    async def _owner(self, address: str) -> tuple[str, str, str] | None:
+        """Return (cluster, name, address) of the broker with that address of replication, None if it is not known."""
+        host, port = parse_address(address)
+        beside = f"[{host}]:{port - 1}" if ":" in host else f"{host}:{port - 1}"
+        if port > 1 and (found := await self._said(beside, port)) is not None:
+            return *found, beside
+        async for cluster, name, master in self._masters_on(host):
+            try:
+                info = await ask_ha_info(self._connections, master)
+                if info is not None and parse_address(info.ha_address) == (host, port):
+                    return cluster, name, master
+            except RocketSparkError:
+                continue
+        return None
+
+    async def _said(self, broker: str, ha_port: int) -> tuple[str, str] | None:
+        """Return what a broker's settings say, if that port of replication is its own."""
+        try:
+            peer = await self._connections.get(broker)
+            reply = await peer.request(RequestCode.GET_BROKER_CONFIG, Header(), timeout_ms=IDENTITY_TIMEOUT_MS)
+            body = bytes(reply.raise_for_code("ask for a master's name").body)
+        except RocketSparkError:
+            return None
+        told = dict(line.split("=", 1) for line in body.decode("utf-8", "replace").splitlines() if "=" in line)
+        # 0: the one behind its port of requests (ours; RocketMQ's broker tells what it took).
+        port = whole_number(told.get("haListenPort", "0"), high=65535)
+        listen = whole_number(told.get("listenPort", ""), high=65535)
+        if (port or (listen or 0) + 1) != ha_port:
+            return None
+        cluster, name = told.get("brokerClusterName", ""), told.get("brokerName", "")
+        return (cluster, name) if cluster and name else None
+
+    async def _masters_on(self, host: str) -> AsyncIterator[tuple[str, str, str]]:
+        """Give (cluster, name, address) of the masters of other names on a host that the NameServers know."""
+        s = self._settings
+        for namesrv in s.namesrvs():
+            try:
+                peer = await self._connections.get(namesrv)
+                reply = await peer.request(
+                    RequestCode.GET_BROKER_CLUSTER_INFO, Header(), timeout_ms=IDENTITY_TIMEOUT_MS
+                )
+                table = java_json.decode(reply.raise_for_code("cluster").body, ClusterInfo).broker_addr_table
+            except RocketSparkError:
+                continue
+            count = 0
+            for name, broker in table.items():
+                master = broker.broker_addrs.get(MASTER_ID)
+                if master is None or name == s.broker_name:
+                    continue
+                try:
+                    is_there = parse_address(master)[0] == host
+                except ConfigError:
+                    continue
+                if is_there and count < BROKERS_MAX:
+                    count += 1
+                    yield broker.cluster, name, master
+            return
+
+
+async def mend_log(store: Store, connections: Connections, master: str) -> None:
+    """Take the records of each damaged stretch from the master at an address; what it does not have stays damaged."""
+    for begin, end in store.log.damaged:
+        try:
+            found = await _records(connections, master, begin, end)
+        except RocketSparkError as e:
+            log.warning(
+                "%d bytes of the log at %d are damaged, and were not taken from the master at %s: %s. If the master has"
+                " these messages, stop this broker, remove its store and start it again",
+                end - begin,
+                begin,
+                master,
+                e,
+            )
+            continue
+        if store.mend(begin, found):
+            log.warning(
+                "%d damaged bytes of the log at %d are mended with the master's: check the disk", end - begin, begin
+            )
+
+
+async def _records(connections: Connections, master: str, begin: int, end: int) -> bytes:
+    """Return the master's records from one position to the other. Raises RocketSparkError if they do not fill it."""
+    if end - begin > MENDED_BYTES_MAX:
+        raise RecordError(f"more than {MENDED_BYTES_MAX} bytes are not taken one record after the other")
+    found = b""
+    peer = await connections.get(master)
+    while begin + len(found) < end:
+        at = begin + len(found)
+        header = ViewMessageHeader(physical_offset=at)
+        reply = await peer.request(RequestCode.VIEW_MESSAGE_BY_ID, header, timeout_ms=RECORD_TIMEOUT_MS)
+        body = bytes(reply.raise_for_code(f"view of the message at {at}").body)
+        there = record.decode(body)
+        if (there.position, there.size) != (at, len(body)) or at + len(body) > end:
+            raise RecordError(f"what the master has at {at} is no record that was here")
+        found += body
+    return found

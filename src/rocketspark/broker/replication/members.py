@@ -1,0 +1,182 @@
+"""The other brokers of this broker's name: who they are, as the NameServers know them, and which one is the master.
+
+`MemberGroup` asks the NameServers. `MasterSearch` asks at intervals: a slave without a link learns where its master is,
+and a master learns of a second master of its name. Under a controller the search takes no broker for the master but
+the one that the controller named; it only asks that broker for its replication port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.repeated_work import pause
+from rocketspark.broker.replication.link.ha_client import HaClient
+from rocketspark.broker.replication.link.links import State
+from rocketspark.broker.replication.link.troubles import Troubles
+from rocketspark.broker.replication.master_api import ask_ha_info
+from rocketspark.broker.replication.role import BrokerRole, Role
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import NoNameServer, ReplicationError, RocketSparkError, ServerError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.route import MASTER_ID
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import MemberGroupHeader
+from rocketspark.protocol.headers.namesrv import RouteHeader
+from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json.bodies import RouteBody
+from rocketspark.protocol.json.metadata import MemberGroupReply
+from rocketspark.transport.connections import Connections
+from rocketspark.transport.peer import Peer
+
+log = logging.getLogger("rocketspark.broker.replication")
+limited = LimitedLog("rocketspark.broker.replication")
+
+TIMEOUT_MS = 3000
+
+# How often a master looks whether another one has its name.
+ANOTHER_LOOK_S = 30.0
+# The look before a master tells the NameServers of itself takes no longer.
+FIRST_LOOK_S = 1.0
+
+
+class MemberGroup:
+    """`addresses` by broker id, as they were when last asked for; `alive_count`: this broker always counts."""
+
+    def __init__(self, settings: BrokerSettings, connections: Connections) -> None:
+        self._settings = settings
+        self._connections = connections
+        self.addresses: dict[int, str] = {}
+        # Until a NameServer was asked, all replicas count (rule: DefaultMessageStore, 5.x).
+        self.alive_count = max(settings.replicas_total, 1)
+
+    def others(self) -> list[str]:
+        """Return the addresses of the others, as they were when last asked for."""
+        return [address for broker_id, address in self.addresses.items() if broker_id != self._settings.broker_id]
+
+    async def ask(self) -> dict[int, str]:
+        """Ask the NameServers, the first that answers; return the addresses. Raises RocketSparkError if none does."""
+        error: RocketSparkError = NoNameServer("no NameServer is set (namesrvAddr)")
+        s = self._settings
+        for namesrv in s.namesrvs():
+            try:
+                peer = await self._connections.get(namesrv)
+                by_route = s.slave_acting_master and s.old_nameservers
+                found = await (self._routed(peer) if by_route else self._told(peer))
+            except RocketSparkError as e:
+                error = e
+                continue
+            self.addresses = dict(found)
+            self.alive_count = max(len(found | {s.broker_id: ""}), 1)
+            return self.addresses
+        raise error
+
+    async def _told(self, peer: Peer) -> dict[int, str]:
+        s = self._settings
+        header = MemberGroupHeader(cluster=s.cluster_name, broker_name=s.broker_name)
+        answer = await peer.request(RequestCode.GET_BROKER_MEMBER_GROUP, header, timeout_ms=TIMEOUT_MS)
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise ServerError(answer.code, "it is older than 5.0", address=peer.address)
+        body = answer.raise_for_code("ask for the brokers of the name").body
+        return java_json.decode(body, MemberGroupReply).broker_member_group.broker_addrs
+
+    async def _routed(self, peer: Peer) -> dict[int, str]:
+        """Ask as NameServers before 5.0 can be asked (compatibleWithOldNameSrv)."""
+        s = self._settings
+        header = RouteHeader(topic=topic_names.MEMBER_TOPIC_PREFIX + s.broker_name)
+        answer = await peer.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header, timeout_ms=TIMEOUT_MS)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return {}
+        route = java_json.decode(answer.raise_for_code("ask for the brokers of the name").body, RouteBody)
+        found = (b.broker_addrs for b in route.broker_datas if b.broker_name == s.broker_name)
+        return next((addresses for addresses in found if addresses), {})
+
+
+class MasterSearch:
+    """`follow(ha_address, master_address)` is told of a slave's master; `troubles` of another master of the name."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        connections: Connections,
+        role: BrokerRole,
+        members: MemberGroup,
+        client: HaClient,
+        troubles: Troubles,
+        follow: Callable[[str | None, str | None], None],
+        own_address: Callable[[], str],
+    ) -> None:
+        self._settings = settings
+        self._connections = connections
+        self._role = role
+        self._members = members
+        self._client = client
+        self._troubles = troubles
+        self._follow = follow
+        self._own_address = own_address
+        self._ended = False
+        self._looked_s = -ANOTHER_LOOK_S
+        self._wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def first_look(self) -> None:
+        """Look for another master, for a short time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOK_S):
+                await self._look_for_another()
+
+    def begin(self) -> None:
+        """Look at intervals from now on."""
+        self._task = asyncio.create_task(self._watch())
+
+    def look_now(self) -> None:
+        """Look in this turn of the loop or the next."""
+        self._wanted.set()
+
+    async def stop(self) -> None:
+        """Look no more."""
+        self._ended = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _watch(self) -> None:
+        while not self._ended:
+            try:
+                await self._look()
+            except RocketSparkError as e:
+                limited.info("the brokers of the name are not known now: %s", e)
+            except Exception:
+                log.exception("the brokers of the name could not be looked at")
+            await pause(lambda: self._settings.member_group_interval_ms, self._wanted)
+
+    async def _look(self) -> None:
+        controlled = self._settings.controller_mode
+        if not controlled:
+            await self._look_for_another()
+        if self._role.kind is not Role.SLAVE or self._client.state is State.TRANSFER:
+            return
+        master = self._role.master_address if controlled else (await self._members.ask()).get(MASTER_ID)
+        if master is None or master == self._own_address():
+            return
+        info = await ask_ha_info(self._connections, master)
+        if info is not None and self._role.kind is Role.SLAVE:
+            self._follow(info.ha_address, master)
+
+    async def _look_for_another(self) -> None:
+        """Tell of a second master of this name that lives: clients and slaves go now to the one, now to the other."""
+        s, now_s = self._settings, asyncio.get_running_loop().time()
+        if not self._role.is_master or not s.namesrvs() or now_s - self._looked_s < ANOTHER_LOOK_S:
+            return
+        self._looked_s = now_s
+        try:
+            other = (await MemberGroup(s, self._connections).ask()).get(MASTER_ID)
+            if other in (None, self._own_address()) or await ask_ha_info(self._connections, other or "") is None:
+                return
+        except RocketSparkError:
+            return
+        text = f"the broker {other} is a master of the name {s.broker_name} too: end one of the two, it is no copy"
+        self._troubles.note(other or "", ReplicationError(text, reason="two-masters"))

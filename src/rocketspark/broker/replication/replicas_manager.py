@@ -1,0 +1,438 @@
+"""A broker under a controller: it gets its number, asks who is master, tells that it lives, and follows each election.
+
+`ReplicasManager` talks with the controller; `ControlledRole` makes the broker master or slave, as the controller said.
+
+Rules: until the broker knows its master it writes nothing and registers nowhere (it is fenced). What the controller
+says counts by its epoch: a higher epoch changes the role, the same epoch changes only the in-sync set. Roles change one
+at a time, and a new epoch is noted on the disk before the master of that epoch writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Set
+from typing import Any
+
+from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.repeated_work import pause
+from rocketspark.broker.replication.broker_identity import Applied, identity_of
+from rocketspark.broker.replication.controller_client import ControllerClient, Elected, SetState
+from rocketspark.broker.replication.in_sync_set import InSyncReplicas
+from rocketspark.broker.replication.link.ha_listener import HaConnection, HaListener
+from rocketspark.broker.replication.role import BrokerRole, Role
+from rocketspark.broker.replication.waits import ReplicaWaits
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import RocketSparkError, ServerError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Request
+from rocketspark.protocol.headers.controller import ElectMasterReply, ReplicaHeartbeatHeader
+from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json.operator_bodies import SyncStateSet
+from rocketspark.store.files.epoch_file import EpochList
+from rocketspark.store.store import Store
+from rocketspark.transport.connections import parse_addresses
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.request_frames import reply
+
+log = logging.getLogger("rocketspark.broker.replication")
+limited = LimitedLog("rocketspark.broker.replication")
+
+RETRY_S = 1.0
+# The same failure is told once in this time, however often it is tried.
+TELL_S = 60.0
+
+
+class RoleDriver:
+    """What carries a change of role out; `Replication` does."""
+
+    async def finish_copying(self) -> None:
+        """Take what the master before still sends, then stop following it."""
+        raise NotImplementedError
+
+    async def take_office(self, reason: str, epoch: int) -> None:
+        """Become the master, or go on as it in a new epoch."""
+        raise NotImplementedError
+
+    async def follow_master(self, reason: str, address: str, epoch: int, own_id: int) -> None:
+        """Become a slave of that master, or of another one."""
+        raise NotImplementedError
+
+
+class ControlledRole:
+    """The role of one broker under a controller."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        role: BrokerRole,
+        epochs: EpochList,
+        driver: RoleDriver,
+        listener: HaListener,
+        waits: ReplicaWaits,
+        controller: ControllerClient,
+        long_polling: LongPolling,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._role = role
+        self._epochs = epochs
+        self._driver = driver
+        self._listener = listener
+        self._waits = waits
+        self._controller = controller
+        self._long_polling = long_polling
+        self.in_sync: InSyncReplicas | None = None
+        self.doubted: Callable[[], None] = lambda: None
+
+    def begin(self, own_id: int) -> None:
+        """This broker has its number."""
+        if self.in_sync is None:
+            self.in_sync = InSyncReplicas(
+                self._settings,
+                self._store,
+                self._role,
+                self._listener,
+                self._waits,
+                self._epochs,
+                self._controller,
+                self._long_polling,
+                own_id,
+            )
+            self.in_sync.doubted = lambda: self.doubted()
+
+    def end(self) -> None:
+        """This broker ends: nothing more is asked for."""
+        if self.in_sync is not None:
+            self.in_sync.end()
+
+    @property
+    def own_id(self) -> int:
+        """This broker's number; -1 before it has one."""
+        return -1 if self.in_sync is None else self.in_sync.set.own_id
+
+    async def become_master(self, epoch: int, members: Set[int], set_epoch: int) -> None:
+        """Take office: what this log holds is the truth from here on."""
+        assert self.in_sync is not None
+        if epoch < self._epochs.last_epoch:
+            log.error(
+                "the controller names this broker master in epoch %d, but its log is of epoch %d: it stays fenced; the"
+                " controller has lost its data, give it back its store",
+                epoch,
+                self._epochs.last_epoch,
+            )
+            return
+        await self._driver.finish_copying()
+        self._store.become_master()
+        if epoch > self._epochs.last_epoch:
+            self._epochs.begin(epoch, self._store.written_position)
+        self.in_sync.begin(members, set_epoch)
+        await self._driver.take_office(f"elected by the controller, epoch {epoch}", epoch)
+
+    async def become_slave(self, address: str, epoch: int) -> None:
+        """Follow the master that was elected."""
+        if self.in_sync is not None:
+            self.in_sync.end()
+        self._long_polling.keeps_recent = False
+        reason = f"{address} was elected by the controller, epoch {epoch}"
+        await self._driver.follow_master(reason, address, epoch, self.own_id)
+        self._store.show_up_to(self._store.confirmed_position)
+
+    def same_master(self, members: Set[int], set_epoch: int) -> None:
+        """Take the in-sync set of the epoch this broker is in."""
+        if self._role.kind is Role.MASTER and self.in_sync is not None:
+            self.in_sync.adopt(members, set_epoch)
+
+    def confirmed(self, position: int) -> None:
+        """The master told up to where the in-sync set holds what is here."""
+        if self._role.kind is not Role.MASTER and position != self._store.confirmed_position:
+            self._store.confirmed_position = position
+            self._store.show_up_to(position)
+            self._long_polling.confirmed(everything=position >= self._store.written_position)
+
+    def reported(self, connection: HaConnection) -> None:
+        """See `InSyncReplicas.reported`."""
+        if self.in_sync is not None:
+            self.in_sync.reported(connection)
+
+    def lost(self, connection: HaConnection) -> None:
+        """See `InSyncReplicas.lost`."""
+        if self.in_sync is not None:
+            self.in_sync.lost(connection)
+
+    def check(self) -> None:
+        """See `InSyncReplicas.check`; epochs that the log does not reach back to are forgotten."""
+        if self.in_sync is not None and self._role.is_master:
+            self.in_sync.check()
+            self.in_sync.confirm()
+        if self._store.min_position:
+            self._epochs.forget_before(self._store.min_position)
+
+    def others_in_sync(self) -> list[int]:
+        """Return the other members of this master's in-sync set."""
+        if self.in_sync is None:
+            return []
+        return sorted(self.in_sync.set.all_members - {self.own_id})
+
+    async def wait_in_sync(self, count: int) -> None:
+        """Wait until the in-sync set has so many members."""
+        while self.in_sync is None or len(self.in_sync.set.members) < count:
+            await asyncio.sleep(0.02)
+
+
+class ReplicasManager:
+    """Follows the controller. `controlled`: carries a role out; `own_id`: this broker's number, once it has one."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        role: BrokerRole,
+        epochs: EpochList,
+        controlled: ControlledRole,
+        controller: ControllerClient,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._role = role
+        self._epochs = epochs
+        self._controlled = controlled
+        self._controller = controller
+        self._identity = identity_of(settings)
+        if not store.written_position and not epochs and self._identity.outlives(settings.store_root):
+            self._identity.give_up(f"the store in {settings.store_root} is empty")
+        self._address = ""
+        self.own_id = self._identity.granted()
+        self._identity.check()
+        # By what was tried: what failed last, and when that was told.
+        self._told: dict[str, tuple[str, float]] = {}
+        self._look_now = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._changing = asyncio.Lock()
+        controlled.doubted = self._look_now.set
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, self.notified, ElectMasterReply)
+        routes.add(RequestCode.GET_BROKER_EPOCH_CACHE, self.epoch_cache)
+
+    # -- start and end --------------------------------------------------------------------------------------------
+
+    def start(self, address: str) -> None:
+        """Follow the controller in the background."""
+        self._address = address
+        self._controller.addresses = parse_addresses(self._settings.controller_addresses)
+        self._tasks.append(asyncio.create_task(self._run()))
+
+    async def stop(self) -> None:
+        """Stop following: for the controller this broker is gone once its connection ends."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._controller.close()
+
+    async def _run(self) -> None:
+        while not await self._tried("register at the controller", self._register):
+            await asyncio.sleep(RETRY_S)
+        self._tasks.append(asyncio.create_task(self._beat()))
+        self._tasks.append(asyncio.create_task(self._check_in_sync()))
+        while True:
+            await self._tried("look at the controller's data", self._look)
+            await pause(
+                lambda: self._settings.metadata_interval_ms if self._role.epoch else RETRY_S * 1000, self._look_now
+            )
+
+    async def _tried(self, what: str, act: Any) -> bool:
+        try:
+            await act()
+        except RocketSparkError as e:
+            self._tell_failure(what, str(e))
+            return False
+        except Exception:
+            limited.exception("could not %s; tried again", what)
+            return False
+        self._told.pop(what, None)
+        return True
+
+    def _tell_failure(self, what: str, why: str) -> None:
+        now_s = time.monotonic()
+        before, told_s = self._told.get(what, ("", 0.0))
+        if why != before or now_s - told_s >= TELL_S:
+            self._told[what] = why, now_s
+            limited.warning("could not %s: %s; tried again", what, why)
+
+    # -- the number -----------------------------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        s, controller = self._settings, self._controller
+        applied = self._identity.applied()
+        if applied is None and self.own_id is None:
+            broker_id = await controller.next_id(s.cluster_name, s.broker_name)
+            applied = Applied(broker_id, f"{self._address};{time.time_ns() // 1_000_000}")
+            self._identity.apply(applied)
+        if applied is not None:
+            try:
+                await controller.apply_id(s.cluster_name, s.broker_name, applied.broker_id, applied.check_code)
+            except ServerError as e:
+                if e.code == ResponseCode.CONTROLLER_BROKER_ID_INVALID:
+                    self._identity.forget_applied()
+                raise
+            self._identity.grant(applied.broker_id)
+            self.own_id = applied.broker_id
+            limited.info("this broker is number %d of %s", self.own_id, s.broker_name)
+        assert self.own_id is not None
+        found = await controller.register(s.cluster_name, s.broker_name, self.own_id, self._address)
+        await controller.heartbeat(self._heartbeat())
+        self._controlled.begin(self.own_id)
+        await self._take(found)
+
+    # -- who is master --------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        s, controller = self._settings, self._controller
+        assert self.own_id is not None
+        try:
+            found = await controller.replica_info(s.broker_name)
+        except ServerError as e:
+            if e.code != ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST:
+                raise
+            found = await controller.register(s.cluster_name, s.broker_name, self.own_id, self._address)
+        if found.master is None or not self._role.epoch:
+            # The controller must have heard of this broker before it can elect it.
+            await controller.heartbeat(self._heartbeat())
+        if found.master is None:
+            try:
+                elected = await controller.elect(s.cluster_name, s.broker_name, self.own_id)
+            except ServerError as e:
+                if e.code != ResponseCode.CONTROLLER_ELECT_MASTER_FAILED:
+                    raise
+                limited.warning("no master can be elected yet: %s", e.remark)
+                return
+            await self._take_elected(elected)
+            return
+        await self._take(found)
+
+    async def _take(self, found: SetState) -> None:
+        if found.master is not None:
+            master = found.master
+            if master.broker_id == self.own_id and not self._role.epoch and await self._passed_on(found.in_sync):
+                return
+            await self._change(master.broker_id, master.address, master.epoch, found.in_sync, found.set_epoch)
+
+    async def _passed_on(self, members: Iterable[int]) -> bool:
+        """Have another one elected, if it has to hold what this log may lack; False if there is none.
+
+        A machine that lost its power may be back before it was missed: as the master that it still is it would cut the
+        others' logs to its own. RocketMQ's does.
+        """
+        s = self._settings
+        for member in sorted(set(members) - {self.own_id}) if self._store.may_lack else ():
+            try:
+                elected = await self._controller.elect(s.cluster_name, s.broker_name, member, designate=True)
+            except ServerError as e:
+                limited.warning("broker %d holds what this log may lack, and is not elected: %s", member, e)
+                continue
+            limited.warning("the machine stopped before all was flushed: broker %d, which holds it, is elected", member)
+            await self._take_elected(elected)
+            return True
+        return False
+
+    async def _take_elected(self, elected: Elected) -> None:
+        master = elected.master
+        await self._change(master.broker_id, master.address, master.epoch, elected.in_sync, master.set_epoch)
+
+    async def _change(self, broker_id: int, address: str, epoch: int, members: frozenset[int], set_epoch: int) -> None:
+        async with self._changing:
+            if self.own_id is None or epoch < self._role.epoch:
+                return
+            if self._controlled.own_id < 0:
+                # It is registered in this moment: once it is, it asks.
+                self._look_now.set()
+                return
+            if epoch == self._role.epoch and (broker_id == self.own_id or address == self._role.master_address):
+                self._controlled.same_master(members, set_epoch)
+            elif broker_id == self.own_id:
+                await self._controlled.become_master(epoch, members, set_epoch)
+            else:
+                await self._controlled.become_slave(address, epoch)
+
+    async def notified(self, peer: Peer, request: Request[ElectMasterReply], body: bytes) -> bytes:
+        """NOTIFY_BROKER_ROLE_CHANGED (1008): the controller elected."""
+        h = request.ext
+        if h.master_broker_id is not None and h.master_address and h.master_epoch is not None:
+            found = java_json.decode_request(body, SyncStateSet) if body else SyncStateSet()
+            await self._tried(
+                "take the role that the controller told",
+                lambda: self._change(
+                    h.master_broker_id or 0,
+                    h.master_address or "",
+                    h.master_epoch or 0,
+                    frozenset(found.sync_state_set),
+                    h.sync_state_set_epoch or 0,
+                ),
+            )
+        else:
+            self._look_now.set()
+        return reply(request.opaque)
+
+    def epoch_cache(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_BROKER_EPOCH_CACHE (1007): which master wrote which part of this log."""
+        s = self._settings
+        found = {
+            "brokerName": s.broker_name,
+            "brokerId": self._role.broker_id,
+            "clusterName": s.cluster_name,
+            "epochList": [
+                {"endOffset": entry.end, "epoch": entry.epoch, "startOffset": entry.start}
+                for entry in self._epochs.entries
+            ],
+            "maxOffset": self._store.end_position,
+        }
+        return reply(request.opaque, body=bodies.encode(found))
+
+    # -- signs of life --------------------------------------------------------------------------------------------
+
+    def _heartbeat(self) -> ReplicaHeartbeatHeader:
+        s = self._settings
+        return ReplicaHeartbeatHeader(
+            cluster_name=s.cluster_name,
+            broker_name=s.broker_name,
+            address=self._address,
+            broker_id=self.own_id,
+            epoch=max(self._epochs.last_epoch, 0),
+            max_offset=self._store.end_position,
+            confirm_offset=self._store.confirmed_position,
+            timeout_ms=s.controller_timeout_ms,
+            election_priority=s.election_priority,
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            await pause(lambda: self._settings.heartbeat_interval_ms)
+            await self._tried("tell the controllers of life", lambda: self._controller.heartbeat_all(self._heartbeat()))
+
+    async def _check_in_sync(self) -> None:
+        while True:
+            await pause(lambda: self._settings.sync_set_check_interval_ms)
+            await self._tried("check the in-sync set", self._check)
+
+    async def _check(self) -> None:
+        self._controlled.check()
+
+    async def hand_over(self, members: Iterable[int]) -> bool:
+        """Have one of these members of the in-sync set elected, before this master leaves; False if none could be."""
+        s = self._settings
+        for member in members:
+            try:
+                elected = await self._controller.elect(s.cluster_name, s.broker_name, member, designate=True)
+            except RocketSparkError as e:
+                limited.warning("broker %d of %s was not elected before this one leaves: %s", member, s.broker_name, e)
+                continue
+            await self._take_elected(elected)
+            return True
+        return False

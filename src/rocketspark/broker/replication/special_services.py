@@ -1,0 +1,101 @@
+"""The work that only one broker of a name does at a time: delay levels, timers, transaction checks and pop revival.
+
+It runs on the master, or on the slave that acts for it. It starts from the progress that is on the disk, and can start
+and stop again while the broker runs.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rocketspark.broker.messages.schedule_messages import Deliver, ScheduleMessages
+from rocketspark.broker.messages.timers.timer_messages import TimerMessages
+from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.pop.lifecycle import PopLifecycle
+from rocketspark.errors import RocketSparkError
+
+log = logging.getLogger("rocketspark.broker")
+
+
+class SpecialServices:
+    """The special services of one broker."""
+
+    def __init__(
+        self,
+        delays: ScheduleMessages,
+        timers: TimerMessages,
+        transactions: Transactions,
+        pops: PopLifecycle,
+        deliver: Deliver,
+    ) -> None:
+        self._delays = delays
+        self._timers = timers
+        self._transactions = transactions
+        self._pops = pops
+        self._deliver = deliver
+        self.running = False
+        self._ran = False
+
+    def start(self) -> None:
+        """Begin. Raises StoreError, ConfigError if the timer files cannot be read."""
+        if not self.running:
+            try:
+                self._delays.start(self._deliver)
+                self._transactions.start()
+                self._timers.start()
+                # After the timer messages: they tell what waits for its time.
+                self._pops.start()
+            except BaseException:
+                self._pops.stop()
+                self._delays.stop()
+                self._transactions.abandon()
+                raise
+            self.running = self._ran = True
+
+    async def stop(self) -> None:
+        """End, so that what was not done is done by whoever begins next."""
+        if not self.running:
+            return
+        self.running = False
+        self._delays.stop()
+        self._transactions.stop()
+        self._pops.stop()
+        await self._timers.stop()
+
+    async def abandon(self) -> None:
+        """End with nothing noted."""
+        if self.running:
+            self.running = False
+            self._delays.stop()
+            self._pops.stop()
+            self._transactions.abandon()
+            await self._timers.stop()
+
+    async def hand_back(self) -> None:
+        """End where a master comes back: what came so far is noted for it, and its own progress counts from then on."""
+        if not self._ran:
+            return
+        await self.stop()
+        self.finish()
+        self._timers.close()
+        self._ran = False
+
+    def finish(self) -> None:
+        """Note how far all came, after `stop` and the store's last flush."""
+        if not self._ran:
+            return
+        for save in (self._transactions.finish, self._delays.finish, self._timers.finish, self._pops.finish):
+            try:
+                save()
+            except RocketSparkError as e:
+                log.error("while the broker ends its deliveries: %s", e)
+            except Exception:
+                log.exception("a table of the broker's deliveries could not be written")
+
+    def close(self) -> None:
+        """Give the files back."""
+        self._timers.close()
+
+    def queue_was_cut(self) -> None:
+        """See `TimerMessages.queue_was_cut`."""
+        self._timers.queue_was_cut()
