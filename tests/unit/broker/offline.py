@@ -14,7 +14,7 @@ from tests.live.support import settings as broker_settings
 
 from rocketspark.broker import server
 from rocketspark.broker.handlers import send_message as send_handler
-from rocketspark.broker.messages import put_message, send_rules
+from rocketspark.broker.messages import op_messages, put_message, send_rules
 from rocketspark.broker.messages.quarantine import Quarantine
 from rocketspark.broker.messages.send_rules import MessageSettings, SendRules
 from rocketspark.broker.server import BrokerServer
@@ -130,6 +130,7 @@ class Broker:
 def same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers stamp the same store time and address, so that their files can be compared."""
     monkeypatch.setattr(put_message, "time", lambda: NOW)
+    monkeypatch.setattr(op_messages, "now_ms", lambda: int(NOW * 1000))
     monkeypatch.setattr(server, "pack_host", lambda host, port: HOST)
     for module in (send_rules, send_handler):
         monkeypatch.setattr(module, "any_queue", lambda count: 0)
