@@ -83,6 +83,16 @@ class SoFar(NamedTuple):
 NOTHING_SO_FAR = SoFar()
 
 
+class Wanted(NamedTuple):
+    """What a read wants of the messages from its offset on; see `MessageReader.read`."""
+
+    count_max: int
+    bytes_max: int
+    codes: frozenset[int] | None
+    accepts: Accepts | None
+    so_far: SoFar
+
+
 class MessageReader:
     """The reading half of a store; Store opens the files it works on. `mender`: repairs damaged units, says which."""
 
@@ -121,114 +131,119 @@ class MessageReader:
 
         `unconfirmed`: also what readers do not see yet (`show_up_to`).
 
-        A read ends before removed messages; one from them on is REMOVED, its next offset that behind them.
+        A read ends before removed messages. One that begins at them gets REMOVED, and the offset behind them.
         """
         queue = self.consume_queues.find(topic, queue_id)
         if queue is None:
             return GetMessageResult(GetStatus.NO_QUEUE, [], 0, 0, 0, 0, 0)
-        low, high = queue.min, queue.next
+        high = queue.next
         if self._visible_end is not None and not unconfirmed:
             high = self.visible_next(queue)
-            if high < queue_offset <= queue.next:
-                # It was shown before a change of roles: whoever read it waits here, and is not moved back.
-                return GetMessageResult(GetStatus.AT_END, [], 0, 0, queue_offset, low, high)
-        if not low <= queue_offset < high:
-            if high == 0 or low == high == queue_offset:
-                return GetMessageResult(GetStatus.EMPTY, [], 0, 0, high, low, high)
-            if queue_offset < low:
-                return GetMessageResult(GetStatus.OFFSET_TOO_SMALL, [], 0, 0, low, low, high)
-            if queue_offset == high:
-                return GetMessageResult(GetStatus.AT_END, [], 0, 0, high, low, high)
-            # The offset is of the queue before, where there was one: nobody read anything of this one.
-            after = low if topic.encode() in self._deletions.positions else high
-            return GetMessageResult(GetStatus.OFFSET_TOO_BIG, [], 0, 0, after, low, high)
+        if not queue.min <= queue_offset < high:
+            return self._read_outside(topic, queue, queue_offset, high)
+        result: GetMessageResult | None
         if isinstance(queue, BatchConsumeQueue):
-            return self._read_batches(queue, queue_offset, high, count_max, bytes_max, codes, accepts, so_far)
+            wanted = Wanted(count_max, bytes_max, codes, accepts, so_far)
+            return self._read_batches(queue, queue_offset, high, wanted)
+        first_is_right = True
         if codes is None and accepts is None:
             units_max = min(count_max, high - queue_offset)
             if queue_offset < queue.loaded_next or queue_offset * UNIT_BYTES < queue.start:
                 units_max = self.mender.right_until(queue, queue_offset, units_max, bytes_max)
-                if not units_max:
-                    if self.mender.mend(queue, queue_offset):
-                        return self.read(topic, queue_id, queue_offset, count_max, bytes_max, unconfirmed=unconfirmed)
-                    return self._removed(queue, queue_offset + 1)
-            whole = self._in_one(queue, queue_offset, units_max, bytes_max, high)
-            if whole is not None:
-                return whole
+                first_is_right = units_max > 0
+            if first_is_right:
+                result = self._in_one(queue, queue_offset, units_max, bytes_max, high)
+                if result is not None:
+                    return result
         else:
             units_max = min(max(_SCAN_BYTES_MIN // UNIT_BYTES, count_max) - so_far.looked_at, high - queue_offset)
             if codes is not None and queue_offset < queue.loaded_next:
                 self.mender.look_before_tags(queue, queue_offset, min(units_max, queue.loaded_next - queue_offset))
-        before, total_before = so_far.messages, so_far.size
-        count, total = before, total_before
-        runs: list[tuple[int, int]] = []
-        run_start = run_end = -1
-        next_offset = queue_offset + units_max
-        file_bytes = self.log.file_bytes
+        if first_is_right:
+            wanted = Wanted(count_max, bytes_max, codes, accepts, so_far)
+            result = self._read_one_by_one(queue, queue_offset, units_max, high, wanted)
+        else:
+            result = self._mended_or_passed(queue, queue_offset)
+        if result is not None:
+            return result
+        return self.read(
+            topic, queue_id, queue_offset, count_max, bytes_max, codes, accepts, so_far, unconfirmed=unconfirmed
+        )
+
+    def _read_outside(self, topic: str, queue: ConsumeQueue, queue_offset: int, high: int) -> GetMessageResult:
+        """Return the answer to a read from an offset at which the queue has no message. `high`: its end for readers."""
+        low = queue.min
+        status, next_offset = GetStatus.OFFSET_TOO_BIG, high
+        if high < queue_offset <= queue.next:
+            # It was shown before a change of roles: whoever read it waits here, and is not moved back.
+            status, next_offset = GetStatus.AT_END, queue_offset
+        elif high == 0 or low == high == queue_offset:
+            status = GetStatus.EMPTY
+        elif queue_offset < low:
+            status, next_offset = GetStatus.OFFSET_TOO_SMALL, low
+        elif queue_offset == high:
+            status = GetStatus.AT_END
+        elif topic.encode() in self._deletions.positions:
+            # The offset is of the queue before this one: nobody read anything of this one.
+            next_offset = low
+        return GetMessageResult(status, [], 0, 0, next_offset, low, high)
+
+    def _read_one_by_one(
+        self, queue: ConsumeQueue, queue_offset: int, units_max: int, high: int, wanted: Wanted
+    ) -> GetMessageResult | None:
+        """`read` of a range with each unit looked at; None if the first one was wrong and is mended: to be read again.
+
+        The checks stand in the loop: a call for each unit would cost a tenth of the read.
+        """
+        count_max, bytes_max, codes, accepts, so_far = wanted
+        count, total = so_far.messages, so_far.size
+        found: list[tuple[int, int]] = []
         oldest, damaged = self.log.min_position, bool(self.log.damaged)
+        loaded_next, record_at = queue.loaded_next, self.log.record_at
         for offset, (position, size, code) in with_tags_codes(queue, queue_offset, units_max, codes):
             if size == GAP_SIZE or position < oldest or (damaged and self.log.is_damaged(position)):
                 if offset == queue_offset:
-                    if size != GAP_SIZE and position < oldest and self._mended(queue, offset):
-                        return self.read(
-                            topic,
-                            queue_id,
-                            offset,
-                            count_max,
-                            bytes_max,
-                            codes,
-                            accepts,
-                            so_far,
-                            unconfirmed=unconfirmed,
-                        )
-                    return self._removed(queue, offset)
-                next_offset = offset
+                    return self._mended_or_removed(queue, offset, position, size)
                 break
             if codes is not None and code not in codes and self._code(queue, code, position) not in codes:
                 continue
             if count and (total + size > bytes_max or count >= count_max):
-                next_offset = offset
                 break
-            if offset < queue.loaded_next and not self.mender.is_right(queue, offset, position, size):
+            if offset < loaded_next and not self.mender.is_right(queue, offset, position, size):
                 if offset == queue_offset:
-                    if self.mender.mend(queue, offset):
-                        return self.read(
-                            topic,
-                            queue_id,
-                            offset,
-                            count_max,
-                            bytes_max,
-                            codes,
-                            accepts,
-                            so_far,
-                            unconfirmed=unconfirmed,
-                        )
-                    return self._removed(queue, offset + 1)
-                next_offset = offset
+                    return self._mended_or_passed(queue, offset)
                 break
             if accepts is not None:
-                passes = self._accepted(position, accepts)
+                stored = record_at(position)
+                passes = stored is not None and accepts(stored)
                 if passes is None:
-                    next_offset = offset
                     break
                 if not passes:
                     continue
+            found.append((position, size))
+            count += 1
+            total += size
+        else:
+            offset = queue_offset + units_max
+        return _found(queue, high, self._stored(found), count - so_far.messages, total - so_far.size, offset)
+
+    def _stored(self, places: list[tuple[int, int]]) -> list[memoryview]:
+        """Return the records at these places of the log (position, size): those that follow each other as one slice."""
+        file_bytes = self.log.file_bytes
+        runs: list[tuple[int, int]] = []
+        run_start = run_end = -1
+        for position, size in places:
             if position == run_end and position % file_bytes:
                 run_end = position + size
             else:
-                if run_end > 0:
-                    runs.append((run_start, run_end))
+                runs.append((run_start, run_end))
                 run_start, run_end = position, position + size
-            count += 1
-            total += size
-        if run_end > 0:
-            runs.append((run_start, run_end))
+        runs.append((run_start, run_end))
         records = []
-        for start, end in runs:
+        for start, end in runs[1:]:
             at = start % file_bytes
             records.append(self.log.mapped_files.get(start - at).view[at : at + end - start])
-        status = GetStatus.FOUND if records else GetStatus.NO_MATCHED
-        return GetMessageResult(status, records, count - before, total - total_before, next_offset, low, high)
+        return records
 
     def _in_one(
         self, queue: ConsumeQueue, queue_offset: int, count: int, bytes_max: int, high: int
@@ -280,8 +295,19 @@ class MessageReader:
             return None
         return GetMessageResult(_FOUND, records, count, total, queue_offset + count, queue.min, high)
 
-    def _mended(self, queue: ConsumeQueue, offset: int) -> bool:
-        return offset < queue.loaded_next and self.mender.mend(queue, offset)
+    def _mended_or_removed(self, queue: ConsumeQueue, offset: int, position: int, size: int) -> GetMessageResult | None:
+        """Return the answer to a read that begins at a removed message, or None once its unit is mended.
+
+        A unit that leads to a place before the log's oldest record may be damaged.
+        """
+        before_oldest = size != GAP_SIZE and position < self.log.min_position
+        if before_oldest and offset < queue.loaded_next and self.mender.mend(queue, offset):
+            return None
+        return self._removed(queue, offset)
+
+    def _mended_or_passed(self, queue: ConsumeQueue, offset: int) -> GetMessageResult | None:
+        """Mend the wrong unit that a read begins at, and return None; else the answer that passes its message over."""
+        return None if self.mender.mend(queue, offset) else self._removed(queue, offset + 1)
 
     def _removed(self, queue: ConsumeQueue, offset: int) -> GetMessageResult:
         """Return the answer for removed messages, with the offset to go on from (RocketMQ passes the hole over)."""
@@ -292,25 +318,12 @@ class MessageReader:
             offset += 1
         return GetMessageResult(GetStatus.REMOVED, [], 0, 0, offset, low, high)
 
-    def _accepted(self, position: int, accepts: Accepts) -> bool | None:
-        found = self.log.record_at(position)
-        return False if found is None else accepts(found)
-
-    def _read_batches(
-        self,
-        queue: BatchConsumeQueue,
-        queue_offset: int,
-        high: int,
-        count_max: int,
-        bytes_max: int,
-        codes: frozenset[int] | None,
-        accepts: Accepts | None,
-        so_far: SoFar,
-    ) -> GetMessageResult:
+    def _read_batches(self, queue: BatchConsumeQueue, queue_offset: int, high: int, wanted: Wanted) -> GetMessageResult:
         """`read` of a batch queue: whole records, from that which holds the offset on (rule: DefaultMessageStore, 5.x).
 
         Tags codes are those of the records: messages within one are not told apart here.
         """
+        count_max, bytes_max, codes, accepts, so_far = wanted
         count, total = so_far.messages, so_far.size
         next_offset = queue_offset
         end = queue_offset - so_far.looked_at + max(_SCAN_BYTES_MIN // BatchConsumeQueue.unit_bytes, count_max)
@@ -338,10 +351,7 @@ class MessageReader:
         else:
             if next_offset == queue_offset:
                 return GetMessageResult(GetStatus.REMOVED, [], 0, 0, queue.next, queue.min, queue.next)
-        status = GetStatus.FOUND if records else GetStatus.NO_MATCHED
-        return GetMessageResult(
-            status, records, count - so_far.messages, total - so_far.size, next_offset, queue.min, high
-        )
+        return _found(queue, high, records, count - so_far.messages, total - so_far.size, next_offset)
 
     def queue_units(self, topic: str, queue_id: int, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
         """Return (physical offset, record size, tags code) of `count` messages, which must be in the queue.
@@ -483,6 +493,13 @@ class MessageReader:
                 found.append(view)
                 taken.add(position)
         return found
+
+
+def _found(
+    queue: ConsumeQueue, high: int, records: list[memoryview], count: int, size: int, next_offset: int
+) -> GetMessageResult:
+    status = GetStatus.FOUND if records else GetStatus.NO_MATCHED
+    return GetMessageResult(status, records, count, size, next_offset, queue.min, high)
 
 
 def _runs(units: NDArray[Any]) -> list[tuple[int, int]]:

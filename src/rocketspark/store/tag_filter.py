@@ -14,6 +14,8 @@ from rocketspark.store.consumequeue.consume_queue_ext import ADDRESS_MAX
 
 # Up to so many codes numpy is quicker than a loop.
 CODES_MAX = 16
+# Units that become Python objects together: most reads have enough before they have looked at all.
+HITS_PER_STEP = 64
 
 
 def with_tags_codes(
@@ -36,6 +38,8 @@ def with_tags_codes(
         for code in codes:
             wanted |= stated == code
         hits = wanted.nonzero()[0]
-        yield from zip((hits + queue_offset).tolist(), units[hits].tolist(), strict=True)
+        for first in range(0, len(hits), HITS_PER_STEP):
+            some = hits[first : first + HITS_PER_STEP]
+            yield from zip((some + queue_offset).tolist(), units[some].tolist(), strict=True)
         queue_offset += here
         count -= here
