@@ -11,6 +11,7 @@ import re
 from typing import NamedTuple
 
 import msgspec
+from msgspec import field
 
 from rocketspark.errors import ProtocolError
 from rocketspark.protocol.headers import Header
@@ -20,18 +21,18 @@ _VERSION = "v1"
 _TEXT = re.compile(r"[A-Za-z0-9_-]+={0,2}")
 
 
-class RecallHeader(Header, kw_only=True, gc=False, rename={"group": "producerGroup", "handle": "recallHandle"}):
+class RecallHeader(Header, kw_only=True, gc=False):
     """RECALL_MESSAGE (370)."""
 
-    group: str | None = None
+    group: str | None = field(name="producerGroup", default=None)
     topic: str
-    handle: str
+    handle: str = field(name="recallHandle")
 
 
-class RecallReply(Header, kw_only=True, gc=False, rename={"message_id": "msgId"}):
+class RecallReply(Header, kw_only=True, gc=False):
     """The reply to RECALL_MESSAGE."""
 
-    message_id: str
+    message_id: str = field(name="msgId")
 
 
 class RecallHandle(NamedTuple):
@@ -64,15 +65,15 @@ def decode_handle(text: str) -> RecallHandle:
     return RecallHandle(topic, broker_name, int(deliver) if is_number else -1, message_id)
 
 
-class TimerCount(Body, rename={"count": "count", "changed_ms": "timeStamp"}):
+class TimerCount(Body):
     """The number of a topic's waiting timer messages, and the time of its last change."""
 
     count: int = 0
-    changed_ms: int = 0
+    changed_ms: int = field(name="timeStamp", default=0)
 
 
-class TimerCounts(Body, rename={"data_version": "dataVersion", "counts": "timingCount"}):
+class TimerCounts(Body):
     """config/timermetrics: counts by real topic."""
 
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
-    counts: dict[str, TimerCount] = {}
+    counts: dict[str, TimerCount] = field(name="timingCount", default={})

@@ -7,7 +7,6 @@ import msgspec
 from rocketspark.client.connection.client_api import TIMEOUT_MS
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers.admin import (
-    DeleteAclHeader,
     ListAclHeader,
     ListUsersHeader,
     SubjectHeader,
@@ -82,7 +81,7 @@ async def delete_acl(
     timeout_ms: float = TIMEOUT_MS,
 ) -> None:
     """Remove a subject's rule for a resource; without `resource` all of its rules."""
-    header = DeleteAclHeader(subject=subject, policy_type=policy_type, resource=resource)
+    header = SubjectHeader(subject=subject, policy_type=policy_type, resource=resource)
     reply = await broker.request(RequestCode.AUTH_DELETE_ACL, header, timeout_ms=timeout_ms)
     reply.raise_for_code(f"delete rules of {subject!r}")
 

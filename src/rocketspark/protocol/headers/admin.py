@@ -4,6 +4,8 @@ they may do (access control 2.0), and the rules of 1.0.
 
 from __future__ import annotations
 
+from msgspec import field
+
 from rocketspark.protocol.headers.codec import Header, Long
 
 
@@ -19,51 +21,46 @@ class ConfigReply(Header, kw_only=True, gc=False):
     version: str
 
 
-class StatsHeader(Header, kw_only=True, gc=False, rename={"name": "statsName", "key": "statsKey"}):
+class StatsHeader(Header, kw_only=True, gc=False):
     """VIEW_BROKER_STATS_DATA (315)."""
 
-    name: str
-    key: str
+    name: str = field(name="statsName")
+    key: str = field(name="statsKey")
 
 
-class BrokerConsumeStatsHeader(Header, kw_only=True, gc=False, rename={"order": "isOrder"}):
+class BrokerConsumeStatsHeader(Header, kw_only=True, gc=False):
     """GET_BROKER_CONSUME_STATS (317). `order`: topics whose messages keep an order only."""
 
-    order: bool = False
+    order: bool = field(name="isOrder", default=False)
 
 
-class QueueUnitsHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={"queue_id": "queueId", "queue_offset": "index", "group": "consumerGroup"},
-):
+class QueueUnitsHeader(Header, kw_only=True, gc=False):
     """QUERY_CONSUME_QUEUE (321): `count` units from `queue_offset` on."""
 
     topic: str
     queue_id: Long
-    queue_offset: Long
+    queue_offset: Long = field(name="index")
     count: Long
-    group: str | None = None
+    group: str | None = field(name="consumerGroup", default=None)
 
 
-class ResumeCheckHeader(Header, kw_only=True, gc=False, rename={"message_id": "msgId"}):
+class ResumeCheckHeader(Header, kw_only=True, gc=False):
     """RESUME_CHECK_HALF_MESSAGE (323). `message_id`: an offset message id."""
 
     topic: str | None = None
-    message_id: str
+    message_id: str = field(name="msgId")
 
 
-class ReadAheadHeader(Header, kw_only=True, gc=False, rename={"mode": "READ_AHEAD_MODE"}):
+class ReadAheadHeader(Header, kw_only=True, gc=False):
     """SET_COMMITLOG_READ_MODE (2004). `mode`: madvise's number, 0 for normal, 1 for random."""
 
-    mode: Long
+    mode: Long = field(name="READ_AHEAD_MODE")
 
 
-class TimerEngineHeader(Header, kw_only=True, gc=False, rename={"engine": "E_T"}):
+class TimerEngineHeader(Header, kw_only=True, gc=False):
     """SWITCH_TIMER_ENGINE (5001). `engine`: F for the wheel in files, R for RocksDB."""
 
-    engine: str
+    engine: str = field(name="E_T")
 
 
 class QuarantinedHeader(Header, kw_only=True, gc=False):
@@ -73,9 +70,13 @@ class QuarantinedHeader(Header, kw_only=True, gc=False):
 
 
 class UserHeader(Header, kw_only=True, gc=False):
-    """AUTH_CREATE_USER (3001), AUTH_UPDATE_USER (3002), AUTH_DELETE_USER (3003), AUTH_GET_USER (3004)."""
+    """AUTH_CREATE_USER (3001), AUTH_UPDATE_USER (3002), AUTH_DELETE_USER (3003), AUTH_GET_USER (3004).
+
+    `access_key`: that of who asks, which a signature brings; None where requests are not signed.
+    """
 
     username: str | None = None
+    access_key: str | None = field(name="AccessKey", default=None)
 
 
 class ListUsersHeader(Header, kw_only=True, gc=False):
@@ -85,87 +86,57 @@ class ListUsersHeader(Header, kw_only=True, gc=False):
 
 
 class SubjectHeader(Header, kw_only=True, gc=False):
-    """AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007), AUTH_GET_ACL (3009). `subject`: "User:name"."""
+    """AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007), AUTH_DELETE_ACL (3008), AUTH_GET_ACL (3009).
 
-    subject: str | None = None
-
-
-class DeleteAclHeader(Header, kw_only=True, gc=False, rename={"policy_type": "policyType"}):
-    """AUTH_DELETE_ACL (3008). Without `resource` everything the subject has."""
+    `subject`: "User:name". What is deleted is the rule for `resource`, or everything the subject has.
+    """
 
     subject: str | None = None
     policy_type: str | None = None
     resource: str | None = None
 
 
-class ListAclHeader(
-    Header, kw_only=True, gc=False, rename={"subject_filter": "subjectFilter", "resource_filter": "resourceFilter"}
-):
+class ListAclHeader(Header, kw_only=True, gc=False):
     """AUTH_LIST_ACL (3010): parts of subjects and of resources."""
 
     subject_filter: str | None = None
     resource_filter: str | None = None
 
 
-class PlainAccountHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "access_key": "accessKey",
-        "secret_key": "secretKey",
-        "white_address": "whiteRemoteAddress",
-        "default_topic": "defaultTopicPerm",
-        "default_group": "defaultGroupPerm",
-        "topics": "topicPerms",
-        "groups": "groupPerms",
-    },
-):
+class PlainAccountHeader(Header, kw_only=True, gc=False):
     """UPDATE_AND_CREATE_ACL_CONFIG (50). `topics`, `groups`: name=permission, with commas between."""
 
     access_key: str | None = None
     secret_key: str | None = None
-    white_address: str | None = None
+    white_address: str | None = field(name="whiteRemoteAddress", default=None)
     admin: bool = False
-    default_topic: str | None = None
-    default_group: str | None = None
-    topics: str | None = None
-    groups: str | None = None
+    default_topic: str | None = field(name="defaultTopicPerm", default=None)
+    default_group: str | None = field(name="defaultGroupPerm", default=None)
+    topics: str | None = field(name="topicPerms", default=None)
+    groups: str | None = field(name="groupPerms", default=None)
 
     def __repr__(self) -> str:
         return f"PlainAccountHeader(access_key={self.access_key!r}, …)"
 
 
-class PlainAccountNameHeader(Header, kw_only=True, gc=False, rename={"access_key": "accessKey"}):
+class PlainAccountNameHeader(Header, kw_only=True, gc=False):
     """DELETE_ACL_CONFIG (51)."""
 
     access_key: str | None = None
 
 
-class PlainWhiteHeader(
-    Header, kw_only=True, gc=False, rename={"addresses": "globalWhiteAddrs", "path": "aclFileFullPath"}
-):
+class PlainWhiteHeader(Header, kw_only=True, gc=False):
     """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53). `addresses`: with commas between; `path`: of the file of rules."""
 
-    addresses: str | None = None
-    path: str | None = None
+    addresses: str | None = field(name="globalWhiteAddrs", default=None)
+    path: str | None = field(name="aclFileFullPath", default=None)
 
 
-class PlainVersionReply(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "all_versions": "allAclFileVersion",
-        "broker_name": "brokerName",
-        "broker_address": "brokerAddr",
-        "cluster_name": "clusterName",
-    },
-):
+class PlainVersionReply(Header, kw_only=True, gc=False):
     """Reply to GET_BROKER_CLUSTER_ACL_INFO (52). `version`: a DataVersion as JSON, `all_versions`: one of each file."""
 
     version: str
-    all_versions: str | None = None
+    all_versions: str | None = field(name="allAclFileVersion", default=None)
     broker_name: str
-    broker_address: str
+    broker_address: str = field(name="brokerAddr")
     cluster_name: str

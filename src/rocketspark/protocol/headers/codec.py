@@ -1,7 +1,8 @@
 """Typed ext fields: the base of all headers, and how they become text and come back.
 
-A header is a Struct whose fields are renamed to the wire's. `request_decoder` makes the decoder that reads a
-whole JSON header in one pass; `to_ext` and `from_ext` turn a header into text fields and back.
+A header is a Struct. On the wire its fields have their names in camel case, or the `name` that stands at the field.
+`request_decoder` makes the decoder that reads a whole JSON header in one pass; `to_ext` and `from_ext` turn a header
+into text fields and back.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import field
+
 from rocketspark.protocol.headers.codec import Header, Long
 
 # In place of a broker's id: the controller itself asks for an election.
@@ -63,32 +65,18 @@ class RegisterToControllerReply(Header, kw_only=True, gc=False):
     sync_state_set_epoch: Long | None = None
 
 
-class ReplicaHeartbeatHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "cluster_name": "clusterName",
-        "broker_name": "brokerName",
-        "address": "brokerAddr",
-        "broker_id": "brokerId",
-        "max_offset": "maxOffset",
-        "confirm_offset": "confirmOffset",
-        # RocketMQ's spelling; that of REGISTER_BROKER is another.
-        "timeout_ms": "heartbeatTimeoutMills",
-        "election_priority": "electionPriority",
-    },
-):
+class ReplicaHeartbeatHeader(Header, kw_only=True, gc=False):
     """BROKER_HEARTBEAT (904) to a controller: how far the broker's log goes, and in which epoch it ends."""
 
     cluster_name: str
     broker_name: str
-    address: str
+    address: str = field(name="brokerAddr")
     broker_id: Long | None = None
     epoch: Long | None = None
     max_offset: Long | None = None
     confirm_offset: Long | None = None
-    timeout_ms: Long | None = None
+    # RocketMQ's spelling; that of REGISTER_BROKER is another.
+    timeout_ms: Long | None = field(name="heartbeatTimeoutMills", default=None)
     election_priority: Long | None = None
 
 

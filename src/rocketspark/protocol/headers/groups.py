@@ -4,6 +4,8 @@ those of operators.
 
 from __future__ import annotations
 
+from msgspec import field
+
 from rocketspark.protocol.headers.codec import Header, Long
 
 
@@ -13,24 +15,24 @@ class GroupHeader(Header, kw_only=True, gc=False):
     group: str
 
 
-class ConsumerStatsHeader(Header, kw_only=True, gc=False, rename={"group": "consumerGroup"}):
+class ConsumerStatsHeader(Header, kw_only=True, gc=False):
     """GET_CONSUME_STATS (208)."""
 
-    group: str
+    group: str = field(name="consumerGroup")
     topic: str | None = None
 
 
-class ProducerGroupHeader(Header, kw_only=True, gc=False, rename={"group": "producerGroup"}):
+class ProducerGroupHeader(Header, kw_only=True, gc=False):
     """GET_PRODUCER_CONNECTION_LIST (204)."""
 
-    group: str
+    group: str = field(name="producerGroup")
 
 
-class DeleteGroupHeader(Header, kw_only=True, gc=False, rename={"group": "groupName", "clean_offsets": "cleanOffset"}):
+class DeleteGroupHeader(Header, kw_only=True, gc=False):
     """DELETE_SUBSCRIPTIONGROUP (207)."""
 
-    group: str
-    clean_offsets: bool = False
+    group: str = field(name="groupName")
+    clean_offsets: bool = field(name="cleanOffset", default=False)
 
 
 class GroupTopicHeader(Header, kw_only=True, gc=False):
@@ -48,116 +50,90 @@ class ForbiddenHeader(Header, kw_only=True, gc=False):
     readable: bool | None = None
 
 
-class CloneOffsetsHeader(Header, kw_only=True, gc=False, rename={"source": "srcGroup", "target": "destGroup"}):
+class CloneOffsetsHeader(Header, kw_only=True, gc=False):
     """CLONE_GROUP_OFFSET (314)."""
 
-    source: str
-    target: str
+    source: str = field(name="srcGroup")
+    target: str = field(name="destGroup")
     topic: str | None = None
     offline: bool = False
 
 
-class CorrectionHeader(Header, kw_only=True, gc=False, rename={"filtered": "filterGroups", "compared": "compareGroup"}):
+class CorrectionHeader(Header, kw_only=True, gc=False):
     """QUERY_CORRECTION_OFFSET (308). `filtered`: comma list of groups to leave out."""
 
-    filtered: str | None = None
-    compared: str
+    filtered: str | None = field(name="filterGroups", default=None)
+    compared: str = field(name="compareGroup")
     topic: str
 
 
-class ResetOffsetHeader(
-    Header, kw_only=True, gc=False, rename={"queue_id": "queueId", "time_ms": "timestamp", "force": "isForce"}
-):
+class ResetOffsetHeader(Header, kw_only=True, gc=False):
     """INVOKE_BROKER_TO_RESET_OFFSET (222), RESET_CONSUMER_CLIENT_OFFSET (220). `time_ms` -1: the end of each queue."""
 
     group: str
     topic: str
     queue_id: Long = -1
     offset: Long | None = None
-    time_ms: Long = -1
-    force: bool = False
+    time_ms: Long = field(name="timestamp", default=-1)
+    force: bool = field(name="isForce", default=False)
 
 
-class ConsumerStatusHeader(Header, kw_only=True, gc=False, rename={"client": "clientAddr"}):
+class ConsumerStatusHeader(Header, kw_only=True, gc=False):
     """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223), GET_CONSUMER_STATUS_FROM_CLIENT (221)."""
 
     topic: str
     group: str
-    client: str | None = None
+    client: str | None = field(name="clientAddr", default=None)
 
 
-class RunningInfoHeader(
-    Header, kw_only=True, gc=False, rename={"group": "consumerGroup", "client_id": "clientId", "stacks": "jstackEnable"}
-):
+class RunningInfoHeader(Header, kw_only=True, gc=False):
     """GET_CONSUMER_RUNNING_INFO (307)."""
 
-    group: str
+    group: str = field(name="consumerGroup")
     client_id: str
-    stacks: bool = False
+    stacks: bool = field(name="jstackEnable", default=False)
 
 
-class ConsumeDirectlyHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "group": "consumerGroup",
-        "client_id": "clientId",
-        "message_id": "msgId",
-        "broker_name": "brokerName",
-        "topic_sys_flag": "topicSysFlag",
-        "group_sys_flag": "groupSysFlag",
-    },
-):
+class ConsumeDirectlyHeader(Header, kw_only=True, gc=False):
     """CONSUME_MESSAGE_DIRECTLY (309). `message_id`: an offset message id."""
 
-    group: str
+    group: str = field(name="consumerGroup")
     client_id: str | None = None
-    message_id: str | None = None
+    message_id: str | None = field(name="msgId", default=None)
     broker_name: str | None = None
     topic: str | None = None
     topic_sys_flag: Long | None = None
     group_sys_flag: Long | None = None
 
 
-class MaxOffsetHeader(Header, kw_only=True, gc=False, rename={"queue_id": "queueId", "broker_name": "bname"}):
+class MaxOffsetHeader(Header, kw_only=True, gc=False):
     """GET_MAX_OFFSET (30). `committed` is always answered with the next offset to be written."""
 
     topic: str
     queue_id: Long
     committed: bool | None = None
-    broker_name: str | None = None
+    broker_name: str | None = field(name="bname", default=None)
 
 
-class QueueHeader(Header, kw_only=True, gc=False, rename={"queue_id": "queueId", "broker_name": "bname"}):
+class QueueHeader(Header, kw_only=True, gc=False):
     """GET_MIN_OFFSET (31), GET_EARLIEST_MSG_STORETIME (32): one queue."""
 
     topic: str
     queue_id: Long
-    broker_name: str | None = None
+    broker_name: str | None = field(name="bname", default=None)
 
 
-class SearchOffsetHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "queue_id": "queueId",
-        "time_ms": "timestamp",
-        "boundary": "boundaryType",
-        "broker_name": "bname",
-    },
-):
+class SearchOffsetHeader(Header, kw_only=True, gc=False):
     """SEARCH_OFFSET_BY_TIMESTAMP (29). `boundary`: LOWER (first at or after) or UPPER (last at or before)."""
 
     topic: str
     queue_id: Long
-    time_ms: Long
-    boundary: str = "LOWER"
-    broker_name: str | None = None
+    time_ms: Long = field(name="timestamp")
+    boundary: str = field(name="boundaryType", default="LOWER")
+    broker_name: str | None = field(name="bname", default=None)
 
 
-class OffsetReply(Header, kw_only=True, gc=False, rename={"made_at": "madeAt", "log_end": "logEnd"}):
+class OffsetReply(Header, kw_only=True, gc=False):
     """A queue offset. Of our brokers' ends of queues alone: `made_at`, `Store.made_at` of the topic; `log_end`, where
     the log ends then: what comes later to the queue, or to one made anew, lies behind it.
     """
@@ -167,81 +143,51 @@ class OffsetReply(Header, kw_only=True, gc=False, rename={"made_at": "madeAt", "
     log_end: Long | None = None
 
 
-class TimeReply(Header, kw_only=True, gc=False, rename={"time_ms": "timestamp"}):
+class TimeReply(Header, kw_only=True, gc=False):
     """A time in ms, -1 for none."""
 
-    time_ms: Long
+    time_ms: Long = field(name="timestamp")
 
 
-class QueryConsumerOffsetHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "group": "consumerGroup",
-        "queue_id": "queueId",
-        "zero_if_not_found": "setZeroIfNotFound",
-        "broker_name": "bname",
-    },
-):
+class QueryConsumerOffsetHeader(Header, kw_only=True, gc=False):
     """QUERY_CONSUMER_OFFSET (14)."""
 
-    group: str
+    group: str = field(name="consumerGroup")
     topic: str
     queue_id: Long
-    zero_if_not_found: bool | None = None
-    broker_name: str | None = None
+    zero_if_not_found: bool | None = field(name="setZeroIfNotFound", default=None)
+    broker_name: str | None = field(name="bname", default=None)
 
 
-class UpdateConsumerOffsetHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "group": "consumerGroup",
-        "queue_id": "queueId",
-        "commit_offset": "commitOffset",
-        "broker_name": "bname",
-    },
-):
+class UpdateConsumerOffsetHeader(Header, kw_only=True, gc=False):
     """UPDATE_CONSUMER_OFFSET (15): `commit_offset` is the next offset to consume."""
 
-    group: str
+    group: str = field(name="consumerGroup")
     topic: str
     queue_id: Long
     commit_offset: Long
-    broker_name: str | None = None
+    broker_name: str | None = field(name="bname", default=None)
 
 
-class HeartbeatReply(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={"heartbeat_v2": "IS_SUPPORT_HEART_BEAT_V2", "subscription_changed": "IS_SUB_CHANGE"},
-):
+class HeartbeatReply(Header, kw_only=True, gc=False):
     """Reply to HEART_BEAT (34)."""
 
-    heartbeat_v2: bool = True
-    subscription_changed: bool = True
+    heartbeat_v2: bool = field(name="IS_SUPPORT_HEART_BEAT_V2", default=True)
+    subscription_changed: bool = field(name="IS_SUB_CHANGE", default=True)
 
 
-class UnregisterClientHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={"client_id": "clientID", "producer_group": "producerGroup", "consumer_group": "consumerGroup"},
-):
+class UnregisterClientHeader(Header, kw_only=True, gc=False):
     """UNREGISTER_CLIENT (35): leaves the groups named."""
 
-    client_id: str
+    client_id: str = field(name="clientID")
     producer_group: str | None = None
     consumer_group: str | None = None
 
 
-class ConsumerListHeader(Header, kw_only=True, gc=False, rename={"group": "consumerGroup"}):
+class ConsumerListHeader(Header, kw_only=True, gc=False):
     """GET_CONSUMER_LIST_BY_GROUP (38) and NOTIFY_CONSUMER_IDS_CHANGED (40)."""
 
-    group: str
+    group: str = field(name="consumerGroup")
 
 
 class LockHeader(Header, kw_only=True, gc=False):

@@ -2,69 +2,45 @@
 
 from __future__ import annotations
 
+from msgspec import field
+
 from rocketspark.protocol.headers.codec import Header, Long
 
 
-class RouteHeader(Header, kw_only=True, gc=False, rename={"standard_json": "acceptStandardJsonOnly"}):
+class RouteHeader(Header, kw_only=True, gc=False):
     """GET_ROUTEINFO_BY_TOPIC (105)."""
 
     topic: str
-    standard_json: bool = False
+    standard_json: bool = field(name="acceptStandardJsonOnly", default=False)
 
 
-class RegisterBrokerHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "broker_name": "brokerName",
-        "address": "brokerAddr",
-        "cluster": "clusterName",
-        "ha_address": "haServerAddr",
-        "broker_id": "brokerId",
-        "expiry_ms": "heartbeatTimeoutMillis",
-        "acting_master": "enableActingMaster",
-        "crc": "bodyCrc32",
-    },
-):
+class RegisterBrokerHeader(Header, kw_only=True, gc=False):
     """REGISTER_BROKER (103). `expiry_ms`: how long the broker may be silent; `crc`: of the body as sent, 0 none."""
 
     broker_name: str
-    address: str
-    cluster: str
-    ha_address: str = ""
+    address: str = field(name="brokerAddr")
+    cluster: str = field(name="clusterName")
+    ha_address: str = field(name="haServerAddr", default="")
     broker_id: Long
-    expiry_ms: Long | None = None
-    acting_master: bool | None = None
+    expiry_ms: Long | None = field(name="heartbeatTimeoutMillis", default=None)
+    acting_master: bool | None = field(name="enableActingMaster", default=None)
     compressed: bool = False
-    crc: Long | None = None
+    crc: Long | None = field(name="bodyCrc32", default=None)
 
 
-class RegisterBrokerReply(
-    Header, kw_only=True, gc=False, rename={"ha_address": "haServerAddr", "master_address": "masterAddr"}
-):
+class RegisterBrokerReply(Header, kw_only=True, gc=False):
     """Reply to a slave's REGISTER_BROKER: its master."""
 
-    ha_address: str | None = None
-    master_address: str | None = None
+    ha_address: str | None = field(name="haServerAddr", default=None)
+    master_address: str | None = field(name="masterAddr", default=None)
 
 
-class BrokerHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "broker_name": "brokerName",
-        "address": "brokerAddr",
-        "cluster": "clusterName",
-        "broker_id": "brokerId",
-    },
-):
+class BrokerHeader(Header, kw_only=True, gc=False):
     """UNREGISTER_BROKER (104), QUERY_DATA_VERSION (322), BROKER_HEARTBEAT (904): one broker."""
 
     broker_name: str
-    address: str
-    cluster: str
+    address: str = field(name="brokerAddr")
+    cluster: str = field(name="clusterName")
     broker_id: Long = 0
 
 
@@ -74,42 +50,31 @@ class DataVersionReply(Header, kw_only=True, gc=False):
     changed: bool
 
 
-class MemberGroupHeader(Header, kw_only=True, gc=False, rename={"cluster": "clusterName", "broker_name": "brokerName"}):
+class MemberGroupHeader(Header, kw_only=True, gc=False):
     """GET_BROKER_MEMBER_GROUP (901)."""
 
-    cluster: str
+    cluster: str = field(name="clusterName")
     broker_name: str
 
 
-class MinBrokerIdHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "broker_id": "minBrokerId",
-        "broker_name": "brokerName",
-        "address": "minBrokerAddr",
-        "offline_address": "offlineBrokerAddr",
-        "ha_address": "haBrokerAddr",
-    },
-):
+class MinBrokerIdHeader(Header, kw_only=True, gc=False):
     """NOTIFY_MIN_BROKER_ID_CHANGE (905): who has the lowest id of a broker name now.
 
     `offline_address`: of the one that had it and left; `ha_address`: the replication address of one that came.
     """
 
-    broker_id: Long | None = None
+    broker_id: Long | None = field(name="minBrokerId", default=None)
     broker_name: str | None = None
-    address: str | None = None
-    offline_address: str | None = None
-    ha_address: str | None = None
+    address: str | None = field(name="minBrokerAddr", default=None)
+    offline_address: str | None = field(name="offlineBrokerAddr", default=None)
+    ha_address: str | None = field(name="haBrokerAddr", default=None)
 
 
-class DeleteTopicHeader(Header, kw_only=True, gc=False, rename={"cluster": "clusterName"}):
+class DeleteTopicHeader(Header, kw_only=True, gc=False):
     """DELETE_TOPIC_IN_NAMESRV (216): on all brokers, or on those of a cluster."""
 
     topic: str
-    cluster: str = ""
+    cluster: str = field(name="clusterName", default="")
 
 
 class KvHeader(Header, kw_only=True, gc=False):
@@ -126,7 +91,7 @@ class ValueReply(Header, kw_only=True, gc=False):
     value: str | None = None
 
 
-class BrokerNameHeader(Header, kw_only=True, gc=False, rename={"broker_name": "brokerName"}):
+class BrokerNameHeader(Header, kw_only=True, gc=False):
     """WIPE_WRITE_PERM_OF_BROKER (205), ADD_WRITE_PERM_OF_BROKER (327)."""
 
     broker_name: str

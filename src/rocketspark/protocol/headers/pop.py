@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import field
+
 from rocketspark.protocol.headers.codec import Header, Long
 
 # Where a group that is new to a queue begins (rule: ConsumeInitMode, 5.x).
@@ -9,24 +11,7 @@ INIT_MIN = 0
 INIT_MAX = 1
 
 
-class PopHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "group": "consumerGroup",
-        "queue_id": "queueId",
-        "count_max": "maxMsgNums",
-        "invisible_time_ms": "invisibleTime",
-        "poll_time_ms": "pollTime",
-        "born_time_ms": "bornTime",
-        "init_mode": "initMode",
-        "expression_type": "expType",
-        "expression": "exp",
-        "attempt_id": "attemptId",
-        "broker_name": "bname",
-    },
-):
+class PopHeader(Header, kw_only=True, gc=False):
     """POP_MESSAGE (200050). `queue_id` -1: any queue of the topic; `born_time_ms` 0: when the broker gets it.
 
     `poll_time_ms`: from `born_time_ms` on, how long the broker may hold the request while there is nothing.
@@ -34,185 +19,113 @@ class PopHeader(
     receive that may be tried again.
     """
 
-    group: str
+    group: str = field(name="consumerGroup")
     topic: str
     queue_id: Long
-    count_max: Long
-    invisible_time_ms: Long
-    poll_time_ms: Long
-    born_time_ms: Long = 0
+    count_max: Long = field(name="maxMsgNums")
+    invisible_time_ms: Long = field(name="invisibleTime")
+    poll_time_ms: Long = field(name="pollTime")
+    born_time_ms: Long = field(name="bornTime", default=0)
     init_mode: Long
-    expression_type: str | None = None
-    expression: str | None = None
+    expression_type: str | None = field(name="expType", default=None)
+    expression: str | None = field(name="exp", default=None)
     order: bool = False
     attempt_id: str | None = None
-    broker_name: str | None = None
+    broker_name: str | None = field(name="bname", default=None)
 
 
-class PopReply(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "pop_time_ms": "popTime",
-        "invisible_time_ms": "invisibleTime",
-        "revive_queue_id": "reviveQid",
-        "rest_count": "restNum",
-        "start_offsets": "startOffsetInfo",
-        "message_offsets": "msgOffsetInfo",
-        "order_counts": "orderCountInfo",
-    },
-):
+class PopReply(Header, kw_only=True, gc=False):
     """Reply to a pop, and to PEEK_MESSAGE; the body is records. The texts name what was read of each queue:
     `pop_answers` reads and writes them. `rest_count`: some of the messages that are left to be popped.
     """
 
-    pop_time_ms: Long = 0
-    invisible_time_ms: Long = 0
-    revive_queue_id: Long = 0
-    rest_count: Long = 0
-    start_offsets: str | None = None
-    message_offsets: str | None = None
-    order_counts: str | None = None
+    pop_time_ms: Long = field(name="popTime", default=0)
+    invisible_time_ms: Long = field(name="invisibleTime", default=0)
+    revive_queue_id: Long = field(name="reviveQid", default=0)
+    rest_count: Long = field(name="restNum", default=0)
+    start_offsets: str | None = field(name="startOffsetInfo", default=None)
+    message_offsets: str | None = field(name="msgOffsetInfo", default=None)
+    order_counts: str | None = field(name="orderCountInfo", default=None)
 
 
-class AckHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "group": "consumerGroup",
-        "queue_id": "queueId",
-        "handle": "extraInfo",
-        "lite_topic": "liteTopic",
-        "broker_name": "bname",
-    },
-):
+class AckHeader(Header, kw_only=True, gc=False):
     """ACK_MESSAGE (200051). `handle`: a receipt handle, at least its first seven fields; `topic`: the one the message
     was read from, which is a retry topic for one that came again.
     """
 
-    group: str
+    group: str = field(name="consumerGroup")
     topic: str
     queue_id: Long
-    handle: str
+    handle: str = field(name="extraInfo")
     offset: Long
     lite_topic: str | None = None
-    broker_name: str | None = None
+    broker_name: str | None = field(name="bname", default=None)
 
 
-class ChangeInvisibleTimeHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "group": "consumerGroup",
-        "queue_id": "queueId",
-        "handle": "extraInfo",
-        "invisible_time_ms": "invisibleTime",
-        "lite_topic": "liteTopic",
-        "broker_name": "bname",
-    },
-):
+class ChangeInvisibleTimeHeader(Header, kw_only=True, gc=False):
     """CHANGE_MESSAGE_INVISIBLETIME (200053): the message is to be visible again `invisible_time_ms` from now."""
 
-    group: str
+    group: str = field(name="consumerGroup")
     topic: str
     queue_id: Long
-    handle: str
+    handle: str = field(name="extraInfo")
     offset: Long
-    invisible_time_ms: Long
+    invisible_time_ms: Long = field(name="invisibleTime")
     lite_topic: str | None = None
     suspend: bool | None = None
-    broker_name: str | None = None
+    broker_name: str | None = field(name="bname", default=None)
 
 
-class ChangeInvisibleTimeReply(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={"pop_time_ms": "popTime", "invisible_time_ms": "invisibleTime", "revive_queue_id": "reviveQid"},
-):
+class ChangeInvisibleTimeReply(Header, kw_only=True, gc=False):
     """Reply to CHANGE_MESSAGE_INVISIBLETIME: what the message's new handle says."""
 
-    pop_time_ms: Long = 0
-    invisible_time_ms: Long = 0
-    revive_queue_id: Long = 0
+    pop_time_ms: Long = field(name="popTime", default=0)
+    invisible_time_ms: Long = field(name="invisibleTime", default=0)
+    revive_queue_id: Long = field(name="reviveQid", default=0)
 
 
-class PeekHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "group": "consumerGroup",
-        "queue_id": "queueId",
-        "count_max": "maxMsgNums",
-        "broker_name": "bname",
-    },
-):
+class PeekHeader(Header, kw_only=True, gc=False):
     """PEEK_MESSAGE (200052): what a pop would give, left where it is. Its reply is a PopReply."""
 
-    group: str
+    group: str = field(name="consumerGroup")
     topic: str
     queue_id: Long
-    count_max: Long
-    broker_name: str | None = None
+    count_max: Long = field(name="maxMsgNums")
+    broker_name: str | None = field(name="bname", default=None)
 
 
-class NotificationHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "group": "consumerGroup",
-        "queue_id": "queueId",
-        "poll_time_ms": "pollTime",
-        "born_time_ms": "bornTime",
-        "attempt_id": "attemptId",
-        "expression_type": "expType",
-        "expression": "exp",
-        "broker_name": "bname",
-    },
-):
+class NotificationHeader(Header, kw_only=True, gc=False):
     """NOTIFICATION (200054): answered once there is something to pop, or when its time is over."""
 
-    group: str
+    group: str = field(name="consumerGroup")
     topic: str
     queue_id: Long
-    poll_time_ms: Long
-    born_time_ms: Long = 0
+    poll_time_ms: Long = field(name="pollTime")
+    born_time_ms: Long = field(name="bornTime", default=0)
     order: bool = False
     attempt_id: str | None = None
-    expression_type: str | None = None
-    expression: str | None = None
-    broker_name: str | None = None
+    expression_type: str | None = field(name="expType", default=None)
+    expression: str | None = field(name="exp", default=None)
+    broker_name: str | None = field(name="bname", default=None)
 
 
-class NotificationReply(
-    Header, kw_only=True, gc=False, rename={"has_message": "hasMsg", "polling_full": "pollingFull"}
-):
+class NotificationReply(Header, kw_only=True, gc=False):
     """Reply to NOTIFICATION."""
 
-    has_message: bool = False
+    has_message: bool = field(name="hasMsg", default=False)
     polling_full: bool = False
 
 
-class PollingInfoHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={"group": "consumerGroup", "queue_id": "queueId", "broker_name": "bname"},
-):
+class PollingInfoHeader(Header, kw_only=True, gc=False):
     """POLLING_INFO (200055): how many requests wait for messages of a queue."""
 
-    group: str
+    group: str = field(name="consumerGroup")
     topic: str
     queue_id: Long
-    broker_name: str | None = None
+    broker_name: str | None = field(name="bname", default=None)
 
 
-class PollingInfoReply(Header, kw_only=True, gc=False, rename={"polling_count": "pollingNum"}):
+class PollingInfoReply(Header, kw_only=True, gc=False):
     """Reply to POLLING_INFO."""
 
-    polling_count: Long = 0
+    polling_count: Long = field(name="pollingNum", default=0)

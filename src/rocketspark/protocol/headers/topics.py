@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import field
+
 from rocketspark.protocol.headers.codec import Header, Long
 
 
@@ -11,68 +13,53 @@ class TopicHeader(Header, kw_only=True, gc=False):
     topic: str
 
 
-class CreateTopicHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "default_topic": "defaultTopic",
-        "read_queue_count": "readQueueNums",
-        "write_queue_count": "writeQueueNums",
-        "filter_type": "topicFilterType",
-        "topic_sys_flag": "topicSysFlag",
-    },
-):
+class CreateTopicHeader(Header, kw_only=True, gc=False):
     """UPDATE_AND_CREATE_TOPIC (17). `perm`: 2 write, 4 read; `attributes`: "+name=value,-name"."""
 
     topic: str
     default_topic: str = "TBW102"
-    read_queue_count: Long
-    write_queue_count: Long
+    read_queue_count: Long = field(name="readQueueNums")
+    write_queue_count: Long = field(name="writeQueueNums")
     perm: Long
-    filter_type: str = "SINGLE_TAG"
+    filter_type: str = field(name="topicFilterType", default="SINGLE_TAG")
     topic_sys_flag: Long | None = None
     order: bool = False
     attributes: str | None = None
     force: bool | None = None
 
 
-class TopicPageHeader(
-    Header, kw_only=True, gc=False, rename={"start": "topicSeq", "version": "dataVersion", "count_max": "maxTopicNum"}
-):
+class TopicPageHeader(Header, kw_only=True, gc=False):
     """GET_ALL_TOPIC_CONFIG (21). `version`: the first page's, as JSON. Without any of them all topics are asked for."""
 
-    start: Long | None = None
-    version: str | None = None
-    count_max: Long | None = None
+    start: Long | None = field(name="topicSeq", default=None)
+    version: str | None = field(name="dataVersion", default=None)
+    count_max: Long | None = field(name="maxTopicNum", default=None)
 
 
-class TopicPageReply(Header, kw_only=True, gc=False, rename={"total": "totalTopicNum"}):
+class TopicPageReply(Header, kw_only=True, gc=False):
     """Reply to GET_ALL_TOPIC_CONFIG; brokers before 5.3 tell no total and send all."""
 
-    total: Long | None = None
+    total: Long | None = field(name="totalTopicNum", default=None)
 
 
-class GroupPageHeader(
-    Header, kw_only=True, gc=False, rename={"start": "groupSeq", "version": "dataVersion", "count_max": "maxGroupNum"}
-):
+class GroupPageHeader(Header, kw_only=True, gc=False):
     """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201): as TopicPageHeader."""
 
-    start: Long | None = None
-    version: str | None = None
-    count_max: Long | None = None
+    start: Long | None = field(name="groupSeq", default=None)
+    version: str | None = field(name="dataVersion", default=None)
+    count_max: Long | None = field(name="maxGroupNum", default=None)
 
 
-class GroupPageReply(Header, kw_only=True, gc=False, rename={"total": "totalGroupNum"}):
+class GroupPageReply(Header, kw_only=True, gc=False):
     """Reply to GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
 
-    total: Long | None = None
+    total: Long | None = field(name="totalGroupNum", default=None)
 
 
-class KnownStateHeader(Header, kw_only=True, gc=False, rename={"known": "knownState"}):
+class KnownStateHeader(Header, kw_only=True, gc=False):
     """GET_ALL_CONSUMER_OFFSET (43). `known`, our own: the state of the table that the asker has."""
 
-    known: str | None = None
+    known: str | None = field(name="knownState", default=None)
 
 
 class StateReply(Header, kw_only=True, gc=False):
@@ -81,24 +68,15 @@ class StateReply(Header, kw_only=True, gc=False):
     state: str | None = None
 
 
-class HaInfoHeader(
-    Header,
-    kw_only=True,
-    gc=False,
-    rename={
-        "ha_address": "masterHaAddress",
-        "flush_offset": "masterFlushOffset",
-        "master_address": "masterAddress",
-    },
-):
+class HaInfoHeader(Header, kw_only=True, gc=False):
     """EXCHANGE_BROKER_HA_INFO (906): told by a master, or, without a field, asked by a slave; and the reply to that."""
 
-    ha_address: str | None = None
-    flush_offset: Long | None = None
+    ha_address: str | None = field(name="masterHaAddress", default=None)
+    flush_offset: Long | None = field(name="masterFlushOffset", default=None)
     master_address: str | None = None
 
 
-class MasterFlushOffsetHeader(Header, kw_only=True, gc=False, rename={"offset": "masterFlushOffset"}):
+class MasterFlushOffsetHeader(Header, kw_only=True, gc=False):
     """RESET_MASTER_FLUSH_OFFSET (908)."""
 
-    offset: Long | None = None
+    offset: Long | None = field(name="masterFlushOffset", default=None)

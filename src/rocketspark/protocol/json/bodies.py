@@ -1,6 +1,6 @@
 """JSON bodies of requests and replies, as RocketMQ names them. Rule: read either dialect, write RocketMQ's.
 
-Names of fields are the wire's own by `rename`; other fields of a body are ignored when read.
+Names of fields are the wire's own in camel case; other fields of a body are ignored when read.
 """
 
 from __future__ import annotations

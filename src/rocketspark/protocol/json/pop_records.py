@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import field
 
 from rocketspark.errors import ProtocolError, ServerError
 from rocketspark.model import typed_json
@@ -220,34 +221,21 @@ class Assignment(Body, omit_defaults=True):
 BATCHES_MAX = 4096
 
 
-class AckedBatch(
-    Body,
-    rename={
-        "group": "c",
-        "topic": "t",
-        "retry_flag": "r",
-        "start_offset": "so",
-        "queue_id": "q",
-        "revive_queue_id": "rq",
-        "pop_time_ms": "pt",
-        "invisible_time_ms": "it",
-        "bits": "b",
-    },
-):
+class AckedBatch(Body):
     """What is acknowledged of one queue of one pop. `topic`: never a retry topic, that is what `retry_flag` says.
 
     `bits`: base64; bit i of its bytes, lowest first, is the message at `start_offset` + i.
     """
 
-    group: str
-    topic: str
-    retry_flag: str = "0"
-    start_offset: _Long = 0
-    queue_id: _Int = 0
-    revive_queue_id: _Int = 0
-    pop_time_ms: _Long = 0
-    invisible_time_ms: _Long = 0
-    bits: str | None = None
+    group: str = field(name="c")
+    topic: str = field(name="t")
+    retry_flag: str = field(name="r", default="0")
+    start_offset: _Long = field(name="so", default=0)
+    queue_id: _Int = field(name="q", default=0)
+    revive_queue_id: _Int = field(name="rq", default=0)
+    pop_time_ms: _Long = field(name="pt", default=0)
+    invisible_time_ms: _Long = field(name="it", default=0)
+    bits: str | None = field(name="b", default=None)
 
     def offsets(self, low: int, high: int) -> Iterator[int]:
         """Give the acknowledged offsets from `low` to `high`, both included. Raises ProtocolError for other text."""

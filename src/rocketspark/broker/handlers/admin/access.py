@@ -26,8 +26,8 @@ from rocketspark.access.users import (
 from rocketspark.access.wire_forms import Unfit, acl_info, policies_of, policy_type_of, user_info
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import Header, Request
-from rocketspark.protocol.headers.admin import ListAclHeader, ListUsersHeader
+from rocketspark.protocol.headers import Request
+from rocketspark.protocol.headers.admin import ListAclHeader, ListUsersHeader, SubjectHeader, UserHeader
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.operator_bodies import AclInfo, UserInfo
 from rocketspark.transport.peer import Peer
@@ -36,24 +36,6 @@ from rocketspark.transport.request_frames import reply
 
 ON_SLAVE = "Can't modify topic or subscription group from slave broker, please execute it from master broker."
 NOT_CONFIGURED = "An system error occurred, please try again later."
-
-
-class SignedUserHeader(Header, kw_only=True, gc=False, rename={"access_key": "AccessKey"}):
-    """AUTH_CREATE_USER (3001), AUTH_UPDATE_USER (3002), AUTH_DELETE_USER (3003), AUTH_GET_USER (3004).
-
-    `access_key`: of who asks; None where requests are not signed.
-    """
-
-    username: str | None = None
-    access_key: str | None = None
-
-
-class SubjectHeader(Header, kw_only=True, gc=False):
-    """AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007), AUTH_DELETE_ACL (3008), AUTH_GET_ACL (3009)."""
-
-    subject: str | None = None
-    policy_type: str | None = None
-    resource: str | None = None
 
 
 class AccessHandler:
@@ -66,10 +48,10 @@ class AccessHandler:
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
-        routes.add(RequestCode.AUTH_CREATE_USER, self.create_user, SignedUserHeader)
-        routes.add(RequestCode.AUTH_UPDATE_USER, self.update_user, SignedUserHeader)
-        routes.add(RequestCode.AUTH_DELETE_USER, self.delete_user, SignedUserHeader)
-        routes.add(RequestCode.AUTH_GET_USER, self.get_user, SignedUserHeader)
+        routes.add(RequestCode.AUTH_CREATE_USER, self.create_user, UserHeader)
+        routes.add(RequestCode.AUTH_UPDATE_USER, self.update_user, UserHeader)
+        routes.add(RequestCode.AUTH_DELETE_USER, self.delete_user, UserHeader)
+        routes.add(RequestCode.AUTH_GET_USER, self.get_user, UserHeader)
         routes.add(RequestCode.AUTH_LIST_USER, self.list_users, ListUsersHeader)
         routes.add(RequestCode.AUTH_CREATE_ACL, self.put_acl, SubjectHeader)
         routes.add(RequestCode.AUTH_UPDATE_ACL, self.put_acl, SubjectHeader)
@@ -79,7 +61,7 @@ class AccessHandler:
 
     # -- users ---------------------------------------------------------------------------------------------------
 
-    def create_user(self, peer: Peer, request: Request[SignedUserHeader], body: bytes) -> bytes:
+    def create_user(self, peer: Peer, request: Request[UserHeader], body: bytes) -> bytes:
         """AUTH_CREATE_USER (3001)."""
         username, info = self._user_told(request, body)
         user_type = user_type_of(info.user_type)
@@ -97,7 +79,7 @@ class AccessHandler:
         users.put_user(User(username, info.password, user_type or NORMAL, status or ENABLE))
         return reply(request.opaque)
 
-    def update_user(self, peer: Peer, request: Request[SignedUserHeader], body: bytes) -> bytes:
+    def update_user(self, peer: Peer, request: Request[UserHeader], body: bytes) -> bytes:
         """AUTH_UPDATE_USER (3002): what the body leaves out stays as it is."""
         username, info = self._user_told(request, body)
         user_type = user_type_of(info.user_type)
@@ -117,7 +99,7 @@ class AccessHandler:
         users.put_user(User(username, password, user_type or old.user_type, status))
         return reply(request.opaque)
 
-    def delete_user(self, peer: Peer, request: Request[SignedUserHeader], body: bytes) -> bytes:
+    def delete_user(self, peer: Peer, request: Request[UserHeader], body: bytes) -> bytes:
         """AUTH_DELETE_USER (3003): with what he may do; one who is not there is gone already."""
         self._on_master()
         users = self._users_table()
@@ -131,7 +113,7 @@ class AccessHandler:
         users.delete_user(username)
         return reply(request.opaque)
 
-    def get_user(self, peer: Peer, request: Request[SignedUserHeader], body: bytes) -> bytes:
+    def get_user(self, peer: Peer, request: Request[UserHeader], body: bytes) -> bytes:
         """AUTH_GET_USER (3004): no body if there is none."""
         username = request.ext.username or ""
         if not username.strip():
@@ -146,14 +128,14 @@ class AccessHandler:
         found = [user_info(users[name]) for name in sorted(users) if not part.strip() or part in name]
         return reply(request.opaque, body=msgspec.json.encode(found) if found else b"")
 
-    def _user_told(self, request: Request[SignedUserHeader], body: bytes) -> tuple[str, UserInfo]:
+    def _user_told(self, request: Request[UserHeader], body: bytes) -> tuple[str, UserInfo]:
         self._on_master()
         username = request.ext.username
         if not username:
             raise ServerError(ResponseCode.INVALID_PARAMETER, "The username is blank")
         return username, java_json.decode_request(body, UserInfo)
 
-    def _is_not_super(self, request: Request[SignedUserHeader]) -> bool:
+    def _is_not_super(self, request: Request[UserHeader]) -> bool:
         """Return whether somebody else than a super user asks. Without a name there is no authentication."""
         access_key = request.ext.access_key
         if not access_key:
