@@ -56,6 +56,7 @@ from rocketspark.broker.pop.pops import Pops
 from rocketspark.broker.repeated_work import RepeatedWork
 from rocketspark.broker.replication.broker_identity import identity_of
 from rocketspark.broker.replication.master_api import HaInfoExchange
+from rocketspark.broker.replication.parts import ReplicationParts
 from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.replication.role_changes import Replication
 from rocketspark.broker.replication.special_services import SpecialServices
@@ -281,18 +282,20 @@ class BrokerServer:
             deliver,
         )
         self.replication = Replication(
-            s,
-            self.store,
-            self.role,
-            self._services,
-            self._registration,
-            self._durability,
-            self._waits,
-            self._ha_info,
-            self._long_polling,
-            routes,
-            tables,
-            messages,
+            ReplicationParts(
+                settings=s,
+                store=self.store,
+                role=self.role,
+                services=self._services,
+                registration=self._registration,
+                durability=self._durability,
+                waits=self._waits,
+                ha_info=self._ha_info,
+                long_polling=self._long_polling,
+                routes=routes,
+                tables=tables,
+                messages=messages,
+            )
         )
         messages.put_message.stored = self.replication.wake
         self._client_handler.quorum = self.replication.lock_quorum()

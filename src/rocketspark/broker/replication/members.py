@@ -17,7 +17,7 @@ from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.links import State
 from rocketspark.broker.replication.link.troubles import Troubles
-from rocketspark.broker.replication.master_api import ask_ha_info
+from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info, tell_ha_info
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import NoNameServer, ReplicationError, RocketSparkError, ServerError
@@ -180,3 +180,15 @@ class MasterSearch:
             return
         text = f"the broker {other} is a master of the name {s.broker_name} too: end one of the two, it is no copy"
         self._troubles.note(other or "", ReplicationError(text, reason="two-masters"))
+
+
+async def tables_taken(members: MemberGroup, connections: Connections, info: HaInfo) -> None:
+    """Tell each slave where this master is: one of ours answers once it has taken its tables."""
+    try:
+        await members.ask()
+    except RocketSparkError as e:
+        limited.info("the slaves are those known before: %s", e)
+    told = (tell_ha_info(connections, address, info) for address in members.others())
+    for failed in await asyncio.gather(*told, return_exceptions=True):
+        if failed is not None:
+            limited.warning("a slave may lack what changed in the last seconds in topics, groups and users: %s", failed)

@@ -12,38 +12,32 @@ from collections.abc import Awaitable
 from typing import Any
 
 from rocketspark.broker.consumers.lock_quorum import LockQuorum
-from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.inner_connections import inner_connections
-from rocketspark.broker.operations.registration import Registration
-from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.acting.acting_master import pass_over_notices
 from rocketspark.broker.replication.acting.acting_mode import ActingMode
 from rocketspark.broker.replication.controller_client import ControllerClient
-from rocketspark.broker.replication.hand_over import LOOK_S, all_copied, heirs, tables_taken
 from rocketspark.broker.replication.in_sync_set import SyncStateSet
 from rocketspark.broker.replication.link.doors import connect_of, hall_of
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.ha_listener import HaListener
 from rocketspark.broker.replication.link.links import MasterLink, SlaveLink, State, SwitchMasterLink, SwitchSlaveLink
 from rocketspark.broker.replication.link.troubles import Troubles
-from rocketspark.broker.replication.master_api import HaInfo, HaInfoExchange
+from rocketspark.broker.replication.master_api import HaInfo
 from rocketspark.broker.replication.master_check import MasterIdentity, mend_log
-from rocketspark.broker.replication.members import MasterSearch, MemberGroup
+from rocketspark.broker.replication.members import MasterSearch, MemberGroup, tables_taken
+from rocketspark.broker.replication.parts import MasterSteps, PeerLinks, ReplicationParts
 from rocketspark.broker.replication.replicas_manager import ControlledRole, ReplicasManager, RoleDriver
-from rocketspark.broker.replication.role import BrokerRole, Refusal, Role, Situation, refusal
+from rocketspark.broker.replication.role import Refusal, Role, Situation, refusal
 from rocketspark.broker.replication.slave_synchronize import Arrivals, SlaveSynchronize
-from rocketspark.broker.replication.special_services import SpecialServices
-from rocketspark.broker.replication.standing import Standing
-from rocketspark.broker.replication.waits import Durability, Mode, ReplicaWaits
-from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.replication.standing import LOOK_S, Standing, all_copied, heirs
+from rocketspark.broker.replication.waits import Mode
 from rocketspark.errors import ConfigError
 from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.headers import Request
 from rocketspark.store.files.epoch_file import EpochList
-from rocketspark.store.store import Store
 from rocketspark.transport.connections import parse_address
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.processor_table import Handler, Routes
+from rocketspark.transport.processor_table import Handler
 from rocketspark.transport.request_frames import reply
 
 log = logging.getLogger("rocketspark.broker.replication")
@@ -63,36 +57,23 @@ HEIRS_TABLES_S = 2.5
 class Replication(RoleDriver):
     """The role of one broker and what hangs on it. `start` and `join` make it what its settings say."""
 
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        store: Store,
-        role: BrokerRole,
-        services: SpecialServices,
-        registration: Registration,
-        durability: Durability,
-        waits: ReplicaWaits,
-        ha_info: HaInfoExchange,
-        long_polling: LongPolling,
-        routes: Routes,
-        tables: Tables,
-        messages: Messages,
-    ) -> None:
+    def __init__(self, parts: ReplicationParts) -> None:
+        settings, store, role, waits = parts.settings, parts.store, parts.role, parts.waits
         self._settings = settings
         self._store = store
         self.role = role
-        self._services = services
-        self._registration = registration
-        self._durability = durability
+        self._services = parts.services
+        self._registration = parts.registration
+        self._durability = parts.durability
         self._waits = waits
-        self._long_polling = long_polling
-        self._routes = routes
-        self._tables = tables
-        self._messages = messages
+        self._long_polling = parts.long_polling
+        self._routes = parts.routes
+        self._tables = parts.tables
+        self._messages = parts.messages
         self._address = ""
         self._start_end = store.written_position
         self._connections = inner_connections(settings)
-        self.arrivals = Arrivals(store, tables, long_polling)
+        self.arrivals = Arrivals(store, parts.tables, parts.long_polling)
         self.members = MemberGroup(settings, self._connections)
         self.troubles = Troubles()
         self.listener = HaListener(self._master_link, self.troubles, waits, hall=hall_of(settings))
@@ -119,19 +100,19 @@ class Replication(RoleDriver):
         self.wake = self.listener.wake
         role.is_copying = lambda: self.client.state is State.TRANSFER
         self.synchronize: SlaveSynchronize | None = None
-        self._acting = self._acting_mode()
-        ha_info.told = self._told
-        ha_info.epoch = lambda: role.epoch
-        ha_info.reset_flush_offset = self._reset_flush_offset
-        registration.on_master = self._registered
+        self._acting = self._acting_mode(parts)
+        parts.ha_info.told = self._told
+        parts.ha_info.epoch = lambda: role.epoch
+        parts.ha_info.reset_flush_offset = self._reset_flush_offset
+        parts.registration.on_master = self._registered
         self._is_joined = False
         # A master that is not registered yet, from which this broker copies already.
         self._coming: HaInfo | None = None
         self.manager: ReplicasManager | None = None
         if settings.controller_mode:
             self._be_controlled()
-        durability.in_sync = self.standing
-        durability.wake = self.wake
+        parts.durability.in_sync = self.standing
+        parts.durability.wake = self.wake
 
     def _be_controlled(self) -> None:
         """Make what a controller needs. Raises ConfigError, StoreUnwritable for files that cannot be understood."""
@@ -147,32 +128,14 @@ class Replication(RoleDriver):
         self.listener.on_lost = self.controlled.lost
         self._durability.mode = Mode.CONTROLLER
 
-    def _acting_mode(self) -> ActingMode | None:
+    def _acting_mode(self, parts: ReplicationParts) -> ActingMode | None:
         if not self._settings.slave_acting_master:
             pass_over_notices(self._routes)
             return None
         self._durability.mode = Mode.ACTING_MASTER
-        made = ActingMode(
-            self._settings,
-            self._store,
-            self.role,
-            self._services,
-            self._registration,
-            self._tables,
-            self._messages,
-            self.members,
-            self._connections,
-            self.client,
-            self.listener,
-            self._long_polling,
-            own_ha_info=self.own_ha_info,
-            follow=self._follow,
-            copy_from=self._copy_from,
-            leave_master=self._leave_master,
-            configure=self.configure,
-        )
-        made.routes(self._routes)
-        return made
+        peers = PeerLinks(self.members, self._connections, self.client, self.listener)
+        steps = MasterSteps(self.own_ha_info, self._follow, self._copy_from, self._leave_master, self.configure)
+        return ActingMode(parts, peers, steps)
 
     @property
     def _sync_set(self) -> SyncStateSet | None:

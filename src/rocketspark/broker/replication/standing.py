@@ -29,6 +29,8 @@ _NO_CLIENT: dict[str, Any] = {
     "masterFlushOffset": 0,
 }
 
+# How often a master that ends looks at how far its slaves are.
+LOOK_S = 0.02
 # A slave that said nothing for so many intervals may hang.
 HEARTBEATS_HEARD = 2
 
@@ -179,3 +181,32 @@ class Standing:
             self._listener.troubles.counts,
             self._waits.timeouts_count,
         )
+
+
+# -- what a master that is about to end waits for ----------------------------------------------------------------------
+
+
+async def all_copied(store: Store, listener: HaListener) -> None:
+    """Wait until each slave that is connected holds the whole log."""
+    while any(c.is_open and 0 <= c.link.acked < store.written_position for c in listener.connections):
+        await asyncio.sleep(LOOK_S)
+
+
+async def heirs(store: Store, listener: HaListener, others: Set[int], limit_s: float) -> list[int]:
+    """Wait, at most so long, until one of these slaves holds the whole log; return them, the best copies first.
+
+    One that is not connected is not waited for: what it holds is not known.
+    """
+    end_s = asyncio.get_running_loop().time() + limit_s
+    while True:
+        end = store.written_position
+        known = {
+            c.link.replica_id: c.link.acked >= end for c in listener.connections if c.is_open and c.link.acked >= 0
+        }
+        if (
+            not known.keys() & others
+            or any(known.get(member) for member in others)
+            or asyncio.get_running_loop().time() >= end_s
+        ):
+            return sorted(others, key=lambda member: (not known.get(member), member not in known))
+        await asyncio.sleep(LOOK_S)

@@ -7,27 +7,21 @@ it copies from the master that returns, so that the master can take back all tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from enum import Enum
 from typing import Any, NamedTuple
 
-from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.acting.escape import EscapeBridge
-from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.links import State
 from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info
-from rocketspark.broker.replication.members import MemberGroup
-from rocketspark.broker.replication.role import BrokerRole, Role
-from rocketspark.broker.replication.special_services import SpecialServices
-from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.replication.parts import MasterSteps, PeerLinks, ReplicationParts
+from rocketspark.broker.replication.role import Role
 from rocketspark.broker.storage.json_tables import next_version
 from rocketspark.errors import RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import MinBrokerIdHeader, Request
-from rocketspark.store.store import Store
-from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
@@ -80,46 +74,21 @@ def pass_over_notices(routes: Routes) -> None:
 
 
 class ActingMaster:
-    """What one slave knows and does.
+    """What one slave knows of its master and the others, and does about it. `bridge`: by which messages escape."""
 
-    `follow`: takes a master's addresses; `copy_from`: those of one that is not registered yet; `configure`: follows a
-    change of role.
-    """
-
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        store: Store,
-        role: BrokerRole,
-        services: SpecialServices,
-        bridge: EscapeBridge,
-        tables: Tables,
-        messages: Messages,
-        members: MemberGroup,
-        connections: Connections,
-        client: HaClient,
-        *,
-        follow: Callable[[str | None, str | None], None],
-        copy_from: Callable[[HaInfo], None],
-        leave_master: Callable[[], None],
-        configure: Callable[[], None],
-        answer_held: Callable[[], None],
-    ) -> None:
-        self._settings = settings
-        self._store = store
-        self._role = role
-        self._services = services
+    def __init__(self, parts: ReplicationParts, peers: PeerLinks, steps: MasterSteps, bridge: EscapeBridge) -> None:
+        self._settings = parts.settings
+        self._store = parts.store
+        self._role = parts.role
+        self._services = parts.services
+        self._tables = parts.tables
+        self._messages = parts.messages
+        self._long_polling = parts.long_polling
+        self._members = peers.members
+        self._connections = peers.connections
+        self._client = peers.client
+        self._steps = steps
         self._bridge = bridge
-        self._tables = tables
-        self._messages = messages
-        self._members = members
-        self._connections = connections
-        self._client = client
-        self._follow = follow
-        self._copy_from = copy_from
-        self._leave_master = leave_master
-        self._configure = configure
-        self._answer_held = answer_held
         self._one_at_a_time = asyncio.Lock()
         self._returning_until_s = 0.0
         # The link was made for a master that no NameServer knows yet: it does not show that the master delivers.
@@ -193,7 +162,7 @@ class ActingMaster:
                 case Course.STAND_BY:
                     await self._stand_back(f"the broker with the id {found.broker_id} acts")
                     if not copying and not returning:
-                        self._leave_master()
+                        self._steps.leave_master()
                 case Course.WAIT:
                     pass
 
@@ -204,11 +173,11 @@ class ActingMaster:
         if role.kind is Role.ACTING and self._services.running:
             return
         self._linked_early = False
-        self._leave_master()
+        self._steps.leave_master()
         self._claim()
         role.kind, role.reason = Role.ACTING, "the master is gone and this is the lowest id"
         self._bridge.open()
-        self._configure()
+        self._steps.configure()
         self._services.start()
         log.warning(
             "broker %s (id %d) acts for its master, which is gone: reads, offsets, locks; due messages %s",
@@ -241,7 +210,7 @@ class ActingMaster:
         self._store.flush_log()
         await self._services.hand_back()
         role.kind, role.reason = Role.SLAVE, reason
-        self._configure()
+        self._steps.configure()
         log.warning("broker %s (id %d) is a slave again: %s", self._settings.broker_name, role.broker_id, reason)
 
     async def _hand_back(self, info: HaInfo) -> None:
@@ -254,7 +223,7 @@ class ActingMaster:
             self._take_flush_offset(info)
             if self._client.address != info.ha_address:
                 self._linked_early = True
-            self._copy_from(info)
+            self._steps.copy_from(info)
             self._client.retry()
 
     async def _follow_master(self, address: str, ha_address: str | None) -> None:
@@ -268,11 +237,11 @@ class ActingMaster:
                     return
                 self._take_flush_offset(info)
                 ha_address = info.ha_address
-            self._follow(ha_address, address)
+            self._steps.follow(ha_address, address)
             if self._client.state is not State.TRANSFER:
                 self._client.retry()
         if is_new:
-            self._answer_held()
+            self._long_polling.answer_all()
 
     def _take_flush_offset(self, info: HaInfo) -> None:
         if self._settings.take_master_flush_offset and not self._store.master_flushed_position:

@@ -9,21 +9,14 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from rocketspark.broker.consumers.long_polling import LongPolling
-from rocketspark.broker.operations.registration import Registration
-from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.replication.acting.acting_master import ActingMaster
 from rocketspark.broker.replication.acting.escape import EscapeBridge
 from rocketspark.broker.replication.acting.way_back import Office, PreOnline, is_needed
-from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.ha_listener import HaListener
 from rocketspark.broker.replication.link.links import State
-from rocketspark.broker.replication.master_api import HaInfo
-from rocketspark.broker.replication.members import MemberGroup
-from rocketspark.broker.replication.role import BrokerRole
+from rocketspark.broker.replication.parts import MasterSteps, PeerLinks, ReplicationParts
 from rocketspark.broker.replication.slave_synchronize import reverse_synchronize
-from rocketspark.broker.replication.special_services import SpecialServices
 from rocketspark.broker.replication.standing import lately_s
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, RocketSparkError
@@ -33,9 +26,7 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import BrokerHeader
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.bodies import DataVersion
-from rocketspark.store.store import Store
 from rocketspark.transport.connections import Connections, is_ip, parse_address
-from rocketspark.transport.processor_table import Routes
 
 heartbeats_log = LimitedLog("rocketspark.broker")
 log = LimitedLog("rocketspark.broker.replication")
@@ -99,82 +90,40 @@ class Heartbeats:
 
 
 class ActingMode:
-    """The mode of one broker, master or slave.
+    """The acting mode of one broker, which is a master or a slave."""
 
-    `own_ha_info`: a master's addresses; `follow(ha address, master's address)`, `copy_from` (a master that is not
-    registered yet) and `leave_master`: whom a slave copies; `configure`: follows a change of role.
-    """
-
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        store: Store,
-        role: BrokerRole,
-        services: SpecialServices,
-        registration: Registration,
-        tables: Tables,
-        messages: Messages,
-        members: MemberGroup,
-        connections: Connections,
-        client: HaClient,
-        listener: HaListener,
-        long_polling: LongPolling,
-        *,
-        own_ha_info: Callable[[], HaInfo | None],
-        follow: Callable[[str | None, str | None], None],
-        copy_from: Callable[[HaInfo], None],
-        leave_master: Callable[[], None],
-        configure: Callable[[], None],
-    ) -> None:
-        self._settings = settings
-        self._role = role
-        self._services = services
-        self._registration = registration
+    def __init__(self, parts: ReplicationParts, peers: PeerLinks, steps: MasterSteps) -> None:
+        settings = self._settings = parts.settings
+        tables, messages, connections = parts.tables, parts.messages, peers.connections
+        self._role = parts.role
+        self._services = parts.services
+        self._registration = parts.registration
         self._put_message = messages.put_message
-        self._members = members
+        self._routes = parts.routes
+        self._members = peers.members
         self.bridge = EscapeBridge(settings, connections)
-        self._store = store
-        self._listener = listener
+        self._store = parts.store
+        self._listener = peers.listener
         # Of who would not prepare for its way back at a start nobody keeps away.
         needed = settings.broker_role != "SLAVE" and is_needed(settings) and settings.namesrvs()
         self._office = Office(settings, self._is_held) if needed else None
         may_tell = self._office.may_tell if self._office is not None else lambda: None
-        registration.may_tell = may_tell
+        self._registration.may_tell = may_tell
         self._heartbeats = Heartbeats(settings, connections, lambda: tables.topics.version, may_tell)
-        self.master = ActingMaster(
-            settings,
-            store,
-            role,
-            services,
-            self.bridge,
-            tables,
-            messages,
-            members,
-            connections,
-            client,
-            follow=follow,
-            copy_from=copy_from,
-            leave_master=leave_master,
-            configure=configure,
-            answer_held=long_polling.answer_all,
-        )
+        self.master = ActingMaster(parts, peers, steps, self.bridge)
+        self.master.routes(parts.routes)
         self._pre_online = PreOnline(
             settings,
-            members,
+            peers.members,
             connections,
-            own_info=own_ha_info,
-            is_linked=partial(_is_linked, listener),
+            own_info=steps.own_ha_info,
+            is_linked=partial(_is_linked, peers.listener),
             take_back=lambda address: reverse_synchronize(connections, address, tables, messages),
-            follow=copy_from,
-            is_copying=lambda: client.state is State.TRANSFER,
+            follow=steps.copy_from,
+            is_copying=lambda: peers.client.state is State.TRANSFER,
         )
         self._task: asyncio.Task[None] | None = None
         self.is_online = False
-
-    def routes(self, routes: Routes) -> None:
-        """Add what this serves."""
-        self.master.routes(routes)
-        self._routes = routes
 
     async def join(self, address: str) -> None:
         """Come back among the brokers of the name; what takes long goes on in the background. Raises as `start`."""

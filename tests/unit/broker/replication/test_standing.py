@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocketspark.broker.replication.hand_over import all_copied, heirs
+from rocketspark.broker.replication.standing import all_copied, heirs
 
 pytestmark = pytest.mark.shows("hand-over with one of three away")
 
