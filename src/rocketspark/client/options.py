@@ -1,15 +1,16 @@
 """The arguments that several clients have in common.
 
-Rule: a typed dict names them for type checkers, and says what they mean; the defaults stand in Instance, or in the
-struct of the same names beside it.
+Rule: a typed dict names them for type checkers, and says what they mean; the defaults stand in a struct of the same
+names: beside it, or in `instance` for those of every client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import inspect
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from numbers import Real
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 import msgspec
 
@@ -23,6 +24,37 @@ from rocketspark.model.route import DEFAULT_QUEUE_COUNT
 from rocketspark.protocol.message.compression import KINDS, Kind
 
 TlsVerify = Literal["full", "ca", "none"]
+S = TypeVar("S", bound=msgspec.Struct)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def take_settings(kind: type[S], options: Any) -> S:
+    """Take the arguments that are fields of `kind` out of `options`; return them, with the defaults of the others."""
+    return kind(**{name: options.pop(name) for name in kind.__struct_fields__ if name in options})
+
+
+def named_arguments(kind: type[msgspec.Struct]) -> Callable[[F], F]:
+    """Have `inspect.signature` and `help` show the fields of `kind`, with their defaults, among a function's arguments.
+
+    The function takes them by its `**options`, which a typed dict of the same names declares for type checkers.
+    """
+
+    def give(function: F) -> F:
+        *plain, options = inspect.signature(function).parameters.values()
+        types: dict[str, Any] = {}
+        for base in reversed(kind.__mro__):
+            types |= inspect.get_annotations(base)
+        fields = [
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
+            )
+            for field in msgspec.structs.fields(kind)
+        ]
+        options = options.replace(annotation="Unpack[ClientOptions]")
+        function.__signature__ = inspect.Signature([*plain, *fields, options], return_annotation="None")  # type: ignore[attr-defined]
+        return function
+
+    return give
 
 
 class AccessOptions(TypedDict, total=False):
@@ -173,18 +205,16 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 # -1: its own default.
 ZLIB_LEVELS = range(-1, 10)
-_PRODUCER_DEFAULTS = dict(zip(ProducerSettings.__struct_fields__, ProducerSettings.__struct_defaults__, strict=True))
 
 
 def producer_settings(options: ProducerOptions) -> tuple[ProducerSettings, ClientOptions]:
     """Return the producer's own settings, and those of every client. Raises ConfigError for values that cannot be."""
-    own = {name: options.pop(name) for name in ProducerSettings.__struct_fields__ if name in options}  # type: ignore[misc]
-    for name, value in own.items():
-        default = _PRODUCER_DEFAULTS.get(name)
+    settings = take_settings(ProducerSettings, options)
+    for field in msgspec.structs.fields(ProducerSettings):
+        value = getattr(settings, field.name)
         # Not a number is none either.
-        if type(default) in (int, float) and (not isinstance(value, Real) or value != value):
-            raise ConfigError(f"{name} {value!r}: a number is needed")
-    settings = ProducerSettings(**own)
+        if type(field.default) in (int, float) and (not isinstance(value, Real) or value != value):
+            raise ConfigError(f"{field.name} {value!r}: a number is needed")
     if settings.compression not in KINDS:
         raise ConfigError(f"compression {settings.compression!r} is not one of {', '.join(KINDS)}")
     if settings.compression == "zlib" and settings.compress_level not in ZLIB_LEVELS:

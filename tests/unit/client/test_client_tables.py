@@ -22,7 +22,7 @@ from rocketspark.client import (
     PushConsumer,
     TransactionProducer,
 )
-from rocketspark.client.connection.instance import Instance
+from rocketspark.client.connection.instance import InstanceSettings
 from rocketspark.client.options import ClientOptions, ProducerOptions, ProducerSettings
 from rocketspark.client.producer.send_attempts import RETRY_CODES
 from rocketspark.model import Message
@@ -45,7 +45,7 @@ def arguments(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def client_options() -> dict[str, Any]:
-    defaults = arguments(Instance.__init__) | OF_THE_BASE
+    defaults = {f.name: f.default for f in msgspec.structs.fields(InstanceSettings)} | OF_THE_BASE
     return {name: defaults[name] for name in ClientOptions.__annotations__}
 
 

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
+import msgspec
+
 from rocketspark.client.callbacks import ends_loop, trouble_log
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.acl_signing import Signer
@@ -51,6 +53,32 @@ def unique_name() -> str:
     return f"{os.getpid()}#{time.time_ns()}#{next(_numbers)}"
 
 
+class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of an instance: what ClientOptions says, and whose route a producer's new topics take."""
+
+    namesrv_url: str | None = None
+    instance_name: str | None = None
+    client_ip: str | None = None
+    unit_name: str | None = None
+    unit_mode: bool = False
+    namespace: str = ""
+    timeout_ms: float = client_api.TIMEOUT_MS
+    route_interval_ms: float = ROUTE_INTERVAL_MS
+    heartbeat_interval_ms: float = HEARTBEAT_INTERVAL_MS
+    use_tls: bool = False
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_key_password: str | None = None
+    tls_verify: str | None = None
+    tls_server_name: str | None = None
+    access_key: str | None = None
+    secret_key: str | None = None
+    security_token: str | None = None
+    default_topic: str = DEFAULT_TOPIC
+    default_queue_count: int = DEFAULT_QUEUE_COUNT
+
+
 class Instance:
     """A client id with its connections.
 
@@ -60,67 +88,51 @@ class Instance:
     def __init__(
         self,
         namesrv: str | None,
+        how: InstanceSettings | None = None,
         *,
-        namesrv_url: str | None = None,
-        instance_name: str | None = None,
-        client_ip: str | None = None,
-        unit_name: str | None = None,
-        unit_mode: bool = False,
-        namespace: str = "",
-        timeout_ms: float = client_api.TIMEOUT_MS,
-        route_interval_ms: float = ROUTE_INTERVAL_MS,
-        heartbeat_interval_ms: float = HEARTBEAT_INTERVAL_MS,
-        use_tls: bool = False,
-        tls_ca: str | None = None,
-        tls_cert: str | None = None,
-        tls_key: str | None = None,
-        tls_key_password: str | None = None,
-        tls_verify: str | None = None,
-        tls_server_name: str | None = None,
         rpc_hooks: HookSet | None = None,
-        access_key: str | None = None,
-        secret_key: str | None = None,
-        security_token: str | None = None,
-        default_topic: str = DEFAULT_TOPIC,
-        default_queue_count: int = DEFAULT_QUEUE_COUNT,
     ) -> None:
+        how = how or InstanceSettings()
         check_intervals(
-            timeout_ms=timeout_ms, route_interval_ms=route_interval_ms, heartbeat_interval_ms=heartbeat_interval_ms
+            timeout_ms=how.timeout_ms,
+            route_interval_ms=how.route_interval_ms,
+            heartbeat_interval_ms=how.heartbeat_interval_ms,
         )
         tls = client_tls(
-            use_tls,
-            tls_ca=tls_ca,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            tls_key_password=tls_key_password,
-            tls_verify=tls_verify,
-            tls_server_name=tls_server_name,
+            how.use_tls,
+            tls_ca=how.tls_ca,
+            tls_cert=how.tls_cert,
+            tls_key=how.tls_key,
+            tls_key_password=how.tls_key_password,
+            tls_verify=how.tls_verify,
+            tls_server_name=how.tls_server_name,
         )
-        self.namespace = namespace
+        self._how = how
+        self._asked_hooks = rpc_hooks.requests if rpc_hooks is not None else []
+        self.namespace = how.namespace
         # Taken by the process that starts it, which may be a fork of the one that made it.
-        self._name = instance_name or ""
+        self._name = how.instance_name or ""
         self._process: int | None = None
-        self._url = where_to_look(namesrv, namesrv_url, unit_name)
-        self._client_ip = client_ip
-        self._route_interval_s = route_interval_ms / 1000
-        self._heartbeat_interval_s = heartbeat_interval_ms / 1000
-        self.timeout_ms = timeout_ms
+        self._url = where_to_look(namesrv, how.namesrv_url, how.unit_name)
+        self.timeout_ms = how.timeout_ms
         self.asked = BrokerRequests()
         self.rpc_hooks = rpc_hooks if rpc_hooks is not None and rpc_hooks.requests else None
-        if access_key or secret_key:
+        if how.access_key or how.secret_key:
             # Last, so that it signs what other hooks add.
             signed = HookSet()
             signed.requests = [
                 *(rpc_hooks.requests if rpc_hooks else ()),
-                Signer(access_key or "", secret_key or "", security_token),
+                Signer(how.access_key or "", how.secret_key or "", how.security_token),
             ]
             self.rpc_hooks = signed
-        self.connections = Connections(self.asked.routes, connect_timeout_ms=timeout_ms, hooks=self.rpc_hooks, tls=tls)
+        self.connections = Connections(
+            self.asked.routes, connect_timeout_ms=how.timeout_ms, hooks=self.rpc_hooks, tls=tls
+        )
         self.routes = RouteCache(
             [] if self._url else namesrv_addresses(namesrv),
-            timeout_ms=timeout_ms,
-            default_topic=default_topic,
-            default_queue_count=default_queue_count,
+            timeout_ms=how.timeout_ms,
+            default_topic=how.default_topic,
+            default_queue_count=how.default_queue_count,
             hooks=self.rpc_hooks,
             tls=tls,
         )
@@ -128,14 +140,13 @@ class Instance:
         # Told of a broker name whose master is at another address than before, or at one again.
         self.master_watchers: dict[str, Callable[[str], None]] = {}
         self.client_id = ""
-        self.unit_mode = unit_mode
+        self.unit_mode = how.unit_mode
         # The parts of the client id: one id is one client to a broker.
-        self._id = (instance_name, client_ip, unit_name)
+        self._id = (how.instance_name, how.client_ip, how.unit_name)
         self._places = {self._url} if self._url else set(self.routes.addresses)
         self.producers: set[str] = set()
         self._joined: set[str] = set()
         self._closed = False
-        self._given: dict[str, Any] = {}
         self.consumers: dict[str, Callable[[], bodies.ConsumerData]] = {}
         self._greeted: dict[str, Peer] = {}
         self._greeting: dict[str, asyncio.Task[Peer]] = {}
@@ -151,17 +162,17 @@ class Instance:
 
         Raises ConfigError if the one of that name has other options.
         """
-        made = cls(namesrv, rpc_hooks=asked, **options)
-        name = options.get("instance_name")
+        how = InstanceSettings(**options)
+        made = cls(namesrv, how, rpc_hooks=asked)
+        name = how.instance_name
         if not name:
             return made
-        made._given = (cls.__init__.__kwdefaults__ or {}) | options | {"rpc_hooks": asked.requests}
         for found in _named:
             # A forked child has no use for its parent's connections.
             if found._process not in (None, os.getpid()) or found._closed:
                 continue
             if found._id == made._id and found._places & made._places:
-                if found._given != made._given:
+                if (found._how, found._asked_hooks) != (how, made._asked_hooks):
                     text = f"instance_name {name!r} is in use by a client with other options, and one client id is one"
                     raise ConfigError(f"{text} client to a broker: give both the same, or another name")
                 return found
@@ -205,11 +216,11 @@ class Instance:
         if self._url:
             await self._look_up_namesrv()
         self.routes.spread()
-        ip = self._client_ip or await _own_ip(self.routes.addresses[0])
+        ip = self._how.client_ip or await _own_ip(self.routes.addresses[0])
         self.client_id = f"{ip}@{self._name}"
         self._tasks = [
-            asyncio.ensure_future(_every(self._route_interval_s, self.routes.refresh_all)),
-            asyncio.ensure_future(_every(self._heartbeat_interval_s, self.heartbeat_all)),
+            asyncio.ensure_future(_every(self._how.route_interval_ms / 1000, self.routes.refresh_all)),
+            asyncio.ensure_future(_every(self._how.heartbeat_interval_ms / 1000, self.heartbeat_all)),
         ]
         if self._url:
             self._tasks.append(asyncio.ensure_future(_every(LOOKUP_INTERVAL_S, self._look_up_namesrv)))

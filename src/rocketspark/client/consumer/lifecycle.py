@@ -9,19 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from rocketspark.client import validators
 from rocketspark.client.options import ClientOptions
 from rocketspark.client.queries import Queries
 from rocketspark.errors import StateError
+from rocketspark.model import namespace
 
 
 class ConsumerLife(Queries):
-    """The base of push and pull consumers, which implement `_open` and `_end`."""
+    """The base of all consumers, which implement `_open` and `_end`."""
 
     kind = "consumer"
 
-    def __init__(self, namesrv: str | None, options: ClientOptions, group: str) -> None:
+    def __init__(self, namesrv: str | None, options: ClientOptions, group: str, *, offset_file: bool = False) -> None:
+        """`offset_file`: a file holds this member's offsets; its folder is named after the client."""
+        if offset_file:
+            # The name has to be the same the next time.
+            options.setdefault("instance_name", "DEFAULT")
+        full = namespace.wrap(options.get("namespace") or "", validators.check_group(group))
         super().__init__(namesrv, options)
-        self.group = group
+        self.group = full
         self._opening: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         # True while the instance counts this consumer.

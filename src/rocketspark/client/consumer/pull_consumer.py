@@ -14,20 +14,21 @@ from numbers import Real
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+import msgspec
+
 from rocketspark.client import validators
 from rocketspark.client.callbacks import end_all
 from rocketspark.client.connection.queue_watches import QueueWatches
-from rocketspark.client.consumer.allocate_queues import Strategy, StrategyName, strategy_of
+from rocketspark.client.consumer.consumer_options import PullConsumerOptions, PullConsumerSettings
 from rocketspark.client.consumer.consumer_status import PullConsumerStatus
 from rocketspark.client.consumer.handed_out import HandedOut
 from rocketspark.client.consumer.lifecycle import ConsumerLife
 from rocketspark.client.consumer.message_iterator import MessageIterator, Run
-from rocketspark.client.consumer.offset_commits import ConsumeFrom
 from rocketspark.client.consumer.offset_stores import BrokerOffsets, LocalOffsets
-from rocketspark.client.consumer.puller import Puller, PullSettings
-from rocketspark.client.consumer.rebalance import END_S, Rebalance
+from rocketspark.client.consumer.puller import Puller
+from rocketspark.client.consumer.rebalance import END_S, Rebalance, RebalanceCalls
 from rocketspark.client.hooks import Consuming, OnQueues, call_with_queues, guarded
-from rocketspark.client.options import ClientOptions
+from rocketspark.client.options import named_arguments, take_settings
 from rocketspark.errors import StateError, UsageError
 from rocketspark.filters import sql92
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
@@ -67,82 +68,40 @@ class AsyncPullConsumer(ConsumerLife):
     Either `subscribe` to topics and share their queues with the group's other members, or `assign` queues.
     """
 
-    def __init__(
-        self,
-        namesrv: str | None = None,
-        group: str = "",
-        *,
-        consume_from: ConsumeFrom = "last",
-        auto_commit: bool = True,
-        broadcast: bool = False,
-        strategy: StrategyName | Strategy = "average",
-        on_assigned: OnQueues | None = None,
-        on_revoked: OnQueues | None = None,
-        pull_count_max: int = 256,
-        pull_bytes_max: int = 256 << 10,
-        backlog_count_max: int = 1000,
-        backlog_bytes_max: int = 100 << 20,
-        rebalance_interval_ms: float = 20_000,
-        commit_interval_ms: float = 5000,
-        watch_interval_ms: float = 30_000,
-        offset_folder: str | None = None,
-        **options: Unpack[ClientOptions],
-    ) -> None:
-        if broadcast:
-            # The folder of its offsets is named after the client: it has to be the same the next time.
-            options.setdefault("instance_name", "DEFAULT")
-        validators.check_intervals(watch_interval_ms=watch_interval_ms, commit_interval_ms=commit_interval_ms)
-        wrapped = namespace.wrap(options.get("namespace") or "", validators.check_group(group))
-        super().__init__(namesrv, options, wrapped)
-        self._auto_commit = auto_commit
+    @named_arguments(PullConsumerSettings)
+    def __init__(self, namesrv: str | None = None, group: str = "", **options: Unpack[PullConsumerOptions]) -> None:
+        how = take_settings(PullConsumerSettings, options)
+        validators.check_intervals(watch_interval_ms=how.watch_interval_ms, commit_interval_ms=how.commit_interval_ms)
+        super().__init__(namesrv, options, group, offset_file=how.broadcast)
+        self._how = how
         self._handed_out = HandedOut()
         # Bound once: a poll for one message after the other pays for each look-up.
         self._take, self._settle = self._handed_out.take, self._handed_out.settle
-        own = LocalOffsets(offset_folder, self._instance, self.group) if broadcast else None
+        own = LocalOffsets(how.offset_folder, self._instance, self.group) if how.broadcast else None
         self._offsets = own or BrokerOffsets(self._instance, self.group)
         self._rebalance = Rebalance(
             self._instance,
             self.group,
-            consume_from=consume_from,
-            consume_type="CONSUME_ACTIVELY",
-            how=PullSettings(
-                count_max=pull_count_max,
-                bytes_max=pull_bytes_max,
-                backlog_count_max=backlog_count_max,
-                backlog_bytes_max=backlog_bytes_max,
-                send_subscription=True,
-                send_commits=False,
+            how if how.auto_commit else msgspec.structs.replace(how, commit_interval_ms=0),
+            how.pulling(send_subscription=True, send_commits=False),
+            RebalanceCalls(
+                deliver=self._deliver,
+                to_commit=self._handed_out.done,
+                on_taken=self._bare_queues(how.on_assigned),
+                on_leaving=self._bare_queues(how.on_revoked),
+                continued=self._handed_out.follow,
+                refused=lambda error: self._arrived.set(),
             ),
-            deliver=self._deliver,
-            to_commit=self._handed_out.done,
-            rebalance_interval_ms=rebalance_interval_ms,
-            commit_interval_ms=commit_interval_ms if auto_commit else None,
+            consume_type="CONSUME_ACTIVELY",
             with_retries=False,
-            strategy=strategy_of(strategy),
-            broadcast=broadcast,
             offsets=self._offsets,
-            on_taken=self._bare_queues(on_assigned),
-            on_leaving=self._bare_queues(on_revoked),
-            continued=self._handed_out.follow,
-            refused=lambda error: self._arrived.set(),
         )
-        # By the names of RocketMQ's properties: what its tools show.
-        self._settings: dict[str, object] = {
-            "messageModel": "BROADCASTING" if broadcast else "CLUSTERING",
-            "consumeFromWhere": consume_from,
-            "allocateMessageQueueStrategy": strategy,
-            "autoCommit": auto_commit,
-            "autoCommitIntervalMillis": commit_interval_ms,
-            "pullBatchSize": pull_count_max,
-            "pullThresholdForQueue": backlog_count_max,
-            "pullThresholdSizeForQueue": backlog_bytes_max >> 20,
-        }
         self._arrived = asyncio.Event()
         self._by_hand = False
         self._one_assign = asyncio.Lock()
         self._joined = False
         self._joining: asyncio.Future[None] | None = None
-        self._watches = QueueWatches(self.queues, self._refresh_route, watch_interval_ms / 1000)
+        self._watches = QueueWatches(self.queues, self._refresh_route, how.watch_interval_ms / 1000)
         self._poller: asyncio.Task[Any] | None = None
         self._in_a_row = 0
         self._trace_as(self.group, "CONSUME")
@@ -158,7 +117,9 @@ class AsyncPullConsumer(ConsumerLife):
         await self._rebalance.offsets.store.load()
         if self._tracer is not None:
             self._tracer.start()
-        self._instance.asked.consumers[self.group] = PullConsumerStatus(self._rebalance, self._settings)
+        self._instance.asked.consumers[self.group] = PullConsumerStatus(
+            self._rebalance, self._how.by_rocketmq_s_names()
+        )
         self._rebalance.keep_committing()
         if self._rebalance.subscriptions and not self._by_hand:
             self._joined = True
@@ -178,7 +139,7 @@ class AsyncPullConsumer(ConsumerLife):
         joining = [] if self._joining is None else [self._joining]
         await end_all([*self._watches.tasks, *joining], END_S)
         await self._rebalance.stop_reading()
-        if self._auto_commit and self._entered:
+        if self._how.auto_commit and self._entered:
             if through:
                 self._settle(self._rebalance.pullers.values())
             await self._rebalance.commit()

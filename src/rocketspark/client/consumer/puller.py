@@ -69,17 +69,28 @@ class PullSettings(NamedTuple):
     send_commits: bool = True
 
 
-class Puller:
-    """A puller: reads one queue ahead of its consumer.
+class PullerCalls(NamedTuple):
+    """What a puller calls of its owner.
 
-    `deliver(puller, messages)` gets what was read, in order; `moved(puller, offset, forget)` is called instead if it
-    has to be read from before, as the broker lost its end, or from where an operator wants it (`forget`: all that was
-    read is void): the puller ends then, and a new one is to be made. If it is only sent on, what was read counts still.
-    `counts`: what it adds to; `began_ms`, `pulled_ms`, `consumed_ms`: when it began, last asked, last was done with
-    messages, in ms since 1970.
-    `refused(error)` gets what no retry mends; it is tried again.
-    `set_aside(puller, messages)` gets those whose body cannot be had; without it they are delivered with the others.
-    For its owner: `leaving`, its queue is being given up; `barred`, what was taken back from there on while it is.
+    `deliver(puller, messages)` gets what was read, in order. `moved(puller, offset, forget)` is called instead if the
+    queue has to be read from an earlier offset, because the broker lost its end, or from where an operator wants it
+    (`forget`: all that was read is void): the puller ends then, and a new one is to be made. `set_aside(puller,
+    messages)` gets messages whose body cannot be had; without it they are delivered with the others. `refused(error)`
+    gets the errors that no retry mends; the puller tries again all the same.
+    """
+
+    deliver: Callable[[Puller, list[ReceivedMessage]], None]
+    moved: Callable[[Puller, int, bool], None]
+    set_aside: Callable[[Puller, list[ReceivedMessage]], None] | None = None
+    refused: Callable[[RocketSparkError], None] | None = None
+
+
+class Puller:
+    """A puller: reads one queue ahead of its consumer, from `offset` on.
+
+    `counts`: the statistics that it adds to. `began_ms`, `pulled_ms`, `consumed_ms`: when it began, when it last asked,
+    when messages of it were last finished, in ms since 1970. For its owner: `leaving`, its queue is being given up;
+    `barred`, the offset from which on messages were taken back meanwhile.
     """
 
     def __init__(
@@ -90,16 +101,13 @@ class Puller:
         subscription: Subscription,
         offset: int,
         how: PullSettings,
+        calls: PullerCalls,
         *,
-        deliver: Callable[[Puller, list[ReceivedMessage]], None],
-        moved: Callable[[Puller, int, bool], None],
         counts: TopicCounts | None = None,
-        set_aside: Callable[[Puller, list[ReceivedMessage]], None] | None = None,
-        refused: Callable[[RocketSparkError], None] | None = None,
     ) -> None:
         # What its broker refuses until it answers again.
         self.refusal: RocketSparkError | None = None
-        self._refused = refused
+        self._refused = calls.refused
         self.queue = queue
         self.group = group
         self.subscription = subscription
@@ -114,9 +122,9 @@ class Puller:
         self.done = offset
         self._instance = instance
         self._how = how
-        self._deliver = deliver
-        self._moved = moved
-        self._set_aside = set_aside
+        self._deliver = calls.deliver
+        self._moved = calls.moved
+        self._set_aside = calls.set_aside
         self._broken_replies = 0
         self.counts = counts or TopicCounts()
         self.pulled_ms = 0

@@ -16,28 +16,26 @@ from typing import Any, TypeVar, Unpack
 
 import msgspec
 
-from rocketspark.client import validators
-from rocketspark.client.consumer.allocate_queues import Strategy, StrategyName, strategy_of
+from rocketspark.client.consumer.consumer_options import PushConsumerOptions, PushConsumerSettings
 from rocketspark.client.consumer.consumer_status import PushConsumerStatus
 from rocketspark.client.consumer.lifecycle import ConsumerLife
 from rocketspark.client.consumer.listening.listeners import Listeners, Overdue, TaskListeners, ThreadListeners, Unit
 from rocketspark.client.consumer.listening.ordered_listeners import OrderedListeners
 from rocketspark.client.consumer.listening.returned_messages import ReturnedMessages
-from rocketspark.client.consumer.offset_commits import ConsumeFrom
 from rocketspark.client.consumer.offset_stores import LocalOffsets
+from rocketspark.client.consumer.pop.pop_calls import PopCalls
 from rocketspark.client.consumer.pop.pop_reading import STRATEGIES, PopReading
 from rocketspark.client.consumer.pop.popper import PopBatch, PopSettings, check_settings
-from rocketspark.client.consumer.puller import Puller, PullSettings
+from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.consumer.queue_locks import QueueLocks
-from rocketspark.client.consumer.rebalance import END_S, Rebalance
-from rocketspark.client.consumer.refusals import ErrorCalls, OnError
+from rocketspark.client.consumer.rebalance import END_S, Rebalance, RebalanceCalls
+from rocketspark.client.consumer.refusals import ErrorCalls
 from rocketspark.client.hooks import hooked, is_coroutine_function
-from rocketspark.client.options import ClientOptions
-from rocketspark.errors import ConfigError, StateError, UsageError
+from rocketspark.client.options import named_arguments, take_settings
+from rocketspark.errors import StateError, UsageError
 from rocketspark.filters import sql92
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
 from rocketspark.model.subscription import SQL92
-from rocketspark.model.text import INT_MAX
 
 log = logging.getLogger("rocketspark.client")
 
@@ -82,111 +80,52 @@ class AsyncPushConsumer(ConsumerLife):
     Use it as a context manager, or `start` and `close` it; `subscribe` and `listen` come first.
     """
 
-    def __init__(
-        self,
-        namesrv: str | None = None,
-        group: str = "",
-        *,
-        consume_from: ConsumeFrom = "last",
-        ordered: bool = False,
-        broadcast: bool = False,
-        strategy: StrategyName | Strategy = "average",
-        threads: int = 20,
-        batch_max: int = 1,
-        max_reconsume_times: int | None = None,
-        suspend_ms: float = 1000,
-        consume_timeout_ms: float = 900_000,
-        pull_count_max: int = 256,
-        pull_bytes_max: int = 256 << 10,
-        backlog_count_max: int = 1000,
-        backlog_bytes_max: int = 100 << 20,
-        topic_count_max: int = 0,
-        topic_bytes_max: int = 0,
-        span_max: int = 2000,
-        rebalance_interval_ms: float = 20_000,
-        commit_interval_ms: float = 5000,
-        close_timeout_ms: float = 30_000,
-        offset_folder: str | None = None,
-        pop: bool = False,
-        pop_settings: PopSettings | None = None,
-        on_error: OnError | None = None,
-        **options: Unpack[ClientOptions],
-    ) -> None:
-        validators.check_counts(threads=threads, batch_max=batch_max)
-        validators.check_intervals(consume_timeout_ms=consume_timeout_ms, commit_interval_ms=commit_interval_ms)
-        if broadcast:
-            # The folder of its offsets is named after the client: it has to be the same the next time.
-            options.setdefault("instance_name", "DEFAULT")
-        wrapped = namespace.wrap(options.get("namespace") or "", validators.check_group(group))
-        super().__init__(namesrv, options, wrapped)
-        self._ordered = ordered
-        self._broadcast = broadcast
-        self._threads = threads
-        self._batch_max = batch_max
-        if max_reconsume_times is not None and not -1 <= max_reconsume_times <= INT_MAX:
-            raise ConfigError(f"max_reconsume_times {max_reconsume_times} is not from -1 (the default) to {INT_MAX}")
-        # Java's default is -1, and means the same.
-        unset = max_reconsume_times is None or max_reconsume_times == -1
-        self._attempts_max = (-1 if ordered else 16) if unset else max_reconsume_times or 0
-        self._suspend_ms = suspend_ms
-        self._consume_timeout_s = consume_timeout_ms / 1000
-        self._close_timeout_s = close_timeout_ms / 1000
-        if pop and (ordered or broadcast):
-            raise ConfigError("pop=True is not for ordered or broadcast")
-        if pop and (consume_from not in ("last", "first") or strategy not in STRATEGIES):
-            raise ConfigError(
-                f"pop=True takes consume_from last or first, and as strategy one of {', '.join(STRATEGIES)}"
-            )
-        of_group = max_reconsume_times is None and not ordered
+    @named_arguments(PushConsumerSettings)
+    def __init__(self, namesrv: str | None = None, group: str = "", **options: Unpack[PushConsumerOptions]) -> None:
+        how = take_settings(PushConsumerSettings, options)
+        how.check()
+        super().__init__(namesrv, options, group, offset_file=how.broadcast)
+        self._how = how
         self._returned = ReturnedMessages(
             self._instance,
             self.group,
             self._namespace,
-            attempts_max=None if of_group else self._attempts_max,
+            attempts_max=how.attempts_max_told,
             runs=lambda: self._state == "started",
             again=self._again,
         )
-        if on_error is not None and not callable(on_error):
-            raise ConfigError(f"on_error {on_error!r} is no function: name it, without calling it")
-        refused = ErrorCalls(on_error).tell if on_error is not None else None
-        self._locks = QueueLocks(self._instance, self.group) if ordered and not broadcast else None
+        refused = ErrorCalls(how.on_error).tell if how.on_error is not None else None
+        self._locks = QueueLocks(self._instance, self.group) if how.ordered and not how.broadcast else None
         self._rebalance = Rebalance(
             self._instance,
             self.group,
-            consume_from=consume_from,
-            consume_type="CONSUME_PASSIVELY",
-            how=PullSettings(
-                count_max=pull_count_max,
-                bytes_max=pull_bytes_max,
-                backlog_count_max=backlog_count_max,
-                backlog_bytes_max=backlog_bytes_max,
-                topic_count_max=topic_count_max,
-                topic_bytes_max=topic_bytes_max,
-                span_max=0 if ordered else span_max,
-                send_commits=not broadcast,
+            how,
+            how.pulling(
+                topic_count_max=how.topic_count_max,
+                topic_bytes_max=how.topic_bytes_max,
+                span_max=0 if how.ordered else how.span_max,
+                send_commits=not how.broadcast,
             ),
-            deliver=self._deliver,
-            rebalance_interval_ms=rebalance_interval_ms,
-            commit_interval_ms=commit_interval_ms,
-            with_retries=not broadcast,
-            strategy=strategy_of(strategy),
-            broadcast=broadcast,
-            offsets=LocalOffsets(offset_folder, self._instance, self.group) if broadcast else None,
+            RebalanceCalls(
+                deliver=self._deliver,
+                settled=self._settled if how.ordered else None,
+                set_aside=self._set_aside,
+                refused=refused,
+            ),
+            consume_type="CONSUME_PASSIVELY",
+            with_retries=not how.broadcast,
+            offsets=LocalOffsets(how.offset_folder, self._instance, self.group) if how.broadcast else None,
             locks=self._locks,
-            settled=self._settled if ordered else None,
-            set_aside=self._set_aside,
-            refused=refused,
         )
         self._popping: PopReading | None = None
-        if pop:
-            how = check_settings(pop_settings or PopSettings())
+        if how.pop:
             self._popping = self._rebalance.assignment = PopReading(
-                self._instance,
-                self.group,
-                self._namespace,
-                msgspec.structs.replace(how, from_first=consume_from == "first"),
-                strategy=STRATEGIES[str(strategy)],
-                attempts_max=None if of_group else self._attempts_max,
+                PopCalls(self._instance, self.group, self._namespace),
+                msgspec.structs.replace(
+                    check_settings(how.pop_settings or PopSettings()), from_first=how.consume_from == "first"
+                ),
+                strategy=STRATEGIES[str(how.strategy)],
+                attempts_max=how.attempts_max_told,
                 subscriptions=self._rebalance.subscriptions,
                 rates=self._rebalance.rates,
                 deliver=self._deliver_popped,
@@ -194,22 +133,6 @@ class AsyncPushConsumer(ConsumerLife):
                 refused=refused,
             )
         self._trace_as(self.group, "CONSUME")
-        # By the names of RocketMQ's properties: what its tools show.
-        self._settings: dict[str, object] = {
-            "messageModel": "BROADCASTING" if broadcast else "CLUSTERING",
-            "consumeFromWhere": consume_from,
-            "consumeThreadMax": threads,
-            "consumeMessageBatchMaxSize": batch_max,
-            "maxReconsumeTimes": -1 if max_reconsume_times is None else self._attempts_max,
-            "suspendCurrentQueueTimeMillis": suspend_ms,
-            "consumeTimeout": consume_timeout_ms / 60_000,
-            "pullBatchSize": pull_count_max,
-            "pullBatchSizeInBytes": pull_bytes_max,
-            "pullThresholdForQueue": backlog_count_max,
-            "pullThresholdSizeForQueue": backlog_bytes_max >> 20,
-            "persistConsumerOffsetInterval": commit_interval_ms,
-            "allocateMessageQueueStrategy": strategy,
-        }
         self._listener: Callable[[Any], Any] | None = None
         self._listeners: Listeners | None = None
         # Once false, what fails now stays uncommitted, and comes again elsewhere.
@@ -288,10 +211,10 @@ class AsyncPushConsumer(ConsumerLife):
             self._tracer.start()
         self._instance.asked.consumers[self.group] = PushConsumerStatus(
             self._rebalance,
-            self._settings,
+            self._how.by_rocketmq_s_names(),
             self._listener,
-            ordered=self._ordered,
-            batched=self._batch_max > 1,
+            ordered=self._how.ordered,
+            batched=self._how.batch_max > 1,
             bare=self._bare,
             poppers=self._popping.poppers if self._popping is not None else {},
         )
@@ -299,16 +222,18 @@ class AsyncPushConsumer(ConsumerLife):
         await self._rebalance.join()
 
     def _make_listeners(self, listener: Callable[[Any], Any]) -> Listeners:
-        if not self._ordered:
+        if not self._how.ordered:
             kind = TaskListeners if is_coroutine_function(listener) else ThreadListeners
-            return kind(listener, self._threads, self._finished, Overdue(self._consume_timeout_s, self._expired))
+            return kind(
+                listener, self._how.threads, self._finished, Overdue(self._how.consume_timeout_ms / 1000, self._expired)
+            )
         locks = self._locks
         ordered = OrderedListeners(
             listener,
-            self._threads,
+            self._how.threads,
             self._finished,
-            suspend_ms=self._suspend_ms,
-            attempts_max=self._attempts_max,
+            suspend_ms=self._how.suspend_ms,
+            attempts_max=self._how.attempts_max,
             may_run=locks.holds if locks is not None else _always,
             give_up=self._returned.bury_in_order,
         )
@@ -339,7 +264,7 @@ class AsyncPushConsumer(ConsumerLife):
         if self._popping is not None:
             await self._popping.stop()
         try:
-            async with asyncio.timeout(self._close_timeout_s):
+            async with asyncio.timeout(self._how.close_timeout_ms / 1000):
                 await self._settle()
         except TimeoutError:
             log.warning("group %s: a listener still runs; its messages will be delivered again", self.group)
@@ -374,13 +299,13 @@ class AsyncPushConsumer(ConsumerLife):
         if self._namespace:
             for message in messages:
                 message.topic = namespace.unwrap(self._namespace, message.topic)
-        n = self._batch_max
+        n = self._how.batch_max
         given = messages if n == 1 else [messages[i : i + n] for i in range(0, len(messages), n)]
         self._listeners.put(zip(repeat(puller), given))
 
     def _deliver_popped(self, batch: PopBatch, messages: list[ReceivedMessage]) -> None:
         assert self._listeners is not None
-        n = self._batch_max
+        n = self._how.batch_max
         if n == 1:
             self._listeners.put(zip(repeat(batch), messages))
             return
@@ -396,7 +321,7 @@ class AsyncPushConsumer(ConsumerLife):
             where = f"offset {message.queue_offset} of {puller.queue}"
             log.error("%s is not given to the listener, but set aside: %s", where, message.body_error)
             puller.counts.failed += 1
-            if self._broadcast:
+            if self._how.broadcast:
                 puller.process_queue.finish([message])
             else:
                 self._returned.bury(puller, message)
@@ -407,33 +332,33 @@ class AsyncPushConsumer(ConsumerLife):
         now_ms = int(time.time() * 1000)
         for puller, units in groupby(done, key=itemgetter(0)):
             given = [unit[1] for unit in units]
-            if self._batch_max > 1:
+            if self._how.batch_max > 1:
                 given = list(chain.from_iterable(given))
             puller.process_queue.finish(given)
             puller.counts.taken += len(given)
             puller.consumed_ms = now_ms
         for puller, given in failed:
-            puller.counts.failed += 1 if self._batch_max == 1 else len(given)
+            puller.counts.failed += 1 if self._how.batch_max == 1 else len(given)
             puller.consumed_ms = now_ms
             if puller.dropped or not self._takes_back:
                 continue
-            if self._broadcast:
+            if self._how.broadcast:
                 # Nobody else would get it again (rule: ConsumeMessageConcurrentlyService, 5.x).
-                puller.process_queue.finish([given] if self._batch_max == 1 else given)
+                puller.process_queue.finish([given] if self._how.batch_max == 1 else given)
                 continue
-            for message in [given] if self._batch_max == 1 else given:
+            for message in [given] if self._how.batch_max == 1 else given:
                 self._returned.give_back(puller, message)
 
     def _expired(self, unit: Unit) -> None:
         _puller, given = unit
-        first = given if self._batch_max == 1 else given[0]
+        first = given if self._how.batch_max == 1 else given[0]
         text = "the listener takes more than %.0f s for message %s of topic %s; it is delivered again later"
-        log.warning(text, self._consume_timeout_s, first.message_id, first.topic)
+        log.warning(text, self._how.consume_timeout_ms / 1000, first.message_id, first.topic)
         self._finished([], [unit])
 
     def _again(self, puller: Puller, message: ReceivedMessage) -> None:
         if self._state == "started" and not puller.dropped and self._listeners is not None:
-            self._listeners.put([(puller, message if self._batch_max == 1 else [message])])
+            self._listeners.put([(puller, message if self._how.batch_max == 1 else [message])])
 
 
 def _place(message: ReceivedMessage) -> tuple[MessageQueue, int]:

@@ -12,14 +12,17 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
+import msgspec
+
 from rocketspark.client import validators
 from rocketspark.client.callbacks import end_all, ends_loop, every, trouble_log
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
-from rocketspark.client.consumer.allocate_queues import Strategy, average
-from rocketspark.client.consumer.offset_commits import ConsumeFrom, OffsetCommits
+from rocketspark.client.consumer.allocate_queues import strategy_of
+from rocketspark.client.consumer.consumer_options import ConsumerSettings
+from rocketspark.client.consumer.offset_commits import OffsetCommits
 from rocketspark.client.consumer.offset_stores import BrokerOffsets, OffsetStore
-from rocketspark.client.consumer.puller import Puller, PullSettings
+from rocketspark.client.consumer.puller import Puller, PullerCalls, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.consumer.refusals import OtherSubscriptions, is_refusal, refusal_text
 from rocketspark.client.hooks import OnQueues, call_with_queues
@@ -32,7 +35,6 @@ from rocketspark.protocol.json import bodies
 log = logging.getLogger("rocketspark.client")
 
 TROUBLE_S = 1.0
-# After these a member does not ask again what its group subscribes to.
 # Time for which a queue is left to the member that may still have it when members join.
 HANDOVER_S = 0.2
 JOIN_S = 3.0
@@ -52,44 +54,52 @@ class Assignment(Protocol):
         """Begin to read the others: those that are not pulled any more were given up."""
 
 
+def _lowest(puller: Puller) -> int:
+    return puller.process_queue.lowest
+
+
+class RebalanceCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rebalance calls of its consumer.
+
+    `deliver(puller, messages)` gets what is read, `set_aside` those messages whose body cannot be had (without it they
+    are delivered too). `to_commit` returns how far a queue was read for good. `settled`, if given, returns once no call
+    of the listener runs for a queue that is given up. `on_taken` and `on_leaving` are told of the changes that
+    rebalancing makes: the first afterwards, the second before the offsets are committed. `continued` is told of a
+    puller that ended, because its filter is new or its broker lost its end, and of the one that goes on. `refused` gets
+    the errors that no retry mends.
+    """
+
+    deliver: Callable[[Puller, list[ReceivedMessage]], None]
+    to_commit: Callable[[Puller], int] = _lowest
+    settled: Callable[[Puller], Awaitable[None]] | None = None
+    set_aside: Callable[[Puller, list[ReceivedMessage]], None] | None = None
+    on_taken: OnQueues | None = None
+    on_leaving: OnQueues | None = None
+    continued: Callable[[Puller, Puller], None] | None = None
+    refused: Callable[[RocketSparkError], None] | None = None
+
+
 class Rebalance:
     """The queues that one consumer reads.
 
-    `deliver(puller, messages)` gets what is read, `set_aside` those of it whose body cannot be had; `to_commit` says
-    how far a queue was read for good.
-    `consume_from`: where a queue without a committed offset begins: "last" (its end), "first", or the first message
-    stored at or after a time in ms; retry topics begin at 0. Without `join` the queues are those given to `own`, and
-    the brokers do not know of the member. `broadcast`: every queue is read, whoever else reads it. With `locks` a queue
-    is read only while it is locked, and given up only once `settled` returns. `on_taken` and `on_leaving` are told of
-    changes that rebalancing makes: afterwards, and before the offsets are committed. `continued` is told of a puller
-    that ended for a new filter, or as its broker lost its end, and of the one that goes on. `assignment`: a broker says
-    what this member reads. `refused` gets what no retry mends.
+    `settings`: the consumer's; with `broadcast` every queue is read, whoever else reads it. `how`: those of its
+    pullers. `with_retries`: the group's retry topic is read too, from its beginning. With `locks` a queue is read only
+    while it is locked. `assignment`: if a consumer sets it, a broker says what this member reads. Without `join` the
+    queues are those given to `own`, and the brokers do not know of the member.
     """
 
     def __init__(
         self,
         instance: Instance,
         group: str,
-        *,
-        consume_from: ConsumeFrom,
-        consume_type: str,
+        settings: ConsumerSettings,
         how: PullSettings,
-        deliver: Callable[[Puller, list[ReceivedMessage]], None],
-        to_commit: Callable[[Puller], int] = lambda puller: puller.process_queue.lowest,
-        rebalance_interval_ms: float,
-        commit_interval_ms: float | None,
+        calls: RebalanceCalls,
+        *,
+        consume_type: str,
         with_retries: bool,
-        strategy: Strategy = average,
-        broadcast: bool = False,
         offsets: OffsetStore | None = None,
         locks: QueueLocks | None = None,
-        settled: Callable[[Puller], Awaitable[None]] | None = None,
-        set_aside: Callable[[Puller, list[ReceivedMessage]], None] | None = None,
-        on_taken: OnQueues | None = None,
-        on_leaving: OnQueues | None = None,
-        continued: Callable[[Puller, Puller], None] | None = None,
-        assignment: Assignment | None = None,
-        refused: Callable[[RocketSparkError], None] | None = None,
     ) -> None:
         validators.check_counts(
             pull_count_max=how.count_max,
@@ -97,8 +107,9 @@ class Rebalance:
             backlog_count_max=how.backlog_count_max,
             backlog_bytes_max=how.backlog_bytes_max,
         )
-        validators.check_intervals(rebalance_interval_ms=rebalance_interval_ms)
-        self._refused = refused
+        validators.check_intervals(rebalance_interval_ms=settings.rebalance_interval_ms)
+        self._calls = calls
+        self._puller_calls = PullerCalls(calls.deliver, self._moved, calls.set_aside, calls.refused)
         # Whether brokers say what the group subscribes to, and what that was when it was not what this member does.
         self._others = OtherSubscriptions(instance, group)
         # What the last rebalance was refused.
@@ -107,30 +118,23 @@ class Rebalance:
         self.group = group
         self.pullers: dict[MessageQueue, Puller] = {}
         self.subscriptions: dict[str, Subscription] = {}
-        self._consume_from = consume_from
+        self._settings = settings
         self._consume_type = consume_type
         self._how = how
-        self._deliver = deliver
         self.rates = ConsumeStats()
-        self._rebalance_interval_s = rebalance_interval_ms / 1000
-        self._commit_interval_s = commit_interval_ms / 1000 if commit_interval_ms else None
-        self._strategy = strategy
-        self._broadcast = broadcast
+        self._rebalance_interval_s = settings.rebalance_interval_ms / 1000
+        self._commit_interval_s = settings.commit_interval_ms / 1000 if settings.commit_interval_ms else None
+        self._strategy = strategy_of(settings.strategy)
         self.offsets = OffsetCommits(
             instance,
             group,
             offsets or BrokerOffsets(instance, group),
             self.pullers,
-            consume_from=consume_from,
-            to_commit=to_commit,
+            consume_from=settings.consume_from,
+            to_commit=calls.to_commit,
         )
         self.locks = locks
-        self._settled = settled
-        self._set_aside = set_aside
-        self._on_taken = on_taken
-        self._on_leaving = on_leaving
-        self._continued = continued
-        self.assignment = assignment
+        self.assignment: Assignment | None = None
         self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
         self._resets: set[asyncio.Task[None]] = set()
         self._one_reset = asyncio.Lock()
@@ -141,6 +145,8 @@ class Rebalance:
         self._notice = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._known_members: set[str] = set()
+        # Whether the last rebalance found members that the one before did not know.
+        self._newcomers = False
         self.balanced = asyncio.Event()
         self.joined = False
         if with_retries:
@@ -195,7 +201,9 @@ class Rebalance:
             async with asyncio.timeout(JOIN_S):
                 await self.balanced.wait()
         except TimeoutError:
-            why = "on_assigned did not end" if self.pullers and self._on_taken is not None else "no broker answered"
+            why = (
+                "on_assigned did not end" if self.pullers and self._calls.on_taken is not None else "no broker answered"
+            )
             log.warning("group %s: %s within %.0f s; it goes on", self.group, why, JOIN_S)
 
     def keep_committing(self) -> None:
@@ -233,8 +241,8 @@ class Rebalance:
         return bodies.ConsumerData(
             group_name=self.group,
             consume_type=self._consume_type,
-            message_model="BROADCASTING" if self._broadcast else "CLUSTERING",
-            consume_from_where=where.get(str(self._consume_from), "CONSUME_FROM_TIMESTAMP"),
+            message_model="BROADCASTING" if self._settings.broadcast else "CLUSTERING",
+            consume_from_where=where.get(str(self._settings.consume_from), "CONSUME_FROM_TIMESTAMP"),
             subscription_data_set=[bodies.SubscriptionBody.of(s) for _, s in sorted(self.subscriptions.items())],
         )
 
@@ -280,35 +288,14 @@ class Rebalance:
         """
         whole, self._refusal = True, None
         shares: dict[str, list[MessageQueue]] = {}
-        newcomers = False
+        self._newcomers = False
         for topic in list(self.subscriptions):
             try:
-                known = self.instance.routes.known(topic) is not None
-                route = await self.instance.routes.get(topic)
-                if not known:
-                    # Its brokers may be new to us.
-                    await self.instance.heartbeat_all()
-                queues = sorted(route.read_queues())
-                if self._broadcast:
-                    shares[topic] = queues
-                    continue
-                if self.assignment is not None:
-                    assigned = await self.assignment.share(topic, route)
-                    if assigned is None:
-                        whole = False
-                        continue
-                    shares[topic] = assigned
-                    await self._leave_all_but(topic, assigned)
-                    self.assignment.begin(topic)
-                    continue
-                members = await self._members(route)
-                if members is None:
+                share = await self._share(topic)
+                if share is None:
                     whole = False
-                    continue
-                newcomers = newcomers or (len(members) > 1 and not self._known_members.issuperset(members))
-                self._known_members = set(members)
-                shares[topic] = self._strategy(self.instance.client_id, queues, members)
-                await self._leave_all_but(topic, shares[topic])
+                else:
+                    shares[topic] = share
             except RouteNotFound:
                 # A retry topic of pops is made by the first message that comes again.
                 whole = whole and self.assignment is not None and topic.startswith(validators.RETRY_PREFIX)
@@ -320,7 +307,8 @@ class Rebalance:
         for topic in {q.topic for q in (*self.pullers, *locked)} - set(self.subscriptions):
             await self._leave_all_but(topic, [])
             await self._release_all_but(topic, [])
-        if newcomers and self.locks is None and any(q not in self.pullers for share in shares.values() for q in share):
+        taking = any(q not in self.pullers for share in shares.values() for q in share)
+        if self._newcomers and self.locks is None and taking:
             # Whoever has these queues now was told of the newcomers as well, and commits what it finished.
             await asyncio.sleep(HANDOVER_S)
         for topic, share in shares.items():
@@ -329,11 +317,36 @@ class Rebalance:
             await self._others.look(self.subscriptions)
         return whole
 
+    async def _share(self, topic: str) -> list[MessageQueue] | None:
+        """Return this member's queues of a topic, and give up the others; None while they cannot be told."""
+        known = self.instance.routes.known(topic) is not None
+        route = await self.instance.routes.get(topic)
+        if not known:
+            # Its brokers may be new to us.
+            await self.instance.heartbeat_all()
+        queues = sorted(route.read_queues())
+        if self._settings.broadcast:
+            return queues
+        if self.assignment is not None:
+            assigned = await self.assignment.share(topic, route)
+            if assigned is not None:
+                await self._leave_all_but(topic, assigned)
+                self.assignment.begin(topic)
+            return assigned
+        members = await self._members(route)
+        if members is None:
+            return None
+        self._newcomers = self._newcomers or (len(members) > 1 and not self._known_members.issuperset(members))
+        self._known_members = set(members)
+        share = self._strategy(self.instance.client_id, queues, members)
+        await self._leave_all_but(topic, share)
+        return share
+
     def _note_refusal(self, error: RocketSparkError) -> None:
         if is_refusal(error):
             self._refusal = error
-            if self._refused is not None:
-                self._refused(error)
+            if self._calls.refused is not None:
+                self._calls.refused(error)
 
     def refusal(self) -> RocketSparkError | None:
         """Return what brokers refuse now so that no retry mends it, None if all is well."""
@@ -391,8 +404,8 @@ class Rebalance:
                 self._note_refusal(e)
                 whole = False
         self._share_bounds(topic)
-        if taken and self._on_taken is not None and self.joined:
-            await call_with_queues(self._on_taken, taken)
+        if taken and self._calls.on_taken is not None and self.joined:
+            await call_with_queues(self._calls.on_taken, taken)
         return whole
 
     async def _leave_all_but(self, topic: str, share: list[MessageQueue]) -> None:
@@ -401,10 +414,10 @@ class Rebalance:
             puller.leaving = True
             puller.drop()
         try:
-            if leaving and self._on_leaving is not None and self.joined:
-                await call_with_queues(self._on_leaving, [f.queue for f in leaving])
+            if leaving and self._calls.on_leaving is not None and self.joined:
+                await call_with_queues(self._calls.on_leaving, [f.queue for f in leaving])
             for puller in leaving:
-                if self._settled is None:
+                if self._calls.settled is None:
                     await self._give_up(puller)
                 else:
                     self._leaving[puller.queue] = asyncio.ensure_future(self._give_up(puller))
@@ -423,8 +436,8 @@ class Rebalance:
     async def _give_up(self, puller: Puller) -> None:
         queue = puller.queue
         try:
-            if self._settled is not None:
-                await self._settled(puller)
+            if self._calls.settled is not None:
+                await self._calls.settled(puller)
             if self._commit_interval_s:
                 await self.offsets.commit([puller])
             if self.locks is not None:
@@ -470,17 +483,7 @@ class Rebalance:
         subscription = self.subscriptions.get(queue.topic) or subscribe(queue.topic)
         counts = self.rates.of(queue.topic)
         puller = Puller(
-            self.instance,
-            self.group,
-            queue,
-            subscription,
-            offset,
-            self._how,
-            deliver=self._deliver,
-            moved=self._moved,
-            counts=counts,
-            set_aside=self._set_aside,
-            refused=self._refused,
+            self.instance, self.group, queue, subscription, offset, self._how, self._puller_calls, counts=counts
         )
         self.pullers[queue] = puller
         puller.process_queue.paused = before.process_queue.paused if before is not None else self._paused
@@ -506,8 +509,8 @@ class Rebalance:
         """Read a queue again from there, at most the lowest that is unfinished: what is below counts as before."""
         after = self.seek(puller.queue, offset)
         after.done = min(puller.done, offset)
-        if self._continued is not None:
-            self._continued(puller, after)
+        if self._calls.continued is not None:
+            self._calls.continued(puller, after)
 
     def seek(self, queue: MessageQueue, offset: int) -> Puller:
         """Read a queue on from another offset; what was fetched of it is forgotten.
@@ -538,8 +541,8 @@ class Rebalance:
                 puller.drop()
             for queue, puller in mine.items():
                 try:
-                    if self._settled is not None:
-                        await self._settled(puller)
+                    if self._calls.settled is not None:
+                        await self._calls.settled(puller)
                     failed = await self.offsets.store.commit({queue: offsets[queue]})
                     if queue in failed:
                         # It is committed with what is read next.

@@ -16,9 +16,10 @@ from hypothesis.stateful import rule
 from tests.unit.client.consumer.test_consumer_models import Machine, queue_of, run_consumers, which
 from tests.unit.client.world import QUEUES
 
+from rocketspark.client.consumer.consumer_options import ConsumerSettings
 from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
-from rocketspark.client.consumer.rebalance import Rebalance
+from rocketspark.client.consumer.rebalance import Rebalance, RebalanceCalls
 from rocketspark.errors import StateError
 from rocketspark.model import MessageQueue, ReceivedMessage
 
@@ -43,15 +44,12 @@ class Member:
         self._rebalance = Rebalance(
             self._instance,
             "g",
-            consume_from="first",
+            ConsumerSettings(consume_from="first"),
+            PullSettings(backlog_count_max=10),
+            RebalanceCalls(deliver=self._deliver, settled=self._settled),
             consume_type="CONSUME_PASSIVELY",
-            how=PullSettings(backlog_count_max=10),
-            deliver=self._deliver,
-            rebalance_interval_ms=20_000,
-            commit_interval_ms=5000,
             with_retries=False,
             locks=QueueLocks(self._instance, "g"),
-            settled=self._settled,
         )
         self._rebalance.subscribe("t")
 

@@ -62,7 +62,7 @@ class PopCalls:
     """The calls of one group. `bare`: the namespace that is taken off topics."""
 
     def __init__(self, instance: Instance, group: str, bare: str) -> None:
-        self._instance = instance
+        self.instance = instance
         self.group = group
         self._namespace = bare
         # By broker, how far its clock is ahead of our monotonic one, in ms.
@@ -138,21 +138,21 @@ class PopCalls:
 
     async def _peer(self, topic: str, broker_name: str) -> Peer:
         # Pops are a master's; `readable` is it, or who stands in for it.
-        routes = self._instance.routes
+        routes = self.instance.routes
         address = routes.readable(broker_name)
         if address is None:
             await routes.refresh(topic)
             address = routes.readable(broker_name)
         if address is None:
             raise BrokerNotFound(topic, remark=f"no broker {broker_name!r} is known for topic {topic!r}: start it")
-        return self._instance.open_broker(address) or await self._instance.broker(address)
+        return self.instance.open_broker(address) or await self.instance.broker(address)
 
     async def look_again(self, topic: str, error: BaseException) -> None:
         """Fetch the topic's route if the error says that its broker may be elsewhere now."""
         if isinstance(error, ServerError) and error.code not in NO_MASTER_CODES:
             return
         try:
-            await self._instance.routes.refresh(topic)
+            await self.instance.routes.refresh(topic)
         except RocketSparkError as e:
             log.info("no new route of topic %s: %s", topic, e)
 
@@ -205,7 +205,7 @@ class PopCalls:
     async def _ack(self, of_broker: tuple[str, list[tuple[str, ReceiptHandle]]]) -> None:
         broker_name, handles = of_broker
         peer = await self._peer(handles[0][0], broker_name)
-        timeout_ms = self._instance.timeout_ms
+        timeout_ms = self.instance.timeout_ms
         if len(handles) == 1:
             ((topic, handle),) = handles
             await pop_api.ack(peer, self.group, topic, handle, timeout_ms=timeout_ms)
@@ -220,7 +220,7 @@ class PopCalls:
         handle, topic = self.handle_of(message), self._full_topic(message)
         peer = await self._peer(topic, handle.broker_name)
         new = await pop_api.change_invisible_time(
-            peer, self.group, topic, handle, invisible_ms, timeout_ms=self._instance.timeout_ms
+            peer, self.group, topic, handle, invisible_ms, timeout_ms=self.instance.timeout_ms
         )
         message.receipt_handle = new.encode()
 
@@ -236,7 +236,7 @@ class PopCalls:
     async def _ask_attempts_max(self, topic: str, broker_name: str) -> int:
         try:
             peer = await self._peer(topic, broker_name)
-            group = await admin_api.group_config(peer, self.group, timeout_ms=self._instance.timeout_ms)
+            group = await admin_api.group_config(peer, self.group, timeout_ms=self.instance.timeout_ms)
         except RocketSparkError as e:
             log.info("group %s: its retryMaxTimes is not told, %d is taken: %s", self.group, ATTEMPTS_MAX, e)
             return ATTEMPTS_MAX

@@ -16,7 +16,6 @@ from typing import Any
 
 from rocketspark.client.callbacks import end_all, trouble_log
 from rocketspark.client.connection import pop_api
-from rocketspark.client.connection.instance import Instance
 from rocketspark.client.consumer.listening.listeners import Unit
 from rocketspark.client.consumer.pop.pop_calls import PopCalls
 from rocketspark.client.consumer.pop.popper import PopBatch, Popper, PopSettings
@@ -43,9 +42,7 @@ class PopReading:
 
     def __init__(
         self,
-        instance: Instance,
-        group: str,
-        bare: str,
+        calls: PopCalls,
         how: PopSettings,
         *,
         strategy: str,
@@ -57,8 +54,9 @@ class PopReading:
         refused: Callable[[RocketSparkError], None] | None = None,
     ) -> None:
         self._refused = refused
-        self._instance = instance
-        self._group = group
+        self._calls = calls
+        self._instance = calls.instance
+        self._group = calls.group
         self._how = how
         self._strategy = strategy
         self._attempts_max = attempts_max
@@ -66,7 +64,6 @@ class PopReading:
         self._rates = rates
         self._deliver = deliver
         self._give_up = give_up
-        self._calls = PopCalls(instance, group, bare)
         self.poppers: dict[MessageQueue, Popper] = {}
         self._assigned: dict[str, list[MessageQueue]] = {}
         self._batches: set[PopBatch] = set()
@@ -181,9 +178,7 @@ class PopReading:
                 batch.finish(messages)
                 for message in messages:
                     self._task(self._fail(batch, message))
-        return [u for u in done if not isinstance(u[0], PopBatch)], [
-            u for u in failed if not isinstance(u[0], PopBatch)
-        ]
+        return _pulled(done), _pulled(failed)
 
     async def _ack(self, messages: list[ReceivedMessage]) -> None:
         for _ in range(ACK_TRIES):

@@ -84,8 +84,7 @@ class AsyncSimpleConsumer(ConsumerLife):
     ) -> None:
         if consume_from not in ("last", "first"):
             raise ConfigError(f"consume_from {consume_from!r} is not one of last, first")
-        wrapped = namespace.wrap(options.get("namespace") or "", validators.check_group(group))
-        super().__init__(namesrv, options, wrapped)
+        super().__init__(namesrv, options, group)
         self._from_first = consume_from == "first"
         self._invisible_ms = _invisible(invisible_ms, ConfigError)
         self._ordered = ordered
