@@ -21,9 +21,8 @@ from rocketspark.client.callbacks import end_all
 from rocketspark.client.connection.queue_watches import QueueWatches
 from rocketspark.client.consumer.consumer_options import PullConsumerOptions, PullConsumerSettings
 from rocketspark.client.consumer.consumer_status import PullConsumerStatus
-from rocketspark.client.consumer.handed_out import HandedOut
+from rocketspark.client.consumer.handed_out import HandedOut, MessageIterator, Run
 from rocketspark.client.consumer.lifecycle import ConsumerLife
-from rocketspark.client.consumer.message_iterator import MessageIterator, Run
 from rocketspark.client.consumer.offset_stores import BrokerOffsets, LocalOffsets
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.consumer.rebalance import END_S, Rebalance, RebalanceCalls

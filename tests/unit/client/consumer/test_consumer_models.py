@@ -23,7 +23,7 @@ from tests.unit.client.machines import run_machine
 from tests.unit.client.world import QUEUES, RETRIES, World
 
 from rocketspark.client import AsyncPullConsumer, AsyncPushConsumer
-from rocketspark.client.consumer.message_iterator import MessageIterator
+from rocketspark.client.consumer.handed_out import MessageIterator
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue, ReceivedMessage
 

@@ -11,7 +11,7 @@ from tests.unit.client.consumer.test_rebalance import Held
 from tests.unit.client.fake import Fake, in_loop, until
 
 from rocketspark.client import AsyncPullConsumer
-from rocketspark.client.consumer.message_iterator import MessageIterator
+from rocketspark.client.consumer.handed_out import MessageIterator
 from rocketspark.model import MessageQueue
 
 pytestmark = pytest.mark.shows(
