@@ -11,7 +11,7 @@ import pytest
 from tests.live.support import TOPIC, beat, broker, connected, create, pull, records, run, send, until
 from tests.support.patience import LIMIT_S
 
-from rocketspark.broker.messages.half_batches import half_ranges as broker_ranges
+from rocketspark.broker.handlers import end_transaction
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers.admin import RuntimeInfoHeader
@@ -149,8 +149,8 @@ def test_the_runtime_table_tells_of_batches(tmp_path: Path) -> None:
 
 def test_a_range_that_takes_long_lets_others_have_their_turn(tmp_path: Path, monkeypatch: Any) -> None:
     """Between two pieces of one request another is answered."""
-    monkeypatch.setattr(broker_ranges, "TOGETHER_MAX", 10)
-    monkeypatch.setattr(broker_ranges, "TURN", 10)
+    monkeypatch.setattr(end_transaction, "TOGETHER_MAX", 10)
+    monkeypatch.setattr(end_transaction, "TURN", 10)
 
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer, connected(server.address) as other:
@@ -166,7 +166,7 @@ def test_a_range_that_takes_long_lets_others_have_their_turn(tmp_path: Path, mon
 
 
 def test_many_short_ranges_let_others_have_their_turn_and_are_all_ended(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(broker_ranges, "TURN", 400)
+    monkeypatch.setattr(end_transaction, "TURN", 400)
 
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer, connected(server.address) as other:
@@ -210,7 +210,7 @@ def test_ends_one_by_one_let_others_have_their_turn(tmp_path: Path) -> None:
             assert (await end(peer, COMMIT, half_ranges.encode([(first, positions)]))).code == 0
             others_turn.cancel()
             assert sum(turns) == len(await visible(peer)) == 500
-            assert max(turns) <= broker_ranges.SINGLE_MAX
+            assert max(turns) <= end_transaction.SINGLE_MAX
 
     run(main())
 

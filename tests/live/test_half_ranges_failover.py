@@ -13,7 +13,7 @@ from tests.live.test_controller_mode import Group, group
 from tests.live.test_half_ranges import COMMIT, end, halves, items, visible
 from tests.live.test_unconfirmed import SLOW, pair
 
-from rocketspark.broker.messages.half_batches import half_ranges as broker_ranges
+from rocketspark.broker.handlers import end_transaction
 from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.server import BrokerServer
@@ -37,7 +37,7 @@ SLAVE = 11
 def small_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many turns of the loop, so that a range is cut in its midst."""
     for name in ("TOGETHER_MAX", "SINGLE_MAX", "TURN"):
-        monkeypatch.setattr(broker_ranges, name, 10)
+        monkeypatch.setattr(end_transaction, name, 10)
 
 
 async def told(broker: BrokerServer, body: bytes) -> Reply:

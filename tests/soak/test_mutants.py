@@ -115,7 +115,7 @@ ALIKE = {
     # The rounds that are left do nothing.
     "broker/messages/batch_properties.py ReplaceBreakWithContinue break 1",
     # The general way leaves the same bytes.
-    "broker/messages/half_batches/half_shapes.py ReplaceComparisonOperator_LtE_Lt"
+    "broker/messages/half_batch_records.py ReplaceComparisonOperator_LtE_Lt"
     " return shape if shape.properties_bytes <= properties.BYTES_MAX else None 1",
 }
 # What is compiled is kept, and never taken for that of a change made within the same second.

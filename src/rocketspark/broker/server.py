@@ -31,7 +31,6 @@ from rocketspark.broker.handlers.broker_to_client import BrokerToClientHandler
 from rocketspark.broker.handlers.client_manage import ClientHandler
 from rocketspark.broker.handlers.consumer_manage import ConsumerManageHandler
 from rocketspark.broker.handlers.end_transaction import TransactionHandler
-from rocketspark.broker.handlers.half_ranges import HalfRangesHandler
 from rocketspark.broker.handlers.pops.all_handlers import pop_handlers
 from rocketspark.broker.handlers.pull_message import PullHandler
 from rocketspark.broker.handlers.query_assignment import AssignmentHandler
@@ -333,7 +332,6 @@ class BrokerServer:
         )
         yield QueryHandler(store, long_scans)
         yield TransactionHandler(messages.transactions, durability)
-        yield HalfRangesHandler(messages.transactions, durability)
         yield TimerHandler(s, messages.timer_rules, put_message, tables.topics, durability)
         yield GroupHandler(
             s,

@@ -1,31 +1,150 @@
-"""END_TRANSACTION: the producer's commit or rollback of a half message."""
+"""How producers end half messages: END_TRANSACTION for one, END_HALF_RANGES (our own) for ranges of them.
+
+HalfRanges is both for batches: it stores one as half messages (SEND_HALF_BATCH), and ends a range of them.
+
+Rule: a part of a batch or range that cannot be done together with the others is done one by one, with the same outcome.
+One call holds the event loop for some milliseconds at most.
+"""
 
 from __future__ import annotations
 
-from rocketspark.broker.messages.transactions import Transactions
+import asyncio
+import struct
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rocketspark.broker.messages.half_batches import too_many
+from rocketspark.broker.messages.put_message import AcceptedBatch, pairs_of
+from rocketspark.broker.messages.send_rules import illegal, items_of
+from rocketspark.broker.messages.transactions import HALF_GONE, Transactions
 from rocketspark.broker.replication.waits import Durability
+from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.errors import ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol import frames
-from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers import EndTransactionHeader, Request
-from rocketspark.protocol.message import sysflags
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import EndHalfRangesHeader, EndTransactionHeader, Request
+from rocketspark.protocol.message import half_ranges, sysflags
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 
 log = LimitedLog("rocketspark.broker")
 
+# Ends carried out in one turn of the loop: together, some 2 us each; one by one, 20 to 100 us each.
+TOGETHER_MAX = 2048
+SINGLE_MAX = 64
+# After so long others have their turn, whatever is left: a message may be of some MB, or take a search of the index.
+SINGLE_S = 0.005
+_RANGE_COST = _SINGLE_COST = 32
+# Bytes that cost as much as a message.
+_COST_BYTES = 1024
+# Messages ended before the loop serves others, or work that costs as much.
+TURN = 2048
+# Half messages of a batch that go one by one in one turn: some 20 us each.
+SINGLE_BATCH_MAX = 1024
+# And their properties together, counted by what ends one.
+SINGLE_PROPERTIES_MAX = 1 << 15
+
+
+class EndedRange(NamedTuple):
+    """What became of the first `done` messages of a range; `gone`: offsets of those that cannot be committed.
+
+    `end`: the physical offset that must be on the disk before the commits are safe, None without any; `cost`: the work
+    that it was, in messages that end together.
+    """
+
+    done: int
+    gone: list[int]
+    end: int | None
+    cost: int = 0
+
+
+class HalfRanges:
+    """Batches and ranges of one broker's half messages."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+        self._batched = transactions.batched
+
+    def prepare(
+        self, topic: str, queue_id: int, body: bytes, sys_flag: int, born_time_ms: int, born_host: bytes
+    ) -> AcceptedBatch:
+        """Store the messages of a batch as half messages, at consecutive offsets of the half queue.
+
+        Raises ServerError as `Transactions.prepare`; those before the message that it is about may be stored then, and
+        are asked for as any whose producer says nothing more. Code 3, with nothing stored, for a batch that would hold
+        the loop for long.
+        """
+        found = self._batched.prepare(topic, queue_id, body, sys_flag, born_time_ms, born_host, now_ms())
+        if found is not None:
+            self._transactions.note_batch(found)
+            return found.accepted
+        items = items_of(body)
+        if len(items) > SINGLE_BATCH_MAX or body.count(b"\2") > SINGLE_PROPERTIES_MAX:
+            raise too_many(len(items), SINGLE_BATCH_MAX)
+        placed = [
+            self._transactions.prepare(
+                *(topic, queue_id, item.body, item.properties, pairs_of(item.properties)),
+                *(item.flag, sys_flag, born_time_ms, born_host),
+            )
+            for item in items
+        ]
+        return AcceptedBatch([position for position, _, _ in placed], placed[0][1], placed[-1][2])
+
+    def end(self, topic: str, group: str, outcome: int, first: int, positions: NDArray[np.int64]) -> EndedRange:
+        """Commit or roll back half messages at consecutive offsets of the half queue, from `first` on.
+
+        It may end fewer than all: call it for the rest once others had their turn. `positions`: their physical offsets.
+        What ended before stays as it is. Raises ServerError as `Transactions.end` for the first of them.
+        """
+        ended = self._batched.end(topic, group, outcome, first, positions[:TOGETHER_MAX])
+        if ended is None:
+            return self._end_single(topic, group, outcome, first, positions[:SINGLE_MAX].tolist())
+        offsets = range(first, first + ended.done)
+        if not ended.before:
+            self._transactions.note_ended(range(ended.first, ended.first + ended.done))
+        cost = ended.done + _RANGE_COST + ended.bytes // _COST_BYTES
+        return EndedRange(ended.done, list(offsets) if ended.gone else [], ended.end, cost)
+
+    def _end_single(self, topic: str, group: str, outcome: int, first: int, positions: list[int]) -> EndedRange:
+        gone: list[int] = []
+        end: int | None = None
+        until = perf_counter() + SINGLE_S
+        for done, position in enumerate(positions):
+            if done and perf_counter() >= until:
+                return EndedRange(done, gone, end, TURN)
+            header = EndTransactionHeader(
+                topic=topic, producer_group=group, half_offset=first + done, physical_offset=position, outcome=outcome
+            )
+            try:
+                told = self._transactions.end(header, same_topic=True)
+            except ServerError as e:
+                if HALF_GONE in (e.remark or ""):
+                    gone.append(first + done)
+                    continue
+                if not done:
+                    raise
+                return EndedRange(done, gone, end, done * _SINGLE_COST)  # The next call raises it.
+            end = end if told is None else told
+        return EndedRange(len(positions), gone, end, len(positions) * _SINGLE_COST)
+
 
 class TransactionHandler:
-    """Serves the ends of transactions."""
+    """Serves the ends of half messages, one or ranges of them; batches of half messages come by SendHandler."""
 
     def __init__(self, transactions: Transactions, durability: Durability) -> None:
         self._transactions = transactions
+        self._ranges = HalfRanges(transactions)
         self._durability = durability
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
         routes.add(RequestCode.END_TRANSACTION, self.end)
+        routes.add(RequestCode.END_HALF_RANGES, self.end_ranges, EndHalfRangesHeader)
 
     def end(self, peer: Peer, request: Request[EndTransactionHeader], body: bytes) -> bytes | None:
         """END_TRANSACTION (37), usually one-way; a repeated one is answered and changes nothing."""
@@ -43,3 +162,44 @@ class TransactionHandler:
             return reply(request.opaque)
         self._durability.reply_when_durable(peer, request, end, lambda code: reply(request.opaque, code))
         return None
+
+    async def end_ranges(self, peer: Peer, request: Request[EndHalfRangesHeader], body: bytes) -> bytes | None:
+        """END_HALF_RANGES (7310006). A repeated one is answered and changes nothing.
+
+        Raises ServerError for the first half message that is not there or not the sender's: those before are ended.
+        """
+        h = request.ext
+        if h.outcome not in (sysflags.TRANSACTION_COMMIT, sysflags.TRANSACTION_ROLLBACK):
+            raise illegal(f"outcome {h.outcome}: 8 commits, 12 rolls back")
+        try:
+            ranges = half_ranges.decode(body)
+        except (struct.error, ValueError) as e:
+            raise illegal(f"ranges of half messages: {e}") from None
+        gone: list[int] = []
+        end: int | None = None
+        worked = 0
+        for first, positions in ranges:
+            at = 0
+            while at < len(positions):
+                ended = self._end_range(h, first + at, positions[at:])
+                at += ended.done
+                gone += ended.gone
+                end = end if ended.end is None else ended.end
+                worked += ended.cost
+                if worked >= TURN:
+                    worked = 0
+                    await asyncio.sleep(0)
+        told = half_ranges.encode_offsets(gone)
+        if end is None or not self._durability.needed:
+            return reply(request.opaque, body=told)
+        self._durability.reply_when_durable(peer, request, end, lambda code: reply(request.opaque, code, body=told))
+        return None
+
+    def _end_range(self, h: EndHalfRangesHeader, first: int, positions: NDArray[np.int64]) -> EndedRange:
+        if not self._transactions.is_running:
+            # Between two turns of the loop it became a slave, or stops.
+            raise ServerError(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is no master any more: ask again")
+        if h.outcome == sysflags.TRANSACTION_COMMIT:
+            # The half messages stay open, and are asked for again, while too few could hold the commits.
+            self._durability.check()
+        return self._ranges.end(h.topic, h.producer_group, h.outcome, first, positions)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.broker import topic_names
+from rocketspark.broker.handlers.end_transaction import HalfRanges
 from rocketspark.broker.handlers.send_fast_path import SendFastPath, StandingOf
 from rocketspark.broker.messages import batch_queue_topics, retry_and_dead_letter
-from rocketspark.broker.messages.half_batches.half_ranges import HalfRanges
 from rocketspark.broker.messages.put_message import Accepted, ReadBatch, pairs_of
 from rocketspark.broker.messages.send_rules import any_queue, illegal
 from rocketspark.broker.parts import Messages, Tables

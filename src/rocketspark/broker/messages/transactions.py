@@ -18,8 +18,7 @@ import numpy as np
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
-from rocketspark.broker.messages.half_batches.batched_halves import BatchedHalves, PreparedBatch
-from rocketspark.broker.messages.half_batches.half_runs import OPEN, HalfRun
+from rocketspark.broker.messages.half_batches import OPEN, BatchedHalves, HalfRun, PreparedBatch
 from rocketspark.broker.messages.half_messages import (
     CHECK_TIMES,
     GROUP,

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.unit.broker.messages import test_transactions
-from tests.unit.broker.messages.half_batches.test_half_ranges import NOW_MS, end_all, item
+from tests.unit.broker.messages.test_half_batches import NOW_MS, end_all, item
 from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig
 from tests.unit.store.fuzz import FailingFiles
 
-from rocketspark.broker.messages.half_batches.half_ranges import HalfRanges
+from rocketspark.broker.handlers.end_transaction import HalfRanges
 from rocketspark.errors import ServerError, StoreError
 from rocketspark.protocol.message import batch
 from rocketspark.store import Store

@@ -20,10 +20,10 @@ from tests.live.support import until
 from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages import op_messages, put_message, transactions
-from rocketspark.broker.messages.half_batches import batched_halves, half_ranges, half_runs
-from rocketspark.broker.messages.half_batches.half_ranges import EndedRange, HalfRanges
-from rocketspark.broker.messages.half_batches.half_shapes import HalfShape
+from rocketspark.broker.handlers import end_transaction
+from rocketspark.broker.handlers.end_transaction import EndedRange, HalfRanges
+from rocketspark.broker.messages import half_batches, op_messages, put_message, transactions
+from rocketspark.broker.messages.half_batch_records import HalfShape
 from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import pairs_of
 from rocketspark.broker.messages.transactions import HALF_GONE, Transactions
@@ -74,10 +74,10 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stop_clocks(patch: pytest.MonkeyPatch, now_ms: Callable[[], int]) -> None:
-    for module in (transactions, op_messages, half_ranges):
+    for module in (transactions, op_messages, end_transaction):
         patch.setattr(module, "now_ms", now_ms)
     patch.setattr(put_message, "time", lambda: now_ms() / 1000)
-    patch.setattr(batched_halves, "time", lambda: now_ms() / 1000)
+    patch.setattr(half_batches, "time", lambda: now_ms() / 1000)
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_a_rolled_back_one_is_gone_and_a_committed_one_stays(rigs: Callable[[], 
 
 
 def test_the_runs_that_ended_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch, rigs: Callable[[], Rig]) -> None:
-    monkeypatch.setattr(half_runs, "ENDED_ROWS_MAX", 100)
+    monkeypatch.setattr(half_batches, "ENDED_ROWS_MAX", 100)
     rig = rigs()
     ranges = HalfRanges(rig.transactions)
     handles = []
@@ -250,7 +250,7 @@ def test_the_runs_that_ended_are_forgotten_in_time(monkeypatch: pytest.MonkeyPat
 def test_a_batch_that_would_hold_the_loop_is_refused_whole(
     monkeypatch: pytest.MonkeyPatch, rigs: Callable[[], Rig], odd: str, limit: str
 ) -> None:
-    monkeypatch.setattr(half_ranges if odd else batched_halves, limit, 50)
+    monkeypatch.setattr(end_transaction if odd else half_batches, limit, 50)
     rig = rigs()
     ranges = HalfRanges(rig.transactions)
     body = batch.encode([item(f"K{i}", b"b", odd) for i in range(20, 71)])
@@ -292,8 +292,8 @@ class Machine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.now, self.jumped = NOW_MS, False
         stop_clocks(self.patch, lambda: self.now)
-        self.patch.setattr(half_runs, "ENDED_ROWS_MAX", 60)
-        self.patch.setattr(half_ranges, "SINGLE_MAX", 7)
+        self.patch.setattr(half_batches, "ENDED_ROWS_MAX", 60)
+        self.patch.setattr(end_transaction, "SINGLE_MAX", 7)
         self.root = Path(tempfile.mkdtemp())
         self.state: dict[str, str] = {}
         # Of every batch: its keys, first offset and physical offsets.
@@ -575,7 +575,7 @@ def test_few_bytes_are_put_together_and_ended_at_a_time(
     rigs: Callable[[], Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large rows: a turn of the loop is bounded by bytes too, and costs what they do."""
-    monkeypatch.setattr(batched_halves, "TOGETHER_BYTES", 4000)
+    monkeypatch.setattr(half_batches, "TOGETHER_BYTES", 4000)
     rig = rigs()
     ranges = HalfRanges(rig.transactions)
     items = [item(f"K{i}", b"b" * (1000 + i % 2)) for i in range(30, 70)]
@@ -591,12 +591,12 @@ def test_few_bytes_are_put_together_and_ended_at_a_time(
 @pytest.mark.usefixtures("stopped")
 def test_one_by_one_a_turn_ends_in_time(rigs: Callable[[], Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of some MB take long each: as many end as fit, at least one."""
-    monkeypatch.setattr(half_ranges, "SINGLE_S", -1.0)
+    monkeypatch.setattr(end_transaction, "SINGLE_S", -1.0)
     rig = rigs()
     ranges = HalfRanges(rig.transactions)
     found = ranges.prepare("T", 0, batch.encode([item(f"K{i}", b"b") for i in range(10, 20)]), 4, NOW_MS, BORN)
     ended = ranges.end("T", "P", COMMIT, found.queue_offset, np.asarray(found.positions))
-    assert (ended.done, ended.cost) == (1, half_ranges.TURN)
+    assert (ended.done, ended.cost) == (1, end_transaction.TURN)
     end_all(ranges, COMMIT, found.queue_offset + 1, found.positions[1:])
     assert sum(rig.delivered().values()) == 10
 
@@ -604,7 +604,7 @@ def test_one_by_one_a_turn_ends_in_time(rigs: Callable[[], Rig], monkeypatch: py
 def test_shapes_are_kept_of_small_records_while_they_are_open(
     rigs: Callable[[], Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batched_halves, "SHAPE_BYTES_MAX", 500)
+    monkeypatch.setattr(half_batches, "SHAPE_BYTES_MAX", 500)
     rig = rigs()
     ranges = HalfRanges(rig.transactions)
     batched = rig.transactions.batched

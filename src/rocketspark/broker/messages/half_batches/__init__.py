@@ -1,4 +1,0 @@
-"""Half messages that came in batches, and their ends by ranges.
-
-Start with batched_halves.
-"""
