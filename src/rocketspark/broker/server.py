@@ -38,10 +38,10 @@ from rocketspark.broker.handlers.query_message import QueryHandler
 from rocketspark.broker.handlers.recall_message import TimerHandler
 from rocketspark.broker.handlers.reply_message import ReplyHandler
 from rocketspark.broker.handlers.send_message import SendHandler
-from rocketspark.broker.messages import batch_queue_topics, unpark_message
 from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import PutMessage
 from rocketspark.broker.messages.send_rules import MessageSettings
+from rocketspark.broker.messages.unpark_message import delivery
 from rocketspark.broker.operations.clock_watch import WATCH_S, ClockWatch
 from rocketspark.broker.operations.fast_failure import FastFailure
 from rocketspark.broker.operations.live_settings import LiveSettings
@@ -69,6 +69,7 @@ from rocketspark.broker.storage.clean_files import FileCleaning, disk_used_perce
 from rocketspark.broker.storage.flush import FlushService
 from rocketspark.broker.storage.json_tables import ConfigFolder, now_ms
 from rocketspark.broker.storage.save_failures import SaveFailures
+from rocketspark.broker.topics import batch_topics
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json.bodies import (
@@ -155,7 +156,7 @@ class BrokerServer:
             self.store = Store(s.store_settings(), store_host=store_host)
             known = self._config.file("topics.json", TopicConfigTable).load()
             configs = known.topic_config_table.values() if known else ()
-            self.store.batch_topics = batch_queue_topics.batch_topics(configs)
+            self.store.batch_topics = batch_topics(configs)
             self.store.simple_topics = {c.topic_name for c in configs} - set(self.store.batch_topics)
             self.store.fell_short = self._fell_short
             self.store.open()
@@ -272,7 +273,7 @@ class BrokerServer:
             lambda: messages.put_message.rules.configure(MessageSettings.of(s)),
             self._long_polling.answer_all,
         )
-        deliver = unpark_message.delivery(messages.put_message, self._stats)
+        deliver = delivery(messages.put_message, self._stats)
         self._services = SpecialServices(
             self._delays,
             self._wheel,

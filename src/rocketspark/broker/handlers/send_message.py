@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from rocketspark.broker import topic_names
 from rocketspark.broker.handlers.end_transaction import HalfRanges
 from rocketspark.broker.handlers.send_fast_path import SendFastPath, StandingOf
-from rocketspark.broker.messages import batch_queue_topics, retry_and_dead_letter
+from rocketspark.broker.messages import retry_and_dead_letter
 from rocketspark.broker.messages.put_message import Accepted, ReadBatch, pairs_of
 from rocketspark.broker.messages.send_rules import any_queue, illegal
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.waits import Durability
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
+from rocketspark.broker.topics import check_inner_batch
 from rocketspark.errors import ServerError
 from rocketspark.model.text import whole_number
 from rocketspark.protocol import frames
@@ -326,7 +327,7 @@ class SendHandler:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {h.physical_offset}")
         failed = record.decode(found)
         # One message of several cannot be told from the others: its consumer sends it again itself (rule: 5.x).
-        batch_queue_topics.check_sent(topic_names.retry_topic(h.group), None, failed.sys_flag)
+        check_inner_batch(topic_names.retry_topic(h.group), None, failed.sys_flag)
         max_times = h.max_reconsume_times if h.max_reconsume_times is not None else config.retry_max_times
         plan = retry_and_dead_letter.route(failed, h.group, delay_level=h.delay_level, max_times=max_times)
         if plan.dead:

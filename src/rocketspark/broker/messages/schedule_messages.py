@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages.delivery_recovery import DeliveryRecovery
+from rocketspark.broker.messages.parked_messages import DeliveryRecovery
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
 from rocketspark.broker.storage.json_tables import JsonFile, next_version, now_ms
 from rocketspark.errors import MessageStays, RecordError, RocketSparkError

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages import batch_queue_topics
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.broker.topics import Topics
+from rocketspark.broker.topics import Topics, check_inner_batch, has_batch_queues
 from rocketspark.errors import MessageIllegal, RecordError, ServerError, StoreError, StoreFull
 from rocketspark.model.route import PERM_WRITE
 from rocketspark.protocol.codes import ResponseCode
@@ -156,7 +155,7 @@ class SendRules:
                 f"the broker[{self._settings.broker_name}] sending transaction message is forbidden",
             )
         config = self._topic_table.get(h.topic)
-        batch_queue_topics.check_sent(h.topic, config, h.sys_flag)
+        check_inner_batch(h.topic, config, h.sys_flag)
         if config is not None:
             return config
         if h.topic.startswith(topic_names.RETRY_PREFIX):
@@ -246,7 +245,7 @@ class SendRules:
             raise illegal(f"a batch of {len(body)} bytes, limit {self.body_bytes_max}")
         if h.topic.startswith(topic_names.RETRY_PREFIX):
             raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"batches cannot be sent to the retry topic {h.topic}")
-        return batch_queue_topics.has_batch_queues(self._topic_table[h.topic])
+        return has_batch_queues(self._topic_table[h.topic])
 
 
 def layout_of(body: bytes) -> batch.Layout | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages import mended_body
+from rocketspark.broker.messages.parked_messages import decode_mended
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.topics import READ_WRITE, Topics
 from rocketspark.errors import RecordError, RocketSparkError, ServerError
@@ -86,7 +86,7 @@ class PoppedMessages:
         found = self._store.record_at(position)
         if found is None:
             raise RecordError(f"no record begins at physical offset {position}, where the queue says one does")
-        return mended_body.decode(found)
+        return decode_mended(found)
 
     def is_foreign(self, key: CheckPointKey) -> bool:
         """Tell whether an acting master's check point came here: the same place here is another message."""

@@ -17,8 +17,7 @@ from time import perf_counter
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
-from rocketspark.broker.messages import mended_body
-from rocketspark.broker.messages.delivery_recovery import DeliveryRecovery
+from rocketspark.broker.messages.parked_messages import DeliveryRecovery, decode_mended
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
 from rocketspark.broker.pop.check_points import CheckPoint, GoneMessages, LateCheckPoints
@@ -497,7 +496,7 @@ def records_of(store: Store, topic: str, queue_id: int, start: int) -> Iterator[
             found = store.record_at(position)
             if found is not None:
                 try:
-                    yield offset, mended_body.decode(found)
+                    yield offset, decode_mended(found)
                 except RecordError:
                     continue
         at += len(units)

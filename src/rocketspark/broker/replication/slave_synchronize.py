@@ -19,10 +19,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from rocketspark.broker.consumers.long_polling import LongPolling
-from rocketspark.broker.messages import batch_queue_topics
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.master_api import MasterApi, Offsets
 from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.broker.topics import batch_topics
 from rocketspark.errors import ProtocolError, RocketSparkError, ServerError, StoreError, TransportError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import ResponseCode
@@ -503,7 +503,7 @@ class Arrivals:
         )
 
     def _topics_taken(self, topics: list[TopicConfig]) -> None:
-        for topic in batch_queue_topics.batch_topics(topics):
+        for topic in batch_topics(topics):
             self._store.make_batch_topic(topic)
 
     def _topics_gone(self, names: list[str]) -> None:

@@ -9,7 +9,6 @@ import msgspec
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.handlers.admin.admin_topics import check_new, merged_attributes
-from rocketspark.broker.messages import batch_queue_topics
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.operations.runtime_info import runtime_info
@@ -17,6 +16,7 @@ from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats, Window
 from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.broker.topics import batch_topics, check_queue_type
 from rocketspark.errors import ServerError, UsageError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -253,9 +253,9 @@ class AdminHandler:
                 known = self._topics.get(config.topic_name)
                 change = ",".join(f"{k if k[:1] in '+-' else '+' + k}={v}" for k, v in config.attributes.items())
                 config.attributes = merged_attributes(known.attributes if known else {}, change)
-                batch_queue_topics.check_queue_type(config.topic_name, known, config.attributes)
+                check_queue_type(config.topic_name, known, config.attributes)
         self._topics.put_all(wanted)
-        for topic in batch_queue_topics.batch_topics(wanted):
+        for topic in batch_topics(wanted):
             self._store.make_batch_topic(topic)
         await self._settled()
         return reply(request.opaque)

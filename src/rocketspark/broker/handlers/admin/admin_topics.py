@@ -9,7 +9,6 @@ import msgspec
 from rocketspark.broker import topic_names
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.declared_settings import QUEUES_MAX
-from rocketspark.broker.messages import batch_queue_topics
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.pop.pops import Pops
@@ -17,6 +16,7 @@ from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import sorted_json
 from rocketspark.broker.storage.table_pages import TablePages, page_wanted
 from rocketspark.broker.storage.table_saving import SavedTable
+from rocketspark.broker.topics import BATCH, QUEUE_TYPE, check_queue_type, has_batch_queues
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.model.text import shown
@@ -90,7 +90,7 @@ class TopicHandler:
         known = self._topics.get(h.topic)
         attributes = merged_attributes(known.attributes if known else {}, h.attributes)
         check_message_type(attributes)
-        batch_queue_topics.check_queue_type(h.topic, known, attributes)
+        check_queue_type(h.topic, known, attributes)
         self._topics.put(
             TopicConfig(
                 topic_name=h.topic,
@@ -103,7 +103,7 @@ class TopicHandler:
                 attributes=attributes,
             )
         )
-        if attributes.get(batch_queue_topics.QUEUE_TYPE) == batch_queue_topics.BATCH:
+        if attributes.get(QUEUE_TYPE) == BATCH:
             self._store.make_batch_topic(h.topic)
         await self._settled()
         return reply(request.opaque)
@@ -115,7 +115,7 @@ class TopicHandler:
         detail = java_json.decode_request(body, MappingDetail)
         mapping = self._topics.statics.check(h.topic, detail, force=h.force is True)
         known = self._topics.get(h.topic)
-        if known is not None and batch_queue_topics.has_batch_queues(known):
+        if known is not None and has_batch_queues(known):
             raise ServerError(ResponseCode.INVALID_PARAMETER, f"topic[{h.topic}] has batch queues: it cannot be static")
         self._topics.statics.put(mapping)
         self._topics.put(

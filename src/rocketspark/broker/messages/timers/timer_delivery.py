@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages import mended_body
-from rocketspark.broker.messages.delivery_recovery import DeliveryRecovery
+from rocketspark.broker.messages.parked_messages import DeliveryRecovery, decode_mended
 from rocketspark.broker.messages.put_message import PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
 from rocketspark.broker.messages.timers.timer_statistics import TimerStatistics
@@ -104,7 +103,7 @@ class TimerDelivery:
             raise RecordError(
                 f"no record begins at physical offset {position}, where the queue or the wheel says one does"
             )
-        stored = mended_body.decode(found)
+        stored = decode_mended(found)
         if stored.topic != topic_names.TIMER_TOPIC.encode():
             raise RecordError(f"the record at physical offset {position} is another: of topic {stored.topic[:200]!r}")
         if queue_offset not in (-1, stored.queue_offset):

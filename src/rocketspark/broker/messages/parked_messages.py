@@ -1,17 +1,29 @@
-"""Messages delivered before a kill, found in the queues. Rule: a queue is read once, and only on demand."""
+"""What the kinds of delayed delivery share: delay levels, timer messages, messages popped and not acknowledged.
+
+A parked message is one that is stored until its time under a topic of the broker's own. Here are the search for what
+was delivered before a kill, and the reading of a parked record of which the disk flipped one bit.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 
+from rocketspark.errors import RecordError
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.message import record
+from rocketspark.protocol.message.checksums import crc32
 from rocketspark.protocol.message.record import Record
-from rocketspark.protocol.message.record_layout import SIZE_BYTES
+from rocketspark.protocol.message.record_layout import CRC_MASK, SIZE_BYTES
 from rocketspark.store.store import Store
 
+log = LimitedLog("rocketspark.broker")
+
+# The search for deliveries: queue entries looked at, bytes of the log read at a time.
 SCAN_COUNT = 256
 READ_BYTES = 1 << 20
+# A flipped bit is not searched in longer bodies: each bit takes a checksum of the whole, some ms for so many bytes.
+BODY_BYTES_MAX = 1024
 
 
 class DeliveryRecovery:
@@ -68,3 +80,31 @@ class DeliveryRecovery:
             if key is not None:
                 yield key
             at = end
+
+
+def decode_mended(stored: memoryview) -> Record:
+    """Return a record; one flipped bit of its body, or of its checksum, is put right. Raises RecordError."""
+    try:
+        return record.decode(stored)
+    except RecordError:
+        damaged = record.decode(stored, check_crc=False)
+        bodies = _bodies(damaged.body, damaged.crc)
+        if len(bodies) != 1:
+            raise
+    log.warning("one bit of the record at %d was flipped and is put right: check the disk", damaged.position)
+    return damaged._replace(body=bodies[0])
+
+
+def _bodies(body: bytes, crc: int) -> list[bytes]:
+    """Return those that differ in one bit and have the checksum; the body itself if the checksum differs in one."""
+    if len(body) > BODY_BYTES_MAX:
+        return []
+    found = [body] if (crc32(body) & CRC_MASK ^ crc).bit_count() == 1 else []
+    tried = bytearray(body)
+    for at, right in enumerate(body):
+        for bit in range(8):
+            tried[at] = right ^ 1 << bit
+            if crc32(tried) & CRC_MASK == crc:
+                found.append(bytes(tried))
+        tried[at] = right
+    return found
