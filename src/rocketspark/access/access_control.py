@@ -109,9 +109,7 @@ class AccessControl:
                 return self._refuse(Check.AUTHENTICATION, request, None, "signature", remark)
             self.authenticated += 1
         if self._authorization is None or request.code in self._unauthorized:
-            if request.code in self.told:
-                check = Check.AUTHENTICATION if self._authorization is None else Check.AUTHORIZATION
-                self._tell(check, request, None, "signature" if self._authorization is None else "whitelist")
+            self._tell_of_signature(request)
             return None
         username = request.ext.get(ACCESS_KEY)
         key: tuple[str | int | None, ...] | None = None
@@ -121,6 +119,25 @@ class AccessControl:
             if key in self._authorization.allowed:
                 self.authorized += 1
                 return None
+        refusal = self._refused_by_rules(request, username, self._authorization)
+        if refusal is None:
+            self.authorized += 1
+            if key is not None:
+                self._authorization.keep_allowed(key)
+        return refusal
+
+    def _tell_of_signature(self, request: ReceivedRequest) -> None:
+        """Tell of a request of the codes `told` that passes by its signature, as no rule is asked about it."""
+        if request.code in self.told:
+            if self._authorization is None:
+                self._tell(Check.AUTHENTICATION, request, None, "signature")
+            else:
+                self._tell(Check.AUTHORIZATION, request, None, "whitelist")
+
+    def _refused_by_rules(
+        self, request: ReceivedRequest, username: str | None, authorization: Authorization
+    ) -> Refusal | None:
+        """Return the answer to a request one of whose resources its user may not use so."""
         try:
             contexts = contexts_of(request.code, request.ext, request.body, complete=self._complete)
             if self._complete and request.code in NAMES_A_PLACE:
@@ -135,18 +152,18 @@ class AccessControl:
         asked: Context | None = None
         rule = "nothing to check"
         for context in contexts:
-            if context.kind == CLUSTER:
-                context = context._replace(name=self._cluster_name)
-            verdict = self._authorization.verdict(username, context, request.peer.remote_host)
+            asked = self._named(context)
+            verdict = authorization.verdict(username, asked, request.peer.remote_host)
             if verdict.remark is not None:
-                return self._refuse(Check.AUTHORIZATION, request, context, verdict.rule, verdict.remark)
-            asked, rule = context, verdict.rule
-        self.authorized += 1
-        if key is not None:
-            self._authorization.keep_allowed(key)
+                return self._refuse(Check.AUTHORIZATION, request, asked, verdict.rule, verdict.remark)
+            rule = verdict.rule
         if request.code in self.told:
             self._tell(Check.AUTHORIZATION, request, asked, rule)
         return None
+
+    def _named(self, context: Context) -> Context:
+        """Return what a request needs, with the name of this cluster where it is the cluster."""
+        return context._replace(name=self._cluster_name) if context.kind == CLUSTER else context
 
     def standing(self, request: ReceivedRequest) -> Standing | None:
         """Return what has to be shown by requests that differ from this one in nothing that is looked at here.
@@ -186,9 +203,8 @@ class AccessControl:
         if self._authorization is None or not self._complete:
             return True
         for context in contexts:
-            if context.kind == CLUSTER:
-                context = context._replace(name=self._cluster_name)
-            if self._authorization.verdict(self._user(sender) or None, context, sender.host).remark is not None:
+            verdict = self._authorization.verdict(self._user(sender) or None, self._named(context), sender.host)
+            if verdict.remark is not None:
                 return False
         return True
 

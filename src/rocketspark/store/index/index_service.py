@@ -69,6 +69,20 @@ class IndexService:
         except FileNotFoundError:
             names = []
         paths = [f"{self.directory}/{name}" for name in names]
+        self._check_sizes(paths)
+        self._drop_damaged(paths)
+        for path in self._paths[-2:] if crashed else ():
+            if path in self._paths and self._file(path).mend_old_sectors():
+                _log.warning("%s lacks entries: the keys from there on are read from the log again", path)
+                for after in self._paths[self._paths.index(path) + 1 :]:
+                    self._remove(after)
+        if self._paths:
+            self._file(self._paths[-1]).mend_end()
+        while len(self._paths) > 1 and self._file(self._paths[-1]).count <= 1:
+            self._remove(self._paths[-1])
+            self._file(self._paths[-1]).mend_end()
+
+    def _check_sizes(self, paths: list[str]) -> None:
         for path in paths:
             found = os.path.getsize(path)
             if found > self.file_bytes or (0 < found < self.file_bytes and not self.certain):
@@ -76,6 +90,9 @@ class IndexService:
                     f"index file {path} has {found} bytes, not {self.file_bytes}: set maxHashSlotNum and maxIndexNum"
                     " as they were, or move the directory away"
                 )
+
+    def _drop_damaged(self, paths: list[str]) -> None:
+        """Keep the files before the first damaged one, and remove the others."""
         damaged = next((n for n, path in enumerate(paths) if self._is_damaged(path, path == paths[-1])), len(paths))
         self._paths = paths[:damaged]
         self.lost = damaged == 0 and len(paths) > 0
@@ -83,17 +100,6 @@ class IndexService:
             _log.warning("%s is damaged: the keys from it on are read from the log again", paths[damaged])
         for path in paths[damaged:]:
             os.unlink(path)
-        for path in self._paths[-2:] if crashed else ():
-            if path in self._paths and self._file(path).mend_old_sectors():
-                _log.warning("%s lacks entries: the keys from there on are read from the log again", path)
-                for after in self._paths[self._paths.index(path) + 1 :]:
-                    self._remove(after)
-        while self._paths:
-            last = self._file(self._paths[-1])
-            last.mend_end()
-            if last.count > 1 or len(self._paths) == 1:
-                break
-            self._remove(self._paths[-1])
 
     def _is_damaged(self, path: str, is_last: bool) -> bool:
         """Tell whether a file is short or, with others after it, does not end with the entry that its header names."""

@@ -219,15 +219,13 @@ def columns(
     # Numbers of the messages that the keys belong to, and the keys' hashes.
     rows: list[npt.NDArray[np.int64]] = []
     found: list[npt.NDArray[np.uint32]] = []
-    if all(ids):
-        rows.append(every)
-        found.append(hashes(prefixes, ids))
-    elif any(ids):
-        rows.append(np.array([i for i, unique_id in enumerate(ids) if unique_id]))
-        found.append(hashes(prefixes[rows[-1]], [unique_id for unique_id in ids if unique_id]))
+    if any(ids):
+        of, texts = _present(ids, every)
+        rows.append(of)
+        found.append(hashes(prefixes[of], texts))
     if any(keys):
-        of = every if all(keys) else np.array([i for i, text in enumerate(keys) if text])
-        numbers, hashed = _once(*word_hashes(prefixes[of], [text for text in keys if text]), len(of))
+        of, texts = _present(keys, every)
+        numbers, hashed = _once(*word_hashes(prefixes[of], texts), len(of))
         if len(numbers):
             rows.append(of[numbers])
             found.append(hashed)
@@ -235,7 +233,7 @@ def columns(
         rows.append(every)
         found.append(np.full(count, topic.tag_hash(tags[0]), np.uint32))
     elif any(tags):
-        rows.append(np.array([i for i, text in enumerate(tags) if text]))
+        rows.append(_present(tags, every)[0])
         tagged = [of.tag_hash(text) for of, text in zip(topics, tags, strict=True) if text]
         found.append(np.array(tagged, np.uint32))
     if not found:
@@ -246,6 +244,16 @@ def columns(
         order = np.argsort(which, kind="stable")
         which, signed = which[order], signed[order]
     return signed, np.fromiter(positions, np.int64, count)[which], np.fromiter(times, np.int64, count)[which]
+
+
+def _present(
+    texts: Sequence[bytes | None], every: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], Sequence[bytes]]:
+    """Return (numbers of the messages that have a text, their texts)."""
+    there = [text for text in texts if text]
+    if len(there) == len(texts):
+        return every, there
+    return np.array([i for i, text in enumerate(texts) if text], np.int64), there
 
 
 def batch_columns(topic: TopicKeys, keys: BatchKeys, count: int) -> tuple[Any, npt.NDArray[np.int32]]:
