@@ -84,17 +84,9 @@ def _read(topic: str, *actions: str) -> Context:
     return RetryContext(GROUP, bare_group(topic), actions) if is_retry_topic(topic) else Context(TOPIC, topic, actions)
 
 
-def _cluster(*actions: str) -> Contexts:
-    context = Context(CLUSTER, THIS_CLUSTER, actions)
-
-    def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
-        yield context
-
-    return contexts
-
-
-def _all(kind: str, *actions: str) -> Contexts:
-    context = Context(kind, ALL_NAMES, actions)
+def _always(kind: str, name: str, *actions: str) -> Contexts:
+    """Return the contexts of requests that need the same whatever they hold."""
+    context = Context(kind, name, actions)
 
     def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
         yield context
@@ -135,10 +127,6 @@ def _send(field: str) -> Contexts:
         yield _group(topic, SUB) if is_retry_topic(topic) else Context(TOPIC, topic, (PUB,))
 
     return contexts
-
-
-def _send_back(ext: Ext, body: bytes) -> Iterator[Context]:
-    yield _group(ext.get("group", _UNSAID), SUB)
 
 
 def _exact_topic(*actions: str) -> Contexts:
@@ -268,8 +256,7 @@ def _clone(ext: Ext, body: bytes) -> Iterator[Context]:
 
 _POP = _fields((SUB,), "Group consumerGroup", "Topic topic")
 _READ_TOPIC = _fields((GET,), "Topic topic")
-_READ_GROUP_AND_TOPIC = _fields((GET,), "Group group", "Topic topic")
-_READ_CLUSTER, _CHANGE_CLUSTER = _cluster(GET), _cluster(UPDATE)
+_READ_CLUSTER, _CHANGE_CLUSTER = _always(CLUSTER, THIS_CLUSTER, GET), _always(CLUSTER, THIS_CLUSTER, UPDATE)
 
 # As RocketMQ's broker checks them.
 CHECKED: dict[int, Contexts] = {
@@ -282,7 +269,7 @@ CHECKED: dict[int, Contexts] = {
     Code.SEND_HALF_BATCH: _send("b"),
     Code.END_TRANSACTION: _end_transaction,
     Code.END_HALF_RANGES: _exact_topic(PUB),
-    Code.CONSUMER_SEND_MSG_BACK: _send_back,
+    Code.CONSUMER_SEND_MSG_BACK: _group_field("group", SUB),
     Code.PULL_MESSAGE: _subscribed(SUB),
     Code.QUERY_MESSAGE: _exact_topic(SUB, GET),
     Code.HEART_BEAT: _heartbeat,
@@ -313,7 +300,7 @@ CHECKED: dict[int, Contexts] = {
     Code.QUERY_CONSUME_TIME_SPAN: _fields((GET,), "Topic topic", "Group group"),
     Code.QUERY_CONSUME_QUEUE: _fields((GET,), "Topic topic", "Group consumerGroup?"),
     Code.QUERY_CORRECTION_OFFSET: _fields((GET,), "Group filterGroups? ,", "Group compareGroup", "Topic topic"),
-    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: _READ_GROUP_AND_TOPIC,
+    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: _fields((GET,), "Group group", "Topic topic"),
     Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _fields((GET,), "Topic topic", "Group group"),
     Code.GET_CONSUMER_CONNECTION_LIST: _fields((GET,), "Group consumerGroup"),
     Code.GET_CONSUMER_RUNNING_INFO: _fields((GET,), "Group consumerGroup"),
@@ -358,9 +345,9 @@ FORGOTTEN: dict[int, Contexts] = {
     Code.UPDATE_AND_CREATE_STATIC_TOPIC: _fields((CREATE,), "Topic topic"),
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _put_group,
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _put_groups,
-    Code.GET_ALL_TOPIC_CONFIG: _all(TOPIC, LIST),
-    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _all(GROUP, LIST),
-    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _all(TOPIC, LIST),
+    Code.GET_ALL_TOPIC_CONFIG: _always(TOPIC, ALL_NAMES, LIST),
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _always(GROUP, ALL_NAMES, LIST),
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _always(TOPIC, ALL_NAMES, LIST),
     Code.GET_BROKER_CONFIG: _READ_CLUSTER,
     Code.GET_BROKER_RUNTIME_INFO: _READ_CLUSTER,
     Code.GET_ALL_CONSUMER_OFFSET: _READ_CLUSTER,
