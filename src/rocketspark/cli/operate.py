@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rocketspark.admin.operations import Operations
 
 T = TypeVar("T")
+S = TypeVar("S", bound="OnBroker")
 
 # The width of a table that is not printed on a terminal.
 NO_WIDTH = 100_000
@@ -29,6 +30,13 @@ CopyFrom = Annotated[str, typer.Argument(metavar="FROM", help="The broker to cop
 CopyTo = Annotated[
     list[str] | None, typer.Option("--to", help="The broker to copy to; may be repeated [default: other masters].")
 ]
+
+
+class OnBroker(Protocol):
+    """What a broker has, with the broker's name."""
+
+    @property
+    def broker_name(self) -> str: ...
 
 
 class OnBrokers(NamedTuple):
@@ -94,6 +102,14 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(map(shown, names))
 
 
+def print_done(done: str, user: str, what: str, brokers: Iterable[str], *, json: bool, **more: str) -> None:
+    """Print what was done about a user: `what`, for people, on these brokers; `more` is for scripts alone."""
+    if json:
+        print_json({"user": user, "brokers": list(brokers), "done": done, **more})
+    else:
+        print(f"{done} {what} on {listed(brokers)}")
+
+
 def print_copied(copied: dict[str, list[str]], *, json: bool) -> None:
     """Print what was copied, by the broker it was copied to."""
     if json:
@@ -118,9 +134,20 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     Console(width=None if sys.stdout.isatty() else NO_WIDTH).print(table)
 
 
-def by_broker(rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[tuple[str, ...]]:
-    """Join (broker, row) of equal rows into one: the brokers' names, then the row."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    for broker, row in rows:
-        found.setdefault(row, []).append(broker)
-    return [(", ".join(brokers), *row) for row, brokers in found.items()]
+def print_found(
+    found: Sequence[S], columns: Sequence[str], row: Callable[[S], tuple[str, ...]], nothing: str, *, json: bool
+) -> None:
+    """Print what brokers have, in a table where equal rows of several are one that names them all.
+
+    `columns`: of the table, after that of the brokers; `row`: their texts; `nothing`: said where nothing was found.
+    """
+    if json:
+        print_json(found)
+        return
+    brokers: dict[tuple[str, ...], list[str]] = {}
+    for each in found:
+        brokers.setdefault(row(each), []).append(each.broker_name)
+    if brokers:
+        print_table(("broker", *columns), ((", ".join(names), *texts) for texts, names in brokers.items()))
+    else:
+        print(nothing, file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -15,12 +14,10 @@ from rocketspark.cli.operate import (
     CopyTo,
     OnBrokers,
     Yes,
-    by_broker,
     confirm,
-    listed,
     print_copied,
-    print_json,
-    print_table,
+    print_done,
+    print_found,
     run_operation,
 )
 from rocketspark.cli.options import HERE, ClusterAccess, Json
@@ -97,13 +94,13 @@ def create(
             name,
             _listed(resource),
             _listed(action),
-            decision=decision and decision.value,
+            decision=decision,
             source_ips=_addresses(ip),
-            policy_type=policy.value,
+            policy_type=policy,
             **on.named(),
         ),
     )
-    _done("created", name, brokers, json=on.json)
+    print_done("created", name, f"rules of {shown(name)}", brokers, json=on.json)
 
 
 @app.command()
@@ -126,13 +123,13 @@ def update(
             name,
             _listed(resource),
             None if action is None else _listed(action),
-            decision=decision and decision.value,
+            decision=decision,
             source_ips=_addresses(ip),
-            policy_type=policy.value,
+            policy_type=policy,
             **on.named(),
         ),
     )
-    _done("updated", name, brokers, json=on.json)
+    print_done("updated", name, f"rules of {shown(name)}", brokers, json=on.json)
 
 
 @app.command()
@@ -156,14 +153,9 @@ def delete(
     )
     brokers = run_operation(
         on.at,
-        lambda operations: operations.delete_acl(
-            name,
-            resource=resource,
-            policy_type=policy and policy.value,
-            **on.named(),
-        ),
+        lambda operations: operations.delete_acl(name, resource=resource, policy_type=policy, **on.named()),
     )
-    _done("deleted", name, brokers, json=on.json)
+    print_done("deleted", name, f"rules of {shown(name)}", brokers, json=on.json)
 
 
 @app.command()
@@ -223,32 +215,11 @@ def _addresses(given: list[str] | None) -> list[str] | None:
     return [] if [each.lower() for each in listed] == ["any"] else listed
 
 
-def _done(what: str, name: str, brokers: Iterable[str], *, json: bool) -> None:
-    if json:
-        print_json({"user": name, "brokers": list(brokers), "done": what})
-    else:
-        print(f"{what} rules of {shown(name)} on {listed(brokers)}")
-
-
 def _print(found: list[RuleState], *, json: bool) -> None:
-    if json:
-        print_json(found)
-        return
-    rows = by_broker(
-        (
-            rule.broker_name,
-            (
-                rule.subject,
-                rule.policy_type,
-                rule.resource,
-                ", ".join(rule.actions),
-                ", ".join(rule.source_ips) or "any",
-                rule.decision,
-            ),
-        )
-        for rule in found
-    )
-    if rows:
-        print_table(("broker", "subject", "policy", "resource", "actions", "source IPs", "decision"), rows)
-    else:
-        print("there are no rules", file=sys.stderr)
+    columns = ("subject", "policy", "resource", "actions", "source IPs", "decision")
+    print_found(found, columns, _row, "there are no rules", json=json)
+
+
+def _row(rule: RuleState) -> tuple[str, ...]:
+    actions, source_ips = ", ".join(rule.actions), ", ".join(rule.source_ips) or "any"
+    return rule.subject, rule.policy_type, rule.resource, actions, source_ips, rule.decision

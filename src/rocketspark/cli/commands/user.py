@@ -16,12 +16,10 @@ from rocketspark.cli.operate import (
     CopyTo,
     OnBrokers,
     Yes,
-    by_broker,
     confirm,
-    listed,
     print_copied,
-    print_json,
-    print_table,
+    print_done,
+    print_found,
     run_operation,
 )
 from rocketspark.cli.options import HERE, ClusterAccess, Json
@@ -76,8 +74,7 @@ def create(
     """
     secret = new_password(password, password_file, generate=generate)
     brokers = run_operation(
-        on.at,
-        lambda operations: operations.create_user(name, secret, user_type=user_type.value, **on.named()),
+        on.at, lambda operations: operations.create_user(name, secret, user_type=user_type, **on.named())
     )
     _done("created", name, brokers, secret if generate else None, json=on.json)
 
@@ -108,11 +105,7 @@ def update(
     brokers = run_operation(
         on.at,
         lambda operations: operations.update_user(
-            name,
-            password=secret,
-            user_type=user_type and user_type.value,
-            status=status and status.value,
-            **on.named(),
+            name, password=secret, user_type=user_type, status=status, **on.named()
         ),
     )
     _done("updated", name, brokers, secret if generate else None, json=on.json)
@@ -174,22 +167,14 @@ def copy(
     print_copied(copied, json=json)
 
 
-def _done(what: str, name: str, brokers: Iterable[str], secret: str | None, *, json: bool) -> None:
-    if json:
-        print_json({"user": name, "brokers": list(brokers), "done": what} | ({"password": secret} if secret else {}))
-        return
-    print(f"{what} {shown(name)} on {listed(brokers)}")
-    if secret:
+def _print(found: list[UserState], *, json: bool) -> None:
+    columns = ("user", "type", "status")
+    print_found(found, columns, lambda u: (u.username, u.user_type, u.status), "there are no users", json=json)
+
+
+def _done(done: str, name: str, brokers: Iterable[str], secret: str | None, *, json: bool) -> None:
+    """Print what was done, and the password that was made for it, if one was."""
+    print_done(done, name, shown(name), brokers, json=json, **({"password": secret} if secret else {}))
+    if secret and not json:
         print(f"password: {secret}")
         print("keep it: it is not shown again", file=sys.stderr)
-
-
-def _print(found: list[UserState], *, json: bool) -> None:
-    if json:
-        print_json(found)
-        return
-    rows = by_broker((u.broker_name, (u.username, u.user_type, u.status)) for u in found)
-    if rows:
-        print_table(("broker", "user", "type", "status"), rows)
-    else:
-        print("there are no users", file=sys.stderr)
