@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.live.support import broker, connected, run
+from tests.live.support import broker, connected, name_server, run
+from tests.support.cli_calls import call
 from tests.unit.broker.offline import quarantine_in
 
 from rocketspark.broker.messages.quarantine import ENTRIES_MAX, Quarantine
@@ -47,6 +50,34 @@ def test_an_operator_sees_retries_and_drops(tmp_path: Path) -> None:
             server._quarantine.add("half", "H", 0, 1, 11, "rotten")
         async with broker(tmp_path) as server, connected(server.address) as peer:
             assert [e.name for e in await admin_api.list_quarantine(peer)] == ["half-11"]
+
+    run(main())
+
+
+def test_the_commands_show_retry_and_drop_what_a_broker_quarantined(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            name_server() as namesrv,
+            broker(tmp_path, namesrv_addresses=namesrv.address) as server,
+        ):
+
+            async def told(*arguments: str) -> Any:
+                done = await asyncio.to_thread(call, "quarantine", *arguments, "--json", "--namesrv", namesrv.address)
+                assert done.exit_code == 0, done.told
+                return json.loads(done.stdout)
+
+            tried: list[str] = []
+            server._quarantine.retries("pop", lambda entry: tried.append(entry.name))
+            for position in (7, 9):
+                server._quarantine.add("pop", "T", 1, 2, position, "rotten").group = "shop"
+            first, second = await told("list")
+            assert {k: first[k] for k in ("name", "kind", "topic", "queue_id", "queue_offset", "group")} == {
+                "name": "pop-7", "kind": "pop", "topic": "T", "queue_id": 1, "queue_offset": 2, "group": "shop",
+            }  # fmt: skip
+            assert (await told("retry", "pop-7"))["done"] == "retried"
+            assert tried == ["pop-7"]
+            assert (await told("drop", second["name"]))["done"] == "dropped"
+            assert await told("list") == []
 
     run(main())
 

@@ -77,9 +77,9 @@ class TopicMade(BrokerState, frozen=True):
 
 
 class Aside(msgspec.Struct, frozen=True):
-    """A message that a broker quarantined: `kind` delay, timer or half; its place, the reason, since when, attempts.
+    """A message that a broker quarantined: its place, the reason, since when, attempts.
 
-    `queue_offset` -1: not known.
+    `kind`: delay, timer, half or pop; `queue_offset` -1: not known; `group`: the one that popped it, else "".
     """
 
     broker_name: str
@@ -92,6 +92,7 @@ class Aside(msgspec.Struct, frozen=True):
     reason: str
     first_seen_ms: int
     attempts: int
+    group: str = ""
 
     def place(self) -> dict[str, Any]:
         """Return all but the broker's name, for scripts."""
