@@ -71,21 +71,22 @@ class BrokerIdentity:
         return None
 
     def outlives(self, store_root: str) -> bool:
-        """Tell whether there is a number, and in another folder than the store: it stays where that is lost."""
+        """Tell whether there is a number whose file lies outside the store, so that it outlives a lost store."""
         return self.granted() is not None and not Path(self._path).resolve().is_relative_to(Path(store_root).resolve())
 
     def check(self) -> None:
-        """Raise ConfigError if a number could not be noted. What a kill left of an application goes."""
+        """Raise ConfigError if a number could not be written. Removes an application that a kill cut off."""
         self.applied()
         folder = os.path.dirname(self._path) or "."
         if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError(f"{self._path} cannot be written: make {folder} writable to the broker")
 
     def give_up(self, why: str) -> None:
-        """Be nobody, as this broker's log lacks what it held: it gets a new number, and joins as an empty one does.
+        """Give up this broker's number, because its log lacks what it held.
 
-        By its old one it would be elected, as it held all that was acknowledged, and the others' copies be cut.
-        Raises StoreUnwritable.
+        It gets a new number and joins like an empty broker. With its old number it could be elected, as a
+        replica that held all that was acknowledged, and the others' logs would be cut to its own. Raises
+        StoreUnwritable.
         """
         known = self.granted()
         self.forget_applied()
@@ -114,7 +115,7 @@ class BrokerIdentity:
         self.forget_applied()
 
     def forget_applied(self) -> None:
-        """The number applied for is another broker's, or granted by now."""
+        """Forget the number applied for: it is another broker's, or it has been granted."""
         _remove(self._temp)
 
     def _write(self, path: str, text: str) -> None:

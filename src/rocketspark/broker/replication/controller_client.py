@@ -1,7 +1,8 @@
-"""A broker's calls on its controllers. Rule: one kept connection per controller, as its end is the broker's end there.
+"""The requests of a broker to its controllers.
 
-Which controller leads is asked of any of them, kept, and asked anew once it does not answer or leads no more. Codes
-that a controller refuses with are ServerErrors: see ResponseCode, CONTROLLER_…
+Rule: one connection to each controller is kept open, because a controller takes its end for the end of the broker. Any
+controller tells which one leads; that is remembered, and asked again once the leader does not answer or no longer
+leads. The codes with which a controller refuses are raised as ServerError (ResponseCode.CONTROLLER_…).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The in-sync set of a master under a controller: its members, up to where all of them hold the log, and its changes.
 
-`SyncStateSet` is the set itself, without input or output and with the time as an argument. `InSyncReplicas` feeds it
+`InSyncSet` is the set itself, without input or output and with the time as an argument. `InSyncReplicas` feeds it
 with what slaves report and asks the controller for each change, with one request at a time.
 
 Rule: until the controller has answered, the members before and all that were asked for count together. RocketMQ 5.5.0
@@ -25,12 +25,14 @@ from rocketspark.store.store import Store
 
 log = LimitedLog("rocketspark.broker.replication")
 
+# Of a broker that is not registered at its controller yet.
+NO_NUMBER = -1
 RETRY_S = 1.0
 # As long a request whose answer was lost may still arrive at a controller of RocketMQ's, which takes it by its epoch.
 LATE_S = 10.0
 
 
-class SyncStateSet:
+class InSyncSet:
     """Ids of the replicas that may become master without loss, this one among them.
 
     `members`, `epoch`: as the controller said last; `target`: the set as it should be. Whoever asks does so with one
@@ -55,7 +57,7 @@ class SyncStateSet:
 
     @property
     def size(self) -> int:
-        """How many these are: what the controller may elect from counts, not what is wanted (5.5.0)."""
+        """How many members count: those that the controller may elect, not those that are wanted (5.5.0)."""
         return len(self.all_members)
 
     @property
@@ -75,7 +77,7 @@ class SyncStateSet:
         self._caught_up_s = {member: now_s for member in self.members if member != self.own_id}
 
     def adopt(self, members: Set[int], epoch: int) -> bool:
-        """Take what the controller says, as its answer or by itself; False if it is no news."""
+        """Take the set that the controller told, asked or not; return False if its epoch is not newer."""
         if epoch <= self.epoch:
             return False
         # Whatever is on its way to it names an older epoch, and is taken no more.
@@ -83,7 +85,7 @@ class SyncStateSet:
         return True
 
     def settle(self, members: Set[int], epoch: int) -> bool:
-        """Take what the controller said when it was asked after all that had no answer; False if it is of before."""
+        """Take the set told after all unanswered requests were over; return False if its epoch is older."""
         if epoch >= self.epoch:
             self._take(frozenset(members), epoch)
         return epoch >= self.epoch
@@ -99,7 +101,7 @@ class SyncStateSet:
         self._is_refused = True
 
     def caught_up(self, replica_id: int, at_s: float) -> None:
-        """A slave held all there was at that time."""
+        """Note that a slave held the whole log at that time."""
         self._caught_up_s[replica_id] = max(at_s, self._caught_up_s.get(replica_id, at_s))
 
     def joined(self, replica_id: int, position: int, *, confirmed: int, epoch_start: int) -> frozenset[int] | None:
@@ -118,7 +120,7 @@ class SyncStateSet:
         return self._want(self.target - {replica_id})
 
     def overdue(self, now_s: float, lag_max_s: float) -> frozenset[int] | None:
-        """Return it without those that were not caught up for so long, or never; None if all were."""
+        """Return the set without those that lacked some log for `lag_max_s`, or always; None if nothing changes."""
         times = self._caught_up_s
         kept = frozenset(
             member
@@ -151,7 +153,7 @@ def master_confirmed(
 
 
 class InSyncReplicas:
-    """The in-sync set while this broker is master. `own_id`: its number at the controller."""
+    """The in-sync set of one broker, which counts while it is master. `set`: made anew once it has its number."""
 
     def __init__(
         self,
@@ -163,7 +165,6 @@ class InSyncReplicas:
         epochs: EpochList,
         controller: ControllerClient,
         long_polling: LongPolling,
-        own_id: int,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -173,7 +174,7 @@ class InSyncReplicas:
         self._epochs = epochs
         self._controller = controller
         self._long_polling = long_polling
-        self.set = SyncStateSet(own_id)
+        self.set = InSyncSet(NO_NUMBER)
         self.confirmed = store.confirmed_position
         self._began_at = 0
         self._asking: asyncio.Task[None] | None = None
@@ -186,7 +187,7 @@ class InSyncReplicas:
     # -- in office ------------------------------------------------------------------------------------------------
 
     def begin(self, members: Set[int], epoch: int) -> None:
-        """Take office with the controller's set."""
+        """Begin as the master, with the in-sync set that the controller told."""
         store = self._store
         # This log may have been cut since this broker was master last. Who joins must hold it as it is now: what was
         # acknowledged before a restart may go beyond what is known as confirmed.
@@ -197,12 +198,12 @@ class InSyncReplicas:
         self._changed()
 
     def adopt(self, members: Set[int], epoch: int) -> None:
-        """Take the set that the controller told by itself."""
+        """Take the set that the controller told without being asked."""
         if self._is_on and self.set.adopt(members, epoch):
             self._changed()
 
     def end(self) -> None:
-        """Leave office."""
+        """Stop: this broker is no longer the master, or it ends."""
         self._is_on = False
         if self._asking is not None:
             self._asking.cancel()
@@ -215,7 +216,7 @@ class InSyncReplicas:
     # -- what slaves report ---------------------------------------------------------------------------------------
 
     def reported(self, connection: HaConnection) -> None:
-        """A slave told how far it is."""
+        """Take the report of a slave, which may join the set by it."""
         link = connection.link
         replica_id = link.replica_id
         if not self._is_on or replica_id is None:
@@ -235,7 +236,7 @@ class InSyncReplicas:
             self.confirm()
 
     def lost(self, connection: HaConnection) -> None:
-        """A slave's connection ended."""
+        """A slave's connection ended: ask the controller for a set without it."""
         replica_id = connection.link.replica_id
         if self._is_on and replica_id is not None and self._connected(replica_id) is None:
             if self.set.lost(replica_id) is not None:

@@ -192,7 +192,7 @@ class Groups(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """A table of offsets. `state`: what to ask with the next time, None from a broker that is not ours."""
+    """A table of offsets. `state`: what to ask with the next time, None from a broker that is not RocketSpark's."""
 
     table: PeerOffsets
     state: str | None
@@ -275,7 +275,7 @@ class MasterApi:
         return metadata.decode((await self._ask(RequestCode.GET_TIMER_METRICS)).body, PeerTimerCounts)
 
     async def state(self) -> BrokerState | None:
-        """Return what only brokers of ours keep; None from one that is not."""
+        """Return what only RocketSpark's brokers keep; None from another broker."""
         try:
             return metadata.decode((await self._ask(RequestCode.GET_BROKER_STATE)).body, BrokerState)
         except ServerError as e:
@@ -288,11 +288,11 @@ class MasterApi:
         return users_from(_listed((await self._ask(RequestCode.AUTH_LIST_USER)).body, list[UserInfo]))
 
     async def acls(self) -> dict[str, Acl]:
-        """Return what they may do."""
+        """Return the access rules of users."""
         return acls_from(_listed((await self._ask(RequestCode.AUTH_LIST_ACL)).body, list[AclInfo]))
 
     async def log_end(self) -> int:
-        """Return the end of the broker's log; of one that is master no more it is told as a slave's."""
+        """Return where the broker's log ends; one that is a slave by now tells it in another field."""
         reply = await self._ask(RequestCode.GET_BROKER_HA_STATUS)
         status = java_json.decode(reply.body, _HaStatus)
         copies = status.ha_client_runtime_info

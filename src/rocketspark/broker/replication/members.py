@@ -129,15 +129,15 @@ class MasterSearch:
                 await self._look_for_another()
 
     def begin(self) -> None:
-        """Look at intervals from now on."""
+        """Begin to look at intervals."""
         self._task = asyncio.create_task(self._watch())
 
     def look_now(self) -> None:
-        """Look in this turn of the loop or the next."""
+        """Look again soon, without waiting for the interval."""
         self._wanted.set()
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._ended = True
         if self._task is not None:
             self._task.cancel()

@@ -12,17 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
 from typing import Any
 
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.replication.broker_identity import Applied, identity_of
 from rocketspark.broker.replication.controller_client import ControllerClient, Elected, SetState
-from rocketspark.broker.replication.in_sync_set import InSyncReplicas
-from rocketspark.broker.replication.link.ha_listener import HaConnection, HaListener
+from rocketspark.broker.replication.in_sync_set import NO_NUMBER, InSyncReplicas, InSyncSet
 from rocketspark.broker.replication.role import BrokerRole, Role
-from rocketspark.broker.replication.waits import ReplicaWaits
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import RocketSparkError, ServerError
 from rocketspark.model.limited_log import LimitedLog
@@ -47,7 +45,7 @@ TELL_S = 60.0
 
 
 class RoleDriver:
-    """What carries a change of role out; `Replication` does."""
+    """What carries out a change of role; `Replication` implements it."""
 
     async def finish_copying(self) -> None:
         """Take what the master before still sends, then stop following it."""
@@ -63,61 +61,35 @@ class RoleDriver:
 
 
 class ControlledRole:
-    """The role of one broker under a controller."""
+    """The role of one broker under a controller. `in_sync`: its in-sync set, which counts while it is master."""
 
     def __init__(
         self,
-        settings: BrokerSettings,
         store: Store,
         role: BrokerRole,
         epochs: EpochList,
         driver: RoleDriver,
-        listener: HaListener,
-        waits: ReplicaWaits,
-        controller: ControllerClient,
+        in_sync: InSyncReplicas,
         long_polling: LongPolling,
     ) -> None:
-        self._settings = settings
         self._store = store
         self._role = role
         self._epochs = epochs
         self._driver = driver
-        self._listener = listener
-        self._waits = waits
-        self._controller = controller
+        self.in_sync = in_sync
         self._long_polling = long_polling
-        self.in_sync: InSyncReplicas | None = None
-        self.doubted: Callable[[], None] = lambda: None
 
     def begin(self, own_id: int) -> None:
-        """This broker has its number."""
-        if self.in_sync is None:
-            self.in_sync = InSyncReplicas(
-                self._settings,
-                self._store,
-                self._role,
-                self._listener,
-                self._waits,
-                self._epochs,
-                self._controller,
-                self._long_polling,
-                own_id,
-            )
-            self.in_sync.doubted = lambda: self.doubted()
-
-    def end(self) -> None:
-        """This broker ends: nothing more is asked for."""
-        if self.in_sync is not None:
-            self.in_sync.end()
+        """Take this broker's number: it is registered at the controller."""
+        self.in_sync.set = InSyncSet(own_id)
 
     @property
     def own_id(self) -> int:
         """This broker's number; -1 before it has one."""
-        return -1 if self.in_sync is None else self.in_sync.set.own_id
+        return self.in_sync.set.own_id
 
     async def become_master(self, epoch: int, members: Set[int], set_epoch: int) -> None:
-        """Take office: what this log holds is the truth from here on."""
-        assert self.in_sync is not None
+        """Become the master: from now on all others copy what this log holds."""
         if epoch < self._epochs.last_epoch:
             log.error(
                 "the controller names this broker master in epoch %d, but its log is of epoch %d: it stays fenced; the"
@@ -135,8 +107,7 @@ class ControlledRole:
 
     async def become_slave(self, address: str, epoch: int) -> None:
         """Follow the master that was elected."""
-        if self.in_sync is not None:
-            self.in_sync.end()
+        self.in_sync.end()
         self._long_polling.keeps_recent = False
         reason = f"{address} was elected by the controller, epoch {epoch}"
         await self._driver.follow_master(reason, address, epoch, self.own_id)
@@ -144,7 +115,7 @@ class ControlledRole:
 
     def same_master(self, members: Set[int], set_epoch: int) -> None:
         """Take the in-sync set of the epoch this broker is in."""
-        if self._role.kind is Role.MASTER and self.in_sync is not None:
+        if self._role.kind is Role.MASTER:
             self.in_sync.adopt(members, set_epoch)
 
     def confirmed(self, position: int) -> None:
@@ -154,19 +125,9 @@ class ControlledRole:
             self._store.show_up_to(position)
             self._long_polling.confirmed(everything=position >= self._store.written_position)
 
-    def reported(self, connection: HaConnection) -> None:
-        """See `InSyncReplicas.reported`."""
-        if self.in_sync is not None:
-            self.in_sync.reported(connection)
-
-    def lost(self, connection: HaConnection) -> None:
-        """See `InSyncReplicas.lost`."""
-        if self.in_sync is not None:
-            self.in_sync.lost(connection)
-
     def check(self) -> None:
-        """See `InSyncReplicas.check`; epochs that the log does not reach back to are forgotten."""
-        if self.in_sync is not None and self._role.is_master:
+        """Check the in-sync set, and forget the epochs that the log does not reach back to."""
+        if self._role.is_master:
             self.in_sync.check()
             self.in_sync.confirm()
         if self._store.min_position:
@@ -174,14 +135,7 @@ class ControlledRole:
 
     def others_in_sync(self) -> list[int]:
         """Return the other members of this master's in-sync set."""
-        if self.in_sync is None:
-            return []
         return sorted(self.in_sync.set.all_members - {self.own_id})
-
-    async def wait_in_sync(self, count: int) -> None:
-        """Wait until the in-sync set has so many members."""
-        while self.in_sync is None or len(self.in_sync.set.members) < count:
-            await asyncio.sleep(0.02)
 
 
 class ReplicasManager:
@@ -213,7 +167,7 @@ class ReplicasManager:
         self._look_now = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._changing = asyncio.Lock()
-        controlled.doubted = self._look_now.set
+        controlled.in_sync.doubted = self._look_now.set
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -223,7 +177,7 @@ class ReplicasManager:
     # -- start and end --------------------------------------------------------------------------------------------
 
     def start(self, address: str) -> None:
-        """Follow the controller in the background."""
+        """Begin to follow the controller, in the background."""
         self._address = address
         self._controller.addresses = parse_addresses(self._settings.controller_addresses)
         self._tasks.append(asyncio.create_task(self._run()))
@@ -350,7 +304,7 @@ class ReplicasManager:
         async with self._changing:
             if self.own_id is None or epoch < self._role.epoch:
                 return
-            if self._controlled.own_id < 0:
+            if self._controlled.own_id == NO_NUMBER:
                 # It is registered in this moment: once it is, it asks.
                 self._look_now.set()
                 return

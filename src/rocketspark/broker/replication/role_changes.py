@@ -16,7 +16,7 @@ from rocketspark.broker.inner_connections import inner_connections
 from rocketspark.broker.replication.acting.acting_master import pass_over_notices
 from rocketspark.broker.replication.acting.acting_mode import ActingMode
 from rocketspark.broker.replication.controller_client import ControllerClient
-from rocketspark.broker.replication.in_sync_set import SyncStateSet
+from rocketspark.broker.replication.in_sync_set import InSyncReplicas, InSyncSet
 from rocketspark.broker.replication.link.doors import connect_of, hall_of
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.ha_listener import HaListener
@@ -55,7 +55,7 @@ HEIRS_TABLES_S = 2.5
 
 
 class Replication(RoleDriver):
-    """The role of one broker and what hangs on it. `start` and `join` make it what its settings say."""
+    """One broker's role, and all that changes with it. `start` and `join` give it the role that its settings say."""
 
     def __init__(self, parts: ReplicationParts) -> None:
         settings, store, role, waits = parts.settings, parts.store, parts.role, parts.waits
@@ -119,13 +119,14 @@ class Replication(RoleDriver):
         s, store = self._settings, self._store
         self.epochs = EpochList(s.epoch_file or f"{s.store_root}/epochFileCheckpoint")
         controller = ControllerClient((), connections=inner_connections(s))
-        self.controlled = ControlledRole(
-            s, store, self.role, self.epochs, self, self.listener, self._waits, controller, self._long_polling
+        in_sync = InSyncReplicas(
+            s, store, self.role, self.listener, self._waits, self.epochs, controller, self._long_polling
         )
+        self.controlled = ControlledRole(store, self.role, self.epochs, self, in_sync, self._long_polling)
         self.manager = ReplicasManager(s, store, self.role, self.epochs, self.controlled, controller)
         self.manager.routes(self._routes)
-        self.listener.on_report = self.controlled.reported
-        self.listener.on_lost = self.controlled.lost
+        self.listener.on_report = in_sync.reported
+        self.listener.on_lost = in_sync.lost
         self._durability.mode = Mode.CONTROLLER
 
     def _acting_mode(self, parts: ReplicationParts) -> ActingMode | None:
@@ -138,12 +139,11 @@ class Replication(RoleDriver):
         return ActingMode(parts, peers, steps)
 
     @property
-    def _sync_set(self) -> SyncStateSet | None:
-        found = self.controlled.in_sync if self.manager is not None else None
-        return None if found is None else found.set
+    def _sync_set(self) -> InSyncSet | None:
+        return self.controlled.in_sync.set if self.manager is not None else None
 
     def lock_quorum(self) -> LockQuorum:
-        """Return who asks the other brokers of the name for queue locks."""
+        """Return what asks the other brokers of the name for queue locks."""
         return LockQuorum(self._settings, self._connections, self.members.others)
 
     def _master_link(self, now_s: float) -> MasterLink:
@@ -257,7 +257,7 @@ class Replication(RoleDriver):
     async def _end_links(self) -> None:
         if self.manager is not None:
             # First of all: that the links end is no news for the controller.
-            self.controlled.end()
+            self.controlled.in_sync.end()
             await self.manager.stop()
         self.arrivals.close()
         await self._search.stop()
@@ -294,7 +294,7 @@ class Replication(RoleDriver):
     # -- changes of role ------------------------------------------------------------------------------------------
 
     def stop_copying(self) -> None:
-        """End the link to the master, and what follows its tables."""
+        """End the link to the master, and the copying of its tables."""
         self.client.set_address(None)
         if self.synchronize is not None:
             self.synchronize.set_master(None)

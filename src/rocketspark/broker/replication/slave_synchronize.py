@@ -50,11 +50,12 @@ DISPATCH_RETRY_S = 1.0
 
 @dataclass(slots=True)
 class StoreSide:
-    """What the store has to hear of, and tells. `log_end`: up to where the log has arrived here; None: not asked.
+    """What the store is told of the master's tables, and what it tells.
 
-    `topics_taken`: new and changed topics; `topics_gone`: the names of those that a Java master has no more,
-    perhaps before the log of then is here; `deleted_topics`: those that a master of ours knows of, each with the end of
-    its log then.
+    `log_end`: returns up to where the log has arrived here, None if nothing waits for it; `topics_taken`: called
+    with new and changed topics; `topics_gone`: called with the topics that a Java master no longer has, perhaps
+    before the log up to the deletion has arrived; `deleted_topics`: called with the topics that a RocketSpark
+    master has deleted, each with the end of its log at that time.
     """
 
     log_end: Callable[[], int] | None = None
@@ -144,7 +145,7 @@ class SlaveSynchronize:
         self._wake.set()
 
     def start(self) -> None:
-        """Follow the master in the background."""
+        """Begin to copy the master's tables, in the background."""
         assert self._task is None
         self._task = asyncio.create_task(self._run())
 
@@ -189,7 +190,7 @@ class SlaveSynchronize:
             pass
 
     async def last_look(self, limit_s: float) -> None:
-        """Take once more what the master has that this broker is to follow no longer; a short time, if it is gone."""
+        """Copy the tables once more from a master that this broker stops following; give up after `limit_s` seconds."""
         if self._master is not None:
             self.look()
             try:
@@ -449,7 +450,7 @@ async def reverse_synchronize(connections: Connections, address: str, tables: Ta
 
 
 class Arrivals:
-    """`synchronize`: what follows the master's tables, once it is made."""
+    """Makes what arrived readable. `synchronize`: what copies the master's tables, once it is made."""
 
     def __init__(self, store: Store, tables: Tables, long_polling: LongPolling) -> None:
         self._store = store
@@ -460,13 +461,13 @@ class Arrivals:
         self._closing = False
 
     def close(self) -> None:
-        """Look at nothing more."""
+        """Do nothing more with what arrives."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
 
     def appended(self) -> None:
-        """Make what came readable, and wake who waits for it."""
+        """Make the messages that arrived readable, and answer the pulls that wait for them."""
         store = self._store
         if self._closing or not store.log.is_replica:
             return
@@ -494,7 +495,7 @@ class Arrivals:
         self.appended()
 
     def store_side(self) -> StoreSide:
-        """Return what the store hears of the master's tables."""
+        """Return what tells the store of the master's tables."""
         return StoreSide(
             log_end=lambda: self._store.written_position,
             topics_taken=self._topics_taken,

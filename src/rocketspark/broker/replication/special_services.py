@@ -37,7 +37,7 @@ class SpecialServices:
         self._ran = False
 
     def start(self) -> None:
-        """Begin. Raises StoreError, ConfigError if the timer files cannot be read."""
+        """Start all of them. Raises StoreError, ConfigError if the timer files cannot be read."""
         if not self.running:
             try:
                 self._delays.start(self._deliver)
@@ -53,7 +53,7 @@ class SpecialServices:
             self.running = self._ran = True
 
     async def stop(self) -> None:
-        """End, so that what was not done is done by whoever begins next."""
+        """Stop; whoever starts next does what was not done."""
         if not self.running:
             return
         self.running = False
@@ -63,7 +63,7 @@ class SpecialServices:
         await self._timers.stop()
 
     async def abandon(self) -> None:
-        """End with nothing noted."""
+        """Stop without saving any progress, as a kill would."""
         if self.running:
             self.running = False
             self._delays.stop()
@@ -72,7 +72,7 @@ class SpecialServices:
             await self._timers.stop()
 
     async def hand_back(self) -> None:
-        """End where a master comes back: what came so far is noted for it, and its own progress counts from then on."""
+        """Stop because the master returns, and save the progress for it; from then on its progress counts."""
         if not self._ran:
             return
         await self.stop()
@@ -81,7 +81,7 @@ class SpecialServices:
         self._ran = False
 
     def finish(self) -> None:
-        """Note how far all came, after `stop` and the store's last flush."""
+        """Save how far each of them is; call it after `stop` and the store's last flush."""
         if not self._ran:
             return
         for save in (self._transactions.finish, self._delays.finish, self._timers.finish, self._pops.finish):
@@ -93,7 +93,7 @@ class SpecialServices:
                 log.exception("a table of the broker's deliveries could not be written")
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the timer files."""
         self._timers.close()
 
     def queue_was_cut(self) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
-from rocketspark.broker.replication.in_sync_set import SyncStateSet
+from rocketspark.broker.replication.in_sync_set import InSyncSet
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.ha_listener import HaListener
 from rocketspark.broker.replication.link.links import State
@@ -120,7 +120,7 @@ class Standing:
         client: HaClient,
         waits: ReplicaWaits,
         members: MemberGroup,
-        sync_set: Callable[[], SyncStateSet | None],
+        sync_set: Callable[[], InSyncSet | None],
     ) -> None:
         self._settings = settings
         self._store = store

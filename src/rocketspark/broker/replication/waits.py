@@ -79,10 +79,10 @@ def in_sync_members(alive_count: int, in_sync_slaves: int, heard_slaves: int) ->
 
 
 class ReplicaWaits:
-    """The waiting sends, on the loop they were begun on.
+    """The sends that wait for copies, on the event loop that they began on.
 
-    Those with the same wish and timeout stand in one row, whose positions and deadlines rise: an ack costs one look at
-    the first of each row and what it releases.
+    Sends that wait for the same copies with the same timeout are one row, in which positions and deadlines rise. So
+    a report of a slave costs one look at the first send of each row, and what it releases.
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -99,7 +99,7 @@ class ReplicaWaits:
 
     @property
     def waiting_count(self) -> int:
-        """How many wait."""
+        """How many sends wait."""
         return sum(waiting[3] for row in self._rows.values() for waiting in row)
 
     def reached(self, position: int, wanted: Wanted, tell: Tell, count: int = 1) -> None:
@@ -213,7 +213,7 @@ class ReplicaWaits:
 
 
 class InSync(Protocol):
-    """Who holds copies now."""
+    """What `Durability` asks about copies; `Standing` answers it."""
 
     def in_sync_slaves(self) -> int:
         """Return how many slaves are connected and close to the log's end."""
@@ -229,7 +229,10 @@ class InSync(Protocol):
 
 
 class Durability:
-    """Decides and waits. `needed`: some answers wait, so that handlers ask; it follows settings and role."""
+    """Decides what the answer to a send waits for, and answers it then.
+
+    `needed`: False while no answer waits, so that handlers need not ask; it follows settings and role.
+    """
 
     def __init__(
         self, settings: BrokerSettings, flush_service: FlushService, waits: ReplicaWaits, role: BrokerRole
@@ -249,7 +252,7 @@ class Durability:
         self.refresh()
 
     def refresh(self) -> None:
-        """Follow a change of settings or role."""
+        """Make `flushes`, `replicates` and `needed` follow a change of settings or role."""
         s = self._settings
         self.flushes = s.sync_flush
         self.replicates = self._role.is_sync_master and (

@@ -19,7 +19,7 @@ from tests.unit.controller.sets_under_test import NAME, Controlled, address
 
 from rocketspark.broker.replication import in_sync_set
 from rocketspark.broker.replication.controller_client import InSync, Master, SetState
-from rocketspark.broker.replication.in_sync_set import RETRY_S, InSyncReplicas
+from rocketspark.broker.replication.in_sync_set import RETRY_S, InSyncReplicas, InSyncSet
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.replication.waits import Durability, Mode, ReplicaWaits
 from rocketspark.broker.settings import BrokerSettings
@@ -128,8 +128,9 @@ class Broker:
         broker: Any = self
         polling: Any = SimpleNamespace(keeps_recent=False, confirmed=lambda **of: None)
         self.in_sync = InSyncReplicas(
-            made, broker.store, self.role, broker, self.waits, broker, broker.controller, polling, number
+            made, broker.store, self.role, broker, self.waits, broker, broker.controller, polling
         )
+        self.in_sync.set = InSyncSet(number)
 
     # What the in-sync set asks of the listener and of the epochs.
     @property

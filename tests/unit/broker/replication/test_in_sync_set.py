@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from rocketspark.broker.replication.in_sync_set import SyncStateSet, master_confirmed
+from rocketspark.broker.replication.in_sync_set import InSyncSet, master_confirmed
 
 pytestmark = pytest.mark.shows(
     "in-sync set: members that the controller may elect count until it answered; confirmed position",
 )
 
 
-def of(*members: int, epoch: int = 5, now_s: float = 0.0) -> SyncStateSet:
-    found = SyncStateSet(1)
+def of(*members: int, epoch: int = 5, now_s: float = 0.0) -> InSyncSet:
+    found = InSyncSet(1)
     found.begin(set(members), epoch, now_s)
     return found
 

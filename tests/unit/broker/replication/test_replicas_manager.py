@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rocketspark.broker.replication.broker_identity import BrokerIdentity
 from rocketspark.broker.replication.controller_client import Master, SetState
+from rocketspark.broker.replication.in_sync_set import NO_NUMBER, InSyncReplicas
 from rocketspark.broker.replication.replicas_manager import ControlledRole, ReplicasManager, RoleDriver
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.settings import BrokerSettings
@@ -92,7 +93,8 @@ class Broker(RoleDriver):
         polling: Any = SimpleNamespace(keeps_recent=False, confirmed=lambda **of: None)
         none: Any = None
         store: Any = self.store
-        self.controlled = ControlledRole(made, store, self.role, self.epochs, self, quiet, quiet, none, polling)
+        in_sync = InSyncReplicas(made, store, self.role, quiet, quiet, self.epochs, none, polling)
+        self.controlled = ControlledRole(store, self.role, self.epochs, self, in_sync, polling)
         self.manager = ReplicasManager(made, store, self.role, self.epochs, self.controlled, none)
         self.controlled.begin(self.number)
         assert self.manager.own_id == self.number
@@ -225,7 +227,7 @@ def test_a_controller_that_lost_its_data_makes_no_master(tmp_path: Path) -> None
 def test_an_election_told_before_the_number_is_confirmed_is_asked_for_later(tmp_path: Path) -> None:
     async def main() -> None:
         broker = Broker(tmp_path, 1)
-        broker.controlled.in_sync = None
+        broker.controlled.begin(NO_NUMBER)
         await notified(broker, Election(2, 3))
         assert (broker.office, broker.role.epoch) == ([], 0)
         assert broker.manager._look_now.is_set()
@@ -250,7 +252,7 @@ def registered(folder: Path, taken: dict[int, str]) -> int:
         made = BrokerSettings(store_root=str(folder), broker_name="broker-a")
         store: Any = FakeLog()
         begun: list[int] = []
-        controlled: Any = SimpleNamespace(begin=begun.append)
+        controlled: Any = SimpleNamespace(begin=begun.append, in_sync=SimpleNamespace())
         role, controller = BrokerRole(made), FakeController(taken)
         apply_id = controller.apply_id
 

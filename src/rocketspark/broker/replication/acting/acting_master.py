@@ -107,7 +107,11 @@ class ActingMaster:
         return reply(request.opaque)
 
     def begin(self) -> None:
-        """This broker is online. A master that lives may be unknown to a NameServer that has just started, too."""
+        """Note that this broker is registered.
+
+        For a while it acts for no master: one that lives may be unknown to a NameServer that has just started,
+        too.
+        """
         s = self._settings
         wait_ms = max(s.not_active_timeout_ms, s.registration_ms)
         self._returning_until_s = asyncio.get_running_loop().time() + wait_ms / 1000
@@ -131,7 +135,7 @@ class ActingMaster:
             log.exception("news of this broker's name could not be followed")
 
     async def stop(self) -> None:
-        """End what is under way."""
+        """Cancel what is under way, and end the sends to other brokers."""
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

@@ -36,7 +36,12 @@ JOIN_S = 3.0
 
 
 class Heartbeats:
-    """Those of one broker. `version`: that of its topics, now; `may_tell` raises RocketSparkError while it must not."""
+    """Sends one broker's heartbeats to every NameServer each brokerHeartbeatInterval, as one-way requests.
+
+    They are requests 904, or with compatibleWithOldNameSrv 322, which NameServers before 5.0 know and count the
+    same. `version`: returns that of its topics; `may_tell` raises RocketSparkError while no NameServer must hear of
+    it.
+    """
 
     def __init__(
         self,
@@ -52,12 +57,12 @@ class Heartbeats:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, address: str) -> None:
-        """Begin, as the broker at "host:port"."""
+        """Begin to send, as the broker at "host:port"."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(address))
 
     async def stop(self) -> None:
-        """End."""
+        """Send no more."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -126,7 +131,7 @@ class ActingMode:
         self.is_online = False
 
     async def join(self, address: str) -> None:
-        """Come back among the brokers of the name; what takes long goes on in the background. Raises as `start`."""
+        """Join the brokers of the name; what takes longer than JOIN_S goes on in the background. Raises as `start`."""
         if not self._role.is_master:
             self._put_message.door = self.bridge
         elif self._office is not None:
@@ -205,7 +210,7 @@ class ActingMode:
         return bool(others) and all(_is_linked(self._listener, host, since_s) for host in others)
 
     async def stop(self) -> None:
-        """End; what acts for a master hears of all that has left."""
+        """Stop; an acting slave first learns of every message that it sent away."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -60,7 +60,7 @@ Key = tuple[int, str]
 
 
 class Outgoing(NamedTuple):
-    """A message on its way out."""
+    """A message that is sent to another broker."""
 
     topic: str
     producer_group: str
@@ -87,7 +87,7 @@ class Outgoing(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """A queue of another broker's master."""
+    """A writable queue of another broker, to which a message may escape."""
 
     broker_name: str
     address: str
@@ -162,13 +162,13 @@ def exits(route: RouteBody, own_name: str) -> list[Exit]:
 
 
 def chosen(found: Iterable[Exit], turn: int) -> Exit | None:
-    """Return the queue whose turn it is; None if there is none."""
+    """Return the queue for the message with the number `turn`, one after the other; None if there is no queue."""
     queues = list(found)
     return queues[turn % len(queues)] if queues else None
 
 
 class EscapeBridge:
-    """One broker's door. `is_open`: messages may leave; `escaped_count`: how many have."""
+    """Sends due messages to other brokers. `is_open`: messages may leave; `escaped_count`: how many have left."""
 
     def __init__(self, settings: BrokerSettings, connections: Connections) -> None:
         self._settings = settings
@@ -190,7 +190,10 @@ class EscapeBridge:
         added_flags: int,
         reconsume_times: int | None,
     ) -> None:
-        """Return if another broker has the message. Raises MessageStays: come again, once a send has ended."""
+        """Send a message away, over several calls: return once another broker has stored it.
+
+        Raises MessageStays until then; its callback tells when to call again.
+        """
         key = kept.position, topic
         send = self._sends.get(key)
         if send is None:
@@ -287,7 +290,7 @@ class EscapeBridge:
         raise error
 
     async def drain(self) -> None:
-        """Let nothing more leave; return when whoever delivers has heard of all that did."""
+        """Send nothing more; return once those who deliver have learned of every message that was sent."""
         self.is_open = False
         sends = list(self._sends.values())
         if sends:
@@ -304,7 +307,7 @@ class EscapeBridge:
         self.is_open = True
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel the sends that are under way."""
         self.is_open = False
         sends = list(self._sends.values())
         for send in sends:

@@ -50,7 +50,10 @@ STEP_S = 0.02
 
 
 class Office:
-    """That of one master. `is_held`: tells whether all other brokers of the name copy from here, so that none acts."""
+    """Tells whether one master may act as the master now, or is away.
+
+    `is_held`: tells whether all other brokers of the name copy from here, so that none of them acts.
+    """
 
     def __init__(self, settings: BrokerSettings, is_held: Callable[[], bool]) -> None:
         self._limit_s = SHARE * settings.not_active_timeout_ms / 1000
@@ -60,28 +63,28 @@ class Office:
         self._timer: asyncio.TimerHandle | None = None
 
     def guard(self, routes: Routes) -> None:
-        """Let none of these requests be served while this broker is away."""
+        """Have the requests of READS_ON answered with SYSTEM_BUSY while this broker is away."""
         for code in READS_ON:
             routes.wrap(code, self._guarded)
 
     def begin(self) -> None:
-        """Take office: nobody acts now."""
+        """Begin as the master: no slave acts now."""
         self._away = False
         self._looked_s = self._sure_s = asyncio.get_running_loop().time()
         if self._timer is None:
             self._look()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking at the time."""
         if self._timer is not None:
             self._timer.cancel()
 
     def sure(self, at_s: float) -> None:
-        """At that time a NameServer knew this broker as the master."""
+        """Note that a NameServer knew this broker as the master at that time."""
         self._sure_s = max(self._sure_s, at_s)
 
     def doubt(self) -> None:
-        """A NameServer knows of no master."""
+        """Note that a NameServer knows of no master."""
         self._away |= not self._is_held()
 
     @property
@@ -142,7 +145,10 @@ def is_needed(settings: BrokerSettings) -> bool:
 
 
 def plan(broker_id: int, own_address: str, members: dict[int, str]) -> Plan:
-    """Return what a broker that starts has to do with these live brokers of its name; what it was itself is past."""
+    """Return what a broker that starts has to do first, beside these live brokers of its name.
+
+    An entry of `members` with its own id or address is left from before its restart and does not count.
+    """
     others = {i: a for i, a in sorted(members.items()) if i != broker_id and a != own_address}
     if not others:
         return Plan(Preparation.NOTHING)
@@ -154,10 +160,11 @@ def plan(broker_id: int, own_address: str, members: dict[int, str]) -> Plan:
 
 
 class PreOnline:
-    """One broker's way back.
+    """Prepares the return of one broker.
 
-    `own_info`: a master's addresses; `is_linked`: whether a slave on a host copies from here; `take_back`: takes what
-    the slave at an address did; `follow`: copies from a master; `is_copying`: whether that has begun.
+    `own_info`: returns this master's addresses; `is_linked`: tells whether a slave on a host copies from here;
+    `take_back`: takes what the slave at an address did; `follow`: begins to copy from a master; `is_copying`: tells
+    whether the log arrives.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Who is let in at the port of replication where access control is on: brokers of ours that prove it, in TLS.
+"""Who may connect to the replication port where access control is on: brokers of this cluster that prove it, in TLS.
 
-Rule: whoever does not get through the door never was a connection of replication: it takes no place of a replica's,
-and is told nothing. RocketMQ's brokers know no greeting: the hosts of those are named in haTrustedAddresses.
+Rule: a connection that has not proved who it is counts as none: it takes no place of a replica and is told nothing of
+the log. RocketMQ's own brokers cannot prove who they are; their hosts are named in haTrustedAddresses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Connect = Callable[[Callable[[], asyncio.Protocol], str, int], Awaitable[None]]
 
 
 class TrustedHosts:
-    """The addresses of brokers that are believed without a word. Raises ConfigError."""
+    """The addresses of brokers that need not prove who they are (haTrustedAddresses). Raises ConfigError."""
 
     def __init__(self, text: str) -> None:
         self._networks = []
@@ -62,7 +62,10 @@ class TrustedHosts:
 
 
 class Hall:
-    """Where those stand that knock at a master's port. `takes`: whether it takes any at the moment."""
+    """The connections at a master's replication port that have not proved who they are.
+
+    `takes`: whether any are taken now.
+    """
 
     def __init__(self, settings: BrokerSettings, *, descriptors: Descriptors = OF_PROCESS) -> None:
         self.settings = settings
@@ -83,7 +86,7 @@ class Hall:
             self.contexts.watch()
 
     def close(self) -> None:
-        """Send everybody away."""
+        """Close the connections that wait, and watch the certificate no longer."""
         self.contexts.stop()
         self.handshakes.close()
         for door in list(self.waiting):
@@ -91,7 +94,7 @@ class Hall:
 
 
 class MasterDoor(asyncio.Protocol):
-    """A connection until it is known whose it is; `make` gives what it is then."""
+    """A connection to a master until the slave has proved who it is; `make` returns the protocol that continues it."""
 
     def __init__(self, hall: Hall, make: Callable[[], asyncio.Protocol]) -> None:
         self._hall, self._make = hall, make
@@ -176,7 +179,7 @@ class MasterDoor(asyncio.Protocol):
         _hand_over(stream or below, self._make(), data)
 
     def close(self, why: str) -> None:
-        """Send it away."""
+        """Close the connection and log why."""
         if self in self._hall.waiting:
             log.warning("%s was not let in for replication: %s", self.address, why)
             transport = self._stream or self._below
@@ -193,12 +196,6 @@ class MasterDoor(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         return False
-
-    def pause_writing(self) -> None:
-        pass
-
-    def resume_writing(self) -> None:
-        pass
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
@@ -225,7 +222,7 @@ def _channel(transport: asyncio.BaseTransport | None) -> bytes:
 
 
 class SlaveDoor(asyncio.Protocol):
-    """A connection to a master until it is known that it is one of ours; `make` gives what it is then."""
+    """A slave's connection until the master has proved who it is; `make` returns the protocol that continues it."""
 
     def __init__(self, credentials: Credentials, make: Callable[[], asyncio.Protocol], address: str) -> None:
         self._credentials = credentials
@@ -256,7 +253,7 @@ class SlaveDoor(asyncio.Protocol):
             _hand_over(transport, protocol, self._greeting.rest)
 
     def fail(self, error: Exception) -> None:
-        """End it, with why."""
+        """Close the connection; whoever waits for `entered` gets the error."""
         if not self.entered.done():
             self.entered.set_exception(error)
         if self._transport is not None:
@@ -265,35 +262,32 @@ class SlaveDoor(asyncio.Protocol):
     def eof_received(self) -> bool:
         return False
 
-    def pause_writing(self) -> None:
-        pass
-
-    def resume_writing(self) -> None:
-        pass
-
     def connection_lost(self, exc: Exception | None) -> None:
         text = "the master ended the connection without a greeting: it is no master, or has no access control"
         self.fail(ReplicationError(text, reason="closed"))
 
 
 def credentials_of(settings: BrokerSettings) -> Credentials | None:
-    """Return access key and secret of the brokers' own requests; None without."""
+    """Return the access key and secret with which brokers sign their own requests; None if none are set."""
     found = settings.access.inner_credentials()
     return None if found is None else found[:2]
 
 
 def is_guarded(settings: BrokerSettings) -> bool:
-    """Return whether a broker's port of replication asks who comes: wherever access control is on."""
+    """Tell whether slaves must prove who they are: they must wherever access control is on."""
     return settings.acl or settings.authentication or settings.authorization
 
 
 def hall_of(settings: BrokerSettings) -> Hall | None:
-    """Return the hall of a broker's port of replication; None where everybody may come. Raises ConfigError."""
+    """Return what checks the connections to a broker's replication port; None without access control.
+
+    Raises ConfigError.
+    """
     return Hall(settings) if is_guarded(settings) else None
 
 
 def connect_of(settings: BrokerSettings) -> Connect:
-    """Return how a slave connects to its master. Raises ConfigError."""
+    """Return the function by which a slave connects to its master. Raises ConfigError."""
     trusted = TrustedHosts(settings.ha_trusted)
     credentials = credentials_of(settings)
     if credentials is None or not is_guarded(settings):

@@ -1,4 +1,4 @@
-"""How our brokers greet each other over the port of replication, before RocketMQ's protocol. Without a socket.
+"""How RocketSpark's brokers prove to each other who they are, before RocketMQ's protocol begins. Without a socket.
 
     slave -> master   hello      16 random bytes
     master -> slave   challenge  16 random bytes
@@ -6,9 +6,10 @@
                                  the access key
     master -> slave   welcome    its own code; or refused, with why
 
-Each begins with RSHA, its kind and its size. Rule: the slave proves first; neither takes what it said for the other's
-word, and no greeting is good twice, nor over another channel: who stands between them in TLS, where certificates are
-not checked, can hand no greeting on.
+Each message begins with RSHA, its kind and its size.
+
+Rules: the slave proves first. Neither side accepts its own words sent back to it. A greeting is valid once, and for one
+TLS channel: somebody between the two, who could be there where certificates are not checked, cannot pass it on.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ def frame(kind: int, payload: bytes) -> bytes:
 
 
 def code(credentials: Credentials, who: bytes, theirs: bytes, mine: bytes, channel: bytes) -> bytes:
-    """Return what only who knows the secret can say in this greeting, over this channel."""
+    """Return the code that only somebody who knows the secret can make for this greeting and this channel."""
     name, secret = credentials
     told = who + theirs + mine + hashlib.sha256(channel).digest() + name.encode("utf-8", "replace")
     return hmac.digest(secret.encode("utf-8", "replace"), told, hashlib.sha256)
 
 
 class _Greeting:
-    """`is_done`: the other side is one of ours; `rest`: what came behind its last frame.
+    """`is_done`: the other side has proved who it is; `rest`: the bytes that came behind its last frame.
 
-    `channel`: what both ends of one TLS channel know of it, and of no other; nothing of a plain one.
+    `channel`: bytes that only both ends of one TLS channel know; empty without TLS.
     """
 
     def __init__(self, credentials: Credentials, channel: bytes = b"") -> None:
@@ -74,7 +75,7 @@ class MasterGreeting(_Greeting):
     """The master's side."""
 
     def received(self, data: bytes) -> bytes:
-        """Return what to answer. Raises ReplicationError for a stranger."""
+        """Return what to answer. Raises ReplicationError for somebody who does not know the secret."""
         answer = b""
         for kind, payload in self._frames(data):
             if kind == HELLO and not self._theirs and len(payload) == RANDOM_BYTES:
@@ -100,7 +101,7 @@ class SlaveGreeting(_Greeting):
         return frame(HELLO, self._mine)
 
     def received(self, data: bytes) -> bytes:
-        """Return what to answer. Raises ReplicationError for a master that is a stranger, or refuses."""
+        """Return what to answer. Raises ReplicationError for a master that does not know the secret, or refuses."""
         answer = b""
         for kind, payload in self._frames(data):
             if kind == CHALLENGE and not self._theirs and len(payload) == RANDOM_BYTES:

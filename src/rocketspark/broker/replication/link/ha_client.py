@@ -33,7 +33,7 @@ MakeLink = Callable[[float], SlaveLink]
 
 
 async def anybody(address: str) -> None:
-    """Take any master for the right one."""
+    """Accept any master as the right one."""
 
 
 class _Connection(asyncio.Protocol):
@@ -94,7 +94,7 @@ class _Connection(asyncio.Protocol):
         self._look_again()
 
     def leave(self) -> None:
-        """Say and take nothing more."""
+        """Send and take nothing more; the connection stays open for a while."""
         if not self.ended.done():
             self._left = True
             self.end(None)
@@ -153,13 +153,13 @@ class HaClient:
 
     @property
     def link(self) -> SlaveLink | None:
-        """The machine of the connection that is open."""
+        """The state machine of the open connection, None without one."""
         connection = self._connection
         return None if connection is None or connection.ended.done() else connection.link
 
     @property
     def state(self) -> State:
-        """How far the link is."""
+        """How far the link is; READY without a connection."""
         link = self.link
         return State.READY if link is None else link.state
 
@@ -177,12 +177,12 @@ class HaClient:
             self._connection.end(None)
 
     async def drained(self, limit_s: float) -> None:
-        """Wait until the master ends the connection, at most so long; if there is none, not at all."""
+        """Wait until the master closes the link, at most `limit_s` seconds; return at once without a link."""
         if self.state is State.TRANSFER and self._connection is not None:
             await asyncio.wait([self._connection.ended], timeout=limit_s)
 
     def leave(self) -> None:
-        """Copy no more, and let the connection be: the master ends it, or in a while this side does."""
+        """Stop copying, but leave the connection open: the master closes it, or after LEFT_OPEN_S this side does."""
         self.address = None
         self._changed.set()
         if self._connection is not None:
@@ -272,17 +272,17 @@ class HaClient:
         return self._trouble_pause_s if reason else self._retry_s
 
     def again(self) -> None:
-        """Make the connection anew: the master is to know something else of this slave."""
+        """Connect again, so that the handshake tells the master what has changed at this slave."""
         self._changed.set()
         if self._connection is not None:
             self._connection.end(None)
 
     def retry(self) -> None:
-        """Try again now, as after news of the master."""
+        """Connect now, without the pause, because there is news of the master."""
         self._changed.set()
 
     def fitted(self) -> None:
-        """The master's log goes on where this one ends."""
+        """Note that the master's log continues this one, so that earlier troubles with it are over."""
         if self.address is not None:
             self._troubles.ended(self.address)
 

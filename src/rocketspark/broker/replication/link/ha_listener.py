@@ -1,6 +1,7 @@
-"""The master's port of replication: its slaves' connections, woken by appends. Rule: what is wrong ends one connection.
+"""The master's replication port and the connections of its slaves, which are sent the log as it grows.
 
-A slave that does not read is not written to: beyond a few frames the rest waits in the log.
+Rules: an error ends the connection that it happened on and no other. A slave that does not read is not written to:
+beyond a few frames the rest waits in the log.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MakeLink = Callable[[float], MasterLink]
 
 
 class HaConnection(asyncio.Protocol):
-    """One slave. `link`: what it is told and how far it is."""
+    """The connection of one slave. `link`: the state machine that knows how far it is and what to send."""
 
     def __init__(self, listener: HaListener, link: MasterLink) -> None:
         self._listener = listener
@@ -139,7 +140,7 @@ class HaConnection(asyncio.Protocol):
         self._paused = True
 
     def resume_writing(self) -> None:
-        """It read on."""
+        """The slave reads again."""
         self._paused = False
         self.push()
 
@@ -240,7 +241,7 @@ class HaListener:
         return HaConnection(self, self._make_link(self._loop.time()))
 
     def let_in(self, connection: HaConnection) -> bool:
-        """Count a new connection; False if it has to go."""
+        """Count a new connection; return False if it must be closed."""
         why = ""
         if not self.accepting:
             why = "this broker is no master"
@@ -284,7 +285,7 @@ class HaListener:
             connection.push()
 
     def reported(self, connection: HaConnection) -> None:
-        """A slave told how far it is."""
+        """Take the report of a slave: waiting sends and the in-sync set hear of it."""
         link = connection.link
         if link.acked < 0:
             return
@@ -299,7 +300,7 @@ class HaListener:
             self.on_report(connection)
 
     def lost(self, connection: HaConnection) -> None:
-        """A slave counts no more: its connection ends, or it does not fit."""
+        """Stop counting a slave, because its connection ends or its log does not fit."""
         self._waits.left(connection)
         if not connection.is_open and connection in self.connections:
             self.connections.remove(connection)
@@ -307,7 +308,7 @@ class HaListener:
             self.on_lost(connection)
 
     def gone(self, connection: HaConnection) -> None:
-        """A connection is closed."""
+        """Forget a connection that is closed, and give its file descriptor back."""
         if connection not in self._counted:
             return
         self._counted.remove(connection)

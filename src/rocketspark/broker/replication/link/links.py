@@ -21,7 +21,7 @@ from rocketspark.store.files.epoch_file import Epoch, EpochList
 
 
 class FlowWindow:
-    """Bytes sent, counted by the second. `rate`: those of the last whole one."""
+    """Counts the bytes that a link carries, second by second."""
 
     def __init__(self, now_s: float) -> None:
         self._began_s = now_s
@@ -29,23 +29,23 @@ class FlowWindow:
         self._last_bytes = 0
 
     def add(self, count: int, now_s: float) -> None:
-        """Count what was sent."""
+        """Count bytes that were sent or received."""
         self._turn(now_s)
         self._bytes += count
 
     def room(self, limit: int, now_s: float) -> int:
-        """How many bytes may be sent in this second."""
+        """Return how many more bytes may be sent in this second, of `limit` bytes a second."""
         self._turn(now_s)
         return max(0, limit - self._bytes)
 
     def rate(self, now_s: float) -> int:
-        """Bytes in the last whole second."""
+        """Return the bytes of the last whole second."""
         self._turn(now_s)
         return self._last_bytes
 
     @property
     def end_s(self) -> float:
-        """When the next second begins."""
+        """The time at which the next second begins."""
         return self._began_s + 1.0
 
     def _turn(self, now_s: float) -> None:
@@ -82,20 +82,20 @@ class ReplicatedLog(Protocol):
         """
 
     def cut_partial_record(self) -> int:
-        """Give up the bytes of a record that is not whole; return the end, where a record must begin."""
+        """Cut an incomplete record off the end; return the new end, where the next record must begin."""
 
     def record_begins(self, position: int) -> bool:
         """Tell whether a whole record, a blank or the end lies there."""
 
     def truncate(self, position: int) -> None:
-        """Cut the log there, and what was made of it."""
+        """Cut the log at `position`, and remove from queues and indexes what pointed behind it."""
 
 
 class MasterLink:
-    """One slave of the classic protocol.
+    """The master's end of the link to one slave, in the classic protocol.
 
-    `position`: of the next byte to send, -1 before the slave asked. `acked`: the slave holds all before, -1 while that
-    is not known. `refused`: why it gets nothing.
+    `position`: of the next byte to send, -1 before the slave asked. `acked`: the slave holds the log before this
+    position, -1 while that is not known. `refused`: why the slave gets no log, None if it gets it.
     """
 
     header_bytes = ha.CLASSIC_HEADER_BYTES
@@ -121,7 +121,10 @@ class MasterLink:
     # -- in
 
     def received(self, data: bytes, now_s: float) -> bool:
-        """Take what the slave sent; True if it told how far it is. Raises FrameError, ReplicationError: close."""
+        """Take what the slave sent; return True if it told how far it is.
+
+        Raises FrameError or ReplicationError for bytes after which the link must be closed.
+        """
         self.last_read_s = now_s
         if self._first:
             self._first = False
@@ -230,14 +233,14 @@ class MasterLink:
         return frame
 
     def wrote(self, count: int, now_s: float) -> None:
-        """Count bytes that go out."""
+        """Count bytes that are written to the slave."""
         self.last_write_s = now_s
         self.window.add(count, now_s)
 
     # -- times
 
     def due_s(self) -> float:
-        """When `check` and `next_frame` are to be called again, if nothing else happens before."""
+        """Return when `check` and `next_frame` must be called again, if nothing else happens before."""
         due_s = self.silence_due_s()
         if self.position >= 0:
             due_s = min(due_s, self.last_write_s + self._settings.ha_heartbeat_interval_ms / 1000)
@@ -246,7 +249,7 @@ class MasterLink:
         return due_s
 
     def silence_due_s(self) -> float:
-        """When the slave was silent for too long."""
+        """Return when the slave will have been silent for too long (haHousekeepingInterval)."""
         return self.last_read_s + self._settings.ha_housekeeping_interval_ms / 1000
 
     def check(self, now_s: float) -> None:
@@ -268,7 +271,10 @@ class MasterLink:
 
 
 class SwitchMasterLink(MasterLink):
-    """One slave of the switching protocol. `epochs`: the master's; `confirmed`: up to where all in-sync members are."""
+    """The master's end of the link to one slave, in the switching protocol.
+
+    `epochs`: the master's; `confirmed`: returns up to where every member of the in-sync set holds the log.
+    """
 
     header_bytes = ha.SWITCH_HEADER_BYTES
 
@@ -345,7 +351,7 @@ class SwitchMasterLink(MasterLink):
 
 
 class State(Enum):
-    """Of a slave's link: not connected, waiting for the master's first word, taking the log."""
+    """How far a slave's link is: not connected, waiting for the master's first bytes, or taking the log."""
 
     READY = 0
     HANDSHAKE = 1
@@ -353,10 +359,10 @@ class State(Enum):
 
 
 class SlaveLink:
-    """One connection to a master, in the classic protocol.
+    """The slave's end of a link, in the classic protocol.
 
-    What the connection before left of a record is given up: so the first bytes of this one must begin a record, or the
-    log refuses them.
+    An incomplete record that an earlier link left at the end of the log is cut. So the first bytes that arrive must
+    begin a record, or the log refuses them.
     """
 
     # A master that hangs takes connections too: its system does.
@@ -378,9 +384,10 @@ class SlaveLink:
         return self._report(now_s)
 
     def received(self, data: bytes, now_s: float) -> bytes:
-        """Append what came; return the report to send, one for all frames.
+        """Append what the master sent; return the report to send, one for all frames.
 
-        Raises FrameError, ReplicationError, StoreError: close. What came before in `data` is appended.
+        Raises FrameError, ReplicationError or StoreError, after which the link must be closed. The frames of
+        `data` before the one that failed are appended.
         """
         self.last_read_s = now_s
         self.received_bytes += len(data)
@@ -421,7 +428,7 @@ class SlaveLink:
         return ha.encode_report(self._log.end_position)
 
     def due_s(self) -> float:
-        """When `check` is to be called again, if nothing else happens before."""
+        """Return when `check` must be called again, if nothing else happens before."""
         return min(
             self.last_read_s + self._settings.ha_housekeeping_interval_ms / 1000,
             self.last_write_s + self._settings.ha_heartbeat_interval_ms / 1000,
@@ -444,10 +451,11 @@ class SlaveLink:
 
 
 class SwitchSlaveLink(SlaveLink):
-    """One connection in the switching protocol: this log is cut first where the master's epochs say that it differs.
+    """The slave's end of a link, in the switching protocol.
 
-    `epochs`: this log's. `confirm` is told up to where the in-sync members hold what this log holds. `learner`: it is
-    not to become a member of the in-sync set.
+    This log is cut first where the master's epochs show that the two logs differ. `epochs`: those of this log;
+    `confirm`: called with the position up to which the members of the in-sync set hold what this log holds;
+    `learner`: this slave must not become a member of the in-sync set.
     """
 
     def __init__(

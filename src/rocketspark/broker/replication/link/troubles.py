@@ -1,4 +1,4 @@
-"""What keeps two logs apart: told once, counted each time. Rule: a trouble that stays is one line, however often met.
+"""Troubles between a master and a slave, by peer: each is counted every time and logged once, for as long as it lasts.
 
 RocketMQ notices few of these: it tries again every 5 s, or sends signs of life for ever.
 """
@@ -51,14 +51,14 @@ class Troubles:
         log.warning("replication with %s: %s", peer, shown(error, characters_max=_TEXT_MAX))
 
     def ended(self, peer: str) -> None:
-        """Log flows again: the same trouble would be a new one, after a while."""
+        """Note that the log arrives again: the same trouble is logged anew if it returns after QUIET_S."""
         before = self._told.get(peer)
         if before is not None and not before.over:
             self._told[peer] = before._replace(over=True)
 
 
 def reason_of(error: Exception) -> str:
-    """Return the word that it is counted under."""
+    """Return the word under which a trouble is counted."""
     if isinstance(error, ReplicationError):
         return error.reason
     if isinstance(error, ConfigError):
