@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ def settings(issuer: Issuer, pair: Pair | None = None, **more: Any) -> TlsSettin
 
 
 @asynccontextmanager
-async def serving(tls: TlsSettings | None, **more: Any) -> AsyncIterator[Server]:
+async def serving(tls: TlsSettings | None, *, tls_names: Iterable[str] = (), **more: Any) -> AsyncIterator[Server]:
     """ECHO answers the body, WHO the address of who asks, LATER the body after a turn of the loop."""
 
     async def later(request: Any, body: bytes) -> bytes:
@@ -40,7 +40,7 @@ async def serving(tls: TlsSettings | None, **more: Any) -> AsyncIterator[Server]
     )
     routes.add(LATER, lambda peer, request, body: later(request, body))
     server = Server(routes, tls=tls, **more)
-    await server.start("127.0.0.1", 0)
+    await server.start("127.0.0.1", 0, tls_names=tls_names)
     try:
         yield server
     finally:

@@ -143,10 +143,9 @@ class BrokerServer:
             connections_max=self._fast_failure.connections_max(),
             bounds=self._fast_failure.bounds(),
             tls=s.tls,
-            tls_names=[s.host],
         )
         # The port first: it is part of every record's store host. Nothing is served before the routes are filled.
-        await self._server.start(s.listen_host or "0.0.0.0", s.listen_port)
+        await self._server.start(s.listen_host or "0.0.0.0", s.listen_port, tls_names=[s.host])
         await self._listen_for_vips()
         self.role = BrokerRole(s)
         try:

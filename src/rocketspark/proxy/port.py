@@ -376,13 +376,13 @@ class Port:
         self.clients = RelayedClients()
         self._descriptors = descriptors
         self._make_certificate = tls is None
+        self._tls_names = list(names)
         self._server_options = {
             "connections_max": connections_max,
             "on_close": on_close,
             "bounds": bounds,
             "idle_s": idle_s,
             "descriptors": descriptors,
-            "tls_names": list(names),
             "share_port": share_port,
         }
         self._routes = routes or Routes()
@@ -395,7 +395,7 @@ class Port:
         """Listen, before a gRPC server on loopback; return the port. Raises ConfigError."""
         self.clients.port = inner_port
         try:
-            await self.server.start(host, port)
+            await self.server.start(host, port, tls_names=self._tls_names)
         except ConfigError as e:
             if not self._make_certificate or "cryptography" not in str(e):
                 raise

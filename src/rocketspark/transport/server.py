@@ -33,10 +33,9 @@ class Server:
     `idle_s`: a connection on which nothing came in for that long is closed (rule: serverChannelMaxIdleTimeSeconds);
     infinity for none.
     `connections_max`: one more is closed at once, and so is one that `descriptors` has no room for. `refused`: how many
-    were. `tls`: whether TLS is taken, and with which certificate; None for plain alone;
-    `tls_names`: further names and addresses for a certificate that is made for a try. `bounds`: what its connections
-    may hold, each and together. `http2`: takes over the connections that speak it, and counts as one of them.
-    `share_port`: other processes may listen on the port too.
+    were. `tls`: whether TLS is taken, and with which certificate; None for plain alone. `bounds`: what its
+    connections may hold, each and together. `http2`: takes over the connections that speak it; each counts as one of
+    the server's. `share_port`: other processes may listen on the port too.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class Server:
         connections_max: float = math.inf,
         descriptors: Descriptors = OF_PROCESS,
         tls: TlsSettings | None = None,
-        tls_names: Iterable[str] = (),
         bounds: Bounds | None = None,
         http2: TakeHttp2 | None = None,
         share_port: bool = False,
@@ -64,7 +62,7 @@ class Server:
         self._http2 = http2
         self._share_port = share_port
         alpn = ("h2",) if http2 is not None else ()
-        self._contexts = ServerContexts(tls or TlsSettings(), names=tls_names, alpn=alpn)
+        self._contexts = ServerContexts(tls or TlsSettings(), alpn=alpn)
         # None where no connection has to be looked at: plain, and no proxy is believed.
         self._front: Front | None = None
         self._server: asyncio.Server | None = None
@@ -81,13 +79,14 @@ class Server:
         """ "host:port" that it listens on."""
         return f"{self.host}:{self.port}"
 
-    async def start(self, host: str, port: int) -> None:
+    async def start(self, host: str, port: int, *, tls_names: Iterable[str] = ()) -> None:
         """Listen on `host` and `port` (0 takes a free one).
 
+        `tls_names`: names and addresses besides `host` that a certificate which is made for a try is for.
         Raises ConfigError if the address cannot be had, and for a certificate that cannot be used.
         """
         if self._contexts.settings.concerns_first_bytes or self._http2 is not None:
-            self._contexts.load(host)
+            self._contexts.load([host, *tls_names])
             self._front = Front(self._contexts, self._http2)
         self._server = await self._listen(host, port)
         self.host, self.port = host, int(self._server.sockets[0].getsockname()[1])

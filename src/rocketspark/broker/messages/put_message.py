@@ -553,9 +553,8 @@ class PutMessage:
                 found = batch_properties.read(layout, pairs_of, self.tag_code, wanted)
                 if not NOT_IN_BATCHES.isdisjoint(wanted.names):
                     return None
-            codes, keys = found
             accepted = self._store.append_layout(
-                name, queue_id, layout, codes, keys, int(time() * 1000), sys_flag, born_time_ms, born_host, commits
+                name, queue_id, layout, found, int(time() * 1000), sys_flag, born_time_ms, born_host, commits
             )
         except (StoreError, MessageIllegal, struct.error) as e:
             raise self._refused(e) from e

@@ -44,7 +44,7 @@ _LENGTH2 = [n.to_bytes(2, "big") for n in range(2048)]
 
 
 class BatchMessage(NamedTuple):
-    """One message for `append_batch`; see `Store.append` for the fields."""
+    """One message for `append_batch`, or for the general way of `append`; see there for the fields."""
 
     body: bytes | memoryview
     properties: bytes
@@ -117,6 +117,9 @@ class MessageAppender:
         The store time is `now_ms`, or that of the record before if that is later. `again`: the message was stored
         before, whatever the limit of bodies was then.
 
+        Sixteen arguments, as every send comes by here: with a frozen struct of them in their place an append took 10 %
+        longer, with a named tuple 34 % (2.0 us as it is; bodies of 128 bytes, one run in turns).
+
         Returns (physical offset, queue offset, position after the record). Raises MessageIllegal if it is too
         large, StoreFull, StoreUnwritable; nothing is stored then.
         """
@@ -126,15 +129,15 @@ class MessageAppender:
         pending = self._pending
         if pending is not None and (len(pending) >= PENDING_MAX or (keys is not None and len(keys) > KEYS_LONG)):
             self.index_service.write_pending()  # type: ignore[union-attr]
-        if sys_flag & _PREPARED or len(born_host) != HOST_V4_BYTES or queue.rare or self._host_v6:
-            return self._append_rare(
-                queue, body, properties, tags_code, unique_id, keys, tags, now_ms, flag, sys_flag,
-                born_time_ms, born_host, reconsume_times, prepared_position, again=again,
-            )  # fmt: skip
         body_length = len(body)
         properties_length = len(properties)
         if (body_length > self._body_bytes_max and not again) or properties_length > PROPERTIES_BYTES_MAX:
             raise self._too_large(queue, body_length, properties_length)
+        if sys_flag & _PREPARED or len(born_host) != HOST_V4_BYTES or queue.rare or self._host_v6:
+            message = BatchMessage(body, properties, tags_code, unique_id, keys, tags, flag)
+            return self._append_rare(
+                queue, message, now_ms, sys_flag, born_time_ms, born_host, reconsume_times, prepared_position
+            )
         # Room first, in queue and log: what fails here has written nothing.
         at = queue.at
         if at >= queue.limit:
@@ -262,28 +265,24 @@ class MessageAppender:
     def _append_rare(
         self,
         queue: ConsumeQueue,
-        body: bytes | memoryview,
-        properties: bytes,
-        tags_code: int,
-        unique_id: bytes | None,
-        keys: bytes | None,
-        tags: bytes | None,
+        message: BatchMessage,
         now_ms: int,
-        flag: int,
         sys_flag: int,
         born_time_ms: int,
         born_host: bytes,
         reconsume_times: int,
         prepared_position: int,
         limit: int | None = None,
-        *,
-        again: bool = False,
     ) -> tuple[int, int, int]:
-        """`append` for IPv6 hosts, topics over 127 bytes, records that enter no queue, and queues that are `rare`."""
+        """`append` for IPv6 hosts, topics over 127 bytes, records that enter no queue, and queues that are `rare`.
+
+        The caller has looked at the sizes. `limit`: see `_append_run`.
+        """
+        body, properties, tags_code, unique_id, keys, tags, flag = message
         if self.settings.append_record_crc:
             properties = record_crc.with_room(properties)
-        if (len(body) > self.settings.message_bytes_max and not again) or len(properties) > PROPERTIES_BYTES_MAX:
-            raise self._too_large(queue, len(body), len(properties))
+            if len(properties) > PROPERTIES_BYTES_MAX:
+                raise self._too_large(queue, len(body), len(properties))
         pending = self._pending
         queued = enters_queue(sys_flag)
         if queued:
@@ -369,12 +368,9 @@ class MessageAppender:
         limit = self.log.written + total
         if host_bits or queue.rare or queue.delay_ms is not None or sys_flag & sysflags.TRANSACTION_PREPARED:
             return [
-                self._append_rare(
-                    queue, m.body, m.properties, m.tags_code, m.unique_id, m.keys, m.tags, now_ms, m.flag, sys_flag,
-                    born_time_ms, born_host, reconsume_times, 0, limit,
-                )
+                self._append_rare(queue, m, now_ms, sys_flag, born_time_ms, born_host, reconsume_times, 0, limit)
                 for m in messages
-            ]  # fmt: skip
+            ]
         suffix, properties_field = queue.suffix, record_layout.properties_field
         run = [
             (
@@ -398,8 +394,7 @@ class MessageAppender:
         topic: bytes,
         queue_id: int,
         layout: batch_append.Batch,
-        codes: NDArray[np.int64],
-        keys: BatchKeys,
+        dispatched: tuple[NDArray[np.int64], BatchKeys],
         now_ms: int,
         sys_flag: int,
         born_time_ms: int,
@@ -408,9 +403,11 @@ class MessageAppender:
     ) -> tuple[NDArray[np.int64], int, int]:
         """`append_batch` for a batch as its sender laid it out, where `takes_layouts`; some 0.5 us a message.
 
-        `codes`: tags codes; `commits`: of half messages. Returns (physical offsets, first queue
-        offset, position after the last record). Raises as `append` does; nothing is stored then.
+        `dispatched`: the messages' tags codes for the queue, and their keys for the index; `commits`: of half messages.
+        Returns (physical offsets, first queue offset, position after the last record). Raises as `append` does; nothing
+        is stored then.
         """
+        codes, keys = dispatched
         queue = self._queues_by_bytes[topic, queue_id]
         for lengths, bytes_max in (
             (layout.body_bytes, self._body_bytes_max),

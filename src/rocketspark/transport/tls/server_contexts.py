@@ -30,25 +30,26 @@ Stamps = tuple[certificate_files.Stamp | None, ...]
 class ServerContexts:
     """The context for new connections; None without a certificate.
 
-    `names`: further names and addresses for a certificate of the test mode; `alpn`: protocols that are named to clients
-    that ask (remoting has none).
+    `alpn`: protocols that are named to clients that ask (remoting has none).
     """
 
-    def __init__(self, settings: TlsSettings, *, names: Iterable[str] = (), alpn: Sequence[str] = ()) -> None:
+    def __init__(self, settings: TlsSettings, *, alpn: Sequence[str] = ()) -> None:
         self.settings = settings
-        self._names = list(names)
         self._alpn = list(alpn)
         self.context: ssl.SSLContext | None = None
         self._watching: asyncio.Task[None] | None = None
         self._complaint = ""
 
-    def load(self, host: str = "") -> None:
-        """Read the files. Raises ConfigError for what cannot be used. `host`: where the server listens."""
+    def load(self, names: Iterable[str] = ()) -> None:
+        """Read the files. Raises ConfigError for what cannot be used.
+
+        `names`: the names and addresses that a certificate of the test mode is for.
+        """
         s = self.settings
         if s.mode == "disabled":
             return
         if s.test_mode:
-            self.context = self._of_test_mode([host, *self._names])
+            self.context = self._of_test_mode(list(names))
         elif s.cert_path or s.key_path:
             self.context = self._made()
         elif s.mode == "enforcing":

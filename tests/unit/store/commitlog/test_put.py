@@ -50,7 +50,7 @@ def send_batch(store: Store) -> None:
     layout = batch.scan(batch.encode([batch.BatchItem(0, body, b"") for body in BODIES]))
     assert layout is not None
     assert store.takes_layouts(b"t", 0)
-    store.append_layout(b"t", 0, layout, np.zeros(300, np.int64), BatchKeys(), NOW_MS, 0, NOW_MS, BORN)
+    store.append_layout(b"t", 0, layout, (np.zeros(300, np.int64), BatchKeys()), NOW_MS, 0, NOW_MS, BORN)
 
 
 def bodies(store: Store) -> list[bytes]:

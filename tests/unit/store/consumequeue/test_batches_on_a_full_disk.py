@@ -42,7 +42,7 @@ def test_a_batch_that_reaches_the_next_file_asks_the_disk_before_its_first_unit(
     if as_layout:
         layout = batch.scan(batch.encode([batch.BatchItem(0, b"b", b"")] * 40))
         assert layout is not None
-        store.append_layout(b"t", 0, layout, np.zeros(40, np.int64), BatchKeys(), NOW_MS, 0, NOW_MS, BORN)
+        store.append_layout(b"t", 0, layout, (np.zeros(40, np.int64), BatchKeys()), NOW_MS, 0, NOW_MS, BORN)
     else:
         store.append_batch(b"t", 0, [BatchMessage(b"b", b"", 0, None, None, None)] * 40, NOW_MS, 0, NOW_MS, BORN)
     files.room_bytes = None

@@ -71,7 +71,7 @@ class Hall:
         self.settings = settings
         self.credentials = credentials_of(settings)
         self.trusted = TrustedHosts(settings.ha_trusted)
-        self.contexts = ServerContexts(settings.tls, names=[settings.host])
+        self.contexts = ServerContexts(settings.tls)
         self.takes_plain = settings.tls.mode != "enforcing"
         # Those that wait, and those that are on their way out.
         self.handshakes = Handshakes(count_max=2 * WAITING_MAX)
@@ -82,7 +82,7 @@ class Hall:
     def start(self, host: str) -> None:
         """Read the certificate. Raises ConfigError."""
         if self.contexts.settings.concerns_first_bytes:
-            self.contexts.load(host)
+            self.contexts.load([host, self.settings.host])
             self.contexts.watch()
 
     def close(self) -> None:
