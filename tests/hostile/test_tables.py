@@ -26,7 +26,7 @@ from tests.live.support import (
     until,
 )
 
-from rocketspark.broker.consumers import connected_clients, pull_filter, rebalance_locks, request_modes
+from rocketspark.broker.consumers import assignments, connected_clients, message_filters, rebalance_locks
 from rocketspark.broker.consumers import subscription_groups as groups
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
 from rocketspark.broker.messages import send_rules
@@ -170,7 +170,7 @@ def test_locks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_request_modes_and_forbidden_pairs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_modes, "MODES_MAX", 1)
+    monkeypatch.setattr(assignments, "MODES_MAX", 1)
     monkeypatch.setattr(groups, "FORBIDDEN_MAX", 1)
 
     async def main() -> None:
@@ -241,18 +241,18 @@ def test_a_crowd_of_filters_is_looked_at_over_many_turns(tmp_path: Path, monkeyp
         tick += 0.01
         return tick
 
-    monkeypatch.setattr(pull_filter, "clock", clock)
+    monkeypatch.setattr(message_filters, "clock", clock)
 
     async def main() -> None:
         async with broker(tmp_path, property_filter=True) as server, connected(server.address) as peer:
             await create(peer)
             await sent(peer, b"x", pairs={"n": "1"})
             assert len(sql92.compile("n = 1").names) == 1
-            turn = pull_filter.FilterTurn()
+            turn = message_filters.FilterTurn()
             assert [turn.is_over() for _ in range(4)] == [False, False, True, True]
             await asyncio.sleep(0)
             assert not turn.is_over()
-            sieve = pull_filter.PullFilter(sql92.compile("n = 1"), server._filters)
+            sieve = message_filters.PullFilter(sql92.compile("n = 1"), server._filters)
             sieve.begin(in_own_turn=False)
             assert (sieve(memoryview(b"")), sieve.cut) == (None, True)
             async with connected(server.address) as other:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from tests.live.support import settings
 
+from rocketspark.broker.consumers.assignments import FILE_NAME, RequestModes
 from rocketspark.broker.consumers.connected_clients import ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
-from rocketspark.broker.consumers.request_modes import FILE_NAME, RequestModes
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.messages.quarantine import Quarantine
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages, encode_delay_offsets

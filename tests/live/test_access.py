@@ -17,8 +17,8 @@ from tests.support.access_rows import ADMIN, AUTH, SECRET, Row, frame, play
 
 from rocketspark.access.request_contexts import CHECKED, FORGOTTEN
 from rocketspark.access.write_gate import READS
+from rocketspark.broker.handlers import pop_message
 from rocketspark.broker.handlers.admin.access import ON_SLAVE
-from rocketspark.broker.handlers.pops import lite_topics
 from rocketspark.broker.handlers.send_message import SendHandler
 from rocketspark.broker.server import BrokerServer
 from rocketspark.client.connection import access_api
@@ -95,7 +95,7 @@ def test_every_code_that_the_broker_serves_says_what_it_needs(tmp_path: Path) ->
         async with started(tmp_path) as server:
             served = set(server._server._routes.table)
             # Requests about lite topics are not supported, and told so to those who may change the cluster.
-            assert served - CHECKED.keys() - FORGOTTEN.keys() == set(lite_topics.CODES)
+            assert served - CHECKED.keys() - FORGOTTEN.keys() == set(pop_message.CODES)
             # Only one is in both: RocketMQ checks it by halves.
             assert CHECKED.keys() & FORGOTTEN.keys() == {RequestCode.VIEW_MESSAGE_BY_ID}
         served = set(NameServer()._server._routes.table)

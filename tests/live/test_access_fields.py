@@ -21,7 +21,7 @@ from rocketspark.access.request_contexts import CHECKED, FORGOTTEN
 from rocketspark.access.resources import ALL, Pattern, Resource
 from rocketspark.access.tables import AccessTables
 from rocketspark.access.users import User
-from rocketspark.broker.access.stored_messages import _ACTIONS
+from rocketspark.broker.access.gate import _ACTIONS
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.transport.gate import ReceivedRequest
 from rocketspark.transport.processor_table import Route

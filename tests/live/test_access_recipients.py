@@ -13,9 +13,9 @@ from tests.live.test_access import as_admin, started, user
 from tests.support import plain_acl_rows
 from tests.support.plain_acl_rows import SECRETS
 
-from rocketspark.broker.access.recipients import NEEDED
-from rocketspark.broker.consumers import client_ids
-from rocketspark.broker.consumers.client_ids import ClientIds
+from rocketspark.broker.access.gate import NEEDED
+from rocketspark.broker.consumers import connected_clients
+from rocketspark.broker.consumers.connected_clients import ClientIds
 from rocketspark.broker.server import BrokerServer
 from rocketspark.client.connection import access_api
 from rocketspark.client.connection.acl_signing import Signer
@@ -240,7 +240,7 @@ def test_ids_are_the_first_users_until_he_is_silent_for_long() -> None:
 
 
 def test_who_says_more_ids_than_are_kept_loses_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_ids, "KEPT_MAX", 10)
+    monkeypatch.setattr(connected_clients, "KEPT_MAX", 10)
     ids = ClientIds(kept_ms=100)
     ids.said("x", "shop", 0)
     for number in range(100):

@@ -25,7 +25,7 @@ from tests.live.support import (
 )
 from tests.support.patience import LIMIT_S
 
-from rocketspark.broker.consumers import long_polling, pull_filter
+from rocketspark.broker.consumers import long_polling, message_filters
 from rocketspark.filters import sql92
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import PullReply
@@ -49,7 +49,7 @@ async def filled(peer: Peer, count: int) -> None:
 def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at the clock finds that a turn's time is over: one record in a turn."""
     ticks = itertools.count()
-    monkeypatch.setattr(pull_filter, "clock", lambda: float(next(ticks)))
+    monkeypatch.setattr(message_filters, "clock", lambda: float(next(ticks)))
 
 
 @pytest.mark.parametrize(

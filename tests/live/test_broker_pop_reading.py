@@ -10,7 +10,7 @@ from tests.live.pop_support import ack, messages, pop, pop_header, popped
 from tests.live.support import GROUP, TOPIC, broker, connected, run, sent, until
 from tests.live.test_broker_pop import HOLD, bodies_of, filled
 
-from rocketspark.broker.consumers import pull_filter
+from rocketspark.broker.consumers import message_filters
 from rocketspark.broker.pop import reading, revive
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
@@ -83,9 +83,9 @@ def test_a_filter_that_takes_many_turns_finds_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool, queue_id: int
 ) -> None:
     if beside:
-        monkeypatch.setattr(pull_filter, "COST_MAX", 0)
+        monkeypatch.setattr(message_filters, "COST_MAX", 0)
     else:
-        monkeypatch.setattr(pull_filter, "clock", itertools.count().__next__)
+        monkeypatch.setattr(message_filters, "clock", itertools.count().__next__)
 
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:

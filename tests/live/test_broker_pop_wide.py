@@ -13,7 +13,7 @@ import pytest
 from tests.live.pop_support import messages, pop, popped
 from tests.live.support import GROUP, TOPIC, broker, connected, create, run, sent
 
-from rocketspark.broker.handlers.pops import peek_message
+from rocketspark.broker.handlers import pop_message
 from rocketspark.broker.pop import reading
 from rocketspark.broker.server import BrokerServer
 from rocketspark.protocol import headers
@@ -29,7 +29,7 @@ HOLD: dict[str, Any] = {"poll_time_ms": 250_000}
 @pytest.fixture(autouse=True)
 def few_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "QUEUES_IN_TURN", 4)
-    monkeypatch.setattr(peek_message, "QUEUES_IN_TURN", 4)
+    monkeypatch.setattr(pop_message, "QUEUES_IN_TURN", 4)
 
 
 async def notified(peer: Peer, poll_time_ms: int = 0) -> bool:

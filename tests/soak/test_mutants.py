@@ -62,7 +62,12 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "store": (["store"], ["tests/unit/store"]),
     "pop": (
-        ["broker/pop", "broker/handlers/pops"],
+        [
+            "broker/pop",
+            "broker/handlers/pop_message.py",
+            "broker/handlers/ack_message.py",
+            "broker/handlers/notification.py",
+        ],
         ["tests/unit/broker/pop", LIVE + "broker_pop*.py", LIVE + "pop_requests.py"],
     ),
     "messages": (

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from rocketspark.access.tables import AccessTables
 from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.consumers.assignments import FILE_NAME as REQUEST_MODES
+from rocketspark.broker.consumers.assignments import RequestModes
 from rocketspark.broker.consumers.connected_clients import ConnectedClients, ConsumerGroup
+from rocketspark.broker.consumers.consumer_offsets import FILE_NAME as READERS_ANEW
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.consumers.long_polling import LongPolling
-from rocketspark.broker.consumers.readers_anew import FILE_NAME as READERS_ANEW
-from rocketspark.broker.consumers.request_modes import FILE_NAME as REQUEST_MODES
-from rocketspark.broker.consumers.request_modes import RequestModes
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import PutMessage
@@ -28,8 +28,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.static_topics.mappings import FILE_NAME as STATIC_TOPICS
 from rocketspark.broker.static_topics.mappings import StaticTopics
 from rocketspark.broker.statistics.stats import Stats
-from rocketspark.broker.storage.json_tables import ConfigFolder
-from rocketspark.broker.storage.save_failures import SaveFailures
+from rocketspark.broker.storage.json_tables import ConfigFolder, SaveFailures
 from rocketspark.broker.topics import Topics
 from rocketspark.protocol.json.bodies import (
     DelayOffsetTable,

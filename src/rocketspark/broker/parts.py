@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rocketspark.access.tables import AccessTables
+from rocketspark.broker.consumers.assignments import RequestModes
 from rocketspark.broker.consumers.connected_clients import ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
-from rocketspark.broker.consumers.request_modes import RequestModes
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.messages.put_message import PutMessage
 from rocketspark.broker.messages.quarantine import Quarantine

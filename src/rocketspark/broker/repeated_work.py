@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from rocketspark.broker.storage.save_failures import SaveFailures
+from rocketspark.broker.storage.json_tables import SaveFailures
 from rocketspark.errors import RocketSparkError
 
 log = logging.getLogger("rocketspark.broker")

@@ -10,15 +10,13 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from rocketspark.access.audit.audit_log import Audit
-from rocketspark.broker.access.audit.audited_requests import CHANGES
-from rocketspark.broker.access.audit.broker_audit import audit_of
-from rocketspark.broker.access.gate import Access
-from rocketspark.broker.access.recipients import Recipients
+from rocketspark.broker.access.audit import CHANGES, audit_of
+from rocketspark.broker.access.gate import Access, Recipients
 from rocketspark.broker.assembly import keep_within_queues, make_messages, make_tables
 from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.consumers.assignments import TopicQueues
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
-from rocketspark.broker.consumers.topic_queues import TopicQueues
 from rocketspark.broker.declared_settings import Hearer
 from rocketspark.broker.handlers.admin.access import AccessHandler
 from rocketspark.broker.handlers.admin.admin_broker import AdminHandler
@@ -31,7 +29,7 @@ from rocketspark.broker.handlers.broker_to_client import BrokerToClientHandler
 from rocketspark.broker.handlers.client_manage import ClientHandler
 from rocketspark.broker.handlers.consumer_manage import ConsumerManageHandler
 from rocketspark.broker.handlers.end_transaction import TransactionHandler
-from rocketspark.broker.handlers.pops.all_handlers import pop_handlers
+from rocketspark.broker.handlers.pop_message import pop_handlers
 from rocketspark.broker.handlers.pull_message import PullHandler
 from rocketspark.broker.handlers.query_assignment import AssignmentHandler
 from rocketspark.broker.handlers.query_message import QueryHandler
@@ -67,8 +65,7 @@ from rocketspark.broker.static_topics.other_brokers import OtherBrokers
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.clean_files import FileCleaning, disk_used_percent
 from rocketspark.broker.storage.flush import FlushService
-from rocketspark.broker.storage.json_tables import ConfigFolder, now_ms
-from rocketspark.broker.storage.save_failures import SaveFailures
+from rocketspark.broker.storage.json_tables import ConfigFolder, SaveFailures, now_ms
 from rocketspark.broker.topics import batch_topics
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog

@@ -14,7 +14,7 @@ from rocketspark.broker import repeated_work
 from rocketspark.broker.pop import revive
 from rocketspark.broker.repeated_work import RepeatedWork, pause
 from rocketspark.broker.storage.flush import FlushService
-from rocketspark.broker.storage.save_failures import SaveFailures
+from rocketspark.broker.storage.json_tables import SaveFailures
 
 pytestmark = pytest.mark.shows("settings of intervals that change live")
 

@@ -1,5 +1,8 @@
 """The gate of a broker: every check that its settings ask for, in RocketMQ's order: access control 1.0, then 2.0.
 
+Beside the gate are what its checks look up: the topic of a stored message that a request names by its place in the log
+(StoredMessages), and who may be sent what the broker sends to clients unasked (Recipients).
+
 Rule: a request passes if all checks let it pass; whoever `decided` is hears of each refusal, in one place.
 """
 
@@ -8,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -16,19 +19,93 @@ from rocketspark.access.access_control import AccessControl, Standing
 from rocketspark.access.authentication import Authentication
 from rocketspark.access.authorization import Authorization
 from rocketspark.access.decisions import Check, Decided, Decision, nobody_told
-from rocketspark.access.request_contexts import Context
+from rocketspark.access.request_contexts import Context, Ext, NotReadable, of_others, topic_context
+from rocketspark.access.resources import GET, GROUP, PUB, SUB, UPDATE, bare_group
 from rocketspark.access.tables import FILE_NAME, AccessTables
 from rocketspark.access.users import User
+from rocketspark.broker import topic_names
+from rocketspark.broker.access.plain_acl.changes import migrated
 from rocketspark.broker.access.plain_acl.check import PlainAcl
-from rocketspark.broker.access.plain_acl.migration import migrated
 from rocketspark.broker.access.plain_acl.rule_files import RuleFiles
-from rocketspark.broker.access.stored_messages import StoredMessages
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import RecordError, UsageError
 from rocketspark.model.text import shown
+from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.codes import RequestCode as Code
+from rocketspark.protocol.headers import ConsumeDirectlyHeader, EndTransactionHeader, SendBackHeader, ViewMessageHeader
+from rocketspark.protocol.headers.admin import ResumeCheckHeader
+from rocketspark.protocol.message import properties, record
+from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.protocol.request_signing import ACCESS_KEY, FOR_HOST, FOR_USER
 from rocketspark.store.store import Store
 from rocketspark.transport.gate import Gate, ReceivedRequest, Refusal, Sender
+
+_ACTIONS: dict[int, str] = {
+    Code.CONSUMER_SEND_MSG_BACK: SUB,
+    Code.CONSUME_MESSAGE_DIRECTLY: SUB,
+    Code.VIEW_MESSAGE_BY_ID: GET,
+    Code.END_TRANSACTION: PUB,
+    Code.RESUME_CHECK_HALF_MESSAGE: UPDATE,
+}
+# They are about half messages, whose topic stands among their properties.
+_OF_HALVES = (Code.END_TRANSACTION, Code.RESUME_CHECK_HALF_MESSAGE)
+_HALF_TOPICS = (topic_names.HALF_TOPIC, topic_names.CHECK_MAX_TOPIC)
+
+
+class StoredMessages:
+    """The messages of one broker's log."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def contexts(self, code: int, ext: Ext) -> Iterator[Context]:
+        """Return what the message needs that a request names; nothing where there is none.
+
+        Raises NotReadable, or FrameError for a header that the handler would not take either.
+        """
+        position = _position(code, ext)
+        found = None if position is None else self._store.record_at(position)
+        if found is None:
+            return
+        try:
+            stored = record.decode(found, check_crc=False)
+        except RecordError:
+            raise NotReadable("no record") from None
+        topic = stored.topic.decode("utf-8", "replace")
+        if not self._is_queued(topic, stored):
+            raise NotReadable("no record of a queue")
+        if code in _OF_HALVES and topic in _HALF_TOPICS:
+            real = properties.find(stored.properties, properties.REAL_TOPIC.encode())
+            topic = (real or b"").decode("utf-8", "replace")
+        needed = topic_context(topic, _ACTIONS[code])
+        yield needed
+        yield from of_others(needed)
+
+    def _is_queued(self, topic: str, stored: record.Record) -> bool:
+        low, high = self._store.stored_range(topic, stored.queue_id)
+        if not low <= stored.queue_offset < high:
+            return False
+        units = self._store.queue_units(topic, stored.queue_id, stored.queue_offset, 1)
+        return any(position == stored.position for position, _, _ in units)
+
+
+def _position(code: int, ext: Ext) -> int | None:
+    """Return the place that the handler will look at, read as it reads it."""
+    fields = dict(ext)
+    if code == Code.CONSUMER_SEND_MSG_BACK:
+        return headers.from_ext(SendBackHeader, fields).physical_offset
+    if code == Code.END_TRANSACTION:
+        return headers.from_ext(EndTransactionHeader, fields).physical_offset
+    if code == Code.VIEW_MESSAGE_BY_ID:
+        return headers.from_ext(ViewMessageHeader, fields).physical_offset
+    try:
+        if code == Code.RESUME_CHECK_HALF_MESSAGE:
+            return parse_offset_message_id(headers.from_ext(ResumeCheckHeader, fields).message_id)[2]
+        return parse_offset_message_id(headers.from_ext(ConsumeDirectlyHeader, fields).message_id or "")[2]
+    except UsageError:
+        return None
+
 
 log = logging.getLogger("rocketspark.broker")
 
@@ -220,3 +297,50 @@ class Access:
             log.info("%d accounts of access control 1.0 have become users", len(added))
         if loaded.rules.white or any(entry.white_address for entry in entries):
             log.warning("the white lists of access control 1.0 are not carried over: access control 2.0 has none")
+
+
+def _publishes(topic: str, group: str) -> list[Context]:
+    needed = topic_context(topic, PUB)
+    return [needed, *of_others(needed)]
+
+
+def _is_member(topic: str, group: str) -> list[Context]:
+    return [Context(GROUP, bare_group(group), (SUB,))]
+
+
+def _reads(topic: str, group: str) -> list[Context]:
+    needed = topic_context(topic, SUB)
+    return [*_is_member(topic, group), needed, *of_others(needed)]
+
+
+# What each needs, by the topic that it is about and the group whose member is told.
+NEEDED: dict[int, Callable[[str, str], list[Context]]] = {
+    # The whole half message, for its own topic.
+    Code.CHECK_TRANSACTION_STATE: _publishes,
+    Code.NOTIFY_CONSUMER_IDS_CHANGED: _is_member,
+    Code.GET_CONSUMER_RUNNING_INFO: _is_member,
+    # Places in the queues of a topic.
+    Code.RESET_CONSUMER_CLIENT_OFFSET: _reads,
+    Code.GET_CONSUMER_STATUS_FROM_CLIENT: _reads,
+    # A whole message.
+    Code.CONSUME_MESSAGE_DIRECTLY: _reads,
+}
+
+
+class Recipients:
+    """Asks the checks of a broker."""
+
+    def __init__(self, gate: BrokerGate | None) -> None:
+        self._checks = gate.checks if gate is not None else []
+
+    def may_be_sent(self, code: int, sender: Sender | None, topic: str, group: str) -> bool:
+        """Return whether a client may be sent this; `sender`: whose heartbeat made him a member."""
+        if not self._checks:
+            return True
+        if sender is None:
+            return False
+        if code == Code.PUSH_REPLY_MESSAGE_TO_CLIENT:
+            # Whose request a reply is for nobody knows; who may send none can have sent no request.
+            return all(check.publishes(sender) for check in self._checks)
+        needed = NEEDED[code](topic, group)
+        return all(check.may(sender, needed) for check in self._checks)

@@ -3,19 +3,20 @@
 Rule: an offset is the next to consume; a message may be delivered again after a kill, never skipped: none lies beyond
 its queue's end when a broker begins, and an operator is answered once its change is on the disk. The version rises
 once in so many commits (consumerOffsetUpdateVersionStep), as in RocketMQ: a master compares it with its slaves'.
+ReadersAnew keeps who read a topic that was deleted: the next pull of such a group may name an offset of the old topic.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.automatic_creation import AutomaticCreation, Made
 from rocketspark.broker.background_thread import BackgroundThread
-from rocketspark.broker.consumers.readers_anew import ReadersAnew
 from rocketspark.broker.storage.json_tables import JsonFile, next_version
 from rocketspark.broker.storage.table_saving import SMALL_ROWS, UnsavedChanges, pieces
 from rocketspark.errors import StoreError
@@ -23,6 +24,90 @@ from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.bodies import DataVersion, OffsetTable, ReadersTable
 from rocketspark.store.store import Store
+
+FILE_NAME = "readersAnew.json"
+# Readers that are remembered, each queue of a group as one; beyond, the oldest are forgotten.
+READERS_MAX = 100_000
+
+# Group, topic, queue id.
+Reader = tuple[str, str, int]
+
+
+class ReadersAnew:
+    """These readers, on one broker. `file`: None keeps them in memory alone; `changes`: how often they changed.
+
+    `readers`: for those who only look.
+    """
+
+    def __init__(self, file: JsonFile[ReadersTable] | None = None) -> None:
+        found = file.load() if file is not None else None
+        self.readers: dict[Reader, None] = {} if found is None else dict.fromkeys(_readers(found.readers))
+        self.changes = self._noted = 0
+        self.unsaved = UnsavedChanges(
+            FILE_NAME,
+            lambda: self.readers,
+            self._snapshot,
+            lambda text: None if file is None else file.write(text),
+        )
+
+    def add(self, readers: Iterable[Reader]) -> None:
+        """Remember readers."""
+        added = [reader for reader in readers if reader not in self.readers]
+        self.readers |= dict.fromkeys(added)
+        for oldest in list(self.readers)[: max(len(self.readers) - READERS_MAX, 0)]:
+            del self.readers[oldest]
+        self.changes += bool(added)
+
+    def take(self, reader: Reader) -> bool:
+        """Forget a reader, as it is told or asks; False if it is none of these."""
+        if reader not in self.readers:
+            return False
+        del self.readers[reader]
+        self.changes += 1
+        return True
+
+    def forget(self, *, group: str | None = None, topic: str | None = None) -> None:
+        """Forget those of a group or a topic."""
+        for reader in [r for r in self.readers if r[0] == group or r[1] == topic]:
+            self.take(reader)
+
+    def table(self) -> dict[str, list[int]]:
+        """Return the queue ids by "topic@group"."""
+        found: dict[str, list[int]] = {}
+        for group, topic, queue_id in self.readers:
+            found.setdefault(f"{topic}@{group}", []).append(queue_id)
+        return found
+
+    def replace(self, table: Mapping[str, Iterable[int]]) -> None:
+        """Make them a master's."""
+        readers = dict.fromkeys(itertools.islice(_readers(table), READERS_MAX))
+        if readers.keys() != self.readers.keys():
+            self.readers = readers
+            self.changes += 1
+
+    def _snapshot(self) -> Iterator[bytes]:
+        return pieces(ReadersTable(), "readers", self.table())
+
+    def save(self) -> None:
+        """Write the file if they changed since."""
+        if self.changes != self._noted:
+            self._noted = self.changes
+            self.unsaved.changed()
+
+    def finish(self) -> None:
+        """Write what is not on disk. Raises StoreError."""
+        if self.changes != self._noted:
+            self._noted = self.changes
+            self.unsaved.note()
+        self.unsaved.flush()
+
+
+def _readers(table: Mapping[str, Iterable[int]]) -> Iterator[Reader]:
+    for key, queue_ids in table.items():
+        topic, _, group = key.rpartition("@")
+        for queue_id in queue_ids:
+            yield group, topic, queue_id
+
 
 log = LimitedLog("rocketspark.broker")
 VERSION_STEP = 500

@@ -6,8 +6,7 @@ from typing import Any
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.connected_clients import ConnectedClients, ConsumerGroup
-from rocketspark.broker.consumers.lock_quorum import LockQuorum
-from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
+from rocketspark.broker.consumers.rebalance_locks import LockQuorum, RebalanceLocks
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.declared_settings import QUEUES_MAX
 from rocketspark.broker.operations.long_scans import LongScans

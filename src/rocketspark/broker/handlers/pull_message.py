@@ -11,10 +11,8 @@ import msgspec
 
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.consumer_offsets import is_of_before
-from rocketspark.broker.consumers.filter_compiler import TEXT_KEPT_MAX, ToCompile
 from rocketspark.broker.consumers.long_polling import NO_QUEUE, HeldRequest, LongPolling, request_weight
-from rocketspark.broker.consumers.pull_filter import PullFilter
-from rocketspark.broker.consumers.pull_subscriptions import PullSubscriptions
+from rocketspark.broker.consumers.message_filters import TEXT_KEPT_MAX, PullFilter, PullSubscriptions, ToCompile
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.replication.role import BrokerRole

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rocketspark.broker import topic_names
+from rocketspark.broker.consumers.assignments import TopicQueues
 from rocketspark.broker.consumers.connected_clients import ConsumerGroup
-from rocketspark.broker.consumers.topic_queues import TopicQueues
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ServerError

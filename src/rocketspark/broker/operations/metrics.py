@@ -18,8 +18,7 @@ from rocketspark.broker.replication.standing import ReplicationFigures
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.histograms import MessageSizes, RequestTimes
 from rocketspark.broker.statistics.stats import Stats, TrafficStats
-from rocketspark.broker.storage.json_tables import now_ms
-from rocketspark.broker.storage.save_failures import SaveFailures
+from rocketspark.broker.storage.json_tables import SaveFailures, now_ms
 from rocketspark.model.histogram import Histogram
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown

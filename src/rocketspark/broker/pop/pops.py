@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.parts import Tables
-from rocketspark.broker.pop.block_ends import BlockEnds
 from rocketspark.broker.pop.in_flight import InFlightMessages
-from rocketspark.broker.pop.ordered import OrderedPops
+from rocketspark.broker.pop.ordered import BlockEnds, OrderedPops
 from rocketspark.broker.pop.waiting_pops import ALL_QUEUES, WaitingPops
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms

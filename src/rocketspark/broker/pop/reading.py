@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 from random import randrange
 from time import perf_counter
 
+from rocketspark.broker.consumers.message_filters import PopFilter
 from rocketspark.broker.parts import Tables
-from rocketspark.broker.pop.block_ends import BlockEnds
 from rocketspark.broker.pop.in_flight import InFlightMessages
-from rocketspark.broker.pop.ordered import OrderedPops
-from rocketspark.broker.pop.pop_filter import PopFilter
+from rocketspark.broker.pop.ordered import BlockEnds, OrderedPops
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.log_memory import LogMemory

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable
 from typing import Any
 
-from rocketspark.broker.consumers.lock_quorum import LockQuorum
+from rocketspark.broker.consumers.rebalance_locks import LockQuorum
 from rocketspark.broker.inner_connections import inner_connections
 from rocketspark.broker.replication.acting.acting_master import pass_over_notices
 from rocketspark.broker.replication.acting.acting_mode import ActingMode

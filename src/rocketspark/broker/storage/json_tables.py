@@ -1,4 +1,8 @@
-"""The JSON tables of the config directory. Rule: the previous version is kept as .bak before a new one replaces it."""
+"""The JSON tables of the config directory, and the count of files there that cannot be written.
+
+Rule: the previous version is kept as .bak before a new one replaces it. A failure to write is logged once when it
+begins and once when it is over.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,41 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from rocketspark.broker.storage.save_failures import SaveFailures
 from rocketspark.errors import ConfigError, ProtocolError, StoreError
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import DataVersion, encode
 from rocketspark.store.files import config_files
+
+log = LimitedLog("rocketspark.broker")
+
+
+class SaveFailures:
+    """The attempts of one broker, by name of the file. Any thread may report one."""
+
+    def __init__(self) -> None:
+        # Failures since the start by file; and the error of each file that still fails.
+        self.failures: dict[str, int] = {}
+        self.failing: dict[str, str] = {}
+        self._last: BaseException | None = None
+
+    def failed(self, name: str, error: BaseException) -> None:
+        """Report that a file could not be written; the error says where and why."""
+        self.failures[name] = self.failures.get(name, 0) + 1
+        if name not in self.failing:
+            log.error("%s is not saved: %s; it is tried again until it works", name, error)
+        self.failing[name] = str(error)
+        self._last = error
+
+    def worked(self, name: str) -> None:
+        """Report that a file was written."""
+        if self.failing and self.failing.pop(name, None) is not None:
+            log.warning("%s is saved again", name)
+
+    def told(self, error: BaseException) -> bool:
+        """Tell whether an error was reported here."""
+        return error is self._last
+
 
 T = TypeVar("T")
 _log = logging.getLogger("rocketspark.broker")

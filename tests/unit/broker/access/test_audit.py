@@ -26,7 +26,7 @@ from rocketspark.access.audit.audit_log import (
     request_name,
 )
 from rocketspark.access.decisions import Check, Decision
-from rocketspark.broker.access.audit.audited_requests import CHANGES, what
+from rocketspark.broker.access.audit import CHANGES, what
 from rocketspark.errors import ServerError, StoreUnwritable
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import NoHeader, Request, TopicHeader

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tests.support.stand_ins import like
 
 from rocketspark.access.users import User
-from rocketspark.broker.access.plain_acl import changes, documents, rule_files, rules, yaml_text
+from rocketspark.broker.access.plain_acl import changes, documents, rule_files, rules
 from rocketspark.broker.access.plain_acl.addresses import address_pattern, plain_address
+from rocketspark.broker.access.plain_acl.changes import migrated
 from rocketspark.broker.access.plain_acl.documents import AccountEntry, Document, Version
-from rocketspark.broker.access.plain_acl.migration import migrated
-from rocketspark.broker.access.plain_acl.permissions import PUB, SUB, allows, in_java_order, permission, told
 from rocketspark.broker.access.plain_acl.requested import resources
 from rocketspark.broker.access.plain_acl.rule_files import RuleFiles
+from rocketspark.broker.access.plain_acl.rules import PUB, SUB, allows, in_java_order, permission, resource_told
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.codes import RequestCode
 
@@ -104,7 +104,11 @@ def test_permissions() -> None:
     assert [allows(needed, owned) for needed, owned in ((4, 12), (4, 8), (2, 8), (2, 1), (4, 5))] == [
         *(True, False, True, False, False)
     ]
-    assert (told("a"), told("%RETRY%g"), told("%RETRY%g+t")) == ("topic:a", "group:g", "group:g")
+    assert (resource_told("a"), resource_told("%RETRY%g"), resource_told("%RETRY%g+t")) == (
+        "topic:a",
+        "group:g",
+        "group:g",
+    )
     assert in_java_order(["denied", "%RETRY%subGroup", "both", "both"])[-1] in ("denied", "both", "%RETRY%subGroup")
 
 
@@ -163,7 +167,7 @@ def test_a_bomb_of_anchors_stays_small() -> None:
     lines = ["a: &a [x,x,x,x,x,x,x,x,x,x]"]
     lines += [f"{chr(98 + n)}: &{chr(98 + n)} [{','.join(['*' + chr(97 + n)] * 10)}]" for n in range(9)]
     with pytest.raises(ConfigError, match="more than 50 times"):
-        yaml_text.parse("\n".join(lines).encode())
+        documents.parse_yaml("\n".join(lines).encode())
 
 
 @given(st.binary(max_size=300) | st.text(alphabet="ab:-[]{}&*!|>'\" \n#,?%@", max_size=80).map(str.encode))

@@ -13,8 +13,7 @@ from tests.live.support import broker, connected, create, run, sent
 from tests.unit.broker.messages.timers.test_timer_messages import NOW, Clock, Rig, clock, rig
 
 from rocketspark.broker.consumers.consumer_offsets import encode_offsets
-from rocketspark.broker.storage.json_tables import JsonFile
-from rocketspark.broker.storage.save_failures import SaveFailures
+from rocketspark.broker.storage.json_tables import JsonFile, SaveFailures
 from rocketspark.client.consumer.offset_stores import LocalOffsets
 from rocketspark.errors import ServerError, StoreFull, StoreUnwritable
 from rocketspark.protocol.json.bodies import OffsetTable

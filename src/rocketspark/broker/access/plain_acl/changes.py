@@ -1,15 +1,22 @@
-"""Changes of the rules by requests (50, 51, 53): what they make of a file's document. Pure (rule: 5.2.0).
+"""What becomes of the accounts of access control 1.0: changed by requests (50, 51, 53), or turned into users of 2.0.
 
-Rule: a refusal repeats no secret.
+Both are pure: a document of a rule file goes in and one comes out (rule: 5.2.0), or users and rules of 2.0 do (rule:
+AuthMigrator, 5.5.0, migrateAuthFromV1Enabled). No refusal repeats a secret.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rocketspark.broker.access.plain_acl import permissions
+from rocketspark.access.policies import ALLOW, CUSTOM, DEFAULT, DENY, Acl, Policy, PolicyEntry
+from rocketspark.access.resources import ALL, GROUP, TOPIC, Pattern, Resource
+from rocketspark.access.resources import PUB as MAY_PUB
+from rocketspark.access.resources import SUB as MAY_SUB
+from rocketspark.access.users import NORMAL, SUPER, User
 from rocketspark.broker.access.plain_acl.documents import KEY_LENGTH_MIN, AccountEntry, Document, Version
+from rocketspark.broker.access.plain_acl.rules import PUB, SUB, is_permission, permission, resource_permission
 from rocketspark.errors import ConfigError
 
 
@@ -33,13 +40,13 @@ class AccountChange:
             raise ConfigError(f"The accessKey={key} and secretKey=… cannot be null and length should longer than 6")
         for text in (*(self.topics or ()), *(self.groups or ())):
             try:
-                _, bits = permissions.resource_permission(text)
+                _, bits = resource_permission(text)
             except ConfigError:
                 raise ConfigError(
                     f"Parse Resource format error for {text}.\n"
                     "The expected resource format is 'Res=Perm'. For example: topicA=SUB"
                 ) from None
-            if not permissions.is_permission(bits):
+            if not is_permission(bits):
                 raise ConfigError(
                     f"Parse resource permission error for {text}.\n"
                     "The expected permissions are 'SUB' or 'PUB' or 'SUB|PUB' or 'PUB|SUB'."
@@ -99,3 +106,43 @@ def split(text: str | None) -> tuple[str, ...] | None:
         # Java's split leaves out what is empty at the end.
         parts.pop()
     return tuple(parts)
+
+
+_ACTIONS = {PUB: (MAY_PUB,), SUB: (MAY_SUB,), PUB | SUB: (MAY_PUB, MAY_SUB)}
+
+
+def migrated(
+    entries: Iterable[AccountEntry], users: Mapping[str, User], acls: Mapping[str, Acl]
+) -> tuple[dict[str, User], dict[str, Acl], list[str]]:
+    """Return the tables with the accounts whose users are missing, and the names of those."""
+    users, acls, added = dict(users), dict(acls), []
+    for entry in entries:
+        name = entry.access_key
+        if name in users:
+            continue
+        users[name] = User(name, entry.secret_key, SUPER if entry.admin else NORMAL)
+        added.append(name)
+        acl = _acl(entry)
+        if acl.policies:
+            acls[name] = acl
+    return users, acls, added
+
+
+def _acl(entry: AccountEntry) -> Acl:
+    custom = []
+    for kind, texts in ((TOPIC, entry.topics), (GROUP, entry.groups)):
+        for text in texts or ():
+            name, permission = resource_permission(text)
+            custom.append(_entry(Resource(kind, name, Pattern.LITERAL), permission))
+    default = [
+        _entry(Resource(kind, None, Pattern.ANY), text)
+        for kind, text in ((TOPIC, entry.default_topic), (GROUP, entry.default_group))
+        if text and text.strip()
+    ]
+    policies = ((CUSTOM, custom), (DEFAULT, default))
+    return Acl(tuple(Policy(kind, tuple(entries)) for kind, entries in policies if entries))
+
+
+def _entry(resource: Resource, text: str) -> PolicyEntry:
+    actions = _ACTIONS.get(permission(text))
+    return PolicyEntry(resource, (ALL,), DENY) if actions is None else PolicyEntry(resource, actions, ALLOW)

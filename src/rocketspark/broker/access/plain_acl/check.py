@@ -14,20 +14,24 @@ from rocketspark.access.access_control import NAMES_A_PLACE
 from rocketspark.access.decisions import Check, Decided, Decision
 from rocketspark.access.request_contexts import Context, Ext, NotReadable
 from rocketspark.access.resources import CLUSTER, GROUP, PUB
-from rocketspark.broker.access.audit.audited_requests import CHANGES
-from rocketspark.broker.access.plain_acl import changes, permissions, rules
+from rocketspark.broker.access.audit import CHANGES
+from rocketspark.broker.access.plain_acl import changes, rules
 from rocketspark.broker.access.plain_acl.addresses import plain_address
 from rocketspark.broker.access.plain_acl.changes import AccountChange
 from rocketspark.broker.access.plain_acl.documents import Document
 from rocketspark.broker.access.plain_acl.requested import forgotten, resources
 from rocketspark.broker.access.plain_acl.rule_files import LoadedRules, RuleFiles, read_document
 from rocketspark.broker.access.plain_acl.rules import (
+    ADMIN_CODES,
+    MORE_ADMIN_CODES,
     PERMISSIONS,
     Asked,
     Verdict,
     decide,
     decide_besides,
     exception_text,
+    resource_told,
+    retry_resource,
 )
 from rocketspark.errors import ConfigError, ProtocolError, ServerError
 from rocketspark.model.text import shown
@@ -56,7 +60,7 @@ class PlainAcl:
         self.allowed = 0
         # What the stored messages need that requests name by their place; set once there is a store.
         self.stored: Callable[[int, Ext], Iterable[Context]] = lambda code, ext: ()
-        self._admin_codes = permissions.ADMIN_CODES | (permissions.MORE_ADMIN_CODES if complete else frozenset())
+        self._admin_codes = ADMIN_CODES | (MORE_ADMIN_CODES if complete else frozenset())
         self._changing = asyncio.Lock()
         self._stamps = files.stamps()
         self._trouble = ""
@@ -125,8 +129,8 @@ class PlainAcl:
                 if self._complete and not self.trusts(sender):
                     return False
                 continue
-            name = permissions.retry_topic(context.name) if context.kind == GROUP else context.name
-            needed[name] = permissions.PUB if PUB in context.actions else permissions.SUB
+            name = retry_resource(context.name) if context.kind == GROUP else context.name
+            needed[name] = rules.PUB if PUB in context.actions else rules.SUB
         return not self._complete or rules.may(self.loaded.rules, plain_address(sender.host), sender.user, needed)
 
     def publishes(self, sender: Sender) -> bool:
@@ -205,11 +209,11 @@ async def _in_thread(call: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, call)
 
 
-_ACTIONS = {permissions.PUB: ("Pub",), permissions.SUB: ("Sub",)}
+_ACTIONS = {rules.PUB: ("Pub",), rules.SUB: ("Sub",)}
 
 
 def _resource(verdict: Verdict) -> str:
     if not verdict.resource:
         return ""
-    kind, _, name = permissions.told(verdict.resource).partition(":")
+    kind, _, name = resource_told(verdict.resource).partition(":")
     return f"{kind.capitalize()}:{name}"

@@ -1,6 +1,7 @@
-"""A file of rules as a value: read, checked, written. Rule: a file with one mistake gives none of its rules.
+"""A file of rules as a value: its YAML is read within bounds, checked, and written.
 
-What is said of a mistake names account and field, never a secret.
+Rules: a file with one mistake gives none of its rules. Only lists, tables and texts are made of its YAML. What is said
+of a mistake names account and field, never a secret.
 """
 
 from __future__ import annotations
@@ -9,11 +10,128 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from rocketspark.broker.access.plain_acl import permissions, yaml_text
 from rocketspark.broker.access.plain_acl.addresses import Matches, address_pattern
-from rocketspark.broker.access.plain_acl.rules import Account
+from rocketspark.broker.access.plain_acl.rules import Account, permission, resource_permission, retry_resource
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown, whole_number
+
+FILE_BYTES_MAX = 1 << 20
+DEPTH_MAX = 8
+ALIASES_MAX = 50
+_NULLS = ("", "~", "null", "Null", "NULL")
+_TOO_DEEP = f"it is nested deeper than {DEPTH_MAX}"
+_NO_YAML = "the rules of access control 1.0 are YAML, which needs PyYAML: pip install 'rocketspark[acl]'"
+
+
+def parse_yaml(data: bytes) -> Any:
+    """Return what a document holds: dict, list, str or None. Raises ConfigError for what is no such, in one line."""
+    yaml = _yaml()
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"it has {len(data):,} bytes, {FILE_BYTES_MAX:,} may be read")
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    try:
+        return _Builder(yaml).build(yaml.parse(data, Loader=loader))
+    except ConfigError:
+        raise
+    except yaml.YAMLError as e:
+        # libyaml 0.2.6 has a bound of its own, which it may reach before it gives us an event.
+        if "nesting depth" in str(getattr(e, "problem", "")):
+            raise ConfigError(_TOO_DEEP) from None
+        raise ConfigError(f"it is no YAML: {_reason(e)}") from None
+    except (UnicodeDecodeError, RecursionError, ValueError) as e:
+        raise ConfigError(f"it is no YAML: {type(e).__name__}") from None
+
+
+def dump_yaml(document: dict[str, Any]) -> str:
+    """Return the text of a document, in the layout that RocketMQ writes."""
+    text: str = _yaml().safe_dump(document, default_flow_style=False, sort_keys=True, allow_unicode=True, width=4096)
+    return text
+
+
+def _yaml() -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigError(_NO_YAML) from None
+    return yaml
+
+
+def _reason(error: Exception) -> str:
+    # Not the whole message: it cites the line, which may hold a secret.
+    problem = getattr(error, "problem", None) or type(error).__name__
+    mark = getattr(error, "problem_mark", None)
+    place = f" in line {mark.line + 1}" if mark is not None else ""
+    return shown(f"{problem}{place}", characters_max=120)
+
+
+class _Builder:
+    """Makes values from the events of a parser, without recursion."""
+
+    def __init__(self, yaml: Any) -> None:
+        self._yaml = yaml
+        self._anchors: dict[str, Any] = {}
+        self._aliases = 0
+        self._documents = 0
+        # The open lists and tables, and the key that waits for its value in each table.
+        self._open: list[Any] = []
+        self._keys: list[Any] = []
+        self._root: Any = None
+
+    def build(self, events: Any) -> Any:
+        """Return the value of the only document."""
+        kinds = self._yaml.events
+        for event in events:
+            if isinstance(event, kinds.DocumentStartEvent):
+                self._documents += 1
+                if self._documents > 1:
+                    raise ConfigError("it holds more than one document")
+            elif isinstance(event, kinds.ScalarEvent):
+                is_null = event.style in (None, "") and event.value in _NULLS
+                self._put(None if is_null else event.value, event.anchor)
+            elif isinstance(event, kinds.AliasEvent):
+                self._repeat(event.anchor)
+            elif isinstance(event, kinds.SequenceStartEvent):
+                self._begin([], event.anchor)
+            elif isinstance(event, kinds.MappingStartEvent):
+                self._begin({}, event.anchor)
+            elif isinstance(event, kinds.SequenceEndEvent | kinds.MappingEndEvent):
+                self._open.pop()
+                self._keys.pop()
+        return self._root
+
+    def _repeat(self, anchor: str) -> None:
+        self._aliases += 1
+        if self._aliases > ALIASES_MAX:
+            raise ConfigError(f"it repeats values by *name more than {ALIASES_MAX} times")
+        if anchor not in self._anchors or any(self._anchors[anchor] is value for value in self._open):
+            raise ConfigError(f"it repeats *{shown(anchor, characters_max=40)}, which is not known there")
+        self._put(self._anchors[anchor], None)
+
+    def _begin(self, value: Any, anchor: str | None) -> None:
+        if len(self._open) >= DEPTH_MAX:
+            raise ConfigError(_TOO_DEEP)
+        self._put(value, anchor)
+        self._open.append(value)
+        self._keys.append(_NO_KEY)
+
+    def _put(self, value: Any, anchor: str | None) -> None:
+        if anchor:
+            self._anchors[anchor] = value
+        if not self._open:
+            self._root = value
+        elif isinstance(self._open[-1], list):
+            self._open[-1].append(value)
+        elif self._keys[-1] is _NO_KEY:
+            if not isinstance(value, str):
+                raise ConfigError("a name in it is no text")
+            self._keys[-1] = value
+        else:
+            self._open[-1][self._keys[-1]] = value
+            self._keys[-1] = _NO_KEY
+
+
+_NO_KEY = object()
+
 
 KEY_LENGTH_MIN = 7
 ACCOUNTS_MAX = 10_000
@@ -41,15 +159,15 @@ class AccountEntry:
         # A group's line counts before a topic's of the same name, which is the group's retry topic.
         for texts, is_group in ((self.groups, True), (self.topics, False)):
             for text in texts or ():
-                name, bits = permissions.resource_permission(text)
-                resources[permissions.retry_topic(name) if is_group else name] = permissions.permission(bits)
+                name, bits = resource_permission(text)
+                resources[retry_resource(name) if is_group else name] = permission(bits)
         return Account(
             self.access_key,
             self.secret_key.encode(),
             address_pattern(self.white_address),
             self.admin,
-            permissions.permission(self.default_topic),
-            permissions.permission(self.default_group),
+            permission(self.default_topic),
+            permission(self.default_group),
             resources,
         )
 
@@ -84,7 +202,7 @@ class Document:
 
 def read(data: bytes) -> Document:
     """Return the document of a file. Raises ConfigError: what is wrong, in one line."""
-    table = yaml_text.parse(data)
+    table = parse_yaml(data)
     if table is None:
         return Document()
     fields = _fields(table, ("globalWhiteRemoteAddresses", "accounts", "dataVersion"), "the file")
@@ -113,7 +231,7 @@ def _check(document: Document) -> None:
 def write(document: Document) -> str:
     """Return the text of a document, in the layout of RocketMQ's own."""
     version = document.version
-    return yaml_text.dump(
+    return dump_yaml(
         {
             "accounts": [_written(entry) for entry in document.accounts],
             "dataVersion": [{"counter": version.counter, "timestamp": version.timestamp_ms}] if version else [],

@@ -13,7 +13,7 @@ from rocketspark.access.request_contexts import Context, contexts_of, of_others,
 from rocketspark.access.resources import CLUSTER, GROUP, UPDATE
 from rocketspark.access.resources import PUB as MAY_PUBLISH
 from rocketspark.access.resources import SUB as MAY_SUBSCRIBE
-from rocketspark.broker.access.plain_acl.permissions import PUB, RETRY_PREFIX, SUB, in_java_order, retry_topic
+from rocketspark.broker.access.plain_acl.rules import PUB, RETRY_PREFIX, SUB, in_java_order, retry_resource
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json.bodies import heartbeat
 
@@ -55,7 +55,7 @@ def resources(code: int, ext: Mapping[str, str], body: bytes, *, complete: bool 
             needed[ext["topic"]] = SUB
         group = ext.get(_GROUPS.get(code, ""))  # type: ignore[call-overload]
         if group is not None:
-            needed[retry_topic(group)] = SUB
+            needed[retry_resource(group)] = SUB
     return _in_order(needed)
 
 
@@ -91,7 +91,7 @@ def forgotten(code: int, ext: Mapping[str, str], body: bytes, stored: Iterable[C
         for context in contexts:
             admin = admin or bool(of_others(context))
             if context.kind == GROUP:
-                needed[retry_topic(context.name)] = SUB
+                needed[retry_resource(context.name)] = SUB
             else:
                 needed[context.name] = permission
     return Needed(_in_order(needed), admin)
@@ -118,13 +118,13 @@ def _of_send(ext: Mapping[str, str], topic_name: str, group_name: str) -> dict[s
     if not topic.startswith(RETRY_PREFIX):
         return {topic: PUB}
     group = ext.get(group_name)
-    return {} if group is None else {retry_topic(group): SUB}
+    return {} if group is None else {retry_resource(group): SUB}
 
 
 def _of_heartbeat(body: bytes) -> dict[str, int]:
     needed = {}
     for consumer in heartbeat(body, keep=True).consumer_data_set:
-        needed[retry_topic(consumer.group_name)] = SUB
+        needed[retry_resource(consumer.group_name)] = SUB
         for subscription in consumer.subscription_data_set:
             needed[subscription.topic] = SUB
     return needed

@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rocketspark.broker.access.plain_acl import documents, yaml_text
+from rocketspark.broker.access.plain_acl import documents
 from rocketspark.broker.access.plain_acl.addresses import Matches
-from rocketspark.broker.access.plain_acl.documents import AccountEntry, Document, Version
+from rocketspark.broker.access.plain_acl.documents import FILE_BYTES_MAX, AccountEntry, Document, Version
 from rocketspark.broker.access.plain_acl.rules import Account, Rules
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown
@@ -113,8 +113,8 @@ class RuleFiles:
     def write(self, path: str, document: Document) -> None:
         """Replace a file: whole, closed to others, on the disk when this returns. Raises ConfigError."""
         text = documents.write(document).encode("utf-8", "surrogatepass")
-        if len(text) > yaml_text.FILE_BYTES_MAX:
-            raise ConfigError(f"{shown(path)} would have {len(text):,} bytes, {yaml_text.FILE_BYTES_MAX:,} may be read")
+        if len(text) > FILE_BYTES_MAX:
+            raise ConfigError(f"{shown(path)} would have {len(text):,} bytes, {FILE_BYTES_MAX:,} may be read")
         # The file itself, where a link stands.
         path = os.path.realpath(path)
         folder = os.path.dirname(path)
@@ -143,7 +143,7 @@ def read_document(path: str) -> Document:
         with open(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise ConfigError(f"{shown(path)} is no file")
-            data = file.read(yaml_text.FILE_BYTES_MAX + 1)
+            data = file.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         return Document()
     except OSError as e:

@@ -1,17 +1,109 @@
-"""The rules of access control 1.0: accounts and white lists, as they stand in the files, and what they decide.
+"""The rules of access control 1.0: accounts, white lists, permissions on topics and groups, and what they decide.
 
-Rule: a set of rules never changes; a changed file makes a new one. Nothing prints a secret.
+Rule: a set of rules never changes; a changed file makes a new one. What is not known is refused, as in RocketMQ.
+Nothing prints a secret.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from rocketspark.broker.access.plain_acl import permissions
 from rocketspark.broker.access.plain_acl.addresses import Matches
-from rocketspark.broker.access.plain_acl.permissions import PUB
+from rocketspark.errors import ConfigError
+from rocketspark.model.text import shown, string_hash
 from rocketspark.protocol.request_signing import is_signed_with
+
+DENY, ANY, PUB, SUB = 1, 2, 4, 8
+_BY_TEXT = {"PUB": PUB, "SUB": SUB, "PUB|SUB": PUB | SUB, "SUB|PUB": PUB | SUB, "DENY": DENY}
+RETRY_PREFIX = "%RETRY%"
+# Requests that only an admin account may send (rule: Permission.ADMIN_CODE).
+ADMIN_CODES = frozenset({17, 25, 215, 200, 207})
+# Requests of the same weight that RocketMQ lets everybody send who can sign: the rules themselves, topics and groups by
+# lists, static topics, offsets of whole groups, how a group's queues are shared out, cold data, the timer's engine, the
+# users and rules of access control 2.0, with their passwords.
+MORE_ADMIN_CODES = frozenset(
+    {
+        18,
+        27,
+        50,
+        51,
+        53,
+        54,
+        222,
+        225,
+        306,
+        314,
+        316,
+        323,
+        329,
+        353,
+        401,
+        513,
+        2001,
+        2002,
+        2004,
+        5001,
+        *range(3001, 3011),
+    }
+)
+
+
+def permission(text: str | None) -> int:
+    """Return the bits of a permission's text; DENY for none and for an unknown one."""
+    return _BY_TEXT.get((text or "").strip(), DENY)
+
+
+def is_permission(text: str) -> bool:
+    """Return whether a permission's text means something."""
+    return text.strip() in _BY_TEXT
+
+
+def allows(needed: int, owned: int) -> bool:
+    """Return whether what is owned lets through what is needed (rule: checkPermission)."""
+    if owned & DENY:
+        return False
+    if needed & ANY:
+        return bool(owned & (PUB | SUB))
+    return bool(needed & owned)
+
+
+def resource_permission(text: str) -> tuple[str, str]:
+    """Return name and permission's text of "name=permission". Raises ConfigError."""
+    items = [item for item in text.split("=") if item]
+    if len(items) != 2:
+        raise ConfigError(f"{shown(text, characters_max=80)!r}: name=permission is needed, such as orders=PUB|SUB")
+    return items[0].strip(), items[1].strip()
+
+
+def retry_resource(group: str) -> str:
+    """Return the name by which a group is held."""
+    return RETRY_PREFIX + group
+
+
+def in_java_order(names: Iterable[str]) -> list[str]:
+    """Return the names in the order of a Java HashMap: it decides which of two refusals is told."""
+    ordered = list(dict.fromkeys(names))
+    slots = 16
+    while len(ordered) > slots * 3 // 4:
+        slots *= 2
+
+    def slot(name: str) -> int:
+        code = string_hash(name) & 0xFFFFFFFF
+        return (code ^ (code >> 16)) & (slots - 1)
+
+    return sorted(ordered, key=slot)
+
+
+def resource_told(resource: str) -> str:
+    """Return how a remark names a resource: "topic:orders" or "group:billing"."""
+    if not resource.startswith(RETRY_PREFIX):
+        return f"topic:{resource}"
+    # A retry topic of pops names the topic after a "+".
+    parts = resource.rstrip("+").split("+")
+    name = parts[0] if len(parts) == 2 else resource
+    return f"group:{name[len(RETRY_PREFIX) :]}"
+
 
 PERMISSIONS = "permissions"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
@@ -64,7 +156,7 @@ class Verdict:
     needed: int = 0
 
 
-def decide(rules: Rules, asked: Asked, admin_codes: frozenset[int] = permissions.ADMIN_CODES) -> Verdict:
+def decide(rules: Rules, asked: Asked, admin_codes: frozenset[int] = ADMIN_CODES) -> Verdict:
     """Decide about a request (rule: PlainPermissionManager.validate, the order of checks is its)."""
     if any(matches(asked.address) for matches in rules.white):
         return Verdict("", "global white list")
@@ -92,12 +184,12 @@ def _decide_by_permissions(account: Account, asked: Asked, admin_codes: frozense
     for name, needed in asked.resources.items():
         owned = account.resources.get(name)
         if owned is None:
-            is_group = name.startswith(permissions.RETRY_PREFIX)
-            if not permissions.allows(needed, account.default_group if is_group else account.default_topic):
-                text = f"No default permission for {permissions.told(name)}"
+            is_group = name.startswith(RETRY_PREFIX)
+            if not allows(needed, account.default_group if is_group else account.default_topic):
+                text = f"No default permission for {resource_told(name)}"
                 return _refused(text, _CHECK % 57, "default permission", name, needed)
-        elif not permissions.allows(needed, owned):
-            text = f"No permission for {permissions.told(name)}"
+        elif not allows(needed, owned):
+            text = f"No permission for {resource_told(name)}"
             return _refused(text, _CHECK % 62, "permission", name, needed)
     return Verdict("", PERMISSIONS)
 
@@ -135,11 +227,11 @@ def publishes(rules: Rules, address: str, access_key: str) -> bool:
         return True
     account = rules.accounts.get(access_key)
     owned = () if account is None else (account.default_topic, *_of_topics(account))
-    return any(permissions.allows(PUB, each) for each in owned)
+    return any(allows(PUB, each) for each in owned)
 
 
 def _of_topics(account: Account) -> Iterator[int]:
-    return (each for name, each in account.resources.items() if not name.startswith(permissions.RETRY_PREFIX))
+    return (each for name, each in account.resources.items() if not name.startswith(RETRY_PREFIX))
 
 
 def _refused(text: str, place: str, rule: str, resource: str = "", needed: int = 0) -> Verdict:

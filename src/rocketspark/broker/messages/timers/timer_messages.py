@@ -20,8 +20,7 @@ from rocketspark.broker.messages.quarantine import Quarantine, fails_again
 from rocketspark.broker.messages.timers.timer_delivery import KIND, OUT_MS_MAX, RETRY_S, TimerDelivery, grid_of
 from rocketspark.broker.messages.timers.timer_statistics import TimerStatistics
 from rocketspark.broker.statistics.stats import Stats
-from rocketspark.broker.storage.json_tables import JsonFile, now_ms
-from rocketspark.broker.storage.save_failures import SaveFailures
+from rocketspark.broker.storage.json_tables import JsonFile, SaveFailures, now_ms
 from rocketspark.errors import RocketSparkError, StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import string_hash, whole_number

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketspark.broker.consumers.lock_quorum import agreed, quorum
+from rocketspark.broker.consumers.rebalance_locks import agreed, quorum
 from rocketspark.broker.replication.acting.acting_master import Course, Lowest, course, lowest
 from rocketspark.broker.replication.acting.escape import Exit, chosen, exits, inner_group, outgoing
 from rocketspark.broker.replication.acting.way_back import Plan, Preparation, is_needed, plan

@@ -1,13 +1,19 @@
-"""Which requests change a broker, and what is written of each. Rule: only what is known to be no secret."""
+"""The audit of a broker: which requests change it, and what is written of each.
+
+Rule: only what is known to be no secret is written.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rocketspark.broker.settings import FIELDS
+from rocketspark.access.audit.audit_log import FILE_NAME, Audit
+from rocketspark.broker.settings import FIELDS, BrokerSettings
 from rocketspark.errors import RocketSparkError
 from rocketspark.model.conf_lines import parse_properties
 from rocketspark.model.text import shown
@@ -155,3 +161,31 @@ CHANGES: frozenset[int] = frozenset(
         RequestCode.RESET_MASTER_FLUSH_OFFSET,
     )
 )
+
+
+log = logging.getLogger("rocketspark.broker")
+
+
+def audit_of(settings: BrokerSettings) -> Audit | None:
+    """Return the audit that the settings ask for; by default there is one where there is access control.
+
+    Raises StoreUnwritable if its file cannot be opened.
+    """
+    if settings.audit_path == "off":
+        return None
+    path = Path(settings.audit_path) if settings.audit_path else None
+    if path is None and (settings.acl or settings.authentication or settings.authorization):
+        path = Path(settings.store_root) / FILE_NAME
+    if path is None:
+        return None
+    audit = Audit(
+        {"broker": settings.broker_name},
+        path,
+        changes=CHANGES,
+        what=what,
+        bytes_max=settings.audit_file_bytes,
+        files_max=settings.audit_file_count,
+    )
+    audit.check()
+    log.info("the audit goes to %s", path)
+    return audit

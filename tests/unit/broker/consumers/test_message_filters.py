@@ -7,8 +7,13 @@ import asyncio
 import pytest
 
 from rocketspark.broker.background_thread import BackgroundThread
-from rocketspark.broker.consumers.filter_compiler import TEXT_KEPT_MAX, FilterCompiler, ToCompile, parsed
-from rocketspark.broker.consumers.pull_filter import COMPILED_HERE_MAX
+from rocketspark.broker.consumers.message_filters import (
+    COMPILED_HERE_MAX,
+    TEXT_KEPT_MAX,
+    FilterCompiler,
+    ToCompile,
+    parsed,
+)
 from rocketspark.errors import FilterIllegal
 from rocketspark.filters import sql92
 

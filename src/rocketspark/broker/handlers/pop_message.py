@@ -1,29 +1,43 @@
-"""POP_MESSAGE: messages of any queue of a topic for a time, or the request is held until there are some.
+"""POP_MESSAGE and PEEK_MESSAGE: messages of any queue of a topic, taken for a time or left where they are.
 
-Rule (PopMessageProcessor, 5.5.0): replies with 0, 209 and 210 carry all numbers, as clients read these of each.
+A pop that finds nothing is held until there is something. `pop_handlers` makes all handlers of requests about pops.
+Rule (PopMessageProcessor, PeekMessageProcessor, 5.5.0): replies with 0, 209 and 210 carry all numbers, as clients read
+these of each. Requests about lite topics, which this broker does not have, are refused.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Generator, Iterator
+from random import randrange
 from typing import Any
 
-from rocketspark.broker.consumers.filter_compiler import ToCompile
+from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.long_polling import request_weight
+from rocketspark.broker.consumers.message_filters import PopFilter, PopFilters, ToCompile
+from rocketspark.broker.handlers.ack_message import AckHandler, Answers, ChangeInvisibleTimeHandler
+from rocketspark.broker.handlers.notification import NotificationHandler
 from rocketspark.broker.operations.long_scans import LongScans
+from rocketspark.broker.parts import HasRoutes, Tables
 from rocketspark.broker.pop.in_flight import InFlightMessages
-from rocketspark.broker.pop.pop_filter import PopFilter, PopFilters
-from rocketspark.broker.pop.reading import Found, PopReading, Round
-from rocketspark.broker.pop.requests import PopChecks, refusing
+from rocketspark.broker.pop.pops import Pops
+from rocketspark.broker.pop.reading import Found, PopReading, Round, own_retries
+from rocketspark.broker.pop.requests import COUNT_MAX, PopChecks, refusing
 from rocketspark.broker.pop.waiting_pops import ALL_QUEUES, WaitingPop, WaitingPops
+from rocketspark.broker.replication.waits import Durability
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.broker.storage.log_memory import LogMemory
+from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
-from rocketspark.protocol import frames
+from rocketspark.protocol import frames, pop_answers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.frames import VERSION
-from rocketspark.protocol.headers import PopHeader, PopReply, Request
-from rocketspark.protocol.pop_answers import ORDERED_REVIVE_QUEUE
+from rocketspark.protocol.headers import PeekHeader, PopHeader, PopReply, Request
+from rocketspark.protocol.pop_answers import ORDERED_REVIVE_QUEUE, RETRY_V1, RETRY_V2
+from rocketspark.store.get_message import GetStatus
+from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
@@ -35,8 +49,6 @@ _REPLY = (
     b'"serializeTypeCurrentRPC":"JSON","version":' + str(VERSION).encode() + b"}"
 )
 
-# RocketMQ's limit of one pop.
-COUNT_MAX = 32
 # A request this much older than it may wait is answered at once.
 LATE_MS = 500
 # A request is answered so long before its client gives up.
@@ -244,3 +256,123 @@ class PopHandler:
         if total > frames.FRAME_BYTES_MAX:
             frames.check_length(total)
         return b"".join((_LENGTHS.pack(total, len(header)), header, *found.records))
+
+
+# One of so many looks reads the retries first.
+RETRIES_FIRST_EVERY = 5
+# Queues that are looked at in one turn of the loop: some ms.
+QUEUES_IN_TURN = 1024
+
+
+class PeekHandler:
+    """Serves looks at what is to be popped."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        checks: PopChecks,
+        store: Store,
+        topics: Topics,
+        reading: PopReading,
+        scans: LongScans,
+    ) -> None:
+        self._scans = scans
+        self._settings = settings
+        self._checks = checks
+        self._store = store
+        self._topics = topics
+        self._reading = reading
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.PEEK_MESSAGE, self.peek, PeekHeader)
+
+    def peek(self, peer: Peer, request: Request[PeekHeader], body: bytes) -> Answer:
+        """PEEK_MESSAGE (200052)."""
+        return refusing(request, PopReply(), lambda: self._scans.answer(peer, self._peek(peer, request)))
+
+    def _peek(self, peer: Peer, request: Request[PeekHeader]) -> Generator[None, None, bytes]:
+        h = request.ext
+        self._checks.check_readable()
+        config = self._checks.check_queue(peer, h.topic, h.queue_id)
+        self._checks.check_group(peer, h.group, h.topic)
+        if not 0 < h.count_max <= COUNT_MAX:
+            # RocketMQ looks at as many as are asked.
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER, f"{h.count_max} messages are to be peeked, 1 to {COUNT_MAX} may be"
+            )
+        chance = randrange(100)
+        queues = [h.queue_id]
+        if h.queue_id < 0:
+            queues = [(chance + n) % config.read_queue_nums for n in range(config.read_queue_nums)]
+        places = [(h.topic, queue_id) for queue_id in queues]
+        retries = self._retries(h)
+        places = [*retries, *places] if chance % RETRIES_FIRST_EVERY == 0 else [*places, *retries]
+        found: list[memoryview] = []
+        rest = count = size = 0
+        for number, (topic, queue_id) in enumerate(places, 1):
+            if number % QUEUES_IN_TURN == 0:
+                yield
+            offset = self._reading.next_offset(topic, h.group, queue_id)
+            rest += max(self._store.queue_range(topic, queue_id)[1] - offset, 0)
+            bytes_max = self._settings.pull_bytes_max - size
+            if count >= h.count_max or bytes_max <= 0:
+                continue
+            own = own_retries(topic, h.group)
+            read = self._store.read(topic, queue_id, offset, h.count_max - count, bytes_max, accepts=own)
+            if read.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_TOO_BIG, GetStatus.REMOVED):
+                read = self._store.read(topic, queue_id, read.next_offset, h.count_max - count, bytes_max, accepts=own)
+            found += read.records
+            count, size = count + read.count, size + read.size
+        header = PopReply(rest_count=rest)
+        if not count:
+            return reply(request.opaque, ResponseCode.PULL_NOT_FOUND, header, remark="NO_MESSAGE_IN_QUEUE")
+        return reply(request.opaque, 0, header, b"".join(found), remark="FOUND")
+
+    def _retries(self, h: PeekHeader) -> list[tuple[str, int]]:
+        name = pop_answers.retry_topic(h.topic, h.group, RETRY_V2 if self._settings.retry_topics_v2 else RETRY_V1)
+        config = self._topics.table.get(name)
+        return [] if config is None else [(name, queue_id) for queue_id in range(config.read_queue_nums)]
+
+
+CODES = tuple(code for code in RequestCode if RequestCode.POP_LITE_MESSAGE <= code <= RequestCode.TRIGGER_LITE_DISPATCH)
+
+
+class LiteHandler:
+    """Refuses what lite topics need."""
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler refuses."""
+        for code in CODES:
+            routes.add(code, self.refuse)
+
+    def refuse(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """POP_LITE_MESSAGE (200070) to TRIGGER_LITE_DISPATCH (200079)."""
+        raise ServerError(
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+            f" request type {request.code} not supported: this broker has no lite topics",
+        )
+
+
+def pop_handlers(
+    settings: BrokerSettings,
+    store: Store,
+    tables: Tables,
+    pops: Pops,
+    filtering: BackgroundThread,
+    durability: Durability,
+    stats: Stats,
+    scans: LongScans,
+) -> Iterator[HasRoutes]:
+    """Make the handlers. `filtering`: the thread that costly filters run in."""
+    topics, offsets = tables.topics, tables.offsets
+    in_flight, ordered, block_ends = pops.in_flight, pops.ordered, pops.block_ends
+    checks, filters = PopChecks(settings, tables, in_flight), PopFilters(filtering)
+    reading = PopReading(settings, store, tables, in_flight, ordered, block_ends, stats, LogMemory(settings, store))
+    yield PopHandler(settings, checks, filters, reading, pops.waiting, in_flight, scans)
+    yield PeekHandler(settings, checks, store, topics, reading, scans)
+    yield NotificationHandler(settings, checks, filters, store, topics, reading, pops, scans)
+    answers = Answers(durability)
+    yield AckHandler(checks, store, offsets, in_flight, ordered, block_ends, answers, scans)
+    yield ChangeInvisibleTimeHandler(checks, store, offsets, in_flight, ordered, block_ends, answers)
+    yield LiteHandler()

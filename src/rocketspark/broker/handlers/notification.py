@@ -1,17 +1,19 @@
-"""NOTIFICATION, POLLING_INFO: is there something to pop, who waits for it. Rule: NotificationProcessor, 5.5.0."""
+"""NOTIFICATION and POLLING_INFO: whether there is something to pop, and how many requests wait for it.
+
+Rule: NotificationProcessor, 5.5.0.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rocketspark.broker.consumers.filter_compiler import ToCompile
 from rocketspark.broker.consumers.long_polling import request_weight
+from rocketspark.broker.consumers.message_filters import ALL, PopFilter, PopFilters, ToCompile
 from rocketspark.broker.operations.long_scans import LongScans
-from rocketspark.broker.pop.ordered import OrderedPops
-from rocketspark.broker.pop.pop_filter import ALL, PopFilter, PopFilters
+from rocketspark.broker.pop.pops import Pops
 from rocketspark.broker.pop.reading import PopReading, Round
 from rocketspark.broker.pop.requests import NO_REMARK, PopChecks, refusing
-from rocketspark.broker.pop.waiting_pops import ALL_QUEUES, WaitingPops
+from rocketspark.broker.pop.waiting_pops import ALL_QUEUES
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.topics import Topics
@@ -37,7 +39,7 @@ LOOKED_AT_MAX = 32
 
 
 class NotificationHandler:
-    """Serves questions about what is to be popped. `pops`: the pops that wait, `waiting`: notifications that do."""
+    """Answers whether there is something to pop, and how many requests wait for it."""
 
     def __init__(
         self,
@@ -47,9 +49,7 @@ class NotificationHandler:
         store: Store,
         topics: Topics,
         reading: PopReading,
-        ordered: OrderedPops,
-        pops: WaitingPops,
-        waiting: WaitingPops,
+        pops: Pops,
         scans: LongScans,
     ) -> None:
         self._scans = scans
@@ -59,9 +59,9 @@ class NotificationHandler:
         self._store = store
         self._topics = topics
         self._reading = reading
-        self._ordered = ordered
-        self._pops = pops
-        self._waiting = waiting
+        self._ordered = pops.ordered
+        self._pops = pops.waiting
+        self._waiting = pops.notified
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""

@@ -1,7 +1,7 @@
-"""The queues of topics on all brokers, as the NameServers tell them: what assignments are made from.
+"""What the broker's queue assignments are made from: the queues of topics on all brokers, and the mode of each group.
 
-Rule (TopicRouteInfoManager, 5.x): a topic is fetched when it is first asked for and again at every interval; what is
-known stays in use while no NameServer answers, and is forgotten when one says that there is no such topic.
+The mode (SET_MESSAGE_REQUEST_MODE) says whether a group's consumers pull or pop a topic; the queues are those that the
+NameServers tell.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import msgspec
 from rocketspark.broker import topic_names
 from rocketspark.broker.inner_connections import inner_connections
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import RocketSparkError
+from rocketspark.broker.storage.json_tables import JsonFile
+from rocketspark.errors import ConfigError, RocketSparkError, ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
@@ -22,6 +23,7 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers.namesrv import RouteHeader
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.protocol.json.metadata import RequestMode, RequestModeTable
 from rocketspark.transport.shared_task import outcome_of
 
 log = LimitedLog("rocketspark.broker")
@@ -111,3 +113,43 @@ class TopicQueues:
         for task in list(self._fetches.values()):
             task.cancel()
         await self._connections.close()
+
+
+FILE_NAME = "messageRequestMode.json"
+# The file is written anew at each change.
+MODES_MAX = 10_000
+
+
+class RequestModes:
+    """The modes of one broker, by topic and group."""
+
+    def __init__(self, file: JsonFile[RequestModeTable]) -> None:
+        self._file = file
+        self._changed = False
+        try:
+            self.table = file.load() or RequestModeTable(message_request_mode_map={})
+        except ConfigError as e:
+            # No consumer is served differently for them.
+            log.error("the message request modes cannot be read and begin empty: %s", e)
+            self.table = RequestModeTable(message_request_mode_map={})
+
+    def set(self, mode: RequestMode) -> None:
+        """Set the mode of a group in a topic. Raises StoreError; ServerError 2 if there are too many."""
+        modes = self.table.message_request_mode_map
+        if mode.consumer_group not in modes.get(mode.topic, {}) and sum(map(len, modes.values())) >= MODES_MAX:
+            raise ServerError(ResponseCode.SYSTEM_BUSY, f"there are {MODES_MAX} request modes, no more are kept")
+        modes.setdefault(mode.topic, {})[mode.consumer_group] = mode
+        self._changed = True
+        self.save()
+
+    def take(self, table: RequestModeTable) -> None:
+        """Make the table a master's. Raises StoreError."""
+        self._changed |= table != self.table
+        self.table = table
+        self.save()
+
+    def save(self) -> None:
+        """Write the table if it changed. Raises StoreError."""
+        if self._changed:
+            self._file.save(self.table)
+            self._changed = False
