@@ -233,6 +233,31 @@ def test_after_a_kill_no_pop_of_the_one_before_counts(tmp_path: Path, count: int
     run(new())
 
 
+@pytest.mark.shows("after a kill a group that popped the topic made anew is not sent to its first message again")
+def test_after_a_kill_who_popped_the_new_one_is_not_sent_to_its_first_message_again(tmp_path: Path) -> None:
+    """The note of readers that is on the disk is older than the pop, whose check point tells."""
+    killed = tmp_path / "killed"
+
+    async def old() -> None:
+        async with broker(tmp_path / "old") as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await create_group(peer)
+            await sent(peer, b"old")
+            assert len(await popped(peer)) == 1
+            await remade(peer, 3)
+            assert len(await popped(peer)) == 3
+            shutil.copytree(tmp_path / "old", killed)
+
+    async def new() -> None:
+        async with broker(killed) as server, connected(server.address) as peer:
+            await sent(peer, b"new 3")
+            assert [m.body for m in await popped(peer)] == [b"new 3"]
+            await until(lambda: server._offsets.get(GROUP, TOPIC, 0) == 4)
+
+    run(old())
+    run(new())
+
+
 @pytest.mark.shows("a topic's deletion takes its own retries, and no others")
 @pytest.mark.parametrize(
     ("others", "retry_topic", "stays"),

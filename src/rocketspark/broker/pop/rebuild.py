@@ -160,6 +160,8 @@ class Rebuild:
                 queue = key.topic, key.group, key.queue_id
                 furthest[queue] = max(furthest.get(queue, 0), found.offsets[-1] + 1)
         for (topic, group, queue_id), offset in furthest.items():
+            # Who popped a topic that was made anew read it since.
+            consumer_offsets.asked(group, topic, queue_id)
             # Not beyond what there is.
             offset = min(offset, self._store.stored_range(topic, queue_id)[1])
             committed = consumer_offsets.get(group, topic, queue_id)
