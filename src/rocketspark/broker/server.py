@@ -24,7 +24,6 @@ from rocketspark.broker.handlers.admin.admin_groups import GroupHandler
 from rocketspark.broker.handlers.admin.admin_topics import TopicHandler
 from rocketspark.broker.handlers.admin.broker_tables import BrokerTablesHandler
 from rocketspark.broker.handlers.admin.plain_acl import PlainAclHandler
-from rocketspark.broker.handlers.admin.quarantine import QuarantineHandler
 from rocketspark.broker.handlers.broker_to_client import BrokerToClientHandler
 from rocketspark.broker.handlers.client_manage import ClientHandler
 from rocketspark.broker.handlers.consumer_manage import ConsumerManageHandler
@@ -355,7 +354,6 @@ class BrokerServer:
             ha_status=lambda: self.replication.standing.status(),
             long_scans=long_scans,
         )
-        yield QuarantineHandler(messages.quarantine)
         if self.access.plain is not None:
             yield PlainAclHandler(self.access.plain, s.broker_name, s.cluster_name, self.address)
         yield AccessHandler(self.access.users, self.access.acls, is_master=lambda: self.role.is_master)

@@ -1,4 +1,4 @@
-"""The broker itself as an operator sees it: settings, state, statistics, and the cleaning up."""
+"""The broker itself as an operator sees it: settings, state, statistics, the cleaning up, and its quarantine."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats, Window
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.topics import batch_topics, check_queue_type
-from rocketspark.errors import ServerError, UsageError
+from rocketspark.errors import RocketSparkError, ServerError, UsageError
 from rocketspark.model import MessageQueue
+from rocketspark.model.text import shown
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.headers.admin import (
     BrokerConsumeStatsHeader,
     ConfigReply,
+    QuarantinedHeader,
     QueueUnitsHeader,
     ReadAheadHeader,
     ResumeCheckHeader,
@@ -100,6 +102,9 @@ class AdminHandler:
         add(RequestCode.GET_BROKER_HA_STATUS, self.replication)
         add(RequestCode.SET_COMMITLOG_READ_MODE, self.read_ahead, ReadAheadHeader)
         add(RequestCode.SWITCH_TIMER_ENGINE, self.timer_engine, TimerEngineHeader)
+        add(RequestCode.LIST_QUARANTINE, self.quarantined)
+        add(RequestCode.RETRY_QUARANTINED, self.retry_quarantined, QuarantinedHeader)
+        add(RequestCode.DROP_QUARANTINED, self.drop_quarantined, QuarantinedHeader)
 
     # -- settings --------------------------------------------------------------------------------------------------
 
@@ -313,6 +318,29 @@ class AdminHandler:
         except UsageError as e:
             raise ServerError(ResponseCode.INVALID_PARAMETER, str(e)) from e
         self._transactions.resume(position)
+        return reply(request.opaque)
+
+    # -- the quarantine: its codes are our own ------------------------------------------------------------------------
+
+    def quarantined(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """LIST_QUARANTINE (7310001): all that is set aside, oldest first."""
+        return reply(request.opaque, body=bodies.encode(bodies.QuarantineTable(entries=self._quarantine.entries())))
+
+    def retry_quarantined(self, peer: Peer, request: Request[QuarantinedHeader], body: bytes) -> bytes:
+        """RETRY_QUARANTINED (7310002): one is handled once more. Code 22: there is no such; 1: it failed again."""
+        try:
+            self._quarantine.retry(request.ext.name)
+        except ServerError:
+            raise
+        except RocketSparkError as e:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, str(e)) from e
+        except Exception as e:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, shown(f"{type(e).__name__}: {e}")) from e
+        return reply(request.opaque)
+
+    def drop_quarantined(self, peer: Peer, request: Request[QuarantinedHeader], body: bytes) -> bytes:
+        """DROP_QUARANTINED (7310003): one is forgotten; its message stays in the log. Code 22: there is no such."""
+        self._quarantine.drop(request.ext.name)
         return reply(request.opaque)
 
 
