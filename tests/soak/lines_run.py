@@ -1,7 +1,7 @@
 """Which lines of src each test runs, and how long it takes. Rule: what is written down is of tests that pass.
 
 As a plugin of pytest (`-p tests.soak.lines_run`, LINES_RUN=FILE) it notes what is run in this process, on any thread,
-from a test's set-up to its end.
+from a test's set-up to its end; and, under the name "", what is run before the first test, as by imports.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Recorder:
         self.target = target
         self.coverage = Coverage(data_file=None, source_pkgs=["rocketspark"])
         self.coverage.start()
-        self.seconds: dict[str, float] = {}
-        self.passed: set[str] = set()
+        self.seconds: dict[str, float] = {"": 0.0}
+        self.passed: set[str] = {""}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import collections
 import contextlib
+import ctypes
 import difflib
 import functools
 import glob
@@ -226,25 +227,39 @@ class Room:
         self.src, self.folder = src, folder
         kept = OUT / f"lines-{name}.json"
         known: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
-        of_src = b"".join(path.read_bytes() for path in sources(name))
+        of_src = b"".join(path.read_bytes() for path in [*sources(name), Path(__file__).with_name("lines_run.py")])
         states = {file: digest(of_src + (ROOT / file).read_bytes()) for file in files_of_tests(name)}
         known = {file: known[file] for file in states if known.get(file, {}).get("state") == states[file]}
         for file in states.keys() - known.keys():
             seen = folder / "seen.json"
-            seen.write_text("{}")
+            seen.write_text('{"": {"lines": {}}}')
             _, failed = self.told([file], 3600, "-p", "tests.soak.lines_run", LINES_RUN=str(seen))
             print(f"lines of {file}", f"without {failed}, which fails" if failed else "", flush=True)
             known[file] = {"state": states[file], "tests": json.loads(seen.read_text())}
             kept.write_text(json.dumps(known))
         self.state = digest("".join(states.values()).encode())
-        self.tests: dict[str, Any] = {test: ran for file in known.values() for test, ran in file["tests"].items()}
+        self.tests: dict[str, Any] = {
+            test: ran for file in known.values() for test, ran in file["tests"].items() if test
+        }
+        self.imports = [file["tests"][""]["lines"] for file in known.values()]
 
     def tests_for(self, mutant: Mutant) -> list[str]:
-        """Return those that run the changed line, all for one that the import runs: quick ones first, sockets last."""
-        tells = lines_that_tell(ast.parse(text_of(mutant.name)), mutant.line)
+        """Return those that run the changed line: quick ones first, sockets last.
+
+        For a line that an import runs (that of a test's file, or one within a test) these are all.
+        """
+        tree = ast.parse(text_of(mutant.name))
+        tells = lines_that_tell(tree, mutant.line)
         ran = {test: found["lines"].get(mutant.name, ()) for test, found in self.tests.items()}
-        tests = [test for test, lines in ran.items() if not tells or tells.intersection(lines)]
-        return sorted(tests, key=lambda test: (test.startswith(SOCKETS), not ran[test], self.tests[test]["seconds"]))
+        importing = [lines.get(mutant.name, ()) for lines in self.imports]
+        importing += [lines for lines in ran.values() if {node.lineno for node in tree.body[1:]}.intersection(lines)]
+        known = {test for test, lines in ran.items() if tells.intersection(lines)}
+        tests = ran if any(not tells or tells.intersection(lines) for lines in importing) else known
+
+        def rank(test: str) -> tuple[bool, bool, bool, float]:
+            return test.startswith(SOCKETS), test not in known, not ran[test], self.tests[test]["seconds"]
+
+        return sorted(tests, key=rank)
 
     def notices(self, tests: list[str]) -> str:
         """Return the test that fails, "" if none does. What a test over sockets notices it must notice twice."""
@@ -267,6 +282,7 @@ class Room:
         listed.write_text("\n".join(tests))
         arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options, "-m", "not official and not soak"]
         arguments += [f"--basetemp={self.folder / 'tests'}", f"@{listed}"]
+        before = children()
         run = os.fork()
         if not run:
             be_pytest(self.src, said, arguments, more)
@@ -279,10 +295,31 @@ class Room:
             os.killpg(run, signal.SIGKILL)
         if code is None:
             os.waitpid(run, 0)
+        end_orphans(before)
         text = said.read_text()
         assert code in (None, 0, 1, 2, 4, 5), text[-4000:]
         found = re.search(r"^(?:FAILED|ERROR) (tests/\S+?::.*?)(?: - .*)?$", text, re.MULTILINE)
         return code, found[1] if found else ""
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what a run leaves behind: servers in sessions of their own whose test hung."""
+    if sys.platform == "linux":
+        set_child_subreaper = 36
+        assert ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0) == 0
+
+
+def children() -> set[int]:
+    """Return the processes whose parent this one is, on Linux."""
+    return {int(child) for path in glob.glob("/proc/self/task/*/children") for child in Path(path).read_text().split()}
+
+
+def end_orphans(kept: set[int]) -> None:
+    """End the processes that came to this one since it had those kept alone, and what comes to it when they end."""
+    while left := children() - kept:
+        for child in left:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def be_pytest(src: Path, said: Path, arguments: list[str], more: dict[str, str]) -> NoReturn:
@@ -311,6 +348,7 @@ def digest(data: bytes) -> str:
 def test_small_changes_are_noticed(tmp_path: Path) -> None:
     for module in ("cosmic_ray", "coverage"):
         pytest.importorskip(module, reason="pip install 'rocketspark[mutants]' brings what makes the changes")
+    adopt_orphans()
     names = os.environ.get("MUTANTS_ROOMS", " ".join(ROOMS)).split()
     seed = int(os.environ.get("MUTANTS_SEED", "1"))
     OUT.mkdir(exist_ok=True)
