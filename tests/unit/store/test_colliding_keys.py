@@ -9,7 +9,7 @@ import pytest
 
 from rocketspark.model.text import string_hash
 from rocketspark.store import get_message
-from rocketspark.store.index import index_file
+from rocketspark.store.index import index_file, key_hashes
 from rocketspark.store.index.index_service import KEYS_LONG
 
 # All of one hash, in Java.
@@ -88,3 +88,12 @@ def test_long_keys_are_written_one_by_one(make_store: Any, send: Any) -> None:
     assert waiting == [1] * 8
     assert store.index_service.is_due()
     assert len(store.query("t", "3-000007", 64, 0, NOW_MS * 2)) == 1
+
+
+def test_hashes_of_many_tags_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_hashes, "_TAG_HASHES_MAX", 3)
+    keys = key_hashes.TopicKeys("t")
+    for n in range(10):
+        for _ in range(2):
+            assert keys.tag_hash(b"%d" % n) == string_hash(f"t#T#{n}") & 0xFFFFFFFF
+        assert len(keys._tag_hashes) == n % 3 + 1

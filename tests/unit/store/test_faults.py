@@ -48,7 +48,8 @@ def test_a_full_disk_stops_appends_and_nothing_else(room_bytes: int, make_store:
     assert bodies(store) == stored
     assert len(stored) == store.queue_range("t", 0)[1]
     if stored:
-        store.query("t", "k0", 1, 0, 1 << 60)
+        for begin_ms, end_ms in ((NOW_MS, NOW_MS), (0, 1 << 60)):
+            assert len(store.query("t", "k0", 1, begin_ms, end_ms)) == 1
     # Room again: it goes on where it stopped, and every key is found.
     files.room_bytes = None
     assert send(store, "t", 0, b"after", keys="after")[1] == len(stored)
@@ -270,6 +271,20 @@ def test_without_descriptors_nothing_is_taken_until_there_are_again(
     assert store.flushed_position == store.written_position
     store.close()
     assert bodies(make_store()) == [b"0", b"1"]
+
+
+def test_the_name_of_a_new_log_file_is_on_the_disk_once_its_first_records_are(
+    make_store: Any, send: Any, files: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store()
+    synced: list[str] = []
+    monkeypatch.setattr(files, "sync_directory", synced.append)
+    counts = []
+    for body in (b"0", b"1", bytes(16_200), b"3", b"4"):
+        send(store, "t", 0, body)
+        store.flush_log()
+        counts.append(synced.count(store.log.mapped_files.directory))
+    assert counts == [1, 1, 2, 3, 3]
 
 
 @pytest.mark.shows("mended: a failed flush of a queue (EMFILE) does not stop appends")

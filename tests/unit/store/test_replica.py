@@ -339,13 +339,14 @@ def test_mended_long_ago_and_not_found_by_key_is_told(
     content = log_of(master)
     slave.append_raw(0, content)
     slave.dispatch_received()
-    begin, end = (unit[0] for unit in units_of(master)["t", 0][2:4])
+    begin, end = (unit[0] for unit in units_of(master)["t", 0][3:5])
     for known in (True, False):
         if not known:
             slave.index_service.cut(begin)
         slave.log.damaged = ((begin, end),)
         assert slave.mend(begin, content[begin:end])
-        assert ("1 mended messages are not found by key" in caplog.text) is not known
+        told = f"1 mended messages are not found by key: {len(content) - begin} bytes of the log follow"
+        assert (told in caplog.text) is not known
 
 
 def test_a_stretch_that_was_cut_away_meanwhile_is_not_mended(make_store: Any, tmp_path: Path, send: Any) -> None:

@@ -210,6 +210,21 @@ def test_files_removed_between_planning_and_reading_are_reported(make_store: Any
     frozen.close()
 
 
+def test_the_oldest_record_of_the_log_is_damaged_not_deleted(make_store: Any, send: Send, tmp_path: Path) -> None:
+    store = make_store()
+    places = [send(store, "t", 0, b"x" * 400, now_ms=NOW_MS) for _ in range(100)]
+    store.flush_log(), store.flush_queues()
+    assert expire(store, NOW_MS) > 0
+    first = next(n for n, place in enumerate(places) if place[0] == store.min_position)
+    store.close()
+    with open(min((tmp_path / "s" / "commitlog").iterdir()), "r+b") as file:
+        file.seek(200)
+        file.write(b"y")
+    lost: Lost = []
+    read_all(tmp_path / "s", lost=lost)
+    assert lost == [("t", 0, first, first + 1, "damaged, or cut off, in the log or their consume queue")]
+
+
 @pytest.mark.shows("consume queue files removed between planning and reading a store")
 def test_a_part_of_a_queue_whose_files_were_removed_after_planning_is_told(
     make_store: Any, send: Send, tmp_path: Path
