@@ -8,6 +8,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple, overload
 
 from rocketspark.client import validators
@@ -27,7 +28,7 @@ from rocketspark.spark.option_values import (
     check_offsets,
     check_pattern,
     duration_ms,
-    from_json_text,
+    json_option,
     parse_assigned,
     time_ms,
 )
@@ -263,26 +264,18 @@ class GivenOptions:
     def times(self, name: str) -> AtTimes | None:
         """Return a time for each queue that is named, None if none is given."""
         text = self.text(name, "")
-        try:
-            return AtTimes(check_offsets(from_json_text(text), least=0)) if text else None
-        except (ValueError, TypeError) as e:
-            raise ConfigError(
-                f"option {name} is {shown(text)!r} ({e}): JSON with ms since 1970 for each queue, such as"
-                ' {"topic": {"broker-a": {"0": 1767225600000}}}, is needed'
-            ) from None
+        needed = (
+            'JSON with ms since 1970 for each queue, such as {"topic": {"broker-a": {"0": 1767225600000}}}, is needed'
+        )
+        return AtTimes(json_option(name, text, partial(check_offsets, least=0), needed)) if text else None
 
     def where(self, name: str, default: str) -> Where:
         """Return a word such as earliest, or a table with the offset of each queue that is named."""
         text = self.text(name, default)
         if text.lower() in (EARLIEST, LATEST, COMMITTED):
             return text.lower()
-        try:
-            return check_offsets(from_json_text(text))
-        except (ValueError, TypeError) as e:
-            raise ConfigError(
-                f"option {name} is {shown(text)!r} ({e}): earliest, latest, committed or JSON such as"
-                ' {"topic": {"broker-a": {"0": 12, "1": -1}}} is needed (-2 earliest, -1 latest)'
-            ) from None
+        example = '{"topic": {"broker-a": {"0": 12, "1": -1}}} is needed (-2 earliest, -1 latest)'
+        return json_option(name, text, check_offsets, f"earliest, latest, committed or JSON such as {example}")
 
 
 def snake_case(name: str) -> str:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rocketspark.client.validators import DLQ_PREFIX, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
 from rocketspark.model.text import INT_MAX, LONG_MAX, shown, whole_number
+
+T = TypeVar("T")
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -169,23 +171,22 @@ def check_pattern(text: str) -> str:
     return text
 
 
-def from_json_text(text: str) -> Any:
-    """Parse a text of JSON. Raises ValueError."""
+def json_option(name: str, text: str, check: Callable[[Any], T], needed: str) -> T:
+    """Return what `check` makes of an option's JSON. Raises ConfigError, which says what is needed."""
+    reason: object = "it is nested too deeply"
     try:
-        return json.loads(text)
+        return check(json.loads(text))
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        pass
+    except (ValueError, TypeError) as e:
+        reason = e
+    raise ConfigError(f"option {name} is {shown(text)!r} ({reason}): {needed}")
 
 
 def parse_assigned(text: str) -> Assigned:
     """Parse the queues that option assign names, from JSON. Raises ConfigError."""
-    try:
-        return check_assigned(from_json_text(text))
-    except (ValueError, TypeError) as e:
-        raise ConfigError(
-            f'option assign is {shown(text)!r} ({e}): JSON such as {{"topic": {{"broker-a": [0, 1]}}}}, or'
-            ' {"topic": [0, 1]} for these queues on every broker, is needed'
-        ) from None
+    needed = 'JSON such as {"topic": {"broker-a": [0, 1]}}, or {"topic": [0, 1]} for these queues on every broker'
+    return json_option("assign", text, check_assigned, f"{needed}, is needed")
 
 
 def check_assigned(value: Any) -> Assigned:

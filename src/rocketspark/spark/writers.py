@@ -30,33 +30,8 @@ class TaskCommit(WriterCommitMessage):
         self.sent = sent
 
 
-class BatchWriter(DataSourceArrowWriter):
-    """Sends the rows of a batch query."""
-
-    def __init__(self, options: WriteOptions) -> None:
-        self._options = options
-        if options.transactional_id:
-            exactly_once.open_log(options)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send one task's rows; runs on an executor."""
-        if not self._options.transactional_id:
-            return TaskCommit(send_rows(iterator, self._options))
-        return _written(iterator, self._options, exactly_once.JOB, 0)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Exactly once: make the rows visible. Else do nothing: they are visible."""
-        if self._options.transactional_id:
-            exactly_once.commit(_sent(messages), self._options, None)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Exactly once: roll the rows back. Else do nothing: rows that were sent stay."""
-        if self._options.transactional_id:
-            exactly_once.abort(_sent(messages), self._options)
-
-
-class StreamWriter(DataSourceStreamArrowWriter):
-    """Sends the rows of each micro-batch."""
+class _TopicWriter:
+    """What both kinds of writers do: Spark hands `batchId` to that of a stream alone."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -68,27 +43,40 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if not self._options.transactional_id:
             return TaskCommit(send_rows(iterator, self._options))
         context = TaskContext.get()
-        assert context is not None
-        batch = context.getLocalProperty(_BATCH)
-        query = context.getLocalProperty(_QUERY) or ""
-        return _written(iterator, self._options, query, None if batch is None else int(batch))
+        query, batch = self._batch_of(context)
+        attempt = TaskAttempt(query, batch, context.partitionId() if context is not None else 0)
+        sent = exactly_once.send_attempt(iterator, self._options, attempt)
+        return TaskCommit(sent.rows, sent)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
         """Exactly once: make the rows visible. Else do nothing: they are visible."""
         if self._options.transactional_id:
             exactly_once.commit(_sent(messages), self._options, batchId)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
         """Exactly once: roll the rows back. Else do nothing: rows that were sent stay."""
         if self._options.transactional_id:
             exactly_once.abort(_sent(messages), self._options)
 
+    def _batch_of(self, context: TaskContext | None) -> tuple[str, int | None]:
+        """Return the query and the batch that a task's rows belong to."""
+        raise NotImplementedError
 
-def _written(iterator: Iterator[pa.RecordBatch], options: WriteOptions, query: str, batch: int | None) -> TaskCommit:
-    context = TaskContext.get()
-    attempt = TaskAttempt(query, batch, context.partitionId() if context is not None else 0)
-    sent = exactly_once.send_attempt(iterator, options, attempt)
-    return TaskCommit(sent.rows, sent)
+
+class BatchWriter(_TopicWriter, DataSourceArrowWriter):
+    """Sends the rows of a batch query."""
+
+    def _batch_of(self, context: TaskContext | None) -> tuple[str, int | None]:
+        return exactly_once.JOB, 0
+
+
+class StreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
+    """Sends the rows of each micro-batch."""
+
+    def _batch_of(self, context: TaskContext | None) -> tuple[str, int | None]:
+        assert context is not None
+        batch = context.getLocalProperty(_BATCH)
+        return context.getLocalProperty(_QUERY) or "", None if batch is None else int(batch)
 
 
 def _sent(messages: Sequence[WriterCommitMessage | None]) -> list[SentAttempt]:

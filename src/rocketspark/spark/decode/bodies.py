@@ -27,7 +27,7 @@ from rocketspark.errors import (
     SchemaUnknown,
 )
 from rocketspark.model.text import shown
-from rocketspark.spark.decode import avro_schema, json_bodies, wire_format
+from rocketspark.spark.decode import avro_schema, json_bodies
 from rocketspark.spark.decode.avro_bodies import AvroDecoder
 from rocketspark.spark.decode.options import AVRO, CONFLUENT, DROPMALFORMED, FAILFAST, JSON, PROTOBUF, DecodeOptions
 from rocketspark.spark.decode.protobuf_bodies import (
@@ -38,7 +38,15 @@ from rocketspark.spark.decode.protobuf_bodies import (
     is_text,
     place_of,
 )
-from rocketspark.spark.decode.registry import UNKNOWN_S, RegisteredSchema, Registry, registry_of
+from rocketspark.spark.decode.registry import (
+    PREFIX_BYTES,
+    UNKNOWN_S,
+    RegisteredSchema,
+    Registry,
+    frame_of,
+    read_indexes,
+    registry_of,
+)
 from rocketspark.spark.spark_features import arrow_schema
 
 # Arrow writes no deeper columns; the value itself is within one.
@@ -237,16 +245,16 @@ class BodyDecoder:
 
     def _hint(self, body: bytes) -> str:
         # The magic byte, and an id that no registry has counted up to 16 million.
-        is_framed = self._options.wire != CONFLUENT and body[:2] == b"\0\0" and len(body) > wire_format.PREFIX_BYTES
+        is_framed = self._options.wire != CONFLUENT and body[:2] == b"\0\0" and len(body) > PREFIX_BYTES
         return "; it begins as in the wire format of a schema registry: is schemaRegistry missing?" if is_framed else ""
 
     def _framed(self, body: bytes) -> Any:
-        schema_id, start = wire_format.split(body)
+        schema_id, start = frame_of(body)
         if self._options.format == JSON:
             return self._of_reader(body[start:])
         if self._options.format == AVRO:
             return self._writer(schema_id)(body[start:])
-        indexes, start = wire_format.read_indexes(body, start)
+        indexes, start = read_indexes(body, start)
         self._check_message(schema_id, indexes)
         return self._of_reader(body[start:])
 

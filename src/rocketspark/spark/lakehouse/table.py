@@ -19,10 +19,11 @@ import msgspec
 from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError
-from rocketspark.model import typed_json
+from rocketspark.model import MessageQueue, typed_json
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.decode.json_bodies import quoted
 from rocketspark.spark.lakehouse import decoded_columns, object_store
+from rocketspark.spark.offset_ranges import to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -207,14 +208,6 @@ def decode_state(text: str | None, place: TablePlace) -> ArchiveState | None:
         return None
 
 
-def offsets_of(reached: Mapping[tuple[str, str, int], int]) -> dict[str, Any]:
-    """Return offsets by topic, broker and queue as a stream's JSON has them."""
-    offsets: dict[str, Any] = {}
-    for (topic, broker, queue_id), offset in sorted(reached.items()):
-        offsets.setdefault(topic, {}).setdefault(broker, {})[str(queue_id)] = offset
-    return offsets
-
-
 def ddl(columns: StructType) -> str:
     """Return columns as SQL has them, whatever they are called."""
     return ", ".join(f"{decoded_columns.path_of((f.name,))} {quoted(f.dataType)}" for f in columns.fields)
@@ -351,7 +344,7 @@ class ArchiveTable(ABC):
         from pyspark.sql import functions as F
 
         ends = self.read().groupBy("topic", "broker", "queueId").agg((F.max("queueOffset") + 1).alias("next"))
-        return offsets_of({(row.topic, row.broker, row.queueId): row.next for row in ends.collect()})
+        return to_json({MessageQueue(row.topic, row.broker, row.queueId): row.next for row in ends.collect()})
 
     def check_new(self, state: ArchiveState) -> None:
         """Raise ConfigError if a commit goes on with a table that is not there any more: rows of it are gone."""

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import typed_json
 from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.lakehouse.formats import read_table
 from rocketspark.spark.lakehouse.table import TablePlace, archive_at, archive_for
-from rocketspark.spark.lakehouse.tables import read_table
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.options import ArchiveOptions
 from rocketspark.spark.pipelines.parts import archive_table, archive_tasks
 from rocketspark.spark.pipelines.parts.archive_batches import (
-    BATCHES_BETWEEN_MERGES,
     ArchiveResult,
     MicroBatches,
     options_of,
@@ -98,16 +97,7 @@ def run(
             return merge_hours(spark, archive, hours, file_bytes, round(keep_replaced_s * 1000), progress)
 
         try:
-            work.begin()
-            compacted = 0
-            while not progress.stop.asked:
-                if work.patiently(work.batch):
-                    if work.batches % BATCHES_BETWEEN_MERGES == 0:
-                        compacted += merge_closed()
-                    continue
-                compacted += merge_closed()
-                if once or progress.stop.wait(options.interval_s):
-                    break
+            compacted = work.run(merge_closed, interval_s=options.interval_s, merges_again=False)
         finally:
             reader.stop()
         files = archive.manifest.files

@@ -23,9 +23,9 @@ from rocketspark.errors import ConfigError, RouteNotFound
 from rocketspark.model import namespace, subscribe, typed_json
 from rocketspark.model.text import shown
 from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.lakehouse.formats import read_table
 from rocketspark.spark.lakehouse.object_store import refuse_object_store
 from rocketspark.spark.lakehouse.table import TablePlace, archive_at
-from rocketspark.spark.lakehouse.tables import read_table
 from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines.archive import run_tasks
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of

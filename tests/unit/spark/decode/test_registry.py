@@ -1,4 +1,6 @@
-"""The registry's client against a small server: what is kept, retried, refused, and that no error shows a secret."""
+"""The registry's client against a small server: what is kept, retried, refused, and that no error shows a secret. The
+wire format: golden bytes, and whatever bytes come.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.decode.framed_bodies import join
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.spark.decode.framed_bodies import join, write_indexes
 from tests.spark.decode.orders import V1, V2, avro
 from tests.spark.decode.registry_server import RegistryServer, registry_server
 from tests.support.certificates import Issuer
@@ -17,14 +21,15 @@ from tests.support.certificates import Issuer
 from rocketspark.errors import ConfigError, RegistryAway, RegistryRefused, SchemaUnknown
 from rocketspark.spark.decode import registry as module
 from rocketspark.spark.decode.bodies import BodyDecoder, resolve
-from rocketspark.spark.decode.registry import Registry, RegistryOptions, check_url
+from rocketspark.spark.decode.registry import Registry, RegistryOptions, check_url, frame_of, read_indexes
 from rocketspark.spark.options import parse_decode_options
 from rocketspark.transport.tls.client_tls import ClientTls
 
 pytestmark = pytest.mark.shows(
     "a schema registry: basic authentication, bearer tokens, TLS, client certificates (one that is not taken "
     "is told at once), several addresses, references (Avro, Protobuf), retries, schemas kept per process, "
-    "unknown ids, a registry that is away"
+    "unknown ids, a registry that is away",
+    "wire format, its list of message indexes",
 )
 
 
@@ -347,3 +352,42 @@ def test_a_registry_that_is_away_costs_rows_or_the_task_by_choice() -> None:
     assert reasons[1] is not None
     assert "no answer about schema id 2" in reasons[1]
     assert reasons[2] is None
+
+
+GOLDEN = [((0,), b"\0"), ((1,), b"\x02\x02"), ((1, 0), b"\x04\x02\x00"), ((64,), b"\x02\x80\x01")]
+
+
+@pytest.mark.parametrize(("indexes", "encoded"), GOLDEN)
+def test_indexes_as_confluents_serializer_writes_them(indexes: tuple[int, ...], encoded: bytes) -> None:
+    assert write_indexes(indexes) == encoded
+    assert read_indexes(b"abcde" + encoded + b"rest", 5) == (indexes, 5 + len(encoded))
+
+
+def test_a_frame() -> None:
+    assert join(258, b"xy") == b"\0\0\0\1\2xy"
+    assert frame_of(b"\0\0\0\1\2xy") == (258, 5)
+    with pytest.raises(ValueError, match="4 bytes are too short"):
+        frame_of(b"\0\0\0\1")
+    with pytest.raises(ValueError, match="the magic byte is 7, not 0"):
+        frame_of(b"\7\0\0\0\1")
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=100).map(tuple), st.binary(max_size=20))
+def test_indexes_round_trip(indexes: tuple[int, ...], rest: bytes) -> None:
+    encoded = write_indexes(indexes)
+    assert read_indexes(encoded + rest, 0) == (indexes, len(encoded))
+    for cut in range(len(encoded)):
+        with pytest.raises(ValueError):
+            read_indexes(encoded[:cut], 0)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_value_or_a_reason(body: bytes) -> None:
+    try:
+        found = frame_of(body)
+        indexes, at = read_indexes(body, found.start)
+    except ValueError:
+        return
+    assert 0 <= found.schema_id < 2**32
+    assert all(0 <= index < 2**31 for index in indexes)
+    assert found.start < at <= len(body)

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import Row
 
 from rocketspark.errors import ConfigError, NoReply
+from rocketspark.model import MessageQueue
 from rocketspark.spark.lakehouse import object_store
 from rocketspark.spark.lakehouse.delta_table import DeltaTable
 from rocketspark.spark.lakehouse.iceberg_table import IcebergTable, catalog_fails, check_location, set_catalog
@@ -25,9 +26,9 @@ from rocketspark.spark.lakehouse.table import (
     check_columns,
     damage_in,
     decode_state,
-    offsets_of,
     table_place,
 )
+from rocketspark.spark.offset_ranges import to_json
 from rocketspark.spark.pipelines.parts.archive_batches import may_pass
 from rocketspark.spark.pipelines.parts.archive_manifest import open_archive
 from rocketspark.spark.pipelines.parts.archive_table import Merges, TableTarget, with_hour
@@ -158,7 +159,7 @@ def test_a_commit_says_what_was_given_and_no_other_one_does() -> None:
 
 
 def test_forgotten_commits_are_made_good_by_the_rows() -> None:
-    found = offsets_of({("t", "b", 1): 7, ("t", "b", 0): 3, ("u", "c", 0): 1})
+    found = to_json({MessageQueue("t", "b", 1): 7, MessageQueue("t", "b", 0): 3, MessageQueue("u", "c", 0): 1})
     assert found == {"t": {"b": {"0": 3, "1": 7}}, "u": {"c": {"0": 1}}}
 
 

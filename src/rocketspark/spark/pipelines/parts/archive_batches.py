@@ -96,6 +96,24 @@ class MicroBatches:
         self._batch_rows, self._once = batch_rows, once
         self.rows = self.batches = 0
 
+    def run(self, merge: Callable[[], int], *, interval_s: float, merges_again: bool) -> int:
+        """Archive until all is archived, or the run is to stop; return how many hours were merged.
+
+        `merge` merges the hours that are closed, whenever all is archived and during a long backlog; `merges_again`:
+        one that failed when all was archived is repeated, as a micro-batch is.
+        """
+        self.begin()
+        merged = 0
+        while not self._progress.stop.asked:
+            if self.patiently(self.batch):
+                if self.batches % BATCHES_BETWEEN_MERGES == 0:
+                    merged += merge()
+                continue
+            merged += self.patiently(merge) if merges_again else merge()
+            if self._once or self._progress.stop.wait(interval_s):
+                break
+        return merged
+
     def begin(self) -> None:
         """Fix where a new archive begins, and with `once` where the run ends."""
         if self._target.offsets is None:

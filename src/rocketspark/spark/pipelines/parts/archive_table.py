@@ -14,9 +14,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.decoded_columns import fitted, path_of
+from rocketspark.spark.lakehouse.formats import open_table
 from rocketspark.spark.lakehouse.object_store import scheme_of
 from rocketspark.spark.lakehouse.table import NO_COLUMNS, ArchiveState, ArchiveTable, TablePlace, ddl
-from rocketspark.spark.lakehouse.tables import open_table
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.options import ArchiveOptions
 from rocketspark.spark.pipelines.parts import archive_tasks
@@ -57,18 +57,12 @@ def run(
     reader = StreamReader(schema, reading)
     work = MicroBatches(target, reader, topics, progress=progress, batch_rows=options.batch_rows, once=once)
     merges = Merges(table, options.close_after_s, options.file_mb << 20)
-    compacted = 0
+
+    def merge_closed() -> int:
+        return merges.due(now_ms(), work.batches) if options.compact else 0
+
     try:
-        work.begin()
-        while not progress.stop.asked:
-            if work.patiently(work.batch):
-                if options.compact and work.batches % BATCHES_BETWEEN_MERGES == 0:
-                    compacted += merges.due(now_ms(), work.batches)
-                continue
-            if options.compact:
-                compacted += work.patiently(lambda: merges.due(now_ms(), work.batches))
-            if once or progress.stop.wait(options.interval_s):
-                break
+        compacted = work.run(merge_closed, interval_s=options.interval_s, merges_again=True)
         total, files = work.patiently(lambda: (table.row_count(), table.file_count()))
     finally:
         reader.stop()

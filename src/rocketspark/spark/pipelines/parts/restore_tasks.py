@@ -28,6 +28,7 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import properties
 from rocketspark.protocol.message.message_ids import UniqueIdBlocks
 from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.offset_ranges import to_json
 from rocketspark.spark.options import parse_read
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.parts import archive_tasks, restore_plan
@@ -135,14 +136,6 @@ def topic_reader(where: Connection, topic: str, schema: StructType, **options: s
     return StreamReader(schema, parse_read(given, streaming=True))
 
 
-def offset_table(topic: str, offsets: dict[Queue, int]) -> dict[str, Any]:
-    """Return offsets as a stream's JSON has them."""
-    table: dict[str, Any] = {topic: {}}
-    for (broker, queue_id), offset in offsets.items():
-        table[topic].setdefault(broker, {})[str(queue_id)] = offset
-    return table
-
-
 def queue_offsets(topic: str, table: dict[str, Any]) -> dict[Queue, int]:
     """Return the offsets of a topic's queues in a stream's JSON."""
     brokers = table.get(topic, {})
@@ -151,7 +144,8 @@ def queue_offsets(topic: str, table: dict[str, Any]) -> dict[Queue, int]:
 
 def read_offsets(reader: StreamReader, topic: str, queue: Queue, first: int, end: int) -> Iterator[pa.RecordBatch]:
     """Read the rows of one queue, in order."""
-    for partition in reader.partitions(offset_table(topic, {queue: first}), offset_table(topic, {queue: end})):
+    source = MessageQueue(topic, *queue)
+    for partition in reader.partitions(to_json({source: first}), to_json({source: end})):
         yield from reader.read(partition)
 
 

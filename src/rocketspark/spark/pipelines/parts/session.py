@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rocketspark.errors import ConfigError, RocketSparkError
-from rocketspark.spark.lakehouse import object_store, packages
+from rocketspark.spark.lakehouse import formats, object_store
 from rocketspark.spark.lakehouse.table import damage_in
 from rocketspark.spark.python_workers import prefer_this_python
 
@@ -125,7 +125,7 @@ def _jar_settings(options: SessionOptions) -> dict[str, str]:
         settings |= object_store.settings_for(place, {**options.conf, **_only_lists(settings)})
     for table in options.tables:
         known = {**options.conf, **_only_lists(settings)}
-        settings |= packages.settings_for(table.format, table.catalog, known, VERSION)
+        settings |= formats.settings_for(table.format, table.catalog, known, VERSION)
     return settings
 
 

@@ -45,6 +45,10 @@ NAME_MAX = 40
 
 Row = dict[str, Any]
 
+_KINDS: dict[type, str] = {Published: SENT, Received: RECEIVED, Consumed: CONSUMED, Ended: ENDED}
+# Fields for which the Java client writes the word null where it has no value.
+_OPTIONAL = ("group", "tag", "keys")
+
 
 def decode_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Turn batches with the column `body` into batches of `SCHEMA`: the function for `mapInArrow`."""
@@ -68,66 +72,36 @@ def rows_of(body: bytes) -> Iterator[Row]:
             yield {"kind": BROKEN}
         elif isinstance(record, Published):
             yield from _sends(record)
-        elif isinstance(record, Received):
-            yield {
-                "kind": RECEIVED,
-                "time_ms": record.time_ms,
-                "group": _text(record.group),
-                "message_id": record.message_id,
-                "keys": _text(record.keys),
-                "request_id": record.request_id,
-                "retry_times": record.retry_times,
-            }
-        elif isinstance(record, Consumed):
-            yield {
-                "kind": CONSUMED,
-                "time_ms": record.time_ms or None,
-                "group": _text(record.group),
-                "message_id": record.message_id,
-                "keys": _text(record.keys),
-                "cost_ms": record.cost_ms,
-                "success": record.success,
-                "request_id": record.request_id,
-                "context": record.context,
-            }
-        elif isinstance(record, Ended):
-            yield {
-                "kind": ENDED,
-                "time_ms": record.time_ms,
-                "group": _text(record.group),
-                "topic": record.topic,
-                "message_id": record.message_id,
-                "tag": _text(record.tag),
-                "keys": _text(record.keys),
-                "message_kind": record.kind,
-                "state": record.state[:NAME_MAX],
-                "from_check": record.from_check,
-            }
+        else:
+            yield _row(record)
+
+
+def _row(record: Trace) -> Row:
+    """Return the row of a record: each field in the column of its name; `kind` is `message_kind` there."""
+    row: Row = {"kind": _KINDS[type(record)]}
+    for field in record.__struct_fields__:
+        column = "message_kind" if field == "kind" else field
+        if column in COLUMNS:
+            value = getattr(record, field)
+            row[column] = _text(value) if field in _OPTIONAL else value
+    if isinstance(record, Consumed):
+        row["time_ms"] = record.time_ms or None
+    elif isinstance(record, Ended):
+        row["state"] = record.state[:NAME_MAX]
+    return row
 
 
 def _sends(record: Published) -> Iterator[Row]:
     """Return one row for each message of a send: that of a batch is one record with all ids."""
     ids = [part for part in record.message_id.split(",") if part]
     for message_id in ids:
-        yield {
-            "kind": SENT,
-            "time_ms": record.time_ms,
-            "group": _text(record.group),
-            "topic": record.topic,
-            "message_id": message_id,
-            "tag": _text(record.tag),
-            "keys": _text(record.keys),
-            "body_bytes": record.body_bytes // len(ids),
-            "cost_ms": record.cost_ms,
-            "message_kind": record.kind,
-            "success": record.success,
-        }
+        yield _row(record) | {"message_id": message_id, "body_bytes": record.body_bytes // len(ids)}
     if not ids:
         yield {"kind": BROKEN}
 
 
 def _text(value: str) -> str | None:
-    """Return None for the word null, which the Java client writes where it has no value."""
+    """Return None for a field without a value."""
     return None if value in ("", "null") else value
 
 

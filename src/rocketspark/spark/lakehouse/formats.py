@@ -1,7 +1,8 @@
-"""The jars of table formats: which fit the Spark at hand, and the settings of a session that has them.
+"""The table formats of an archive, Delta and Iceberg: their jars, the settings of a session that has them, and how a
+table is opened. Rule: only this file chooses between the formats.
 
-Rule: a Spark without a release of a format is told so before anything starts, with the Sparks that have one. The
-package delta-spark of PyPI is not used: it pins PySpark.
+A Spark without a release of a format is told so before anything starts,
+with the Sparks that have one. The package delta-spark of PyPI is not used: it pins PySpark.
 """
 
 from __future__ import annotations
@@ -9,9 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rocketspark.errors import ConfigError
+from rocketspark.spark.lakehouse.delta_table import DeltaTable
+from rocketspark.spark.lakehouse.iceberg_table import IcebergTable
 from rocketspark.spark.lakehouse.object_store import joined
+from rocketspark.spark.lakehouse.table import ArchiveTable, TablePlace
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 SCALA = "2.13"
 DELTA_VERSION = "4.4.0"
@@ -91,3 +99,22 @@ def spark_jars() -> list[str]:
 
     home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
     return [path.name for path in (home / "jars").glob("*.jar")]
+
+
+def open_table(spark: SparkSession, place: TablePlace) -> ArchiveTable:
+    """Return the table at a place. Raises ConfigError if the session has not its format."""
+    if EXTENSIONS[place.format] not in (spark.conf.get("spark.sql.extensions", "") or ""):
+        raise ConfigError(
+            f"this Spark session has no {NAMES[place.format]}: start it with its jar and with spark.sql.extensions="
+            f"{EXTENSIONS[place.format]}"
+        )
+    return DeltaTable(spark, place) if place.format == "delta" else IcebergTable(spark, place)
+
+
+def read_table(spark: SparkSession, place: TablePlace) -> DataFrame:
+    """Return the rows of an archive that is a table. Raises ConfigError if there is none."""
+    table = open_table(spark, place)
+    if not table.exists():
+        raise ConfigError(f"{place} is no archive: there is no {place.format} table")
+    table.check()
+    return table.read()
