@@ -11,9 +11,9 @@ from tests.live.support import run
 from tests.support.ports import free_ports
 
 from rocketspark.broker.replication.controller_client import (
+    AcceptedSet,
     ControllerClient,
     Elected,
-    InSync,
     Master,
     SetState,
 )
@@ -73,7 +73,7 @@ async def every_call(client: ControllerClient, other: ControllerClient) -> None:
     assert await code_of(client.alter_in_sync("b", 1, 1, {1, 2}, 1)) == 2006
     assert await other.heartbeat_all(beat(2)) == len(other.addresses)
     await other.heartbeat(beat(2))
-    assert await client.alter_in_sync("b", 1, 1, {1, 2}, 1) == InSync(frozenset({1, 2}), 2)
+    assert await client.alter_in_sync("b", 1, 1, {1, 2}, 1) == AcceptedSet(frozenset({1, 2}), 2)
     assert await code_of(client.alter_in_sync("b", 1, 1, {1, 2}, 2)) == 2013
     assert await code_of(client.alter_in_sync("b", 1, 1, {1}, 1)) == 2001
     assert await code_of(client.alter_in_sync("b", 1, 2, {1}, 2)) == 2000
@@ -233,9 +233,9 @@ def test_a_request_that_arrives_after_its_master_looked_anew_is_not_taken(tmp_pa
             # So does one of the process before.
             other = ControllerClient([server.address])
             assert await code_of(other.alter_in_sync("b", 1, 1, {1, 2}, 1)) == 2001
-            assert await master.alter_in_sync("b", 1, 1, {1, 2}, 1) == InSync(frozenset({1, 2}), 2)
+            assert await master.alter_in_sync("b", 1, 1, {1, 2}, 1) == AcceptedSet(frozenset({1, 2}), 2)
             await other.replica_info("b", 1)
-            assert await other.alter_in_sync("b", 1, 1, {1}, 2) == InSync(frozenset({1}), 3)
+            assert await other.alter_in_sync("b", 1, 1, {1}, 2) == AcceptedSet(frozenset({1}), 3)
             for client in (master, slave, other):
                 await client.close()
 

@@ -14,7 +14,7 @@ from tests.live.ha_support import FILE_BYTES, Master, assert_equal, log_of, mast
 from tests.live.support import run, until
 
 from rocketspark.broker.replication.link.ha_listener import UNSENT_BYTES_MAX
-from rocketspark.broker.replication.link.links import State
+from rocketspark.broker.replication.link.links import LinkState
 from rocketspark.broker.replication.standing import master_status, slave_status
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, StoreUnwritable
@@ -70,7 +70,7 @@ def test_logs_become_equal_and_each_message_is_acknowledged(stores: Any, switchi
             queue = copy.consume_queues.find("T", 0)
             assert queue is not None
             assert queue.next == 1550
-            assert (slave.client.state, slave.client.connects_count) == (State.TRANSFER, 1)
+            assert (slave.client.state, slave.client.connects_count) == (LinkState.TRANSFER, 1)
             assert slave.told > 0
             link = master.listener.connections[0].link
             assert (link.replica_id, link.acked) == (2 if switching else None, log.end_position)
@@ -113,7 +113,7 @@ def test_a_new_address_is_taken_at_once_and_none_ends_the_link(stores: Any) -> N
         log, copy = stores("m"), stores("s", replica=True)
         put(log, b"one")
         async with master_of(log) as one, master_of(log) as other, slave_of(copy, None) as slave:
-            assert slave.client.state is State.READY
+            assert slave.client.state is LinkState.READY
             slave.client.set_address(one.address)
             await until(lambda: one.listener.in_sync_count(log.end_position) == 1)
             slave.client.set_address(other.address)

@@ -115,8 +115,8 @@ TABLE = [
     Planted(
         "a slave takes a connection that the system of a frozen master made for its master's log",
         "broker/replication/link/links.py",
-        "state = State.HANDSHAKE",
-        "state = State.TRANSFER",
+        "state = LinkState.HANDSHAKE",
+        "state = LinkState.TRANSFER",
         LINKS,
     ),
     Planted(

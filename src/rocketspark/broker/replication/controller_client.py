@@ -74,7 +74,7 @@ class Elected(NamedTuple):
     new: bool
 
 
-class InSync(NamedTuple):
+class AcceptedSet(NamedTuple):
     """The in-sync set as a controller took it."""
 
     members: frozenset[int]
@@ -178,7 +178,7 @@ class ControllerClient:
 
     async def alter_in_sync(
         self, broker_name: str, master_id: int, master_epoch: int, members: Iterable[int], set_epoch: int
-    ) -> InSync:
+    ) -> AcceptedSet:
         """Ask, as the master, for another in-sync set. `set_epoch`: of the set as it is.
 
         Raises ServerError: 2000, 2001 another epoch, 2002 not the master, 2003 or 2006 an unknown or dead member, 2013
@@ -197,7 +197,7 @@ class ControllerClient:
         reply = await self._ask_leader(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, header, bodies.encode(wanted))
         epoch = reply.raise_for_code(f"in-sync set of {broker_name}").header(AlterSyncStateSetReply)
         taken = java_json.decode(reply.body, SyncStateSet) if reply.body else wanted
-        return InSync(frozenset(taken.sync_state_set), epoch.new_sync_state_set_epoch)
+        return AcceptedSet(frozenset(taken.sync_state_set), epoch.new_sync_state_set_epoch)
 
     async def replica_info(self, broker_name: str, master_id: int | None = None) -> SetState:
         """Return a set as the controller has it. Raises ServerError 2008 if it is not known; TransportError.

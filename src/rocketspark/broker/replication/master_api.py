@@ -183,7 +183,7 @@ class MasterTopics(NamedTuple):
     mapping_version: DataVersion
 
 
-class Groups(NamedTuple):
+class MasterGroups(NamedTuple):
     """A table of groups; `forbidden` is None from a broker that does not tell."""
 
     table: dict[str, GroupConfig]
@@ -191,7 +191,7 @@ class Groups(NamedTuple):
     version: DataVersion
 
 
-class Offsets(NamedTuple):
+class MasterOffsets(NamedTuple):
     """A table of offsets. `state`: what to ask with the next time, None from a broker that is not RocketSpark's."""
 
     table: PeerOffsets
@@ -227,7 +227,7 @@ class MasterApi:
             return None
         return MasterTopics(fetch.rows, fetch.version, mappings, page.mapping_data_version or DataVersion())
 
-    async def groups(self, known: DataVersion | None) -> Groups | None:
+    async def groups(self, known: DataVersion | None) -> MasterGroups | None:
         """Return all groups and what is forbidden to them; None if their version is the known one."""
         fetch = TableFetch[GroupConfig](known)
         forbidden: dict[str, dict[str, int]] | None = None
@@ -248,15 +248,15 @@ class MasterApi:
                 total = reply.header(GroupPageReply).total
                 if fetch.take(page.subscription_group_table, page.data_version, total):
                     break
-        return None if fetch.version is None else Groups(fetch.rows, forbidden, fetch.version)
+        return None if fetch.version is None else MasterGroups(fetch.rows, forbidden, fetch.version)
 
-    async def offsets(self, state: str = "") -> Offsets | None:
+    async def offsets(self, state: str = "") -> MasterOffsets | None:
         """Return the offsets of all groups; None if their state is the one given."""
         reply = await self._ask(RequestCode.GET_ALL_CONSUMER_OFFSET, KnownStateHeader(known=state))
         found = reply.header(StateReply).state
         if state and found == state and not reply.body:
             return None
-        return Offsets(await _decode(reply.body, PeerOffsets), found)
+        return MasterOffsets(await _decode(reply.body, PeerOffsets), found)
 
     async def delay_offsets(self) -> PeerDelayOffsets:
         """Return the next offset of each delay level."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from rocketspark.broker import topic_names
 from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.replication.link.ha_client import HaClient
-from rocketspark.broker.replication.link.links import State
+from rocketspark.broker.replication.link.links import LinkState
 from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info, tell_ha_info
 from rocketspark.broker.replication.role import BrokerRole, Role
@@ -157,7 +157,7 @@ class MasterSearch:
         controlled = self._settings.controller_mode
         if not controlled:
             await self._look_for_another()
-        if self._role.kind is not Role.SLAVE or self._client.state is State.TRANSFER:
+        if self._role.kind is not Role.SLAVE or self._client.state is LinkState.TRANSFER:
             return
         master = self._role.master_address if controlled else (await self._members.ask()).get(MASTER_ID)
         if master is None or master == self._own_address():

@@ -20,7 +20,13 @@ from rocketspark.broker.replication.in_sync_set import InSyncReplicas, InSyncSet
 from rocketspark.broker.replication.link.doors import connect_of, hall_of
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.ha_listener import HaListener
-from rocketspark.broker.replication.link.links import MasterLink, SlaveLink, State, SwitchMasterLink, SwitchSlaveLink
+from rocketspark.broker.replication.link.links import (
+    LinkState,
+    MasterLink,
+    SlaveLink,
+    SwitchMasterLink,
+    SwitchSlaveLink,
+)
 from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.master_api import HaInfo
 from rocketspark.broker.replication.master_check import MasterIdentity, mend_log
@@ -98,7 +104,7 @@ class Replication(RoleDriver):
             own_address=lambda: self._address,
         )
         self.wake = self.listener.wake
-        role.is_copying = lambda: self.client.state is State.TRANSFER
+        role.is_copying = lambda: self.client.state is LinkState.TRANSFER
         self.synchronize: SlaveSynchronize | None = None
         self._acting = self._acting_mode(parts)
         parts.ha_info.told = self._told

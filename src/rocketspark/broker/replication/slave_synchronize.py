@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.parts import Messages, Tables
-from rocketspark.broker.replication.master_api import MasterApi, Offsets
+from rocketspark.broker.replication.master_api import MasterApi, MasterOffsets
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.topics import batch_topics
 from rocketspark.errors import ProtocolError, RocketSparkError, ServerError, StoreError, TransportError
@@ -68,7 +68,7 @@ class StoreSide:
 class _Progress:
     """What one look at the master found of what counts messages. `log_end`: that of the master, asked afterwards."""
 
-    offsets: Offsets | None = None
+    offsets: MasterOffsets | None = None
     delays: PeerDelayOffsets | None = None
     timers: TimerCheckpoint | None = None
     log_end: int = 0

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rocketspark.broker.replication.in_sync_set import InSyncSet
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.ha_listener import HaListener
-from rocketspark.broker.replication.link.links import State
+from rocketspark.broker.replication.link.links import LinkState
 from rocketspark.broker.replication.members import MemberGroup
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.replication.waits import ReplicaWaits
@@ -177,7 +177,7 @@ class Standing:
             self._role.kind,
             self._role.epoch,
             slaves,
-            self._client.state is State.TRANSFER,
+            self._client.state is LinkState.TRANSFER,
             self._listener.troubles.counts,
             self._waits.timeouts_count,
         )

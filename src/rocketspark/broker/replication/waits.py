@@ -212,7 +212,7 @@ class ReplicaWaits:
             log.exception("a send that waited for replicas could not be answered")
 
 
-class InSync(Protocol):
+class CopiesHeld(Protocol):
     """What `Durability` asks about copies; `Standing` answers it."""
 
     def in_sync_slaves(self) -> int:
@@ -242,7 +242,7 @@ class Durability:
         self._waits = waits
         self._role = role
         self.mode = Mode.CLASSIC
-        self.in_sync: InSync | None = None
+        self.in_sync: CopiesHeld | None = None
         self.flushes = settings.sync_flush
         self.replicates = False
         self.needed = False

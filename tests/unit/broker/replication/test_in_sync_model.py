@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.unit.controller.sets_under_test import NAME, Controlled, address
 
 from rocketspark.broker.replication import in_sync_set
-from rocketspark.broker.replication.controller_client import InSync, Master, SetState
+from rocketspark.broker.replication.controller_client import AcceptedSet, Master, SetState
 from rocketspark.broker.replication.in_sync_set import RETRY_S, InSyncReplicas, InSyncSet
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.replication.waits import Durability, Mode, ReplicaWaits
@@ -63,13 +63,13 @@ class FakeController:
         self.requests: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         self.waiting: asyncio.Future[Any] | None = None
 
-    async def alter_in_sync(self, name: str, own_id: int, epoch: int, members: Any, set_epoch: int) -> InSync:
-        def decide() -> InSync:
+    async def alter_in_sync(self, name: str, own_id: int, epoch: int, members: Any, set_epoch: int) -> AcceptedSet:
+        def decide() -> AcceptedSet:
             decision = self.world.state.alter(own_id, epoch, members, set_epoch)
             if decision.code:
                 raise ServerError(decision.code, decision.remark or "", address="c", doing="alter")
             assert isinstance(decision.header, AlterSyncStateSetReply)
-            return InSync(frozenset(members), decision.header.new_sync_state_set_epoch)
+            return AcceptedSet(frozenset(members), decision.header.new_sync_state_set_epoch)
 
         return await self._asked(decide)
 
@@ -465,7 +465,7 @@ def test_who_a_late_request_may_bring_into_the_set_counts_until_it_would_have_ar
         state = SetState(Master(1, "127.0.0.1:1", 3, 4), 3, frozenset({1}), 4, ends_earlier)
         looks = 0
 
-        async def alter(*asked: Any) -> InSync:
+        async def alter(*asked: Any) -> AcceptedSet:
             broker.in_sync.set.lost(2)
             raise NoReply("no answer", address="c")
 
@@ -503,7 +503,7 @@ def test_a_set_that_changed_since_is_none_of_a_late_request(monkeypatch: pytest.
         made = BrokerSettings(broker_name=NAME, all_ack_in_sync_set=True)
         broker = Broker(SimpleNamespace(), 1, made)  # type: ignore[arg-type]
 
-        async def alter(*asked: Any) -> InSync:
+        async def alter(*asked: Any) -> AcceptedSet:
             broker.in_sync.set.lost(2)
             raise NoReply("no answer, though it was carried out", address="c")
 

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from rocketspark.broker.replication.acting.escape import EscapeBridge
-from rocketspark.broker.replication.link.links import State
+from rocketspark.broker.replication.link.links import LinkState
 from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info
 from rocketspark.broker.replication.parts import MasterSteps, PeerLinks, ReplicationParts
 from rocketspark.broker.replication.role import Role
@@ -156,7 +156,7 @@ class ActingMaster:
         async with self._one_at_a_time:
             role.min_broker_id, role.min_broker_address = found.broker_id, found.address
             returning = asyncio.get_running_loop().time() < self._returning_until_s
-            copying = self._client.state is State.TRANSFER and not self._linked_early
+            copying = self._client.state is LinkState.TRANSFER and not self._linked_early
             match course(self._settings.broker_id, found.broker_id, copying=copying, returning=returning):
                 case Course.ACT:
                     self._act()
@@ -233,7 +233,7 @@ class ActingMaster:
     async def _follow_master(self, address: str, ha_address: str | None) -> None:
         self._returning_until_s, self._linked_early = 0.0, False
         is_new = self._role.master_address != address
-        if is_new or self._client.state is not State.TRANSFER:
+        if is_new or self._client.state is not LinkState.TRANSFER:
             if ha_address is None:
                 info = await ask_ha_info(self._connections, address)
                 if info is None:
@@ -242,7 +242,7 @@ class ActingMaster:
                 self._take_flush_offset(info)
                 ha_address = info.ha_address
             self._steps.follow(ha_address, address)
-            if self._client.state is not State.TRANSFER:
+            if self._client.state is not LinkState.TRANSFER:
                 self._client.retry()
         if is_new:
             self._long_polling.answer_all()

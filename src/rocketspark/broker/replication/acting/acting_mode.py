@@ -12,9 +12,9 @@ from functools import partial
 from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.replication.acting.acting_master import ActingMaster
 from rocketspark.broker.replication.acting.escape import EscapeBridge
-from rocketspark.broker.replication.acting.way_back import Office, PreOnline, is_needed
+from rocketspark.broker.replication.acting.way_back import Office, PreOnline, must_prepare
 from rocketspark.broker.replication.link.ha_listener import HaListener
-from rocketspark.broker.replication.link.links import State
+from rocketspark.broker.replication.link.links import LinkState
 from rocketspark.broker.replication.parts import MasterSteps, PeerLinks, ReplicationParts
 from rocketspark.broker.replication.slave_synchronize import reverse_synchronize
 from rocketspark.broker.replication.standing import lately_s
@@ -110,7 +110,7 @@ class ActingMode:
         self._store = parts.store
         self._listener = peers.listener
         # Of who would not prepare for its way back at a start nobody keeps away.
-        needed = settings.broker_role != "SLAVE" and is_needed(settings) and settings.namesrvs()
+        needed = settings.broker_role != "SLAVE" and must_prepare(settings) and settings.namesrvs()
         self._office = Office(settings, self._is_held) if needed else None
         may_tell = self._office.may_tell if self._office is not None else lambda: None
         self._registration.may_tell = may_tell
@@ -125,7 +125,7 @@ class ActingMode:
             is_linked=partial(_is_linked, peers.listener),
             take_back=lambda address: reverse_synchronize(connections, address, tables, messages),
             follow=steps.copy_from,
-            is_copying=lambda: peers.client.state is State.TRANSFER,
+            is_copying=lambda: peers.client.state is LinkState.TRANSFER,
         )
         self._task: asyncio.Task[None] | None = None
         self.is_online = False

@@ -59,7 +59,7 @@ _STORED = frozenset(
 Key = tuple[int, str]
 
 
-class Outgoing(NamedTuple):
+class EscapingMessage(NamedTuple):
     """A message that is sent to another broker."""
 
     topic: str
@@ -86,7 +86,7 @@ class Outgoing(NamedTuple):
         )
 
 
-class Exit(NamedTuple):
+class EscapeQueue(NamedTuple):
     """A writable queue of another broker, to which a message may escape."""
 
     broker_name: str
@@ -108,7 +108,7 @@ def outgoing(
     delayed: bool = False,
     added_flags: int = 0,
     reconsume_times: int | None = None,
-) -> Outgoing | None:
+) -> EscapingMessage | None:
     """Return what leaves for a message that would be stored here under a topic with these properties.
 
     None for the recall of a timer message that is rolled on: it means nothing to another broker, which may not have
@@ -134,7 +134,7 @@ def outgoing(
     if not topic:
         raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message at {kept.position} names no topic it may go to")
     kept_pairs = {name: value for name, value in pairs.items() if name not in dropped}
-    return Outgoing(
+    return EscapingMessage(
         topic,
         pairs.get(b"PGROUP", b"").decode("utf-8", "replace") or own_group,
         kept.body,
@@ -146,7 +146,7 @@ def outgoing(
     )
 
 
-def exits(route: RouteBody, own_name: str) -> list[Exit]:
+def escape_queues(route: RouteBody, own_name: str) -> list[EscapeQueue]:
     """Return the queues that a message may leave to, in the order of the route."""
     masters = {
         data.broker_name: data.broker_addrs[MASTER_ID]
@@ -154,14 +154,14 @@ def exits(route: RouteBody, own_name: str) -> list[Exit]:
         if data.broker_name != own_name and MASTER_ID in data.broker_addrs
     }
     return [
-        Exit(queues.broker_name, masters[queues.broker_name], queue_id)
+        EscapeQueue(queues.broker_name, masters[queues.broker_name], queue_id)
         for queues in sorted(route.queue_datas, key=lambda q: q.broker_name)
         if queues.broker_name in masters and queues.perm & PERM_WRITE
         for queue_id in range(min(queues.write_queue_nums, QUEUES_OF_BROKER_MAX))
     ]
 
 
-def chosen(found: Iterable[Exit], turn: int) -> Exit | None:
+def chosen(found: Iterable[EscapeQueue], turn: int) -> EscapeQueue | None:
     """Return the queue for the message with the number `turn`, one after the other; None if there is no queue."""
     queues = list(found)
     return queues[turn % len(queues)] if queues else None
@@ -176,7 +176,7 @@ class EscapeBridge:
         self.is_open = False
         self.escaped_count = 0
         self._sends: dict[Key, asyncio.Task[bool]] = {}
-        self._routes: dict[str, tuple[float, list[Exit]]] = {}
+        self._routes: dict[str, tuple[float, list[EscapeQueue]]] = {}
         self._turn = 0
 
     def leave(
@@ -238,10 +238,10 @@ class EscapeBridge:
         found = self._sends[key] = asyncio.get_running_loop().create_task(self._send(message))
         return found
 
-    async def _send(self, message: Outgoing) -> bool:
+    async def _send(self, message: EscapingMessage) -> bool:
         """Send a message to some other broker; True if it is stored there."""
         try:
-            way = chosen(await self._exits(message.topic), self._turn)
+            way = chosen(await self._queues(message.topic), self._turn)
             if way is None:
                 raise RouteNotFound(message.topic, remark="no other broker has a writable queue of it: make it there")
             self._turn += 1
@@ -263,13 +263,13 @@ class EscapeBridge:
         self.escaped_count += 1
         return True
 
-    async def _exits(self, topic: str) -> list[Exit]:
+    async def _queues(self, topic: str) -> list[EscapeQueue]:
         """Return where messages of a topic may go, as known for some seconds. Raises RocketSparkError."""
         now_s = asyncio.get_running_loop().time()
         known = self._routes.get(topic)
         if known is not None and now_s - known[0] < (ROUTE_KEPT_S if known[1] else NO_ROUTE_KEPT_S):
             return known[1]
-        found = exits(await self._route(topic), self._settings.broker_name)
+        found = escape_queues(await self._route(topic), self._settings.broker_name)
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
         self._routes[topic] = now_s, found

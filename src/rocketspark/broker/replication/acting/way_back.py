@@ -132,31 +132,31 @@ class Preparation(Enum):
     COPY = "copy from the master"
 
 
-class Plan(NamedTuple):
+class ReturnPlan(NamedTuple):
     """`addresses`: of the slaves in the order of their ids, or of the master alone."""
 
     preparation: Preparation
     addresses: tuple[str, ...] = ()
 
 
-def is_needed(settings: BrokerSettings) -> bool:
+def must_prepare(settings: BrokerSettings) -> bool:
     """Tell whether a broker prepares at all."""
     return settings.slave_acting_master and settings.replicas_total > 1 and not settings.skip_pre_online
 
 
-def plan(broker_id: int, own_address: str, members: dict[int, str]) -> Plan:
+def return_plan(broker_id: int, own_address: str, members: dict[int, str]) -> ReturnPlan:
     """Return what a broker that starts has to do first, beside these live brokers of its name.
 
     An entry of `members` with its own id or address is left from before its restart and does not count.
     """
     others = {i: a for i, a in sorted(members.items()) if i != broker_id and a != own_address}
     if not others:
-        return Plan(Preparation.NOTHING)
+        return ReturnPlan(Preparation.NOTHING)
     if broker_id == MASTER_ID:
-        return Plan(Preparation.TAKE_BACK, tuple(others.values()))
+        return ReturnPlan(Preparation.TAKE_BACK, tuple(others.values()))
     if MASTER_ID in others:
-        return Plan(Preparation.COPY, (others[MASTER_ID],))
-    return Plan(Preparation.NOTHING)
+        return ReturnPlan(Preparation.COPY, (others[MASTER_ID],))
+    return ReturnPlan(Preparation.NOTHING)
 
 
 class PreOnline:
@@ -193,7 +193,7 @@ class PreOnline:
     async def run(self, own_address: str) -> None:
         """Return once the broker may register."""
         self._done.clear()
-        while is_needed(self._settings):
+        while must_prepare(self._settings):
             try:
                 await self._prepare(own_address)
                 return
@@ -204,7 +204,7 @@ class PreOnline:
             await asyncio.sleep(RETRY_S)
 
     async def _prepare(self, own_address: str) -> None:
-        found = plan(self._settings.broker_id, own_address, await self._members.ask())
+        found = return_plan(self._settings.broker_id, own_address, await self._members.ask())
         for address in found.addresses:
             if found.preparation is Preparation.TAKE_BACK:
                 if address not in self._done:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from rocketspark.broker.replication.link.doors import Connect
-from rocketspark.broker.replication.link.links import SlaveLink, State
+from rocketspark.broker.replication.link.links import LinkState, SlaveLink
 from rocketspark.broker.replication.link.troubles import Troubles, reason_of
 from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreError
 from rocketspark.model.limited_log import LimitedLog
@@ -158,10 +158,10 @@ class HaClient:
         return None if connection is None or connection.ended.done() else connection.link
 
     @property
-    def state(self) -> State:
+    def state(self) -> LinkState:
         """How far the link is; READY without a connection."""
         link = self.link
-        return State.READY if link is None else link.state
+        return LinkState.READY if link is None else link.state
 
     def start(self) -> None:
         """Begin, once an address is known."""
@@ -178,7 +178,7 @@ class HaClient:
 
     async def drained(self, limit_s: float) -> None:
         """Wait until the master closes the link, at most `limit_s` seconds; return at once without a link."""
-        if self.state is State.TRANSFER and self._connection is not None:
+        if self.state is LinkState.TRANSFER and self._connection is not None:
             await asyncio.wait([self._connection.ended], timeout=limit_s)
 
     def leave(self) -> None:

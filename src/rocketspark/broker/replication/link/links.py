@@ -350,7 +350,7 @@ class SwitchMasterLink(MasterLink):
         )
 
 
-class State(Enum):
+class LinkState(Enum):
     """How far a slave's link is: not connected, waiting for the master's first bytes, or taking the log."""
 
     READY = 0
@@ -366,7 +366,7 @@ class SlaveLink:
     """
 
     # A master that hangs takes connections too: its system does.
-    state = State.HANDSHAKE
+    state = LinkState.HANDSHAKE
 
     def __init__(self, log: ReplicatedLog, settings: BrokerSettings, now_s: float) -> None:
         self._log = log
@@ -400,7 +400,7 @@ class SlaveLink:
 
     def _take(self, piece: ha.Frame | ha.MasterHandshake, now_s: float) -> bytes:
         assert isinstance(piece, ha.Frame)
-        self.state = State.TRANSFER
+        self.state = LinkState.TRANSFER
         self._append(piece.position, piece.body)
         return b""
 
@@ -487,12 +487,12 @@ class SwitchSlaveLink(SlaveLink):
 
     def _take(self, piece: ha.Frame | ha.MasterHandshake, now_s: float) -> bytes:
         if isinstance(piece, ha.MasterHandshake):
-            if self.state is not State.HANDSHAKE:
+            if self.state is not LinkState.HANDSHAKE:
                 raise ReplicationError("the master greets again in the middle of the log", reason="state")
             self._align(piece)
-            self.state = State.TRANSFER
+            self.state = LinkState.TRANSFER
             return self._report(now_s)
-        if self.state is not State.TRANSFER:
+        if self.state is not LinkState.TRANSFER:
             raise ReplicationError("the master sends log before it greets", reason="state")
         self._append(piece.position, piece.body)
         if piece.epoch != self._epoch and piece.epoch >= 0:
@@ -544,7 +544,7 @@ class SwitchSlaveLink(SlaveLink):
 
     def _sign_of_life(self, now_s: float) -> bytes:
         # Before the master's answer there is nothing to say again: the first handshake cannot be lost.
-        if self.state is State.TRANSFER:
+        if self.state is LinkState.TRANSFER:
             return self._report(now_s)
         self.last_write_s = now_s
         return b""

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rocketspark.broker.consumers.rebalance_locks import agreed, quorum
 from rocketspark.broker.replication.acting.acting_master import Course, Lowest, course, lowest
-from rocketspark.broker.replication.acting.escape import Exit, chosen, exits, inner_group, outgoing
-from rocketspark.broker.replication.acting.way_back import Plan, Preparation, is_needed, plan
+from rocketspark.broker.replication.acting.escape import EscapeQueue, chosen, escape_queues, inner_group, outgoing
+from rocketspark.broker.replication.acting.way_back import Preparation, ReturnPlan, must_prepare, return_plan
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
@@ -41,14 +41,14 @@ def test_a_slave_acts_only_as_the_lowest_without_any_sign_of_a_master(
 @given(st.integers(0, 4), MEMBERS)
 def test_who_is_waited_for(own: int, members: dict[int, str]) -> None:
     """A master waits for every other broker, a slave for the master alone, nobody for what it was itself."""
-    found = plan(own, "h:1", members)
+    found = return_plan(own, "h:1", members)
     others = {i: a for i, a in members.items() if i != own and a != "h:1"}
     if own == 0 and others:
-        assert found == Plan(Preparation.TAKE_BACK, tuple(a for _, a in sorted(others.items())))
+        assert found == ReturnPlan(Preparation.TAKE_BACK, tuple(a for _, a in sorted(others.items())))
     elif own and 0 in others:
-        assert found == Plan(Preparation.COPY, (others[0],))
+        assert found == ReturnPlan(Preparation.COPY, (others[0],))
     else:
-        assert found == Plan(Preparation.NOTHING)
+        assert found == ReturnPlan(Preparation.NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_who_is_waited_for(own: int, members: dict[int, str]) -> None:
     ],
 )
 def test_when_a_broker_prepares(changes: dict[str, object], needed: bool) -> None:
-    assert is_needed(BrokerSettings(**changes)) is needed  # type: ignore[arg-type]
+    assert must_prepare(BrokerSettings(**changes)) is needed  # type: ignore[arg-type]
 
 
 def kept(topic: str, body: bytes = b"x", **pairs: str) -> Record:
@@ -137,7 +137,7 @@ def route(*rows: tuple[str, dict[int, str], int, int]) -> RouteBody:
 
 
 def test_messages_leave_to_writable_queues_of_other_masters() -> None:
-    found = exits(
+    found = escape_queues(
         route(
             ("own", {0: "h:1"}, 2, 6),
             ("slave", {1: "h:2"}, 2, 6),
@@ -147,7 +147,7 @@ def test_messages_leave_to_writable_queues_of_other_masters() -> None:
         ),
         "own",
     )
-    assert found == [Exit("b", "h:6", 0), Exit("b", "h:6", 1), Exit("z", "h:4", 0)]
+    assert found == [EscapeQueue("b", "h:6", 0), EscapeQueue("b", "h:6", 1), EscapeQueue("z", "h:4", 0)]
     assert [chosen(found, turn) for turn in range(4)] == [*found, found[0]]
     assert chosen([], 3) is None
 

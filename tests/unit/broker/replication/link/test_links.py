@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.broker.replication.link.memory_log import FILE_BYTES, MemoryLog
 
-from rocketspark.broker.replication.link.links import MasterLink, SlaveLink, State, SwitchMasterLink, SwitchSlaveLink
+from rocketspark.broker.replication.link.links import (
+    LinkState,
+    MasterLink,
+    SlaveLink,
+    SwitchMasterLink,
+    SwitchSlaveLink,
+)
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import FrameError, ReplicationError
 from rocketspark.protocol import ha
@@ -100,7 +106,7 @@ def test_an_empty_slave_gets_the_whole_log_and_is_counted(switching: bool) -> No
     assert one.is_in_sync(master.log.end_position)
     assert one.caught_up_s == 0.0
     assert slave.epochs.starts == master.epochs.starts
-    assert (one.replica_id, other.state) == (2 if switching else None, State.TRANSFER)
+    assert (one.replica_id, other.state) == (2 if switching else None, LinkState.TRANSFER)
 
 
 @BOTH
@@ -391,13 +397,13 @@ def test_signs_of_life_and_silence() -> None:
     assert (link.next_frame(1.0), link.due_s()) == (b"", 2.0)
     link.received(other.hello(1.0), 1.0)
     # Its first word is due at once. Until it comes the slave does not copy: a system takes connections for who hangs.
-    assert other.state is State.HANDSHAKE
+    assert other.state is LinkState.HANDSHAKE
     assert link.due_s() < 1.0
     word = link.next_frame(1.0)
     assert word == ha.encode_frame(0)
     assert (link.next_frame(1.4), link.due_s()) == (b"", pytest.approx(1.5))
     other.received(word, 1.0)
-    assert other.state is State.TRANSFER
+    assert other.state is LinkState.TRANSFER
     assert other.due_s() == 1.5
     assert (other.check(1.4), other.check(1.5)) == (b"", ha.encode_report(0))
     link.check(2.9)
