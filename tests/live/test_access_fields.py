@@ -14,13 +14,11 @@ from tests.live.support import run
 from tests.live.test_access import started
 
 from rocketspark.access.access_control import AccessControl
+from rocketspark.access.audit import nobody_told
 from rocketspark.access.authorization import Authorization
-from rocketspark.access.decisions import nobody_told
-from rocketspark.access.policies import ALLOW, CUSTOM, Acl, Policy, PolicyEntry
+from rocketspark.access.policies import ALL, ALLOW, CUSTOM, Acl, Pattern, Policy, PolicyEntry, Resource
 from rocketspark.access.request_contexts import CHECKED, FORGOTTEN
-from rocketspark.access.resources import ALL, Pattern, Resource
-from rocketspark.access.tables import AccessTables
-from rocketspark.access.users import User
+from rocketspark.access.tables import AccessTables, User
 from rocketspark.broker.access.gate import _ACTIONS
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.transport.gate import ReceivedRequest

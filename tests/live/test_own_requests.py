@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rocketspark.access.decisions import Decision
+from rocketspark.access.audit import Decision
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.broker.access.gate import BrokerGate
 from rocketspark.broker.access.settings import CLASSES, AccessSettings

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
+from rocketspark.access.audit import Check, Decided, Decision
 from rocketspark.access.authentication import Authentication
 from rocketspark.access.authorization import FAILED, Authorization
-from rocketspark.access.decisions import Check, Decided, Decision
+from rocketspark.access.policies import CLUSTER, PUB, TOPIC
 from rocketspark.access.request_contexts import NAMED_BY, Context, Ext, NotReadable, contexts_of
-from rocketspark.access.resources import CLUSTER, PUB, TOPIC
-from rocketspark.access.users import User, subject_of
+from rocketspark.access.tables import User, subject_of
 from rocketspark.errors import ProtocolError, ServerError
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.protocol.codes import ResponseCode

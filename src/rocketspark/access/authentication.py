@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rocketspark.access.tables import Tables
-from rocketspark.access.users import User
+from rocketspark.access.tables import Tables, User
 from rocketspark.protocol.request_signing import ACCESS_KEY, is_recent, is_signature, is_signed_with, is_too_old
 from rocketspark.transport.gate import ReceivedRequest
 

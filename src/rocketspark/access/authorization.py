@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from rocketspark.access.policies import ALLOW
 from rocketspark.access.request_contexts import Context
-from rocketspark.access.tables import Tables
-from rocketspark.access.users import subject_of
+from rocketspark.access.tables import Tables, subject_of
 
 FAILED = "Authorization failed. Please verify your access rights and try again."
 

@@ -1,16 +1,143 @@
-"""What subjects may do: entries of a Custom and a Default policy, and which of them decides about a request.
+"""Rules: what they name, and which of them decides about a request.
 
-Rule (AclAuthorizationHandler, 5.5.0): of the Custom entries that match, else of the Default ones, the first decides:
-a type before `*`, a name before a prefix before any, a longer prefix before a shorter one, then Deny before Allow.
-"""
+Resources, actions and addresses are read from their texts (rule: Resource, Action, Environment, 5.5.0): `Topic:orders`
+names one topic, `Topic:orders*` all that begin so, `Topic:*` all topics, `*` everything there is.
+
+Of the Custom entries that match a request, else of the Default ones, the first decides (rule:
+AclAuthorizationHandler, 5.5.0): a type before `*`, a name before a prefix before any, a longer prefix before a shorter
+one, then Deny before Allow."""
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
-from rocketspark.access.resources import ALL, Resource, is_in
+from rocketspark.model.namespace import DLQ_PREFIX, RETRY_PREFIX
+
+TOPIC, GROUP, CLUSTER, ANY_TYPE = "Topic", "Group", "Cluster", "Any"
+_TYPES = {name.lower(): name for name in ("Unknown", ANY_TYPE, CLUSTER, "Namespace", TOPIC, GROUP)}
+ALL, ANY = "All", "Any"
+PUB, SUB, CREATE, UPDATE, DELETE, GET, LIST = "Pub", "Sub", "Create", "Update", "Delete", "Get", "List"
+_ACTIONS = {name.lower(): name for name in ("Unknown", ALL, ANY, PUB, SUB, CREATE, UPDATE, DELETE, GET, LIST)}
+
+_PREFIX_BITS = re.compile("[0-9]{1,3}")
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Pattern(IntEnum):
+    """How a rule names resources; the lower one goes before the higher one."""
+
+    LITERAL = 0
+    PREFIXED = 1
+    ANY = 2
+
+
+class Resource(NamedTuple):
+    """What a rule is about. `name`: without the asterisk, None for any."""
+
+    type: str
+    name: str | None
+    pattern: Pattern
+
+    @property
+    def key(self) -> str:
+        """Its text."""
+        if self.type == ANY_TYPE:
+            return "*"
+        return f"{self.type}:{self.name or ''}{'' if self.pattern is Pattern.LITERAL else '*'}"
+
+    def matches(self, kind: str, name: str) -> bool:
+        """Return whether one topic, group or cluster is meant."""
+        if self.type == ANY_TYPE:
+            return True
+        if self.type != kind:
+            return False
+        if self.pattern is Pattern.ANY:
+            return True
+        assert self.name is not None
+        return name == self.name if self.pattern is Pattern.LITERAL else name.startswith(self.name)
+
+    @property
+    def order(self) -> tuple[bool, int, int]:
+        """Where its rule stands among those that match: the more exact one first."""
+        length = len((self.name or "").encode("utf-16-le", "surrogatepass")) if self.pattern is Pattern.PREFIXED else 0
+        return self.type == ANY_TYPE, int(self.pattern), -length
+
+
+def parse_resource(text: str | None) -> Resource | None:
+    """Return the resource of a text; None for a text that names none."""
+    if text is None or not text.strip():
+        return None
+    if text == "*":
+        return Resource(ANY_TYPE, None, Pattern.ANY)
+    kind, _, name = text.partition(":")
+    known = _TYPES.get(kind.lower())
+    if known is None:
+        return None
+    if name == "*":
+        return Resource(known, None, Pattern.ANY)
+    if name.endswith("*"):
+        return Resource(known, name.partition("*")[0], Pattern.PREFIXED)
+    return Resource(known, name, Pattern.LITERAL)
+
+
+def parse_action(text: str | None) -> str | None:
+    """Return the action of a text, None for one that is unknown."""
+    return _ACTIONS.get((text or "").lower())
+
+
+def bare_group(name: str) -> str:
+    """Return the group of a retry topic, or the name as it is; no group's name holds the "+" of a pop's retry topic."""
+    return name[len(RETRY_PREFIX) :].partition("+")[0] if name.startswith(RETRY_PREFIX) else name
+
+
+def is_retry_topic(name: str) -> bool:
+    """Return whether a topic holds the retries of a group."""
+    return name.startswith(RETRY_PREFIX)
+
+
+def is_dead_letter_topic(name: str) -> bool:
+    """Return whether a topic holds the dead letters of a group."""
+    return name.startswith(DLQ_PREFIX)
+
+
+@lru_cache(maxsize=1024)
+def parse_network(text: str) -> Network | None:
+    """Return the addresses that `1.2.3.4`, `1.2.0.0/16` or their like of IPv6 name; None for anything else."""
+    address, slash, bits = text.partition("/")
+    if slash and not _PREFIX_BITS.fullmatch(bits):
+        return None
+    try:
+        found = parse_address(address)
+        return None if found is None else ipaddress.ip_network(f"{found}/{bits}" if slash else str(found), strict=False)
+    except ValueError:
+        return None
+
+
+def parse_address(text: str) -> Address | None:
+    """Return an address, one of IPv4 that is written as IPv6 as itself; None for anything else."""
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+@lru_cache(maxsize=4096)
+def is_in(address: str, network: str) -> bool:
+    """Return whether an address is meant by a rule; never across the two kinds of addresses."""
+    one, many = parse_address(address), parse_network(network)
+    if one is None or many is None:
+        return False
+    return one.version == many.version and one in many
+
 
 CUSTOM, DEFAULT = "Custom", "Default"
 ALLOW, DENY = "Allow", "Deny"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from rocketspark.access.resources import (
+from rocketspark.access.policies import (
     CLUSTER,
     CREATE,
     DELETE,

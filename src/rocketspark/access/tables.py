@@ -1,9 +1,10 @@
-"""The users and their rules, and the file they are kept in. Rule: what was answered is on the disk, whole and closed.
+"""The users, their rules by user name, and the file both are kept in.
+
+Rule: what was answered is on the disk, whole and closed; nothing shows a password by itself.
 
 A change is written first (a new file of mode 0600, on the disk before it takes the old one's place) and holds from then
 on; if it cannot be written, nothing has changed. There is no `.bak`: it would still know who has been removed. A file
-that cannot be read refuses to start.
-"""
+that cannot be read refuses to start."""
 
 from __future__ import annotations
 
@@ -14,10 +15,57 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from rocketspark.access.policies import Acl
-from rocketspark.access.users import User
 from rocketspark.errors import ConfigError
 from rocketspark.model import typed_json
 from rocketspark.store.files import config_files
+
+SUPER, NORMAL = "Super", "Normal"
+ENABLE, DISABLE = "enable", "disable"
+SUBJECT_PREFIX = "User:"
+
+
+class User(msgspec.Struct, frozen=True):
+    """A user. A Super one may do everything."""
+
+    username: str
+    password: str
+    user_type: str = NORMAL
+    user_status: str = ENABLE
+
+    @property
+    def is_super(self) -> bool:
+        """True for one who may do everything."""
+        return self.user_type == SUPER
+
+    @property
+    def is_enabled(self) -> bool:
+        """False for one who is refused."""
+        return self.user_status != DISABLE
+
+    def __repr__(self) -> str:
+        return f"User({self.username!r}, {self.user_type}, {self.user_status})"
+
+
+def user_type_of(text: str | None) -> str | None:
+    """Return the type that a text names, None for any other text."""
+    return {"super": SUPER, "normal": NORMAL}.get((text or "").lower())
+
+
+def user_status_of(text: str | None) -> str | None:
+    """Return the status that a text names, None for any other text."""
+    return {"enable": ENABLE, "disable": DISABLE}.get((text or "").lower())
+
+
+def subject_of(username: str) -> str:
+    """Return a user as rules name him."""
+    return f"{SUBJECT_PREFIX}{username}"
+
+
+def username_of(subject: str | None) -> str | None:
+    """Return the user that a subject names; None for a subject of another type."""
+    kind, _, name = (subject or "").partition(":")
+    return name if kind.lower() == "user" else None
+
 
 T = TypeVar("T")
 

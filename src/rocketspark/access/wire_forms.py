@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from rocketspark.access.policies import CUSTOM, DEFAULT, Acl, Policy, PolicyEntry
-from rocketspark.access.resources import ANY, parse_action, parse_network, parse_resource
-from rocketspark.access.users import (
+from rocketspark.access.policies import (
+    ANY,
+    CUSTOM,
+    DEFAULT,
+    Acl,
+    Policy,
+    PolicyEntry,
+    parse_action,
+    parse_network,
+    parse_resource,
+)
+from rocketspark.access.tables import (
     DISABLE,
     ENABLE,
     NORMAL,

@@ -1,27 +1,32 @@
-"""Who may change what a NameServer knows, and ask a controller. RocketMQ's let everybody; so do ours, unless
+"""Who may change what a NameServer knows, and who may ask a controller. RocketMQ's let everybody; so do ours, unless
 `signedWritesEnable=true`.
 
 Then every request but those that only read needs the signature of a name in `writeCredentials`, or of the credentials
 with which servers sign their own requests. Rule: a request that is not known to read only counts as one that writes; a
-controller has none such, as what it tells is what one needs to speak for a broker.
+controller has none such, as what it tells is what one needs to speak for a broker. Where there is a gate, its audit
+puts on record what it refused and each change.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from rocketspark.access.decisions import Check, Decided, Decision, nobody_told
-from rocketspark.access.users import subject_of
+from rocketspark.access.audit import FILE_NAME, Audit, Check, Decided, Decision, nobody_told
+from rocketspark.access.tables import subject_of
 from rocketspark.errors import ConfigError
 from rocketspark.model import typed_json
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Header
 from rocketspark.protocol.request_signing import ACCESS_KEY, is_signed_with, is_too_old
 from rocketspark.transport.gate import ReceivedRequest, Refusal
+from rocketspark.transport.processor_table import Routes
 
 log = LimitedLog("rocketspark.access")
 
@@ -146,3 +151,51 @@ def _secrets(text: str) -> dict[str, str]:
     if not found or any(not each.access_key.strip() or not each.secret_key.strip() for each in found):
         raise ConfigError(f'{CREDENTIALS} needs [{{"accessKey":"…","secretKey":"…"}}, …]')
     return {each.access_key: each.secret_key for each in found}
+
+
+# What brokers say again and again is none: registrations, heartbeats.
+CHANGES = frozenset(
+    (
+        RequestCode.PUT_KV_CONFIG,
+        RequestCode.DELETE_KV_CONFIG,
+        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
+        RequestCode.ADD_WRITE_PERM_OF_BROKER,
+        RequestCode.DELETE_TOPIC_IN_NAMESRV,
+        RequestCode.REGISTER_TOPIC_IN_NAMESRV,
+        RequestCode.UPDATE_NAMESRV_CONFIG,
+        RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET,
+        RequestCode.CONTROLLER_ELECT_MASTER,
+        RequestCode.UPDATE_CONTROLLER_CONFIG,
+        RequestCode.CLEAN_BROKER_DATA,
+    )
+)
+_SETTINGS = (RequestCode.UPDATE_NAMESRV_CONFIG, RequestCode.UPDATE_CONTROLLER_CONFIG)
+NAMES_MAX, CHARACTERS_MAX = 20, 200
+
+
+def what(code: int, header: Header, body: bytes) -> dict[str, Any]:
+    """Return what a change is about: names and numbers, of settings the keys alone; no value of a key is shown."""
+    found: dict[str, Any] = {}
+    for name in header.__struct_fields__:
+        value = getattr(header, name)
+        if isinstance(value, str | int) and name not in ("value", "check_code"):
+            found[name] = shown(value, characters_max=CHARACTERS_MAX) if isinstance(value, str) else value
+    if code in _SETTINGS:
+        keys = [line.partition(b"=")[0].strip().decode("utf-8", "replace") for line in body[:4096].splitlines()]
+        found["settings"] = [shown(key, characters_max=CHARACTERS_MAX) for key in keys[:NAMES_MAX] if key]
+    return found
+
+
+def audit_of(gate: WriteGate, server: str, folder: str, routes: Routes) -> Audit | None:
+    """Begin the audit of a server with a gate, in `auditLogPath` or in a folder of its own; None without either.
+
+    Raises StoreUnwritable if its file cannot be opened.
+    """
+    if gate.audit_path == "off" or not (gate.audit_path or folder):
+        return None
+    path = Path(gate.audit_path) if gate.audit_path else Path(folder) / FILE_NAME
+    audit = Audit({"server": server}, path, changes=CHANGES, what=what)
+    audit.check()
+    audit.watch(routes)
+    gate.decided = audit.decided
+    return audit

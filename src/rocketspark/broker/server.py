@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from rocketspark.access.audit.audit_log import Audit
+from rocketspark.access.audit import Audit
 from rocketspark.broker.access.audit import CHANGES, audit_of
 from rocketspark.broker.access.gate import Access, Recipients
 from rocketspark.broker.assembly import keep_within_queues, make_messages, make_tables

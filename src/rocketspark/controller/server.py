@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from rocketspark.access.audit.audit_log import Audit
-from rocketspark.access.audit.gate_audit import audit_of
+from rocketspark.access.audit import Audit
+from rocketspark.access.write_gate import audit_of
 from rocketspark.controller.elections import Elections, RoleNotices
 from rocketspark.controller.handlers import ControllerHandlers
 from rocketspark.controller.journal import Journal, StateFile

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from rocketspark.access.audit.audit_log import Audit
-from rocketspark.access.audit.gate_audit import audit_of
-from rocketspark.access.write_gate import WriteGate
+from rocketspark.access.audit import Audit
+from rocketspark.access.write_gate import WriteGate, audit_of
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.namesrv.handlers import AdminHandlers, NameServerHandlers, now_ms
 from rocketspark.namesrv.kv_config import KvConfig

@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 
 from rocketspark.access import wire_forms
 from rocketspark.access.access_control import AccessControl as RemotingAccess
+from rocketspark.access.audit import Check, Decided, Decision, nobody_told
 from rocketspark.access.authentication import Authentication
 from rocketspark.access.authorization import FAILED, Authorization
-from rocketspark.access.decisions import Check, Decided, Decision, nobody_told
-from rocketspark.access.policies import Acl
+from rocketspark.access.policies import CLUSTER, GROUP, PUB, SUB, TOPIC, UPDATE, Acl, bare_group, is_retry_topic
 from rocketspark.access.request_contexts import THIS_CLUSTER, Context, of_others, topic_context
-from rocketspark.access.resources import CLUSTER, GROUP, PUB, SUB, TOPIC, UPDATE, bare_group, is_retry_topic
-from rocketspark.access.users import User, subject_of
+from rocketspark.access.tables import User, subject_of
 from rocketspark.client.connection import access_api
 from rocketspark.errors import ProtocolError, RecordError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from rocketspark.access.audit.audit_log import Audit
+from rocketspark.access.audit import Audit
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode

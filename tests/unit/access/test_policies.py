@@ -14,10 +14,21 @@ from hypothesis import strategies as st
 from tests.support.access_rows import CONFIG
 from tests.support.stand_ins import like
 
-from rocketspark.access.policies import ALLOW, CUSTOM, DEFAULT, DENY, Acl, Policy, PolicyEntry
-from rocketspark.access.resources import Pattern, Resource, is_in, parse_network, parse_resource
-from rocketspark.access.tables import FILE_NAME, AccessTables
-from rocketspark.access.users import SUPER, User
+from rocketspark.access.policies import (
+    ALLOW,
+    CUSTOM,
+    DEFAULT,
+    DENY,
+    Acl,
+    Pattern,
+    Policy,
+    PolicyEntry,
+    Resource,
+    is_in,
+    parse_network,
+    parse_resource,
+)
+from rocketspark.access.tables import FILE_NAME, SUPER, AccessTables, User
 from rocketspark.broker.access.gate import Access
 from rocketspark.broker.broker_conf import settings_from
 from rocketspark.errors import ConfigError, StoreError, StoreUnwritable

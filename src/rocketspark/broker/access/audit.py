@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from rocketspark.access.audit.audit_log import FILE_NAME, Audit
+from rocketspark.access.audit import FILE_NAME, Audit
 from rocketspark.broker.settings import FIELDS, BrokerSettings
 from rocketspark.errors import RocketSparkError
 from rocketspark.model.conf_lines import parse_properties

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Protocol
 
 from rocketspark.access.access_control import AccessControl, Standing
+from rocketspark.access.audit import Check, Decided, Decision, nobody_told
 from rocketspark.access.authentication import Authentication
 from rocketspark.access.authorization import Authorization
-from rocketspark.access.decisions import Check, Decided, Decision, nobody_told
+from rocketspark.access.policies import GET, GROUP, PUB, SUB, UPDATE, bare_group
 from rocketspark.access.request_contexts import Context, Ext, NotReadable, of_others, topic_context
-from rocketspark.access.resources import GET, GROUP, PUB, SUB, UPDATE, bare_group
-from rocketspark.access.tables import FILE_NAME, AccessTables
-from rocketspark.access.users import User
+from rocketspark.access.tables import FILE_NAME, AccessTables, User
 from rocketspark.broker import topic_names
 from rocketspark.broker.access.plain_acl.changes import migrated
 from rocketspark.broker.access.plain_acl.check import PlainAcl

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rocketspark.access.users import SUPER, User, user_status_of
+from rocketspark.access.tables import SUPER, User, user_status_of
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import INT_MAX, shown, whole_number
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rocketspark.access.audit.audit_log import Audit, request_name
-from rocketspark.access.decisions import Check
+from rocketspark.access.audit import Audit, Check, request_name
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.subscription_groups import SYSTEM_GROUPS
 from rocketspark.broker.operations.runtime_info import earliest_ms

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from rocketspark.access.policies import Acl
-from rocketspark.access.users import User
+from rocketspark.access.tables import User
 from rocketspark.access.wire_forms import acls_from, users_from
 from rocketspark.errors import NoReply, ProtocolError, ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rocketspark.access.resources import SUB
+from rocketspark.access.policies import SUB
 from rocketspark.client.connection import client_api
 from rocketspark.errors import FilterIllegal, RecordError, RocketSparkError, RouteNotFound, TransportError
 from rocketspark.model import MessageQueue, subscribe

@@ -14,7 +14,7 @@ import itertools
 import time
 from typing import Any
 
-from rocketspark.access.resources import PUB
+from rocketspark.access.policies import PUB
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import unique_name
 from rocketspark.errors import RecordError, RocketSparkError

@@ -15,17 +15,18 @@ from typing import Any
 import pytest
 from tests.support.stand_ins import like
 
-from rocketspark.access.audit import audit_file
-from rocketspark.access.audit.audit_file import AuditFile
-from rocketspark.access.audit.audit_log import (
+from rocketspark.access import audit as audit_module
+from rocketspark.access.audit import (
     LINES_MAX,
     LINES_OF_HOST_MAX,
     PERIOD_S,
     SUMMED_MAX,
     Audit,
+    AuditFile,
+    Check,
+    Decision,
     request_name,
 )
-from rocketspark.access.decisions import Check, Decision
 from rocketspark.broker.access.audit import CHANGES, what
 from rocketspark.errors import ServerError, StoreUnwritable
 from rocketspark.protocol.codes import RequestCode
@@ -374,7 +375,7 @@ def test_a_full_disk_costs_lines_that_are_counted_and_tears_none(
             raise OSError(errno.ENOSPC, "no space")
         return write(descriptor, data)
 
-    monkeypatch.setattr(audit_file, "os", like(os, write=limited))
+    monkeypatch.setattr(audit_module, "os", like(os, write=limited))
     audit = made(path)
     for _ in range(3):
         audit.decided(DENIED)
@@ -390,8 +391,8 @@ def test_a_full_disk_costs_lines_that_are_counted_and_tears_none(
 
 
 def test_a_disk_that_hangs_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_file, "LINES_WAITING_MAX", 5)
-    monkeypatch.setattr(audit_file, "CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(audit_module, "LINES_WAITING_MAX", 5)
+    monkeypatch.setattr(audit_module, "CLOSE_TIMEOUT_S", 0.05)
     released, begun = threading.Event(), threading.Event()
     write = os.write
 
@@ -400,7 +401,7 @@ def test_a_disk_that_hangs_stops_nobody(tmp_path: Path, monkeypatch: pytest.Monk
         released.wait(60)
         return write(descriptor, data)
 
-    monkeypatch.setattr(audit_file, "os", like(os, write=hangs))
+    monkeypatch.setattr(audit_module, "os", like(os, write=hangs))
     audit = made(tmp_path / "audit.log")
     try:
         audit.decided(DENIED)

@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from tests.support.access_rows import CONFIG
 
 from rocketspark.access.access_control import NAMES_A_PLACE
-from rocketspark.access.policies import ALLOW, CUSTOM, DENY, Acl, Policy, PolicyEntry
+from rocketspark.access.policies import ALLOW, CUSTOM, DENY, Acl, Policy, PolicyEntry, parse_resource
 from rocketspark.access.request_contexts import NAMED_BY
-from rocketspark.access.resources import parse_resource
-from rocketspark.access.tables import AccessTables
-from rocketspark.access.users import DISABLE, ENABLE, NORMAL, SUPER, User
+from rocketspark.access.tables import DISABLE, ENABLE, NORMAL, SUPER, AccessTables, User
 from rocketspark.broker.access.gate import Access
 from rocketspark.broker.broker_conf import settings_from
 from rocketspark.broker.settings import BrokerSettings

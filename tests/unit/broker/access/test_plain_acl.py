@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.stand_ins import like
 
-from rocketspark.access.users import User
+from rocketspark.access.tables import User
 from rocketspark.broker.access.plain_acl import changes, documents, rule_files, rules
 from rocketspark.broker.access.plain_acl.addresses import address_pattern, plain_address
 from rocketspark.broker.access.plain_acl.changes import migrated

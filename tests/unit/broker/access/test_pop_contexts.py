@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rocketspark.access.policies import GROUP, SUB, TOPIC
 from rocketspark.access.request_contexts import Context, contexts_of, topic_context
-from rocketspark.access.resources import GROUP, SUB, TOPIC
 from rocketspark.protocol.codes import RequestCode
 
 BOTH = {Context(GROUP, "G", (SUB,)), Context(TOPIC, "T", (SUB,))}

@@ -10,11 +10,23 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rocketspark.access.policies import ALLOW, CUSTOM, DEFAULT, DENY, Acl, Policy, PolicyEntry
-from rocketspark.access.resources import ALL, GROUP, TOPIC, Pattern, Resource
-from rocketspark.access.resources import PUB as MAY_PUB
-from rocketspark.access.resources import SUB as MAY_SUB
-from rocketspark.access.users import NORMAL, SUPER, User
+from rocketspark.access.policies import (
+    ALL,
+    ALLOW,
+    CUSTOM,
+    DEFAULT,
+    DENY,
+    GROUP,
+    TOPIC,
+    Acl,
+    Pattern,
+    Policy,
+    PolicyEntry,
+    Resource,
+)
+from rocketspark.access.policies import PUB as MAY_PUB
+from rocketspark.access.policies import SUB as MAY_SUB
+from rocketspark.access.tables import NORMAL, SUPER, User
 from rocketspark.broker.access.plain_acl.documents import KEY_LENGTH_MIN, AccountEntry, Document, Version
 from rocketspark.broker.access.plain_acl.rules import PUB, SUB, is_permission, permission, resource_permission
 from rocketspark.errors import ConfigError

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from rocketspark.access.access_control import NAMES_A_PLACE
-from rocketspark.access.decisions import Check, Decided, Decision
+from rocketspark.access.audit import Check, Decided, Decision
+from rocketspark.access.policies import CLUSTER, GROUP, PUB
 from rocketspark.access.request_contexts import Context, Ext, NotReadable
-from rocketspark.access.resources import CLUSTER, GROUP, PUB
 from rocketspark.broker.access.audit import CHANGES
 from rocketspark.broker.access.plain_acl import changes, rules
 from rocketspark.broker.access.plain_acl.addresses import plain_address

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from rocketspark.access.policies import CLUSTER, GROUP, UPDATE
+from rocketspark.access.policies import PUB as MAY_PUBLISH
+from rocketspark.access.policies import SUB as MAY_SUBSCRIBE
 from rocketspark.access.request_contexts import Context, contexts_of, of_others, topic_context
-from rocketspark.access.resources import CLUSTER, GROUP, UPDATE
-from rocketspark.access.resources import PUB as MAY_PUBLISH
-from rocketspark.access.resources import SUB as MAY_SUBSCRIBE
 from rocketspark.broker.access.plain_acl.rules import PUB, RETRY_PREFIX, SUB, in_java_order, retry_resource
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json.bodies import heartbeat

@@ -10,13 +10,12 @@ from typing import NoReturn
 
 import msgspec
 
-from rocketspark.access.policies import Acl, Policy
-from rocketspark.access.resources import parse_resource
-from rocketspark.access.tables import AccessTables
-from rocketspark.access.users import (
+from rocketspark.access.policies import Acl, Policy, parse_resource
+from rocketspark.access.tables import (
     ENABLE,
     NORMAL,
     SUPER,
+    AccessTables,
     User,
     subject_of,
     user_status_of,
