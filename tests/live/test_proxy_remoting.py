@@ -22,6 +22,7 @@ from rocketspark.errors import ConnectionLost
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.connections import dial
+from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 
@@ -36,7 +37,7 @@ __all__ = ["locked", "locked_proxy"]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with run_cluster(2) as running, SyncOperations(running.namesrv) as operations:
-        for topic in ("relayed", "shared", "quiet"):
+        for topic in ("relayed", "shared", "quiet", "ordered"):
             operations.create_topic(topic, queue_count=4)
         yield running
 
@@ -80,6 +81,41 @@ def test_members_share_the_queues_and_hear_of_each_other(cluster: Cluster, proxy
                     break
             else:
                 pytest.fail("one member got nothing")
+
+
+def test_queues_in_order_are_locked_through_it_at_both_brokers(cluster: Cluster, proxy: RunningProxy) -> None:
+    """No client says in the header of a lock which broker it is for."""
+    inbox = Inbox()
+    consumer = PushConsumer(proxy.address, "in-order", consume_from="first", ordered=True)
+    consumer.subscribe("ordered")
+    consumer.listen(inbox)
+    with Producer(proxy.address) as producer, consumer:
+        sent = {producer.send("ordered", b"%d" % n).queue for n in range(16)}
+        assert len(sent) == 8
+        assert sorted(int(m.body) for m in inbox.wait_for(16)) == list(range(16))
+
+
+@pytest.mark.parametrize("broker", ["broker-a", "broker-b"])
+def test_a_lock_as_java_s_client_asks_for_it(cluster: Cluster, proxy: RunningProxy, broker: str) -> None:
+    queue = {"topic": "ordered", "brokerName": broker, "queueId": 1}
+
+    async def run() -> None:
+        async with connected(proxy.address) as one, connected(proxy.address) as other:
+
+            async def ask(peer: Peer, code: RequestCode, *queues: Any) -> tuple[int, list[Any]]:
+                body = {"clientId": f"c{id(peer)}", "consumerGroup": "by-hand", "mqSet": queues}
+                found = await peer.request(code, {}, json.dumps(body).encode())
+                return found.code, json.loads(found.body or b"{}").get("lockOKMQSet", [])
+
+            assert await ask(one, RequestCode.LOCK_BATCH_MQ, queue) == (0, [queue])
+            assert await ask(other, RequestCode.LOCK_BATCH_MQ, queue) == (0, [])
+            assert await ask(one, RequestCode.UNLOCK_BATCH_MQ, queue) == (0, [])
+            assert await ask(other, RequestCode.LOCK_BATCH_MQ, queue) == (0, [queue])
+            assert await ask(one, RequestCode.LOCK_BATCH_MQ) == (0, [])
+            assert (await ask(one, RequestCode.LOCK_BATCH_MQ, queue | {"brokerName": "nobody"}))[0] == 1
+            assert (await one.request(RequestCode.LOCK_BATCH_MQ, {}, b"[")).code == 1
+
+    asyncio.run(run())
 
 
 def test_routes_name_the_proxy_alone(cluster: Cluster, proxy: RunningProxy) -> None:

@@ -23,6 +23,7 @@ from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import NoHeader, Request
 from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json.bodies import LockRequest
 from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.call import Refused
 from rocketspark.transport.connections import dial
@@ -57,6 +58,8 @@ _BY_BROKER = (
     Code.LOCK_BATCH_MQ,
     Code.UNLOCK_BATCH_MQ,
 )
+# No client names a broker in these, in a header: their queues do, which are of one broker.
+_OF_QUEUES = frozenset((Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ))
 _TO_ALL = (Code.HEART_BEAT, Code.UNREGISTER_CLIENT)
 _TO_ANY = (Code.CHECK_CLIENT_CONFIG, Code.GET_CONSUMER_LIST_BY_GROUP, Code.GET_CONSUMER_CONNECTION_LIST)
 _SIGNATURE_FIELDS = (
@@ -168,6 +171,11 @@ class RemotingRelay:
                 raise NoBroker("no broker is known")
             return await self._ask(peer, masters[0], received)
         name = received.ext.get(BROKER_NAME_V2 if received.code in _V2 else BROKER_NAME)
+        if name is None and received.code in _OF_QUEUES:
+            queues = java_json.decode_request(received.body, LockRequest).mq_set
+            if not queues:
+                return Reply(0, "MessageQueue set is empty", b"", received.body, "")
+            name = queues[0].broker_name
         if name is None:
             text = f"Request doesn't have field {BROKER_NAME}"
             return Reply(ResponseCode.VERSION_NOT_SUPPORTED, text, b"", b"", "")

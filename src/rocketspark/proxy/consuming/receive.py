@@ -1,7 +1,7 @@
 """ReceiveMessage: one pop of one broker, and its messages one after another on the stream.
 
 Rule: a message that does not reach the stream is given back at once, whenever the client goes; a stream ends with its
-delivery timestamp (ReceiveMessageActivity, 5.5.0). A receive that waits is one request held by its broker, on the one
+delivery timestamp (ReceiveMessageActivity, 5.5.0). What reached a stream that was cut is not renewed. A receive that waits is one request held by its broker, on the one
 connection that is all clients'; so each host has its share. A record that cannot be read harms itself alone: it is left
 out, and comes again until it is a dead letter. Handles are those of Apache's proxy: nine fields, the last one the place
 in the log (ConsumerProcessor, 5.5.0).
@@ -197,18 +197,15 @@ class Receives:
             wanted = await self._wanted(call, request)
         except Exception as e:
             await _refuse(call, e)
-        else:
-            client = wanted.client
-            client.receiving += 1
-            cut = True
-            try:
-                await self._serve(call, wanted)
-                cut = False
-            finally:
-                self._clients.receive_ended(client, cut=cut)
-        answer = messages.ReceiveMessageResponse()
-        answer.delivery_timestamp.FromMilliseconds(now_ms())
-        await call.write(answer)
+            return
+        client = wanted.client
+        client.receiving += 1
+        cut = True
+        try:
+            await self._serve(call, wanted)
+            cut = False
+        finally:
+            self._clients.receive_ended(client, cut=cut)
 
     async def _serve(self, call: Call, wanted: Wanted) -> None:
         try:
@@ -406,9 +403,7 @@ class Receives:
         """Write what was found; give back what cannot be written."""
         write, client = call.context.write, wanted.client
         if not found:
-            none = status(Code.MESSAGE_NOT_FOUND, "no match message")
-            call.code = Code.MESSAGE_NOT_FOUND
-            await call.write(messages.ReceiveMessageResponse(status=none))
+            await _refuse(call, Refused(Code.MESSAGE_NOT_FOUND, "no match message"))
             return
         delivered = size = 0
         try:
@@ -433,17 +428,20 @@ class Receives:
                         self._renewals.add(client.identity, held, one.record.reconsume_times)
                     await write(answer)
                     delivered += 1
+                await write(_end())
         except Refused as e:
             self._give_back(wanted, found)
             # The status may wait for a client that does not read.
             found.clear()
-            call.code = e.code
-            await call.write(messages.ReceiveMessageResponse(status=status_of(e)))
+            await _refuse(call, e)
         except BaseException:
             rest = found[delivered:]
             if wanted.renews:
                 for one in rest:
                     self._renewals.forget(client.identity, Held(wanted.group, wanted.topic, one.handle))
+                # Most clients drop what came of a receive that failed, and go on.
+                for one in found[:delivered]:
+                    self._renewals.doubt(client.identity, Held(wanted.group, wanted.topic, one.handle))
             self._give_back(wanted, rest)
             raise
         finally:
@@ -452,9 +450,18 @@ class Receives:
 
 
 async def _refuse(call: Call, error: Exception) -> None:
+    """Write the whole answer of a receive without messages."""
     failure = status_of(error)
     call.code = failure.code
     await call.write(messages.ReceiveMessageResponse(status=failure))
+    await call.write(_end())
+
+
+def _end() -> Any:
+    """Return the last answer of a stream."""
+    answer = messages.ReceiveMessageResponse()
+    answer.delivery_timestamp.FromMilliseconds(now_ms())
+    return answer
 
 
 def _message_id(one: Popped) -> str:

@@ -42,9 +42,13 @@ class RenewSettings(NamedTuple):
 
 
 class Renewal:
-    """One message that a client has. `since_ms`: when it was given out; `changing`: set while it is being changed."""
+    """One message that a client has. `since_ms`: when it was given out; `changing`: set while it is being changed;
+    `doubtful`: the client may not have got it, so it is not renewed.
+    """
 
-    __slots__ = ("changing", "failures", "given", "held", "next_visible_ms", "reconsume_times", "renewed", "since_ms")
+    __slots__ = (
+        "changing", "doubtful", "failures", "given", "held", "next_visible_ms", "reconsume_times", "renewed", "since_ms",
+    )  # fmt: skip
 
     def __init__(self, held: Held, reconsume_times: int) -> None:
         self.held = held
@@ -53,6 +57,7 @@ class Renewal:
         self.next_visible_ms = held.handle.next_visible_ms
         self.reconsume_times = reconsume_times
         self.renewed = self.failures = 0
+        self.doubtful = False
         self.changing: asyncio.Future[None] | None = None
 
     def renew(self, handle: ReceiptHandle) -> None:
@@ -132,15 +137,24 @@ class Renewals:
 
     def restore(self, client: str, renewal: Renewal) -> None:
         """Go on with a renewal that was taken: its client is there, and could not tell the broker what became of it."""
+        renewal.doubtful = False
         own = self._clients.setdefault(client, {})
         if own.setdefault(_key(renewal.held), renewal) is renewal:
             self.count += 1
 
     def forget(self, client: str, held: Held) -> None:
         """Renew a message no more, which its client did not get."""
-        own = self._clients.get(client)
-        if own is not None and (found := own.get(_key(held))) is not None and found.given == held.handle:
-            self._drop(client, own, found)
+        if (found := self._given(client, held)) is not None:
+            self._drop(client, self._clients[client], found)
+
+    def doubt(self, client: str, held: Held) -> None:
+        """Renew a message no more, which its client may not have got; it is given back if the client goes before."""
+        if (found := self._given(client, held)) is not None:
+            found.doubtful = True
+
+    def _given(self, client: str, held: Held) -> Renewal | None:
+        found = self._clients.get(client, {}).get(_key(held))
+        return found if found is not None and found.given == held.handle else None
 
     def _drop(self, client: str, own: dict[Key, Renewal], renewal: Renewal) -> None:
         key = _key(renewal.held)
@@ -232,6 +246,8 @@ class Renewals:
     async def _changed(self, renewal: Renewal) -> bool:
         """Change a message's time; tell whether it is to be renewed again."""
         s = self._settings
+        if renewal.doubtful:
+            return False
         if renewal.failures >= s.failures_max:
             log.warning("a handle could not be renewed %d times: the message comes again", renewal.failures)
             return False

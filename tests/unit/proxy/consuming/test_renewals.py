@@ -91,6 +91,30 @@ def test_nothing_is_renewed_before_its_time() -> None:
     asyncio.run(run())
 
 
+def test_what_a_client_may_not_have_got_is_given_back_with_it_and_not_renewed() -> None:
+    async def run() -> None:
+        broker = Broker()
+        table = broker.table()
+        for number in (1, 2, 3):
+            table.add("c", held(number), 0)
+            table.doubt("c", held(number))
+        table.doubt("c", held(3, pop_time_ms=1))
+        table.doubt("nobody", held(1))
+        assert (await table.take("c", held(1))).handle == held(1).handle
+        broker.now_ms = 49_999
+        await table.renew_due()
+        assert [one.handle for one in table.of_client("c")] == [held(2).handle, held(3).handle]
+        taken = await table.take_renewal("c", held(3))
+        assert taken is not None
+        table.restore("c", taken)  # Its client named it, so it has it.
+        broker.now_ms = 50_000
+        await table.renew_due()
+        assert broker.asked == [(3, MINUTE_MS)]
+        assert table.count == 1
+
+    asyncio.run(run())
+
+
 def test_three_failures_in_a_row_are_too_many_and_a_refusal_is_the_end() -> None:
     async def run() -> None:
         broker = Broker()
