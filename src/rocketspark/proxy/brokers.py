@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from rocketspark.client.connection import admin_api
 from rocketspark.client.connection.topic_routes import RouteCache, namesrv_addresses
-from rocketspark.errors import RocketSparkError, RouteNotFound, TransportError
+from rocketspark.errors import NotSent, RocketSparkError, RouteNotFound, TransportError
 from rocketspark.model import MessageQueue, TopicRoute
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
@@ -262,23 +262,50 @@ class Brokers:
         """Return the connection to a broker by its "host:port". Raises NotSent."""
         return self._connections.open_peer(address) or await self._connections.get(address)
 
+    def _known_master(self, broker_name: str) -> str | None:
+        if broker_name in self._lost:
+            return None
+        return self._found.get(broker_name) or self.routes.master(broker_name)
+
     async def master(self, broker_name: str) -> str:
         """Return "host:port" of a broker's master. Raises Refused for a name that no route has, NotSent."""
-        address = self._found.get(broker_name) or self.routes.master(broker_name)
-        if address is None or broker_name in self._lost:
-            address = await self._find(broker_name)
-        return address
+        return self._known_master(broker_name) or await self._find(broker_name)
 
     async def peer(self, broker_name: str) -> Peer:
-        """Return the connection to a broker's master. Raises Refused for a name that no route has, NotSent."""
-        return await self.peer_at(await self.master(broker_name))
+        """Return the connection to a broker's master, where it is by now if it is not where it was known to be.
+
+        Raises Refused for a name that no route has, NotSent.
+        """
+        known = self._known_master(broker_name)
+        address = known or await self._find(broker_name)
+        try:
+            return await self.peer_at(address)
+        except NotSent:
+            self.note_lost(broker_name)
+            moved = None if known is None else await self._moved(broker_name, known)
+            if moved is None:
+                raise
+        try:
+            return await self.peer_at(moved)
+        except NotSent:
+            self.note_lost(broker_name)
+            raise
+
+    async def _moved(self, broker_name: str, known: str) -> str | None:
+        """Return the address of a broker's master if it is another one than was known."""
+        try:
+            found = await self._find(broker_name)
+        except RocketSparkError:
+            return None
+        if found != known:
+            return found
+        self._lost.add(broker_name)
+        return None
 
     def open_peer(self, broker_name: str) -> Peer | None:
         """Return the connection to a broker's master, if it is known and open."""
-        address = self._found.get(broker_name) or self.routes.master(broker_name)
-        if address is None or broker_name in self._lost:
-            return None
-        return self._connections.open_peer(address)
+        address = self._known_master(broker_name)
+        return None if address is None else self._connections.open_peer(address)
 
     def name_at(self, address: str) -> str:
         """Return the name of the broker at "host:port", as far as it is known."""

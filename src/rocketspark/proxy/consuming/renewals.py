@@ -47,7 +47,8 @@ class Renewal:
     """
 
     __slots__ = (
-        "changing", "doubtful", "failures", "given", "held", "next_visible_ms", "reconsume_times", "renewed", "since_ms",
+        "changing", "doubtful", "failures", "given", "held", "next_visible_ms", "reconsume_times", "renewed",
+        "since_ms",
     )  # fmt: skip
 
     def __init__(self, held: Held, reconsume_times: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import time
 from contextlib import ExitStack, suppress
@@ -9,12 +10,14 @@ from contextlib import ExitStack, suppress
 import grpc
 import pytest
 from tests.unit.proxy.conftest import RawClient, running_proxy
+from tests.unit.proxy.consuming.support import Consumer
 from tests.unit.proxy.producing.sent_messages import message
 from tests.unit.proxy.producing.support import COMMIT, end, half, ids, parsed, send, sent, wait_for
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.model import BrokerData
 from rocketspark.proxy.call import Refused
+from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 from rocketspark.testing.cluster import run_cluster
 
@@ -72,6 +75,41 @@ def test_of_two_brokers_the_one_that_answers_takes_all() -> None:
         proxy.run(without_master)
         for number in range(6):
             sent(client, parsed(message(topic="NORMAL", messageId=f"m{number}")))
+        client.close()
+
+
+def test_a_broker_that_is_elsewhere_by_now_is_found_by_the_first_call() -> None:
+    """Ends, recalls and acknowledgements have no second broker to go to, and clients do not repeat each of them."""
+    with ExitStack() as stack, socket.create_server(("", 0)) as nobody:
+        cluster = stack.enter_context(run_cluster(recall_enabled=True))
+        proxy = stack.enter_context(running_proxy(cluster.namesrv))
+        with SyncOperations(cluster.namesrv) as admin:
+            admin.create_topic("TRANSACTION", queue_count=1, message_type="MIXED")
+        client = RawClient(proxy.address)
+        port = nobody.getsockname()[1]
+        nobody.close()
+        brokers = proxy.server.brokers
+
+        async def move() -> None:
+            await brokers._connections.close()
+            brokers._connections = brokers.connections(brokers.requests)
+            brokers._found["broker-a"] = f"127.0.0.1:{port}"
+
+        half(client, "moved")
+        consumer = Consumer(proxy.address, "moving", "TRANSACTION")
+        sent(client, parsed(message(topic="TRANSACTION", messageId="first")))
+        (got,) = consumer.receive()
+        proxy.run(move)
+        assert end(client, "moved", COMMIT) == Code.OK
+        wait_for(proxy, "TRANSACTION", "moved")
+        proxy.run(move)
+        assert consumer.ack(got).status.code == Code.OK
+        proxy.run(move)
+        handle = base64.urlsafe_b64encode(b"v1 TRANSACTION broker-a %d id" % (time.time() * 1000 + 600_000)).decode()
+        recall = messages.RecallMessageRequest(topic={"name": "TRANSACTION"}, recall_handle=handle)
+        assert client.call("RecallMessage", recall).status.code == Code.OK
+        assert not brokers._lost
+        consumer.vanish()
         client.close()
 
 
