@@ -3,8 +3,8 @@
 Rule: a message that does not reach the stream is given back at once, whenever the client goes; a stream ends with its
 delivery timestamp (ReceiveMessageActivity, 5.5.0). What reached a stream that was cut is not renewed. A receive that
 waits is one request held by its broker, on the one connection that is all clients'; so each host has its share. A
-record that cannot be read harms itself alone: it is left out, and comes again until it is a dead letter. Handles are those
-of Apache's proxy: nine fields, the last one the place in the log (ConsumerProcessor, 5.5.0).
+record that cannot be read harms itself alone: it is left out, and comes again until it is a dead letter. Handles are
+those of Apache's proxy: nine fields, the last one the place in the log (ConsumerProcessor, 5.5.0).
 """
 
 from __future__ import annotations
