@@ -49,7 +49,7 @@ class BrokerIdentity:
             )
 
     def granted(self) -> int | None:
-        """Return this broker's number; None if it has none yet, or that was not written to its end."""
+        """Return this broker's number; None if it has none yet, or if a kill cut its file off."""
         try:
             words = self._words(self._path, 3)
             return None if words is None else self._number(self._path, words[2])
@@ -106,11 +106,11 @@ class BrokerIdentity:
             )
 
     def apply(self, applied: Applied) -> None:
-        """Note a number before the controller is asked for it. Raises StoreFull, StoreUnwritable."""
+        """Write down a number before the controller is asked for it. Raises StoreFull, StoreUnwritable."""
         self._write(self._temp, f"{self._cluster}#{self._name}#{applied.broker_id}#{applied.check_code}")
 
     def grant(self, broker_id: int) -> None:
-        """Note the number that the controller granted. Raises StoreFull, StoreUnwritable."""
+        """Write down the number that the controller granted. Raises StoreFull, StoreUnwritable."""
         self._write(self._path, f"{self._cluster}#{self._name}#{broker_id}")
         self.forget_applied()
 

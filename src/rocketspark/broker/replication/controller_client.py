@@ -44,7 +44,10 @@ TIMEOUT_MS = 3000
 
 
 class Master(NamedTuple):
-    """The master of a set. `epoch`: how many times it changed; `set_epoch`: how many times the in-sync set did."""
+    """The master of a replica set.
+
+    `epoch`: how often the master has changed; `set_epoch`: how often the in-sync set has.
+    """
 
     broker_id: int
     address: str
@@ -67,7 +70,7 @@ class SetState(NamedTuple):
 
 
 class Elected(NamedTuple):
-    """An election's outcome. `new`: false if the master from before goes on."""
+    """The result of an election. `new`: False if the previous master stays."""
 
     master: Master
     in_sync: frozenset[int]
@@ -75,7 +78,7 @@ class Elected(NamedTuple):
 
 
 class AcceptedSet(NamedTuple):
-    """The in-sync set as a controller took it."""
+    """An in-sync set that the controller accepted."""
 
     members: frozenset[int]
     epoch: int
@@ -122,7 +125,7 @@ class ControllerClient:
         return reply.raise_for_code("next broker id").header(NextBrokerIdReply).next_broker_id
 
     async def apply_id(self, cluster: str, broker_name: str, broker_id: int, check_code: str) -> None:
-        """Take an id, or find it one's own by the check code.
+        """Take an id; one that was granted to the same check code before is granted again.
 
         Raises ServerError 2014 if another broker has it; TransportError.
         """
@@ -149,9 +152,9 @@ class ControllerClient:
         return _state(found.master_broker_id, found.master_address, found.master_epoch, reply.body)
 
     async def elect(self, cluster: str, broker_name: str, broker_id: int, *, designate: bool = False) -> Elected:
-        """Have a master elected, if there is none. `designate`: this broker and no other.
+        """Ask the controller to elect a master, if there is none. `designate`: elect this broker and no other.
 
-        Raises ServerError 2012 if nobody can be, 2010 if the set is not known; TransportError.
+        Raises ServerError 2012 if no broker can be elected, 2010 if the set is not known; TransportError.
         """
         header = ElectMasterHeader(
             cluster_name=cluster,
@@ -244,7 +247,7 @@ class ControllerClient:
         return await peer.request(code, header, body, timeout_ms=self._timeout_ms)
 
     async def _ask_leader(self, code: int, header: Header, body: bytes = b"") -> Reply:
-        """Ask the leader; another one is looked for once if it leads no more, or cannot be reached."""
+        """Ask the leader; look for another leader once if this one no longer leads or cannot be reached."""
         known = self.leader
         leader = known or await self.find_leader()
         try:
@@ -264,7 +267,7 @@ class ControllerClient:
         return await self._ask(await self.find_leader(), code, header, body)
 
     async def close(self) -> None:
-        """Close the connections: for the controllers this broker is gone then."""
+        """Close the connections; the controllers then take this broker for gone."""
         await self._connections.close()
 
 

@@ -52,7 +52,7 @@ class InSyncSet:
 
     @property
     def all_members(self) -> frozenset[int]:
-        """Those whose copy counts: the set and all that was asked for together."""
+        """The members whose copies count: the set as last told, and all that were asked for since."""
         return self.members | self._unanswered
 
     @property
@@ -67,7 +67,7 @@ class InSyncSet:
 
     @property
     def wanted(self) -> frozenset[int] | None:
-        """The set to ask for; None if nothing is to be asked for, or first which one the controller has."""
+        """The set to ask for; None if none is wanted, or if the controller must first be asked which one it has."""
         return None if self._is_refused or self.target == self.members else self.target
 
     def begin(self, members: Set[int], epoch: int, now_s: float) -> None:
@@ -96,7 +96,7 @@ class InSyncSet:
         self._unanswered = self.target if self.target != members else frozenset()
 
     def refused(self) -> None:
-        """The controller refused, and may have another set than is known: who was to join reports again."""
+        """Note that the controller refused, and may have another set than is known; who was to join reports again."""
         self.target &= self.members
         self._is_refused = True
 
@@ -247,7 +247,7 @@ class InSyncReplicas:
         return next((c for c in self._listener.connections if c.is_open and c.link.replica_id == replica_id), None)
 
     def check(self) -> None:
-        """Drop who was not caught up for too long, or never connected; to be called every checkSyncStateSetPeriod."""
+        """Drop members that lacked some log for too long or never connected; call it each checkSyncStateSetPeriod."""
         if not self._is_on:
             return
         now_s = asyncio.get_running_loop().time()
@@ -261,7 +261,7 @@ class InSyncReplicas:
     # -- up to where it is held -----------------------------------------------------------------------------------
 
     def confirm(self) -> None:
-        """Move the confirmed position on, and show readers what it covers."""
+        """Move the confirmed position forward, and let readers see the log up to it."""
         store, members = self._store, self.set.all_members
         all_ack = self._settings.all_ack_in_sync_set
         end = store.written_position

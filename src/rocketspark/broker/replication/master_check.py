@@ -102,7 +102,7 @@ class MasterIdentity:
         return None
 
     async def _said(self, broker: str, ha_port: int) -> tuple[str, str] | None:
-        """Return what a broker's settings say, if that port of replication is its own."""
+        """Return the cluster and name in a broker's settings, if that replication port is its own."""
         try:
             peer = await self._connections.get(broker)
             reply = await peer.request(RequestCode.GET_BROKER_CONFIG, Header(), timeout_ms=IDENTITY_TIMEOUT_MS)

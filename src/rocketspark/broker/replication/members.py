@@ -44,7 +44,10 @@ FIRST_LOOK_S = 1.0
 
 
 class MemberGroup:
-    """`addresses` by broker id, as they were when last asked for; `alive_count`: this broker always counts."""
+    """The live brokers of the name.
+
+    `addresses`: by broker id, as last asked for; `alive_count`: counts this broker always.
+    """
 
     def __init__(self, settings: BrokerSettings, connections: Connections) -> None:
         self._settings = settings
@@ -96,7 +99,7 @@ class MemberGroup:
 
 
 class MasterSearch:
-    """`follow(ha_address, master_address)` is told of a slave's master; `troubles` of another master of the name."""
+    """Looks for the master. `follow` is told where a slave's master is; `troubles` of a second master of the name."""
 
     def __init__(
         self,
@@ -183,7 +186,7 @@ class MasterSearch:
 
 
 async def tables_taken(members: MemberGroup, connections: Connections, info: HaInfo) -> None:
-    """Tell each slave where this master is: one of ours answers once it has taken its tables."""
+    """Tell each slave where this master is, and wait: a RocketSpark slave answers once it has copied the tables."""
     try:
         await members.ask()
     except RocketSparkError as e:

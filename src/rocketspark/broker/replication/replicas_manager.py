@@ -48,11 +48,11 @@ class RoleDriver:
     """What carries out a change of role; `Replication` implements it."""
 
     async def finish_copying(self) -> None:
-        """Take what the master before still sends, then stop following it."""
+        """Take what the previous master still sends, then stop following it."""
         raise NotImplementedError
 
     async def take_office(self, reason: str, epoch: int) -> None:
-        """Become the master, or go on as it in a new epoch."""
+        """Become the master, or stay the master in a new epoch."""
         raise NotImplementedError
 
     async def follow_master(self, reason: str, address: str, epoch: int, own_id: int) -> None:
@@ -106,7 +106,7 @@ class ControlledRole:
         await self._driver.take_office(f"elected by the controller, epoch {epoch}", epoch)
 
     async def become_slave(self, address: str, epoch: int) -> None:
-        """Follow the master that was elected."""
+        """Become a slave of the master that was elected."""
         self.in_sync.end()
         self._long_polling.keeps_recent = False
         reason = f"{address} was elected by the controller, epoch {epoch}"
@@ -114,12 +114,12 @@ class ControlledRole:
         self._store.show_up_to(self._store.confirmed_position)
 
     def same_master(self, members: Set[int], set_epoch: int) -> None:
-        """Take the in-sync set of the epoch this broker is in."""
+        """Take the in-sync set that the controller told within the same epoch."""
         if self._role.kind is Role.MASTER:
             self.in_sync.adopt(members, set_epoch)
 
     def confirmed(self, position: int) -> None:
-        """The master told up to where the in-sync set holds what is here."""
+        """Take the position that the master told: up to it every member of the in-sync set holds the log."""
         if self._role.kind is not Role.MASTER and position != self._store.confirmed_position:
             self._store.confirmed_position = position
             self._store.show_up_to(position)
@@ -139,7 +139,10 @@ class ControlledRole:
 
 
 class ReplicasManager:
-    """Follows the controller. `controlled`: carries a role out; `own_id`: this broker's number, once it has one."""
+    """Follows the controller.
+
+    `controlled`: carries out the role; `own_id`: this broker's number, None before it has one.
+    """
 
     def __init__(
         self,
@@ -316,7 +319,7 @@ class ReplicasManager:
                 await self._controlled.become_slave(address, epoch)
 
     async def notified(self, peer: Peer, request: Request[ElectMasterReply], body: bytes) -> bytes:
-        """NOTIFY_BROKER_ROLE_CHANGED (1008): the controller elected."""
+        """NOTIFY_BROKER_ROLE_CHANGED (1008): the controller tells the result of an election."""
         h = request.ext
         if h.master_broker_id is not None and h.master_address and h.master_epoch is not None:
             found = java_json.decode_request(body, SyncStateSet) if body else SyncStateSet()
@@ -335,7 +338,7 @@ class ReplicasManager:
         return reply(request.opaque)
 
     def epoch_cache(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """GET_BROKER_EPOCH_CACHE (1007): which master wrote which part of this log."""
+        """GET_BROKER_EPOCH_CACHE (1007): tells in which epoch each part of this log was written."""
         s = self._settings
         found = {
             "brokerName": s.broker_name,

@@ -121,7 +121,10 @@ class Replication(RoleDriver):
         parts.durability.wake = self.wake
 
     def _be_controlled(self) -> None:
-        """Make what a controller needs. Raises ConfigError, StoreUnwritable for files that cannot be understood."""
+        """Make the parts for a broker under a controller.
+
+        Raises ConfigError, StoreUnwritable for files that cannot be read.
+        """
         s, store = self._settings, self._store
         self.epochs = EpochList(s.epoch_file or f"{s.store_root}/epochFileCheckpoint")
         controller = ControllerClient((), connections=inner_connections(s))
@@ -185,7 +188,7 @@ class Replication(RoleDriver):
     # -- start and end --------------------------------------------------------------------------------------------
 
     async def start(self, address: str) -> None:
-        """Take the role of the settings, listen for slaves, begin to deliver. Raises ConfigError, StoreError."""
+        """Take the role that the settings say, listen for slaves, begin to deliver. Raises ConfigError, StoreError."""
         self._address = address
         s = self._settings
         await self._listen()
@@ -240,7 +243,7 @@ class Replication(RoleDriver):
             await self._registration.start(self._address)
 
     async def stop(self) -> None:
-        """Hand over to the slaves, end deliveries and the links; the NameServers are left elsewhere."""
+        """Hand over to the slaves, then end deliveries and links. The NameServers are told elsewhere."""
         if self._acting is not None and self.role.is_master:
             # What it would deliver now no slave would hear of, and deliver too.
             await self._services.stop()
@@ -256,7 +259,7 @@ class Replication(RoleDriver):
         self._waits.give_up()
 
     async def abandon(self) -> None:
-        """End as a kill would: nobody is told, nothing is noted."""
+        """Stop as a kill would: no other broker is told, and nothing is saved."""
         await self._end_links()
         await self._services.abandon()
 
@@ -306,10 +309,10 @@ class Replication(RoleDriver):
             self.synchronize.set_master(None)
 
     async def finish_copying(self) -> None:
-        """Take what the master before still sends, its tables too, until it ends the link or for a short time.
+        """Take what the previous master still sends, its tables too, until it closes the link or for a short time.
 
-        It may answer for it: RocketMQ 5.5.0 does as soon as the link to the last slave of its in-sync set is gone, so
-        the link stays open for a while.
+        It may still acknowledge messages: RocketMQ 5.5.0 does so alone as soon as the link to the last slave of
+        its in-sync set is gone, so the link stays open for a while.
         """
         looks = [self.synchronize.last_look(LAST_TABLES_S)] if self.synchronize is not None else []
         await asyncio.gather(self.client.drained(LAST_PIECES_S), *looks)
@@ -330,7 +333,7 @@ class Replication(RoleDriver):
         )
 
     async def take_office(self, reason: str, epoch: int) -> None:
-        """Become the master, or go on as it in a new epoch; the store takes messages already."""
+        """Become the master, or stay the master in a new epoch; the store takes messages already."""
         before, s = self.role.kind, self._settings
         if before is not Role.MASTER:
             self.listener.end_connections()
@@ -410,7 +413,7 @@ class Replication(RoleDriver):
         return f"{host}:{self.listener.port}"
 
     def own_ha_info(self) -> HaInfo | None:
-        """Return this master's addresses; None on any other broker."""
+        """Return this broker's addresses while it is the master, else None."""
         if not self.role.is_master:
             return None
         return HaInfo(self._own_ha_address, self._start_end, self._address)
@@ -425,7 +428,7 @@ class Replication(RoleDriver):
             )
 
     def configure(self) -> None:
-        """Follow settings and role: what is refused, what answers wait for."""
+        """Make what is refused, and what answers wait for, follow the settings and the role."""
         self._durability.refresh()
         self.listener.accepting = self.role.is_master
         s, kind = self._settings, self.role.kind

@@ -113,7 +113,7 @@ class SlaveSynchronize:
         self._forget()
 
     def _forget(self) -> None:
-        """Begin anew with a master: nothing is known of it."""
+        """Forget all that is known of the master's tables, so that they are copied whole."""
         self._whole = {"topics", "groups"}
         self._offsets_state, self._offsets_changes = "", -1
         self._is_ours = True
@@ -128,7 +128,7 @@ class SlaveSynchronize:
         return self._master
 
     def set_master(self, address: str | None) -> None:
-        """Follow another master from now on, at once; None: there is none, the tables stay as they are."""
+        """Copy from another master from now on, at once; None: there is no master, and the tables stay as they are."""
         address = None if address == self._own_address else address
         if address == self._master:
             return
@@ -141,7 +141,7 @@ class SlaveSynchronize:
         self._wake.set()
 
     def look(self) -> None:
-        """Look at the master now, not at the next time."""
+        """Ask the master now, without waiting for the interval."""
         self._wake.set()
 
     def start(self) -> None:
@@ -150,7 +150,7 @@ class SlaveSynchronize:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop following; the connection is closed."""
+        """Stop copying, and close the connection to the master."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -175,7 +175,7 @@ class SlaveSynchronize:
             await self._rest(wait_s)
 
     async def _rest(self, wait_s: float | None) -> None:
-        """Wait, at most so long, until the next look is asked for or the log is here that something waits for."""
+        """Wait at most `wait_s` seconds until `look` is called or the log that waiting tables need has arrived."""
         arriving = self._waiting
         try:
             async with asyncio.timeout(wait_s):
@@ -200,7 +200,7 @@ class SlaveSynchronize:
                 pass
 
     async def synchronize(self) -> None:
-        """Take everything from the master once. Each table fails alone; none raises."""
+        """Copy every table from the master once. If one fails the others are still copied; nothing is raised."""
         address = self._master
         if address is None:
             return
@@ -277,9 +277,10 @@ class SlaveSynchronize:
     # -- the tables -----------------------------------------------------------------------------------------------
 
     def _known(self, name: str, version: DataVersion) -> DataVersion | None:
-        """Return the version with which a table need not come; None to have it whole.
+        """Return the version to ask with, at which the master need not send the table; None to get the whole table.
 
-        So it comes at first, and once more after a change: a Java broker may tell the new version with the old rows.
+        It is None at first, and once more after each change: a Java broker may tell the new version with the
+        old rows.
         """
         return None if name in self._whole else version
 

@@ -36,7 +36,7 @@ HEARTBEATS_HEARD = 2
 
 
 class SlaveFigures(NamedTuple):
-    """One slave as its master sees it. `lag_s`: since it last held all there was, 0 while it does."""
+    """One slave as its master sees it. `lag_s`: seconds since it last held the whole log, 0 while it does."""
 
     name: str
     lag_bytes: int
@@ -58,7 +58,10 @@ class ReplicationFigures(NamedTuple):
 def master_status(
     listener: HaListener, end_position: int, now_s: float, members: Set[int] | None = None
 ) -> dict[str, Any]:
-    """Return a master's HARuntimeInfo. `members`: the in-sync set under a controller; else who is close is in sync."""
+    """Return a master's HARuntimeInfo.
+
+    `members`: the in-sync set under a controller; without it close slaves are in sync.
+    """
     connections = []
     for connection in listener.connections:
         link = connection.link
@@ -104,7 +107,7 @@ def slave_status(client: HaClient, end_position: int, now_s: float, master_flush
 
 
 def lately_s(settings: BrokerSettings) -> float:
-    """Return since when a slave that lives has said something."""
+    """Return the time since which a live slave must have sent something."""
     return asyncio.get_running_loop().time() - HEARTBEATS_HEARD * settings.ha_heartbeat_interval_ms / 1000
 
 

@@ -127,13 +127,13 @@ class ReplicaWaits:
             self._set_timer(deadline_s)
 
     def acked(self, slave: Hashable, position: int, replica_id: int | None = None) -> None:
-        """A slave holds the log up to `position`. `slave`: whatever stands for its connection."""
+        """Note that a slave holds the log up to `position`. `slave`: any key that stands for its connection."""
         self._slaves[slave] = replica_id, position
         if self._rows:
             self._release()
 
     def left(self, slave: Hashable) -> None:
-        """A slave's connection ended: it counts no more."""
+        """Stop counting a slave, whose connection ended."""
         self._slaves.pop(slave, None)
 
     def set_members(self, members: Set[int], own_id: int) -> None:
@@ -143,7 +143,7 @@ class ReplicaWaits:
             self._release()
 
     def give_up(self) -> None:
-        """Tell all who wait False: this broker is master no more, or stops."""
+        """Tell all waiting sends False, because this broker stops or is no longer the master."""
         rows, self._rows = self._rows, {}
         for row in rows.values():
             for _, _, tell, _ in row:

@@ -35,14 +35,14 @@ VERSIONS_AHEAD = 100
 
 
 class Lowest(NamedTuple):
-    """The live broker of the name with the lowest id."""
+    """The live broker with the lowest id, among those of this broker's name."""
 
     broker_id: int
     address: str
 
 
 class Course(Enum):
-    """What a slave does about who has the lowest id."""
+    """What a slave does, depending on which broker of its name has the lowest id."""
 
     ACT = "act for the master"
     FOLLOW = "follow the master"
@@ -51,7 +51,7 @@ class Course(Enum):
 
 
 def lowest(members: dict[int, str]) -> Lowest | None:
-    """Return the broker with the lowest id; None of no members."""
+    """Return the broker with the lowest id; None if there are no members."""
     return Lowest(*min(members.items())) if members else None
 
 
@@ -69,7 +69,7 @@ def course(own_id: int, lowest_id: int, *, copying: bool, returning: bool) -> Co
 
 
 def pass_over_notices(routes: Routes) -> None:
-    """Serve 905 where no slave acts: it is answered, and changes nothing."""
+    """Answer request 905 on a broker for which no slave acts: nothing is changed by it."""
     routes.add(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, lambda peer, request, body: reply(request.opaque))
 
 
@@ -100,7 +100,7 @@ class ActingMaster:
         routes.add(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, self.notified, MinBrokerIdHeader)
 
     def notified(self, peer: Peer, request: Request[MinBrokerIdHeader], body: bytes) -> bytes:
-        """NOTIFY_MIN_BROKER_ID_CHANGE (905): a NameServer's notice; the answer is for nobody."""
+        """NOTIFY_MIN_BROKER_ID_CHANGE (905): a NameServer tells the lowest id; it does not read the answer."""
         h, s = request.ext, self._settings
         if h.broker_id is not None and h.address and h.broker_name in (None, "", s.broker_name):
             self._soon(self.take(Lowest(h.broker_id, h.address), h.ha_address))
@@ -117,7 +117,7 @@ class ActingMaster:
         self._returning_until_s = asyncio.get_running_loop().time() + wait_ms / 1000
 
     def told(self, info: HaInfo) -> Awaitable[None]:
-        """A master told where it is: it is about to come back (906). Ends once nothing more is delivered here."""
+        """Make way for a master that told where it is (906) and will return; ends once nothing is delivered here."""
         return asyncio.shield(self._soon(self._hand_back(info)))
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -143,13 +143,19 @@ class ActingMaster:
         await self._bridge.drain()
 
     async def look(self) -> None:
-        """Ask who of the name lives, and do what follows from it. Raises RocketSparkError if no NameServer answers."""
+        """Ask which brokers of the name live, and act, follow or wait.
+
+        Raises RocketSparkError if no NameServer answers.
+        """
         found = lowest(await self._members.ask())
         if found is not None:
             await self.take(found, None)
 
     async def take(self, found: Lowest, ha_address: str | None) -> None:
-        """Do what follows from a lowest id. `ha_address`: the master's replication, if it is known with it."""
+        """Act, follow or wait, depending on the lowest id.
+
+        `ha_address`: of the master's replication port, None if not known.
+        """
         role = self._role
         if role.is_master or role.kind is Role.FENCED:
             return
@@ -191,7 +197,7 @@ class ActingMaster:
         )
 
     def _claim(self) -> None:
-        """Make what is counted here newer than what the master knows: it takes back what is not older."""
+        """Give this slave's tables newer versions than the master's, which takes back only what is not older."""
         offsets, delays, timers = self._tables.offsets, self._messages.delays, self._messages.timers
         offsets.version = next_version(offsets.version, VERSIONS_AHEAD)
         offsets.changes += 1
@@ -204,7 +210,7 @@ class ActingMaster:
         )
 
     async def _stand_back(self, reason: str) -> None:
-        """End deliveries, with all their progress noted."""
+        """Stop delivering, with the progress saved."""
         role = self._role
         if role.kind is not Role.ACTING:
             return

@@ -193,7 +193,7 @@ class ActingMode:
             await self._come_back(office, address)
 
     async def _come_back(self, office: Office, address: str) -> None:
-        """Come back as at a start: what a slave did meanwhile is taken before anything is served that depends on it."""
+        """Return as at a start: first take back what a slave did meanwhile, then serve what depends on it."""
         log.warning("broker %s was away, it hung or was cut off: a slave may have acted", self._settings.broker_name)
         await self._services.stop()
         self._store.flush_log()

@@ -95,7 +95,7 @@ class EscapeQueue(NamedTuple):
 
 
 def inner_group(broker_name: str, broker_id: int) -> str:
-    """Return the producer group of messages that tell none."""
+    """Return the producer group under which messages without one are sent."""
     return f"InnerProducerGroup_{broker_name}_{broker_id}"
 
 
@@ -147,7 +147,7 @@ def outgoing(
 
 
 def escape_queues(route: RouteBody, own_name: str) -> list[EscapeQueue]:
-    """Return the queues that a message may leave to, in the order of the route."""
+    """Return the queues that a message may be sent to, in the order of the route."""
     masters = {
         data.broker_name: data.broker_addrs[MASTER_ID]
         for data in route.broker_datas

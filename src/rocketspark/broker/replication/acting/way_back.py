@@ -133,14 +133,14 @@ class Preparation(Enum):
 
 
 class ReturnPlan(NamedTuple):
-    """`addresses`: of the slaves in the order of their ids, or of the master alone."""
+    """What a broker does before it registers. `addresses`: of the slaves by rising id, or of the master alone."""
 
     preparation: Preparation
     addresses: tuple[str, ...] = ()
 
 
 def must_prepare(settings: BrokerSettings) -> bool:
-    """Tell whether a broker prepares at all."""
+    """Tell whether a broker with these settings prepares before it registers."""
     return settings.slave_acting_master and settings.replicas_total > 1 and not settings.skip_pre_online
 
 
@@ -191,7 +191,7 @@ class PreOnline:
         self._done: set[str] = set()
 
     async def run(self, own_address: str) -> None:
-        """Return once the broker may register."""
+        """Prepare, and try again until it succeeds; return once the broker may register."""
         self._done.clear()
         while must_prepare(self._settings):
             try:

@@ -202,7 +202,7 @@ class MasterDoor(asyncio.Protocol):
 
 
 def _hand_over(transport: asyncio.Transport, protocol: asyncio.Protocol, rest: bytes) -> None:
-    """Let a protocol go on with a connection, beginning with what was read beyond the greeting."""
+    """Give a connection to another protocol, beginning with what was read behind the greeting."""
     if isinstance(transport, TlsStream):
         transport.go_on_with(cast(Above, protocol))
     else:
@@ -304,7 +304,7 @@ def connect_of(settings: BrokerSettings) -> Connect:
 
 
 async def _enter(door: SlaveDoor, host: str, port: int, tls: ClientTls | None) -> None:
-    """Connect, and wait until both have said who they are. Raises OSError, ReplicationError."""
+    """Connect, and wait until both sides have proved who they are. Raises OSError, ReplicationError."""
     stream: TlsStream | None = None
     if tls is not None:
 

@@ -72,7 +72,7 @@ class _Greeting:
 
 
 class MasterGreeting(_Greeting):
-    """The master's side."""
+    """The master's side of the greeting."""
 
     def received(self, data: bytes) -> bytes:
         """Return what to answer. Raises ReplicationError for somebody who does not know the secret."""
@@ -94,7 +94,7 @@ class MasterGreeting(_Greeting):
 
 
 class SlaveGreeting(_Greeting):
-    """The slave's side."""
+    """The slave's side of the greeting."""
 
     def hello(self) -> bytes:
         """Return what to say first."""
