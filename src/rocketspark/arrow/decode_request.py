@@ -1,5 +1,5 @@
-"""What a decoding of records is asked for: the columns, the range of offsets, the rows wanted, and who is told of what
-is missing or broken.
+"""A request to decode records: the columns and the range of offsets that are wanted, the filter of rows, and the object
+that is called for records that are missing or broken.
 
 Rule: a row is wanted if `RowFilter.takes` is true for its message as the decoder of messages makes it.
 """
@@ -48,7 +48,9 @@ class RowFilter(NamedTuple):
 
 
 class DecodeFindings:
-    """Is told what a decoder finds wrong; this one raises an error for a spoiled body and ignores missing records."""
+    """Called by a decoder for what it finds wrong; this one raises an error for a spoiled body, and ignores missing
+    records.
+    """
 
     def missing(self, first: int, end: int) -> None:
         """Take note that no record of the queue offsets [first, end) came, though all of the range were asked for."""
@@ -74,8 +76,10 @@ class DecodeRequest(NamedTuple):
         ascending: a row whose queue offset does not come after that of every row before it is left out: for a queue
             that was read in pieces which may overlap.
         check_crc: compare the bodies with their CRC (adds 0.2 us a row).
-        whole: all offsets from `offset_first` to `offset_end` should be there, ascending: `findings` is told of others.
-        findings: told of what is missing, and of bodies that don't inflate or have a wrong CRC; by default an error.
+        whole: all offsets from `offset_first` to `offset_end` should be there, ascending; `findings.missing` is called
+            for those that are not.
+        findings: called for missing records, and for bodies that don't inflate or have a wrong CRC; by default the
+            latter are an error.
         inflated_bytes_max: bodies of so many bytes, as they inflate, make one batch of rows; one body alone may be
             larger.
     """

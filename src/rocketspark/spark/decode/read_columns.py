@@ -112,7 +112,7 @@ class DecodingColumns:
         names = (self._decode.into, self._decode.error_column)
         own = [field for field in schema.fields if field.name not in names]
         there = {field.name for field in own}
-        # The body is decoded, its place is told of a bad one.
+        # The body is decoded; a bad one is named by its place.
         added = [StructField(name, READ_SCHEMA[name].dataType) for name in ("body", *PLACE) if name not in there]
         self._columns = ReadColumns(StructType([*own, *added]))
         self.decoded = self._columns.decoded

@@ -1,7 +1,8 @@
-"""One batch, exactly once: task attempts send it, the driver commits or aborts it.
+"""The exactly-once write of one batch: task attempts send its rows as half messages, then the driver commits or aborts
+the batch.
 
-Rules: what decides is one record, which exists once for each batch; all that follows can be done again. Nothing is
-shared between the writers that Spark makes for planning, tasks and commit, but what the tasks' messages carry.
+Rules: a batch is committed by one commit record, which exists once; every step after it can be repeated. The writers
+that Spark makes for planning, for tasks and for the commit share nothing but the messages of the tasks to the driver.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ class TaskAttempt(msgspec.Struct, frozen=True):
 
 
 class SentAttempt(msgspec.Struct, frozen=True):
-    """A task attempt's report to the driver: the place of its manifest, None if its batch is committed already.
+    """A task attempt's report to the driver. `part`: where its manifest is; None if the batch was committed before.
 
-    `rows`, `checksum`: of what it sent, or would have; `seen`: the end of the records when it began.
+    `rows`, `checksum`: of the rows that it sent, or in a repeat would have sent; `queues`: where they went; `seen`: the
+    offset at which the commit records ended when the attempt began.
     """
 
     query: str
@@ -248,7 +250,7 @@ class _Commit:
         return tuple((*queue, end) for queue, (_, end) in zip(queues, ends, strict=True))
 
     async def _finish(self, state: TransactionalIdState, *, fresh: bool) -> None:
-        """End the half messages of the last commit, and roll back those of attempts that are not part of it."""
+        """Commit the half messages of the last commit record, and roll back those of attempts that it does not name."""
         assert state.last is not None
         record, claim, seen = state.last, "", state.end
         if not fresh and record.parts:
@@ -359,7 +361,8 @@ async def roll_back(commit_log: CommitTopic, options: WriteOptions, parts: Seque
 def abort(messages: Sequence[SentAttempt], options: WriteOptions) -> None:
     """Roll back the tasks' half messages, unless they are recorded: Spark aborts too when a commit failed half-way.
 
-    What is not known here, as its task died, is rolled back when brokers ask. Never raises for a broker that is down.
+    Half messages of a task that died are not known here: they are rolled back when their broker asks about them. Never
+    raises for a broker that is down.
     """
     parts = [m.part for m in messages if m.part is not None and m.part.rows]
     if not parts:

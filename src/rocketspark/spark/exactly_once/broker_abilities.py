@@ -13,8 +13,8 @@ from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import KvTable
 from rocketspark.spark.exactly_once.commit_topic import CommitTopic
 
-# In the broker's runtime table: it ends each transaction once, however often it is told; it takes half messages in
-# batches and their ends by ranges.
+# Names in the broker's runtime table: it ends each transaction once, however often it is asked to; it takes half
+# messages in batches, and their ends by ranges.
 ENDS_ONCE = "transactionEndsOnce"
 BATCHES = "halfBatches"
 
@@ -47,13 +47,13 @@ class BrokerAbilities:
         return known
 
     def no_batches(self, queue: MessageQueue) -> None:
-        """Note that the half messages for a queue's broker are sent one by one after all."""
+        """Note that the master of a queue takes half messages only one by one, whatever it said."""
         known = self._known.get(self._address(queue))
         if known is not None:
             self._known[self._address(queue)] = known._replace(batches=False)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Ask the master of a queue anew: it is of another kind than it said."""
+        """Have the master of a queue asked again before its abilities are used: they are others than it said."""
         self._known.pop(self._address(queue), None)
 
     async def runtime(self, queue: MessageQueue) -> dict[str, str]:

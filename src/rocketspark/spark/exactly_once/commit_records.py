@@ -1,5 +1,5 @@
-"""The messages of the commit topic of a transactionalId: commit records, with the state that they amount to, and
-manifests, which hold the transaction handles of a task attempt's half messages. Pure.
+"""The messages of a transactionalId's commit topic: commit records, from which its state is computed, and manifests,
+which hold the transaction handles of a task attempt's half messages. Pure.
 
 Rule: a commit record counts only where it says it stands. RocketMQ has no conditional append; but a record that names
 the queue offset it was made for, and landed elsewhere, came after something its writer had not seen. A handle is what
@@ -41,7 +41,7 @@ class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     from `swept_from` up to `swept_to` of others are to be rolled back. `bounds`: topic, broker, queue id, and the
     queue's end before any of its messages was committed; `checksum`: of all bodies, in any order.
     ended: all messages of the commit at `at` are committed. aborted: `attempts` are not to be committed any more.
-    claim: its writer goes on with the ends of the commit at `at`; a writer that did so before stops.
+    claim: its writer carries out the commit at `at` from now on; a writer that did so before stops.
     """
 
     kind: str
@@ -98,7 +98,8 @@ class BatchVerdict(Enum):
 class TransactionalIdState(msgspec.Struct):
     """The state of a transactionalId by its records. `end`: where the next record will stand; `last`: the last commit.
 
-    `claim`: the id of the last claim on the last commit's ends; `kept`: stands in for records that expired.
+    `claim`: the id of the writer that carries out the last commit now, if it took over from another; `kept`: the last
+    batch as the group's offsets keep it, for when the records have expired.
     """
 
     end: int = 0
@@ -196,8 +197,8 @@ class HalfOutcome(Enum):
 def outcome_of(state: TransactionalIdState, batch: int) -> HalfOutcome:
     """Answer a broker's question about a half message of a batch.
 
-    Never commit: the writer that recorded or repeats the commit does that, each message once (an official broker
-    commits as often as it is told). Once a batch has ended, a half message that is still open is not part of it.
+    The answer is never to commit: the writer that recorded or repeats the commit does that, each message once (Apache's
+    broker commits again for each request). Once a batch has ended, a half message that is still open is not part of it.
     """
     if state.last is not None:
         decided = batch < state.last.batch or (batch == state.last.batch and state.ended)

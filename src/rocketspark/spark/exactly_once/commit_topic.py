@@ -1,7 +1,7 @@
 """The commit topic of a transactionalId: queue 0 holds its records, queue 1 the manifests they name.
 
-Rule: the topic may be written on one broker alone. All others have it too, read-only: so a broker that is down is told
-from a topic that does not exist yet, and the records are never begun anew elsewhere.
+Rule: the topic is writable on one broker only. All other brokers have it too, read-only: so a writer can tell a broker
+that is down from a topic that does not exist yet, and records are never begun a second time on another broker.
 """
 
 from __future__ import annotations

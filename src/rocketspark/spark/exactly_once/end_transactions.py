@@ -1,10 +1,10 @@
-"""The ends of many half messages: each is committed or rolled back once, also by a broker that commits again when it is
-told again.
+"""Commits or rolls back the half messages of a batch. Rule: each half message is committed once, though Apache's broker
+commits one again for each request that it gets.
 
-An official broker commits as often as it is told. So where a reply was lost, the queues are read for what arrived, and
-only the rest is told again; a writer that takes over waits until no end of its predecessor can be under way. Our own
-broker takes the ends of many half messages in one request, by ranges of offsets, and what it is told again changes
-nothing.
+An "end" is the request that does it: END_TRANSACTION. Where the reply to an end was lost, the queues are read for the
+messages that arrived, and only the other ends are sent again; a writer that takes over from another first waits until
+no end of its predecessor can still be under way. RocketSpark's broker takes the ends of many half messages in one
+request, by ranges of offsets, and there an end that is sent again changes nothing.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from rocketspark.transport.request_frames import request as request_frame
 log = logging.getLogger("rocketspark.spark")
 
 COMMIT, ROLLBACK = sysflags.TRANSACTION_COMMIT, sysflags.TRANSACTION_ROLLBACK
-# Ends told at once, after a look whether another writer has taken over; and how many such are under way.
+# Ends that are sent together, after a check whether another writer has taken over; and how many such chunks may be
+# under way.
 CHUNK_ROWS = 256
 CHUNKS_IN_FLIGHT = 2
-# An official broker drops an end that waited for 3 s: after these nothing told before is carried out any more.
+# Apache's broker drops an end that waited for 3 s: after this time none that was sent before is carried out any more.
 DRAIN_S = 6.0
-# Ranges at which the connection ended, one behind another, before ends go one by one.
+# After so many requests by ranges in a row at which the connection ended, ends go one by one.
 CUTS_MAX = 3
 # Interval at which the records are read for a writer that took over; well below DRAIN_S.
 GUARD_S = 1.0
@@ -55,7 +56,9 @@ _HALF, _POSITION, _OPAQUE = 1_912_345_601, 1_912_345_602, 1_912_345_604
 
 
 class _Round(NamedTuple):
-    """The rest after a round: rows to tell again, rows whose half message is gone; `unsure`: replies were lost."""
+    """The outcome of a round of ends: `rows`, whose ends are to be sent again; `gone`, whose half messages the broker
+    no longer has; `unsure`: a reply was lost, so some of `rows` may be committed already; `cause`: the last error.
+    """
 
     rows: NDArray[np.int64]
     gone: NDArray[np.int64]
@@ -64,11 +67,11 @@ class _Round(NamedTuple):
 
 
 class EndTransactions:
-    """The ends of one batch's half messages.
+    """Commits or rolls back the half messages of one batch.
 
-    `bounds`: the queues of the batch, and where they ended before any of it was committed; `fresh`: no writer told an
-    end of it before; `guard` is called from time to time on brokers that commit twice if told twice, and raises if
-    another writer has taken over.
+    `bounds`: the batch's queues, and the offset at which each ended before any message of the batch was committed.
+    `fresh`: no writer has sent an end of this batch before. `guard` is called from time to time while ends go to a
+    broker that commits twice when it is asked twice; it raises if another writer has taken over.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class EndTransactions:
             self._at.setdefault(broker, {})[MessageQueue(topic, broker, queue_id)] = offset
 
     async def wait_for_others(self, parts: Sequence[AttemptPart]) -> None:
-        """Wait until the ends are carried out that another writer has told before, where that matters."""
+        """Wait until brokers that commit twice when asked twice have carried out what another writer sent before."""
         anchors = {broker: MessageQueue(topic, broker, queue_id) for topic, broker, queue_id, _ in self._bounds}
         found = await asyncio.gather(*(self._abilities.of(anchor) for anchor in anchors.values()))
         if parts and not all(abilities.ends_once for abilities in found):
@@ -106,7 +109,7 @@ class EndTransactions:
         await self._end(manifest, COMMIT)
 
     async def roll_back(self, manifest: HandleManifest) -> None:
-        """Roll back all half messages of a manifest; what fails is left to the brokers' questions."""
+        """Roll back all half messages of a manifest; where that fails, the broker asks about them later."""
         try:
             await self._end(manifest, ROLLBACK)
         except RocketSparkError as e:
@@ -167,17 +170,17 @@ class EndTransactions:
                 await asyncio.sleep(PAUSE_S)
 
     async def _abilities_for(self, anchor: MessageQueue, outcome: int) -> Abilities:
-        """Return what a queue's broker can do; any rolls back once."""
+        """Return what a queue's broker can do. Every broker rolls back a half message only once."""
         found = await self._abilities.of(anchor)
         return found._replace(ends_once=True) if outcome == ROLLBACK else found
 
     async def _round_of_ranges(
         self, anchor: MessageQueue, manifest: HandleManifest, rows: NDArray[np.int64], outcome: int, once: bool
     ) -> _Round:
-        """End these rows by ranges, until some fail. Such a broker ends each once: what is unsure is told again."""
+        """Send the ends of these rows by ranges, until some fail. Such a broker ends each row only once."""
         assert once
         gone: list[int] = []
-        # Of rows of chosen queues the next are told once those before have ended: so they keep their order.
+        # Rows for chosen queues keep their order: the next ends are sent once those before are carried out.
         in_flight_max = 1 if manifest.head.ordered else RANGES_IN_FLIGHT_MAX
         peer = await self._log.again(lambda: self._log.instance.master_of(anchor), topic=anchor.topic)
         asked = list(range_requests(manifest, rows))
@@ -274,8 +277,8 @@ class EndTransactions:
     async def _replies(
         self, asked: list[tuple[int, asyncio.Future[Reply]]], gone: list[int]
     ) -> tuple[NDArray[np.int64], bool, BaseException | None]:
-        """Await the replies: return rows to tell again, whether a reply was lost, and why; rows without a half message
-        go to `gone`.
+        """Await the replies; return the rows whose ends are to be sent again, whether a reply was lost, and the last
+        error. Rows whose half message the broker no longer has are added to `gone`.
         """
         failed: list[int] = []
         cause: BaseException | None = None
@@ -300,12 +303,12 @@ class EndTransactions:
             await self._guard()
             self._guarded_s = time.monotonic()
 
-    # -- brokers that commit as often as they are told -----------------------------------------------------------
+    # -- brokers that commit again when they are asked again -----------------------------------------------------
 
     async def _shown(self, anchor: MessageQueue) -> None:
-        """Wait until queues show all that is in the broker's log now: an official one puts it there a little later."""
+        """Wait until the queues hold all that the broker's log holds now: Apache's broker adds it a little later."""
         goal, met = -1, 0
-        while met < 2:  # Once more: both numbers are not of the very same time.
+        while met < 2:  # Twice: the two numbers are not taken at the very same time.
             table = await self._abilities.runtime(anchor)
             end, behind = (whole_number(table.get(name)) or 0 for name in ("commitLogMaxOffset", "dispatchBehindBytes"))
             goal = end if goal < 0 else goal
@@ -348,7 +351,7 @@ def _header(group: str, anchor: MessageQueue, attempt: str, outcome: int) -> End
 
 
 def _template(header: EndTransactionHeader) -> bytes:
-    """Return the header as a template of (half offset, physical offset, opaque); a third of a typed one's cost."""
+    """Return the request as a template for (half offset, physical offset, opaque): at a third of the cost."""
     text = request_frame(RequestCode.END_TRANSACTION, header, opaque=_OPAQUE)[8:].replace(b"%", b"%%")
     order = sorted((_HALF, _POSITION, _OPAQUE), key=lambda number: text.index(b"%d" % number))
     assert order == [_HALF, _POSITION, _OPAQUE]

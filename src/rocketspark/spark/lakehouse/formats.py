@@ -1,21 +1,19 @@
 """The table formats of an archive, Delta and Iceberg: their jars, the settings of a session that has them, and how a
 table is opened. Rule: only this file chooses between the formats.
 
-A Spark without a release of a format is told so before anything starts,
-with the Sparks that have one. The package delta-spark of PyPI is not used: it pins PySpark.
+Where no release of a format fits the Spark at hand, an error names the Sparks that have one, before anything starts.
+The package delta-spark of PyPI is not used: it pins PySpark.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocketspark.errors import ConfigError
 from rocketspark.spark.lakehouse.delta_table import DeltaTable
 from rocketspark.spark.lakehouse.iceberg_table import IcebergTable
-from rocketspark.spark.lakehouse.object_store import joined
+from rocketspark.spark.lakehouse.object_store import joined, spark_jars
 from rocketspark.spark.lakehouse.table import ArchiveTable, TablePlace
 
 if TYPE_CHECKING:
@@ -91,14 +89,6 @@ def settings_for(
         settings["spark.jars.packages"] = joined(conf.get("spark.jars.packages"), *wanted)
         settings["spark.jars.excludes"] = joined(conf.get("spark.jars.excludes"), EXCLUDED)
     return settings
-
-
-def spark_jars() -> list[str]:
-    """Return the names of the jars that PySpark, or SPARK_HOME, has."""
-    import pyspark
-
-    home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
-    return [path.name for path in (home / "jars").glob("*.jar")]
 
 
 def open_table(spark: SparkSession, place: TablePlace) -> ArchiveTable:

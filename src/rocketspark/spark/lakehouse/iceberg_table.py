@@ -109,7 +109,7 @@ class IcebergTable(ArchiveTable):
             raise
 
     def _why(self, error: Exception, what: str) -> str:
-        """What a catalog says that does not do what it should, in a line."""
+        """Return one line on a catalog that failed: `what` is wrong with it, and the reason that it gave."""
         text = str(error)
         said = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("Caused by: ")]
         lines = said or [line for line in text.splitlines() if line.strip()]
@@ -177,10 +177,10 @@ class IcebergTable(ArchiveTable):
         return int(staged[0].summary.get("added-records", 0))
 
     def _check_follows(self, state: ArchiveState, after: ArchiveState | None) -> None:
-        """Raise ConfigError if the table, now that a commit is staged, has other rows than those it is to follow.
+        """Raise ConfigError unless the staged commit `state` follows the newest commit of the table.
 
-        Iceberg refuses to publish a number twice only while it knows of the first time: until that expires. What others
-        publish from here on can expire only with what is staged, which is older.
+        Iceberg refuses a number that was published before only until that snapshot expires. A snapshot that others
+        publish from here on is newer than the staged one, so it does not expire before it.
         """
         newest, staged = self._commits()
         if newest is not None:

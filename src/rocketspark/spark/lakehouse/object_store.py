@@ -111,14 +111,18 @@ def _shown(place: str | Path) -> str:
 # ------------------------------------------------------------------ jars
 
 
-def hadoop_version() -> str:
-    """Return the version of the Hadoop that PySpark brought, from the names of its jars; "" if it has none."""
+def spark_jars() -> list[str]:
+    """Return the names of the jars that PySpark, or SPARK_HOME, has."""
     import pyspark
 
     home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
-    for jar in sorted((home / "jars").glob("hadoop-client-api-*.jar")):
-        return jar.stem.removeprefix("hadoop-client-api-")
-    return ""
+    return sorted(path.name for path in (home / "jars").glob("*.jar"))
+
+
+def hadoop_version() -> str:
+    """Return the version of the Hadoop that PySpark brought, from the names of its jars; "" if it has none."""
+    names = (name for name in spark_jars() if name.startswith("hadoop-client-api-"))
+    return next(names, "").removeprefix("hadoop-client-api-").removesuffix(".jar")
 
 
 def s3a_packages(hadoop: str) -> tuple[str, ...]:
@@ -141,13 +145,9 @@ def s3a_packages(hadoop: str) -> tuple[str, ...]:
 
 def _has_s3a(conf: Mapping[str, str]) -> bool:
     """Tell whether jars of s3a:// are given, or lie with Spark's."""
-    import pyspark
-
-    given = ",".join(
-        conf.get(name, "") for name in ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
-    )
-    home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
-    return "hadoop-aws" in given or any((home / "jars").glob("hadoop-aws-*.jar"))
+    names = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
+    given = ",".join(conf.get(name, "") for name in names)
+    return "hadoop-aws" in given or any(name.startswith("hadoop-aws-") for name in spark_jars())
 
 
 # ------------------------------------------------------------------ settings

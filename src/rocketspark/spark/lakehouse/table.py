@@ -278,11 +278,11 @@ class ArchiveTable(ABC):
 
     @abstractmethod
     def compact(self, last_hour: str, file_bytes: int) -> int:
-        """Merge the files of hours up to `last_hour` into files of some `file_bytes`; returns how many hours were."""
+        """Merge the files of hours up to `last_hour` into ones of some `file_bytes`; return the number of hours."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raise an error if files are gone or damaged that say which rows it has; it is there."""
+        """Raise an error if files that say which rows the table has are gone or damaged. The table must exist."""
 
     @abstractmethod
     def file_count(self) -> int:
@@ -293,14 +293,14 @@ class ArchiveTable(ABC):
         return self.read().count()
 
     def decoded(self) -> StructType:
-        """Return the columns that it has beside COLUMNS; none if it is not there."""
+        """Return the columns that the table has beside COLUMNS; none if it does not exist."""
         if not self.exists():
             return NO_COLUMNS
         return StructType([field for field in self.read().schema.fields if field.name not in _TYPES])
 
     def hold(self, wanted: StructType) -> StructType:
-        """Have it hold decoded columns, if it is there: what it lacks is added. Returns all that it has, or will have
-        when it is made.
+        """Add the decoded columns that the table lacks, if it exists. Return all decoded columns that it has, or will
+        have once it is made.
 
         Raises ConfigError, and changes nothing, for columns that it cannot hold, or has with another type.
         """
@@ -334,8 +334,8 @@ class ArchiveTable(ABC):
         return self._committed() or self._state_of_rows()
 
     def _state_of_rows(self) -> ArchiveState | None:
-        """Return the state of a table whose commits are forgotten: they are kept for a time only. Its number is above
-        all that were.
+        """Return the state of a table whose commits have expired, by its rows. Its number is above those of all commits
+        before.
         """
         return ArchiveState(time.time_ns() // 1_000_000, self.offsets_of_rows())
 
@@ -347,16 +347,16 @@ class ArchiveTable(ABC):
         return to_json({MessageQueue(row.topic, row.broker, row.queueId): row.next for row in ends.collect()})
 
     def check_new(self, state: ArchiveState) -> None:
-        """Raise ConfigError if a commit goes on with a table that is not there any more: rows of it are gone."""
+        """Raise ConfigError if `state` is not the first commit though the table does not exist: its rows are gone."""
         if state.sequence > 1:
             raise ConfigError(
                 f"the table {self.place} is gone, deleted or moved while it was written: bring it back, or archive anew"
             )
 
     def taken(self) -> ConfigError:
-        """Return the error of a number that another process committed."""
+        """Return the error for a commit number that another process has used."""
         return ConfigError(f"another process writes the archive {self.place}: stop it first")
 
     def changed(self) -> ConfigError:
-        """Return the error of columns that are not those of the run's begin."""
+        """Return the error for columns that were changed during the run."""
         return ConfigError(f"the columns of the table {self.place} were changed while it was written: archive again")

@@ -1,5 +1,5 @@
-"""listen(): metrics of a session's streaming queries for Prometheus. Rule: what can be wrong is told before anything
-starts; afterwards a query never notices that somebody listens.
+"""listen(): metrics of a session's streaming queries for Prometheus. Rule: wrong settings are refused before anything
+starts; after that no query is disturbed by being watched.
 """
 
 from __future__ import annotations

@@ -318,7 +318,7 @@ class SeenReader(StreamReader):
         return {**end, **marks, **({_BY_KEY: self._by} if self._by else {})}
 
     def _check_by(self, offset: Mapping[str, Any]) -> None:
-        """Raise ConfigError if a checkpoint's keys were told by something else: none of them would be known."""
+        """Raise ConfigError if the checkpoint's keys were made in another way: no key would be found among them."""
         by = offset.get(_BY_KEY, self._by)
         if by != self._by:
             with plain_errors():

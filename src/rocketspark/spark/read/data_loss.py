@@ -1,5 +1,5 @@
-"""What a read finds wrong: messages that are gone, and bodies that cannot be decoded. Rule: each is named by its queue
-and offset; without failOnDataLoss, or as option badBodies says, the read goes on.
+"""What a read does about messages that are gone and bodies that cannot be decoded. Rule: each is named by its queue and
+offset; with failOnDataLoss=false, or as option badBodies says, the read goes on.
 """
 
 from __future__ import annotations

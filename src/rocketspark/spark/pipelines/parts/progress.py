@@ -61,7 +61,8 @@ class QueryOutcome(NamedTuple):
 
 class Progress:
     """Prints progress on `out`, at most one line each `every_s` seconds; with out=None none. `stop`: the request to
-    stop. `rows`, `waiting`: as noted last. `hear`: is told of each step of a pipeline that runs no streaming query.
+    stop. `rows`, `waiting`: as noted last. `hear`: called with a report of each step of a pipeline without a streaming
+    query.
     """
 
     def __init__(self, name: str, out: TextIO | None = None, *, every_s: float = EVERY_S) -> None:
@@ -268,6 +269,7 @@ def lag_of(end: Any, latest: Any) -> int | None:
 
 
 def leaves(table: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
+    """Return the numbers of a stream's offset, each by the names that lead to it: topic, broker and queue id."""
     if isinstance(table, int):
         return {place: table}
     if not isinstance(table, Mapping):

@@ -53,7 +53,7 @@ DOUBT_S = 3.0
 LOOK_S = 60.0
 # A task names no more rows that may not be written.
 REASONS_MAX = 100
-# They part properties, and may not stand in one; an id from elsewhere may hold them.
+# These characters separate properties, so no value may hold one; a message id made elsewhere may.
 _MARKS = "[\x01\x02]"
 _NEEDED = "broker queueId queueOffset messageId tag keys body properties bornTime storeTime flag".split()
 
@@ -157,7 +157,7 @@ class RowSource(Protocol):
 
 
 class QueueShare(NamedTuple):
-    """The rows for one target queue. `tail`: nothing of this restore that may be missing in `spans` is below it."""
+    """The rows for one target queue. `tail`: the offset there from which rows of `spans` may be found."""
 
     target: Queue
     tail: int
@@ -178,7 +178,7 @@ class TaskReport(msgspec.Struct):
 
 
 def _counted(batch: pa.RecordBatch, counts: Counter[Queue]) -> pa.RecordBatch:
-    """Return the batch; its rows are added to those of the queues they come from."""
+    """Return the batch as it is, after adding its rows to the counts of the queues they come from."""
     queues = pa.Table.from_batches([batch.select(["broker", "queueId"])]).group_by(["broker", "queueId"])
     for row in queues.aggregate([([], "count_all")]).to_pylist():
         counts[row["broker"], row["queueId"]] += row["count_all"]
@@ -247,7 +247,7 @@ def with_origin(batch: pa.RecordBatch, topic: str, restore_id: str) -> tuple[pa.
     pairs = columns["properties"]
     key = pc.map_lookup(pairs, properties.SHARDING_KEY, "last")
     if pc.any(pc.is_in(pairs.keys, value_set=pa.array(restore_plan.NAMES))).as_py():
-        # Replayed once more: only where it was last is told.
+        # A row that was replayed before: only its latest origin is kept.
         kept = [[(k, v) for k, v in row or () if k not in restore_plan.NAMES] for row in pairs.to_pylist()]
         pairs = pa.array(kept, pa.map_(pa.string(), pa.string()))
     rows = {"body": columns["body"], "tag": columns["tag"], "keys": columns["keys"], "properties": pairs}
@@ -274,10 +274,12 @@ class QueueSender:
         self.reasons: list[tuple[str, str]] = []
 
     async def start(self) -> None:
+        """Start the producer, and note which rows of this restore the queue holds already."""
         await self._producer.start()
         await asyncio.to_thread(self._look)
 
     async def close(self) -> None:
+        """Close the producer."""
         await self._producer.close()
 
     def _look(self) -> None:
