@@ -212,10 +212,7 @@ class MasterApi:
         async with _limited("topics", self.address):
             while True:
                 asked = fetch.ask()
-                header = TopicPageHeader(
-                    start=asked.start, version=metadata.encode_version(asked.version), count_max=asked.count_max
-                )
-                reply = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, header, timeout_ms=PAGE_TIMEOUT_MS)
+                reply = await self._ask_page(RequestCode.GET_ALL_TOPIC_CONFIG, TopicPageHeader, asked)
                 page = await _decode(reply.body, TopicPage)
                 if not asked.start:
                     mappings = {}
@@ -236,12 +233,7 @@ class MasterApi:
                 asked = fetch.ask()
                 if not asked.start:
                     forbidden = None
-                header = GroupPageHeader(
-                    start=asked.start, version=metadata.encode_version(asked.version), count_max=asked.count_max
-                )
-                reply = await self._ask(
-                    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, header, timeout_ms=PAGE_TIMEOUT_MS
-                )
+                reply = await self._ask_page(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, GroupPageHeader, asked)
                 page = await _decode(reply.body, GroupPage)
                 if page.forbidden_table is not None:
                     forbidden = (forbidden or {}) | page.forbidden_table
@@ -300,6 +292,13 @@ class MasterApi:
         if end < 0:
             raise ProtocolError(f"{self.address} tells {end} as the end of its log")
         return end
+
+    async def _ask_page(
+        self, code: RequestCode, kind: type[TopicPageHeader] | type[GroupPageHeader], asked: PageAsked
+    ) -> Reply:
+        version = metadata.encode_version(asked.version)
+        header = kind(start=asked.start, version=version, count_max=asked.count_max)
+        return await self._ask(code, header, timeout_ms=PAGE_TIMEOUT_MS)
 
     async def _ask(self, code: RequestCode, header: Header | None = None, *, timeout_ms: float = TIMEOUT_MS) -> Reply:
         peer = await self._connections.get(self.address)

@@ -197,46 +197,35 @@ class EscapeBridge:
         key = kept.position, topic
         send = self._sends.get(key)
         if send is None:
-            send = self._begin(key, kept, topic, stored, delayed, added_flags, reconsume_times)
-            if send is None:
+            self._check_open()
+            message = outgoing(
+                kept,
+                topic,
+                stored,
+                inner_group(self._settings.broker_name, self._settings.broker_id),
+                delayed=delayed,
+                added_flags=added_flags,
+                reconsume_times=reconsume_times,
+            )
+            if message is None:
+                log.warning(
+                    "the recall of a timer message that is not due yet is lost: no other broker could follow it"
+                )
                 return
+            send = self._sends[key] = asyncio.get_running_loop().create_task(self._send(message))
         if not send.done():
             raise MessageStays("a due message is on its way to another broker", partial(_when_ended, send))
         del self._sends[key]
         if send.cancelled() or not send.result():
             raise MessageStays("a due message did not reach another broker")
 
-    def _begin(
-        self,
-        key: Key,
-        kept: Record,
-        topic: str,
-        stored: bytes,
-        delayed: bool,
-        added_flags: int,
-        reconsume_times: int | None,
-    ) -> asyncio.Task[bool] | None:
-        s = self._settings
-        if not s.remote_escape:
+    def _check_open(self) -> None:
+        """Raise MessageStays while no message may leave."""
+        if not self._settings.remote_escape:
             log.info("due messages wait for the master: enableRemoteEscape=true lets them go to another broker")
             raise MessageStays("due messages wait for the master (enableRemoteEscape=false)")
         if not self.is_open:
             raise MessageStays("due messages stay here: the master comes back")
-        own_group = inner_group(s.broker_name, s.broker_id)
-        message = outgoing(
-            kept,
-            topic,
-            stored,
-            own_group,
-            delayed=delayed,
-            added_flags=added_flags,
-            reconsume_times=reconsume_times,
-        )
-        if message is None:
-            log.warning("the recall of a timer message that is not due yet is lost: no other broker could follow it")
-            return None
-        found = self._sends[key] = asyncio.get_running_loop().create_task(self._send(message))
-        return found
 
     async def _send(self, message: EscapingMessage) -> bool:
         """Send a message to some other broker; True if it is stored there."""
