@@ -51,7 +51,8 @@ from rocketspark.transport.request_frames import reply
 
 log = LimitedLog("rocketspark.proxy")
 
-# Connections to each broker, and so the members of one group that are told of. Those beyond receive all the same.
+# Members of one group that are told of, and so the connections to each broker for each language that clients name.
+# Those beyond receive all the same.
 LANES_MAX = 64
 # Heartbeats to one broker that wait for their answers.
 AT_ONCE_MAX = 32
@@ -131,14 +132,15 @@ class GroupMembers:
     def _lane(self, client: ProxyClient) -> Lane | None:
         """Return connections on which no member of the client's group is known; None if there are too many."""
         language = client.language if client.language in LANGUAGES else "OTHER"
-        for lane in self._lanes:
-            if lane.language == language and client.group not in lane.groups:
-                lane.groups.add(client.group)
-                return lane
-        if len(self._lanes) >= LANES_MAX:
+        taken = [client.group in lane.groups for lane in self._lanes]
+        if sum(taken) >= LANES_MAX:
             text = "group %s has more consumers here than brokers are told of: client %s is not in their lists"
             log.info(text, shown(client.group), shown(client.client_id))
             return None
+        for lane, is_taken in zip(self._lanes, taken, strict=True):
+            if lane.language == language and not is_taken:
+                lane.groups.add(client.group)
+                return lane
         lane = Lane(self._make(language), language)
         lane.groups.add(client.group)
         self._lanes.append(lane)

@@ -11,6 +11,7 @@ oldest are dropped. Of several copies of a half message, which a broker stores a
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -40,7 +41,16 @@ EXPIRY_MS = 30_000
 # A check that comes so soon after an end was under way with it; if the end was lost, the broker checks again.
 CROSSED_MS = 3000
 
+# Characters of an id that is kept as it is; of a longer one its digest is: an id may fill a message's properties.
+ID_KEPT_MAX = 128
+
 Key = tuple[str, str]
+
+
+def _key(topic: str, transaction_id: str) -> Key:
+    if len(transaction_id) > ID_KEPT_MAX:
+        transaction_id = hashlib.sha256(transaction_id.encode()).hexdigest()
+    return topic, transaction_id
 
 
 def monotonic_ms() -> int:
@@ -72,7 +82,7 @@ class TransactionData:
 
     def add(self, topic: str, transaction_id: str, place: HalfPlace, now_ms: int) -> None:
         """Note a half message that was stored, or that a broker asks about."""
-        key = (topic, transaction_id)
+        key = _key(topic, transaction_id)
         places = self._open.get(key)
         if places is None:
             places = self._open[key] = {}
@@ -90,11 +100,12 @@ class TransactionData:
 
         A broker that asks has one copy of a half message that counts, the newest.
         """
-        ended = self._ended.get((topic, transaction_id))
+        key = _key(topic, transaction_id)
+        ended = self._ended.get(key)
         if ended is not None and abs(now_ms - ended.get(place.broker_name, -(1 << 60))) < CROSSED_MS:
             return False
-        for older in [p for p in self._open.get((topic, transaction_id), ()) if p.broker_name == place.broker_name]:
-            del self._open[topic, transaction_id][older]
+        for older in [p for p in self._open.get(key, ()) if p.broker_name == place.broker_name]:
+            del self._open[key][older]
         self.add(topic, transaction_id, place, now_ms)
         return True
 
@@ -102,7 +113,7 @@ class TransactionData:
         """Return the newest half message of a transaction, and forget what is known of it at its broker; None if there
         is none, or only some that were told of too long ago.
         """
-        key = (topic, transaction_id)
+        key = _key(topic, transaction_id)
         places = self._open.get(key)
         if places is None:
             return None
@@ -118,7 +129,7 @@ class TransactionData:
 
     def note_end(self, topic: str, transaction_id: str, broker_name: str, now_ms: int) -> None:
         """Note that a broker was told of an end."""
-        key = (topic, transaction_id)
+        key = _key(topic, transaction_id)
         self._ended.setdefault(key, {})[broker_name] = now_ms
         self._ended.move_to_end(key)
         if len(self._ended) > self._ids_max:
@@ -126,15 +137,15 @@ class TransactionData:
 
     def forget_end(self, topic: str, transaction_id: str, broker_name: str) -> None:
         """Take back a `note_end`: the broker could not be told."""
-        brokers = self._ended.get((topic, transaction_id))
+        brokers = self._ended.get(_key(topic, transaction_id))
         if brokers is not None:
             brokers.pop(broker_name, None)
             if not brokers:
-                del self._ended[topic, transaction_id]
+                del self._ended[_key(topic, transaction_id)]
 
     def was_ended(self, topic: str, transaction_id: str) -> bool:
         """Tell whether a broker was told of an end, as far as that is remembered."""
-        return (topic, transaction_id) in self._ended
+        return _key(topic, transaction_id) in self._ended
 
     def sweep(self, now_ms: int) -> None:
         """Forget half messages and ends that are older than is remembered."""

@@ -304,6 +304,31 @@ def test_a_broker_that_starts_again_is_told_again(tmp_path: Any) -> None:
         consumer.terminate()
 
 
+def test_a_large_group_keeps_no_group_of_another_language_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_members, "LANES_MAX", 3)
+    languages: list[str] = []
+
+    async def main() -> None:
+        unused: Any = None
+        members = group_members.GroupMembers(unused, unused, languages.append, 1)  # type: ignore[arg-type]
+
+        def come(name: str, group: str, language: str) -> None:
+            client: Any = SimpleNamespace(
+                identity=name, client_id=name, group=group, is_consumer=True, language=language
+            )
+            members.changed(client)
+
+        for number in range(4):
+            come(f"p{number}", "large", "PYTHON")
+        come("j0", "small", "JAVA")
+        come("j1", "large", "JAVA")
+        come("p4", "small", "PYTHON")
+        assert list(members._members) == ["p0", "p1", "p2", "j0", "p4"]
+        assert languages == ["PYTHON"] * 3 + ["JAVA"]
+
+    asyncio.run(main())
+
+
 def test_who_changes_its_settings_stays_the_member_it_is() -> None:
     def client(group: str) -> Any:
         return SimpleNamespace(identity="/1", group=group, is_consumer=True, language="X")

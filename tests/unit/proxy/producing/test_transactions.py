@@ -30,6 +30,22 @@ def test_an_end_takes_the_newest_and_a_second_end_of_it_nothing() -> None:
     assert len(data) == 0
 
 
+def test_ids_of_any_length_are_kept_short_and_told_apart() -> None:
+    data, long = TransactionData(), "0" * 15_000
+    for number in range(100):
+        data.add("T", f"{long}{number}", HalfPlace("a", number, number), 0)
+        data.note_end("T", f"{long}{number}", "b", 0)
+    assert sum(len(transaction_id) for table in (data._open, data._ended) for _, transaction_id in table) < 20_000
+    assert not data.add_checked("T", f"{long}7", HalfPlace("b", 7, 7), 1)
+    assert data.was_ended("T", f"{long}7")
+    data.forget_end("T", f"{long}7", "b")
+    assert not data.was_ended("T", f"{long}7")
+    assert data.add_checked("T", f"{long}7", HalfPlace("a", 70, 70), 1)
+    assert [data.take("T", f"{long}{number}", 1) for number in (99, 7, 7)] == [
+        HalfPlace("a", 99, 99), HalfPlace("a", 70, 70), None,
+    ]  # fmt: skip
+
+
 def test_copies_at_two_brokers_are_ended_one_by_one() -> None:
     data = TransactionData()
     data.add("T", "tx", A, 0)
