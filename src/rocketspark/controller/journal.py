@@ -20,8 +20,7 @@ from rocketspark.errors import ConfigError
 from rocketspark.model import typed_json
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.store.files import config_files
-from rocketspark.store.files.directory_lock import DirectoryLock
-from rocketspark.store.files.system_calls import OsFiles, failure
+from rocketspark.store.files.system_calls import DirectoryLock, OsFiles, failure
 
 log = LimitedLog("rocketspark.controller")
 

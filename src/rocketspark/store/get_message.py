@@ -1,4 +1,8 @@
-"""Reading: messages by queue offset, by time and by key. Rule: nothing here writes; records are slices of the log."""
+"""Reading: messages by queue offset, by time and by key. Rule: nothing here writes; records are slices of the log.
+
+A read by tags compares the codes of a subscription with those in the units. A code is the hash of a message's tags
+(`model.text.string_hash`), so the consumer compares the tags themselves.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +18,49 @@ from numpy.typing import NDArray
 from rocketspark.errors import RecordError
 from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record, record_layout
-from rocketspark.store.batch_queue_repair import BatchUnitRepair
 from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.commitlog.dispatch import unit_code_of
-from rocketspark.store.consume_queue_repair import UnitRepair
+from rocketspark.store.consume_queue_repair import BatchUnitRepair, UnitRepair
 from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_BYTES, UNIT_TYPE, ConsumeQueue, places, sizes
-from rocketspark.store.consumequeue.consume_queue_ext import is_address
+from rocketspark.store.consumequeue.consume_queue_ext import ADDRESS_MAX, is_address
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.deleted_topics import DeletedTopics
 from rocketspark.store.index.index_file import PAUSE
 from rocketspark.store.index.index_service import IndexService
-from rocketspark.store.tag_filter import with_tags_codes
+
+# Up to so many tags codes numpy is quicker than a loop.
+TAGS_CODES_MAX = 16
+# Units that become Python objects together: most reads have enough before they have looked at all.
+HITS_PER_STEP = 64
+
+
+def with_tags_codes(
+    queue: ConsumeQueue, queue_offset: int, count: int, codes: frozenset[int] | None
+) -> Iterator[tuple[int, tuple[int, int, int]]]:
+    """Yield (queue offset, unit) of messages, without most of those whose tags code is not in `codes`.
+
+    Units that hold an address in the extension stay in: their code stands there. 800 units: 10 us.
+    """
+    if codes is None or len(codes) > TAGS_CODES_MAX:
+        yield from enumerate(queue.units(queue_offset, count), queue_offset)
+        return
+    while count:
+        view, at, here = queue.place(queue_offset, count)
+        units = np.frombuffer(view, UNIT_TYPE, here, at)
+        stated = units["code"].astype(np.int64)
+        # Holes, too: their reader gets an answer of their own.
+        wanted = (stated <= ADDRESS_MAX) | (units["size"] == GAP_SIZE)
+        wanted[0] = True
+        for code in codes:
+            wanted |= stated == code
+        hits = wanted.nonzero()[0]
+        for first in range(0, len(hits), HITS_PER_STEP):
+            some = hits[first : first + HITS_PER_STEP]
+            yield from zip((some + queue_offset).tolist(), units[some].tolist(), strict=True)
+        queue_offset += here
+        count -= here
+
 
 _SCAN_BYTES_MIN = 16000
 # Up to so many units struct is quicker than numpy.

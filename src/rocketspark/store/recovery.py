@@ -1,20 +1,24 @@
 """Start-up: finds the end of the log and brings queues and index in line with it.
 
 Rule: everything before the checkpoint's position is on the disk; everything after is replayed from the log through
-the same code that appends use, after the queue units and index entries from there on were taken away.
+the same code that appends use, after the queue units and index entries from there on were taken away. The keys of
+records that a slave gets late, as they were damaged, are put into the index the same way (`index_late`): its entries
+ascend in the log's order, so those of all records after them are put again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rocketspark.errors import StoreFull
+from rocketspark.errors import RecordError, StoreFull
 from rocketspark.protocol.message import sysflags
-from rocketspark.protocol.message.record import Record
+from rocketspark.protocol.message.record import Record, decode
 from rocketspark.protocol.message.record_layout import RECORD_BYTES_MIN
 from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.commitlog.dispatch import DispatchRequest, dispatch_request, enters_index, enters_queue
+from rocketspark.store.consume_queue_repair import records_between
 from rocketspark.store.consumequeue.batch_consume_queue import INNER_COUNT_MAX
 from rocketspark.store.consumequeue.consume_queue import UNIT_BYTES, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
@@ -404,3 +408,37 @@ def _write_keys(index: IndexService) -> None:
 def _put_unit(queue: ConsumeQueue, found: Record, request: DispatchRequest) -> None:
     code = queue.unit_code(request.tags_code, found.store_time_ms)
     queue.put(found.position, found.size, code, found.store_time_ms, request.message_count)
+
+
+_log = logging.getLogger("rocketspark.store")
+
+# Of so much of the log keys are put again at once, some 0.2 s.
+REINDEX_BYTES_MAX = 32 << 20
+
+
+def index_late(log: CommitLog, index: IndexService, replay: Replay, begin: int, late: Sequence[Record]) -> None:
+    """Put the keys of records into the index, the first of which begins at a physical offset; not those it has."""
+    end = log.written
+    if all(_is_indexed(index, found) for found in late):
+        return
+    try:
+        if end - begin > REINDEX_BYTES_MAX:
+            raise StoreFull(f"{end - begin} bytes of the log follow, more than are put into the index anew")
+        index.cut(begin)
+    except StoreFull as e:
+        _log.warning("%d mended messages are not found by key: %s", len(late), e)
+        return
+    for data in records_between(log, begin, end):
+        try:
+            replay.put_keys_again(decode(data, check_crc=False))
+        except RecordError:
+            continue  # It was told when it came.
+
+
+def _is_indexed(index: IndexService, found: Record) -> bool:
+    request = dispatch_request(found.sys_flag, found.properties)
+    key = request.unique_id or (request.keys or b"").partition(b" ")[0]
+    if not key or not enters_index(found.sys_flag):
+        return True
+    topic, time_ms = found.topic.decode("utf-8", "replace"), found.store_time_ms
+    return found.position in index.find(topic, key.decode("utf-8", "replace"), time_ms, time_ms)

@@ -30,8 +30,7 @@ from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.deleted_topics import DeletedTopics
 from rocketspark.store.index.index_service import PENDING_MAX, IndexService
 from rocketspark.store.index.key_hashes import Pending
-from rocketspark.store.late_keys import index_late
-from rocketspark.store.recovery import Replay
+from rocketspark.store.recovery import Replay, index_late
 
 _log = logging.getLogger("rocketspark.store")
 

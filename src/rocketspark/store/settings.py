@@ -1,6 +1,11 @@
-"""Settings of a store. Rule: sizes are those of the files on disk and stay as they are."""
+"""What a store is given: its directories and sizes, and the time.
+
+Rule: sizes are those of the files on disk and stay as they are; the time is handed in, so that tests set it by hand."""
 
 from __future__ import annotations
+
+import time
+from typing import Protocol
 
 import msgspec
 
@@ -33,3 +38,26 @@ class StoreSettings(msgspec.Struct, kw_only=True):
     append_record_crc: bool = False
     verify_record_crc: bool = False
     delay_ms: tuple[int, ...] = DELAY_LEVELS_MS
+
+
+class Clock(Protocol):
+    """Anything that tells the time in ms since 1970."""
+
+    def now_ms(self) -> int: ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class ManualClock:
+    """A clock that stands still until it is set."""
+
+    def __init__(self, at_ms: int = 0) -> None:
+        self.at_ms = at_ms
+
+    def now_ms(self) -> int:
+        return self.at_ms

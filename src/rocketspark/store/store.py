@@ -13,23 +13,27 @@ from pathlib import Path
 from rocketspark.errors import ConfigError, RecordError, StoreFull, StoreUnwritable
 from rocketspark.protocol.message import record
 from rocketspark.store import recovery, retention
-from rocketspark.store.batch_queue_repair import BatchUnitRepair
-from rocketspark.store.clock import Clock, SystemClock
 from rocketspark.store.commitlog.append_message import MessageAppender
 from rocketspark.store.commitlog.commit_log import CommitLog
-from rocketspark.store.consume_queue_repair import UnitRepair
+from rocketspark.store.consume_queue_repair import BatchUnitRepair, UnitRepair
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.consumequeue.queue_files import QueueFileInventory
 from rocketspark.store.deleted_topics import DeletedTopics
 from rocketspark.store.files import checkpoint
-from rocketspark.store.files.directory_lock import DirectoryLock
 from rocketspark.store.files.mapped_file_queue import MappedFiles
-from rocketspark.store.files.reserved_blocks import SPARE_BYTES, ReservedBlocks, free_bytes
-from rocketspark.store.files.system_calls import OsFiles, boot_id, failure
+from rocketspark.store.files.system_calls import (
+    SPARE_BYTES,
+    DirectoryLock,
+    OsFiles,
+    ReservedBlocks,
+    boot_id,
+    failure,
+    free_bytes,
+)
 from rocketspark.store.get_message import MessageReader
 from rocketspark.store.index.index_service import IndexService
 from rocketspark.store.replica import ReplicaReceiver
-from rocketspark.store.settings import StoreSettings
+from rocketspark.store.settings import Clock, StoreSettings, SystemClock
 
 
 class Store(ReplicaReceiver, MessageAppender, MessageReader):

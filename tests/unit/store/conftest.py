@@ -14,8 +14,8 @@ from tests.support.golden_stores import STORES, unpack
 from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import properties as props
 from rocketspark.store import Store, StoreSettings
-from rocketspark.store.clock import ManualClock
 from rocketspark.store.files.system_calls import OsFiles
+from rocketspark.store.settings import ManualClock
 
 NOW_MS = 1_700_000_000_000
 BORN = bytes.fromhex("7f0000010000c001")

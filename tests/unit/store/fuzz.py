@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from rocketspark.errors import ConfigError, RocketSparkError, StoreError
 from rocketspark.protocol.message import record, sysflags
 from rocketspark.store import Store, StoreSettings
-from rocketspark.store.clock import ManualClock
 from rocketspark.store.files import checkpoint
 from rocketspark.store.files.system_calls import OsFiles
+from rocketspark.store.settings import ManualClock
 
 FILE_BYTES = 8192
 NOW_MS = 1_700_000_000_000

@@ -14,7 +14,7 @@ from tests.unit.store.conftest import expire
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.message import record, sysflags
 from rocketspark.store import BatchMessage, GetStatus, Store, StoreSettings, recovery
-from rocketspark.store.clock import ManualClock
+from rocketspark.store.settings import ManualClock
 
 pytestmark = pytest.mark.shows("log files before a hole in the log")
 

@@ -14,9 +14,8 @@ from tests.support.stand_ins import like
 from rocketspark.errors import StoreFull
 from rocketspark.protocol.message import record
 from rocketspark.store import store
-from rocketspark.store.files import reserved_blocks, system_calls
-from rocketspark.store.files.reserved_blocks import SPARE_BYTES, ReservedBlocks
-from rocketspark.store.files.system_calls import OsFiles
+from rocketspark.store.files import system_calls
+from rocketspark.store.files.system_calls import SPARE_BYTES, OsFiles, ReservedBlocks
 
 pytestmark = pytest.mark.shows(
     "mended: a broker stopped on a full disk cannot start: StoreFull on ext4, SIGBUS on tmpfs",
@@ -28,7 +27,7 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = 1 << 30
-        for module in (reserved_blocks, store):
+        for module in (system_calls, store):
             monkeypatch.setattr(module, "free_bytes", lambda path: self.free)
 
 

@@ -15,7 +15,7 @@ import pytest
 from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record
 from rocketspark.store import GetStatus, Store
-from rocketspark.store.clock import ManualClock
+from rocketspark.store.settings import ManualClock
 
 Golden = Any  # root, manifest, settings: see conftest
 BATCH_QUEUE_TOPIC = "S_Bcq"

@@ -12,8 +12,8 @@ import pytest
 
 from rocketspark.protocol.message import record
 from rocketspark.store import Store
-from rocketspark.store.clock import ManualClock
 from rocketspark.store.files.system_calls import PAGE, OsFiles
+from rocketspark.store.settings import ManualClock
 from rocketspark.store.timers.timer_files import TimerCheckpoint, TimerFiles
 
 NOW_MS = 1_700_000_000_000

@@ -17,7 +17,7 @@ from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record, sysflags
 from rocketspark.protocol.message.record_layout import MAGIC_V1
-from rocketspark.store import GetStatus, Store, late_keys
+from rocketspark.store import GetStatus, Store, recovery
 
 pytestmark = pytest.mark.shows(
     "raw bytes of another broker's log, cut anywhere; a part of a record never looks whole after a kill; what "
@@ -331,7 +331,7 @@ def test_what_is_mended_is_read_also_where_queues_were_made_anew_without_it(
 def test_mended_long_ago_and_not_found_by_key_is_told(
     make_store: Any, tmp_path: Path, send: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(late_keys, "REINDEX_BYTES_MAX", 100)
+    monkeypatch.setattr(recovery, "REINDEX_BYTES_MAX", 100)
     master, slave = make_store(tmp_path / "m"), make_store(tmp_path / "s")
     for body in (b"one", b"two", b"three"):
         send(master, "t", 0, body, keys="k")

@@ -16,7 +16,7 @@ from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record, record_layout
 from rocketspark.store import BatchMessage, GetStatus, Store, StoreSettings
-from rocketspark.store.clock import ManualClock
+from rocketspark.store.settings import ManualClock
 
 pytestmark = pytest.mark.shows("store: message v1 and v2, IPv6 hosts")
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from rocketspark.protocol.message import properties, record_layout, sysflags
-from rocketspark.store.consumequeue.consume_queue import ActiveQueues, ConsumeQueue, RecordAt, is_of_topic
+from rocketspark.store.consumequeue.consume_queue import ConsumeQueue, RecordAt, is_of_topic
 from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
-from rocketspark.store.consumequeue.queue_files import NotedEnd
+from rocketspark.store.consumequeue.queue_files import ActiveQueues, NotedEnd
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue
 from rocketspark.store.index.key_hashes import TopicKeys
 

@@ -6,8 +6,6 @@ Rule: unit n is the message with queue offset n; only this file writes units (`S
 from __future__ import annotations
 
 import struct
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, ClassVar
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 from rocketspark.protocol.message import record_layout
 from rocketspark.protocol.message.record_layout import TOPIC_BYTES_MAX_V1
 from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
-from rocketspark.store.consumequeue.queue_files import NOTHING_NOTED, NotedEnd
+from rocketspark.store.consumequeue.queue_files import NOTHING_NOTED, ActiveQueues, NotedEnd
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue
 from rocketspark.store.files.system_calls import failure
 from rocketspark.store.index.key_hashes import TopicKeys
@@ -34,8 +32,6 @@ RESERVE_STEP_BYTES_MAX = 64 << 10
 # for long. Until then a flush makes it, in a thread; after a kill the log has them.
 UNITS_WITHOUT_FILE = 32
 _NO_MAP = memoryview(bytearray())
-# Queues in use that are passed over in search of an unused one.
-_SPARED_MAX = 16
 # Oldest units that are looked at for one that is right.
 _OLDEST_MAX = 1000
 # Queues of RocketMQ whose units point to records of other topics.
@@ -575,30 +571,3 @@ def is_of_topic(found: memoryview, queue: ConsumeQueue) -> bool:
     """Tell whether a whole record is of the queue's topic."""
     at = record_layout.topic_at(found)
     return found[at : at + len(queue.suffix)] == queue.suffix
-
-
-class ActiveQueues:
-    """The queues that hold their file mapped for writing: about `count_max`; those that are written to stay.
-
-    `lock`: held where a queue's first file is made or given up, which a thread does beside the appends.
-    """
-
-    def __init__(self, count_max: int) -> None:
-        self.count_max = count_max
-        self.lock = threading.Lock()
-        # Each with the end it had when it was last looked at.
-        self._queues: deque[tuple[ConsumeQueue, int]] = deque()
-
-    def enter(self, queue: ConsumeQueue) -> None:
-        # The message it enters for does not count.
-        self._queues.append((queue, queue.next + 1))
-        spared = 0
-        while len(self._queues) > self.count_max:
-            oldest, end = self._queues.popleft()
-            if oldest is queue:
-                continue
-            if oldest.next != end and spared < _SPARED_MAX:
-                spared += 1
-                self._queues.append((oldest, oldest.next))
-            else:
-                oldest.release()

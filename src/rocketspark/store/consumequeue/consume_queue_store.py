@@ -14,9 +14,9 @@ from itertools import pairwise
 from rocketspark.errors import ConfigError, MessageIllegal, StoreError, StoreFull, StoreUnwritable
 from rocketspark.model.text import shown
 from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue
-from rocketspark.store.consumequeue.consume_queue import UNIT_BYTES, ActiveQueues, ConsumeQueue, RecordAt
+from rocketspark.store.consumequeue.consume_queue import UNIT_BYTES, ConsumeQueue, RecordAt
 from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
-from rocketspark.store.consumequeue.queue_files import NotedEnd, QueueFileInventory
+from rocketspark.store.consumequeue.queue_files import ActiveQueues, NotedEnd, QueueFileInventory
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue, MappedFiles, SizeEvidence
 from rocketspark.store.files.system_calls import failure
 from rocketspark.store.index.key_hashes import TopicKeys

@@ -1,11 +1,14 @@
-"""An inventory of the queue files and of the sizes of files. Rule: a file that was there once and is gone is noticed.
+"""The files of all queues: an inventory of them with the sizes of files, and which are mapped for writing.
 
-RocketMQ has no such file and passes it over. Without it (a store of RocketMQ's, or an older one) nothing is promised.
+Rule: a file that was there once and is gone is noticed. RocketMQ has no such inventory and passes it over; without it
+(a store of RocketMQ's, or an older one) nothing is promised.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+import threading
+from collections import deque
+from typing import NamedTuple, Protocol, TypeVar
 
 from rocketspark.model.text import whole_number
 from rocketspark.store.files import config_files
@@ -23,6 +26,8 @@ class NotedEnd(NamedTuple):
 VERSION = 1
 _T = TypeVar("_T", int, NotedEnd)
 NOTHING_NOTED = NotedEnd(0, 0, 0)
+# Queues in use that are passed over in search of an unused one.
+_SPARED_MAX = 16
 
 
 class QueueFileInventory:
@@ -103,3 +108,40 @@ def _number(value: object) -> int:
     if number is None or not number >= 0:
         raise ValueError(value)
     return number
+
+
+class WrittenTo(Protocol):
+    """A queue, as far as it matters here: its next queue offset, and that it can give its map up."""
+
+    next: int
+
+    def release(self) -> None:
+        """Unmap the file."""
+
+
+class ActiveQueues:
+    """The queues that hold their file mapped for writing: about `count_max`; those that are written to stay.
+
+    `lock`: held where a queue's first file is made or given up, which a thread does beside the appends.
+    """
+
+    def __init__(self, count_max: int) -> None:
+        self.count_max = count_max
+        self.lock = threading.Lock()
+        # Each with the end it had when it was last looked at.
+        self._queues: deque[tuple[WrittenTo, int]] = deque()
+
+    def enter(self, queue: WrittenTo) -> None:
+        """Count a queue in, whose file is mapped now; the one longest unused gives its map up."""
+        # The message it enters for does not count.
+        self._queues.append((queue, queue.next + 1))
+        spared = 0
+        while len(self._queues) > self.count_max:
+            oldest, end = self._queues.popleft()
+            if oldest is queue:
+                continue
+            if oldest.next != end and spared < _SPARED_MAX:
+                spared += 1
+                self._queues.append((oldest, oldest.next))
+            else:
+                oldest.release()

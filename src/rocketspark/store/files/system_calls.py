@@ -1,12 +1,14 @@
-"""The file layer: every call of the store that can fail on a disk goes through here, so faults can be injected.
+"""The file layer: every call of the store that can fail on a disk goes through here, so that faults can be injected.
 
-Rule: blocks are reserved before they are written through a map, so a full disk is an error, never a SIGBUS.
+With it stand the lock of a store's directory, and the blocks that a store keeps in reserve. Rule: blocks are reserved
+before they are written through a map, so a full disk is an error, never a SIGBUS.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import resource
@@ -15,7 +17,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rocketspark.errors import StoreFull, StoreUnwritable
+from rocketspark.errors import StoreFull, StoreLocked, StoreUnwritable
 
 PAGE = mmap.PAGESIZE
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
@@ -289,3 +291,93 @@ class OsFiles:
             self._madvise(begin + piece, min(_POPULATE_BYTES, end - piece), advice) == 0
             for piece in range(at, end, _POPULATE_BYTES)
         )
+
+
+# A record lock does not keep out its own process, and closing any descriptor of the file gives it up.
+_held: set[str] = set()
+
+
+class DirectoryLock:
+    """A lock file, locked as Java's FileChannel.tryLock does it (bytes 0 to 1)."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.realpath(path)
+        self._descriptor = -1
+
+    def acquire(self) -> None:
+        """Take the lock. Raises StoreLocked if another store has it, StoreUnwritable if the file cannot be opened."""
+        if self.path in _held:
+            raise self._locked()
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as e:
+            raise failure(e, "open", self.path) from e
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError as e:
+            os.close(descriptor)
+            raise self._locked() from e
+        self._descriptor = descriptor
+        _held.add(self.path)
+
+    def release(self) -> None:
+        """Release the lock; nothing happens if it is not held."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            _held.discard(self.path)
+
+    def _locked(self) -> StoreLocked:
+        return StoreLocked(
+            f"the store in {os.path.dirname(self.path)} is in use by another server: "
+            "stop that one or choose another directory"
+        )
+
+
+SPARE_BYTES = 1 << 20
+_LEAST_BYTES = 64 << 10
+
+
+def free_bytes(path: str) -> int:
+    """Return the bytes free for ordinary users on the disk of a folder; 1 << 62 if that cannot be told."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return 1 << 62
+    return found.f_bavail * found.f_frsize
+
+
+class ReservedBlocks:
+    """The file `spare` of a store: zeros that hold the reserved blocks."""
+
+    def __init__(self, root: str, files: OsFiles) -> None:
+        self._root = root
+        self._path = f"{root}/spare"
+        self._files = files
+        self._held = False
+
+    def release(self) -> None:
+        """Give the blocks up if the disk is full without them."""
+        if free_bytes(self._root) < SPARE_BYTES:
+            self._remove()
+
+    def keep(self) -> None:
+        """Reserve the blocks if they are not held: at most half of what is free. Never fails."""
+        if self._held:
+            return
+        size = min(SPARE_BYTES, free_bytes(self._root) // 2)
+        if size < _LEAST_BYTES:
+            return
+        try:
+            if not os.path.exists(self._path) or os.path.getsize(self._path) < size:
+                self._files.keep_blocks(self._path, size)
+            self._held = True
+        except OSError:
+            self._remove()
+
+    def _remove(self) -> None:
+        self._held = False
+        try:
+            os.unlink(self._path)
+        except OSError:
+            pass

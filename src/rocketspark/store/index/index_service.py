@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketspark.errors import ConfigError, StoreError
-from rocketspark.store.clock import Clock
 from rocketspark.store.files.mapped_file_queue import MappedFiles
 from rocketspark.store.files.system_calls import failure
 from rocketspark.store.index.index_file import ENTRY, ENTRY_BYTES, HEADER, HEADER_BYTES, PAUSE, IndexFile
 from rocketspark.store.index.key_hashes import BatchKeys, Pending, TopicKeys, batch_columns, columns, key_hash
+from rocketspark.store.settings import Clock
 
 PENDING_MAX = 512
 # Longer ones are written at once: 512 of 32 KiB would hold up everybody for half a second.

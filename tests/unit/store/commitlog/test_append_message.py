@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import batch, record
 from rocketspark.store import BatchMessage, Store, StoreSettings
-from rocketspark.store.clock import ManualClock
 from rocketspark.store.commitlog.dispatch import dispatch_request
 from rocketspark.store.index.key_hashes import BatchKeys
+from rocketspark.store.settings import ManualClock
 
 pytestmark = pytest.mark.shows(
     "one record: one table of fields from which all readers take their offsets; one function for queue and index"

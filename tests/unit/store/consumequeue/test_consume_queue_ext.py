@@ -17,8 +17,8 @@ from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record, record_crc
 from rocketspark.store import GetStatus, Store
-from rocketspark.store.clock import ManualClock
 from rocketspark.store.consumequeue.consume_queue_ext import is_address
+from rocketspark.store.settings import ManualClock
 
 pytestmark = pytest.mark.shows("store: consume queue ext", "bitmaps in consume queue extensions are read past")
 
