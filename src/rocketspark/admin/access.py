@@ -54,7 +54,7 @@ A = TypeVar("A")
 
 
 class _Kind(NamedTuple, Generic[T]):
-    """How a broker is asked for what is copied: users, or the rules of a subject."""
+    """What differs between copying users and copying rules: the words, and the calls on a broker."""
 
     called: str
     name: Callable[[T], str]
@@ -99,7 +99,7 @@ class AccessOperations(ClusterClient):
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
-        """Create a user; returns the brokers' names. Raises ServerError where there is one of the name already."""
+        """Create a user; returns the brokers' names. Raises ServerError where a user of this name exists already."""
         if not password.strip():
             raise UsageError("a user needs a password that is not blank")
         user = UserInfo(
@@ -143,7 +143,7 @@ class AccessOperations(ClusterClient):
     async def delete_user(
         self, username: str, *, cluster: str | None = None, brokers: Iterable[str] | None = None
     ) -> list[str]:
-        """Remove a user and his rules; returns the brokers' names. One that is not there is no error."""
+        """Delete a user and his rules; returns the brokers' names. A user who does not exist is no error."""
         _name(username)
         return await self._on_all(
             cluster,
@@ -155,7 +155,7 @@ class AccessOperations(ClusterClient):
     async def get_user(
         self, username: str, *, cluster: str | None = None, brokers: Iterable[str] | None = None
     ) -> list[UserState]:
-        """Return the user as each broker has it. Raises UsageError if none has one of the name."""
+        """Return the user as each broker knows him. Raises UsageError if no broker has a user of this name."""
         _name(username)
         asked = await self._ask_each(cluster, brokers, access_api.get_user, username)
         found = [_user_state(broker_name, user) for broker_name, user in asked if user is not None]
@@ -367,7 +367,7 @@ def acl_info(
     source_ips: Sequence[str] | None = None,
     policy_type: str = "Custom",
 ) -> AclInfo:
-    """Return rules as they are named, where None is not. Raises UsageError for what no rule can have."""
+    """Return the rules that an operator names, with None for what he does not. Raises UsageError for illegal parts."""
     if not resources or (actions is not None and not actions):
         raise UsageError("a rule needs a resource, as Topic:orders, and an action, as Pub")
     entries = [
@@ -384,7 +384,7 @@ def acl_info(
 
 
 def _over(wanted: AclInfo, known: AclInfo | None) -> AclInfo:
-    """Return rules as a broker is sent them: what is not named as it is known there, else that of a new rule."""
+    """Return the whole rules to send to a broker: what `wanted` leaves out is as in `known`, else as in a new rule."""
     had = {
         (policy.policy_type, entry.resource): entry
         for policy in (known and known.policies) or ()

@@ -1,5 +1,5 @@
-"""An operator's client: its life, the brokers of the cluster, and what is said of brokers, topics, queues and groups.
-Rule: what is done there stands in the operations.
+"""The base of all operations of an operator: start and close, connections to the cluster's brokers, and the structs in
+which operations answer. The operations themselves are in operations, groups and access.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ T = TypeVar("T")
 
 
 class ClusterClient(AsyncClient):
-    """What all operations stand on: connections to brokers, and which brokers there are."""
+    """The base class of operations: it knows the cluster's brokers and connects to them."""
 
     kind = "operations object"
 
@@ -168,7 +168,7 @@ class ClusterClient(AsyncClient):
     async def _each(
         self, targets: Iterable[BrokerState], doing: str, act: Callable[[Peer], Awaitable[T]]
     ) -> dict[str, T]:
-        """Do it on each; returns what came of it by name. Raises as `done_or_raise` once all were asked."""
+        """Do `act` on each broker; returns the results by name. Raises as `done_or_raise`, after all were tried."""
         came: dict[str, T | ServerError | TransportError] = {}
         for target in targets:
             try:
@@ -179,7 +179,7 @@ class ClusterClient(AsyncClient):
 
 
 def done_or_raise(doing: str, came: Mapping[str, T | ServerError | TransportError]) -> dict[str, T]:
-    """Return what was done, by broker. Raises the first failure, which says where else it failed and was done."""
+    """Return the results, by broker. Raises the first failure; its text says on which others it failed or was done."""
     done = {name: one for name, one in came.items() if not isinstance(one, (ServerError, TransportError))}
     failed = [(name, one) for name, one in came.items() if isinstance(one, (ServerError, TransportError))]
     if not failed:

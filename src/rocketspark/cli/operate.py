@@ -33,7 +33,7 @@ CopyTo = Annotated[
 
 
 class OnBroker(Protocol):
-    """What a broker has, with the broker's name."""
+    """A user or a rule as one broker has it: anything that tells its broker's name."""
 
     @property
     def broker_name(self) -> str: ...

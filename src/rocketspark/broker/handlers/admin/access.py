@@ -38,7 +38,11 @@ NOT_CONFIGURED = "An system error occurred, please try again later."
 
 
 class AccessHandler:
-    """Serves them. `users`, `acls`: the tables, None without their providers; `is_master`: whether they change here."""
+    """Serves the requests about users and their rules.
+
+    `users`, `acls`: the tables, None where the broker is configured without their providers; `is_master`: whether this
+    broker is the master, which alone changes them.
+    """
 
     def __init__(self, users: AccessTables | None, acls: AccessTables | None, *, is_master: Callable[[], bool]) -> None:
         self._users = users
@@ -99,7 +103,7 @@ class AccessHandler:
         return reply(request.opaque)
 
     def delete_user(self, peer: Peer, request: Request[UserHeader], body: bytes) -> bytes:
-        """AUTH_DELETE_USER (3003): with what he may do; one who is not there is gone already."""
+        """AUTH_DELETE_USER (3003): the user and his rules are deleted. A user who does not exist is no error."""
         self._on_master()
         users = self._users_table()
         username = _name_told(request.ext.username)
@@ -113,7 +117,7 @@ class AccessHandler:
         return reply(request.opaque)
 
     def get_user(self, peer: Peer, request: Request[UserHeader], body: bytes) -> bytes:
-        """AUTH_GET_USER (3004): no body if there is none."""
+        """AUTH_GET_USER (3004): the reply has no body if no such user exists."""
         username = request.ext.username or ""
         if not username.strip():
             raise ServerError(ResponseCode.INVALID_PARAMETER, "The username is blank")
@@ -121,7 +125,7 @@ class AccessHandler:
         return reply(request.opaque, body=msgspec.json.encode(user_info(user)) if user is not None else b"")
 
     def list_users(self, peer: Peer, request: Request[ListUsersHeader], body: bytes) -> bytes:
-        """AUTH_LIST_USER (3005): those whose names hold the filter; no body for none."""
+        """AUTH_LIST_USER (3005): the users whose names hold the filter. The reply has no body if there are none."""
         part = request.ext.filter or ""
         users = self._users_table().users
         found = [user_info(users[name]) for name in sorted(users) if not part.strip() or part in name]
@@ -135,7 +139,7 @@ class AccessHandler:
         return username, java_json.decode_request(body, UserInfo)
 
     def _is_not_super(self, request: Request[UserHeader]) -> bool:
-        """Return whether somebody else than a super user asks. Without a name there is no authentication."""
+        """Return whether a signed request is of somebody who is no super user; False where requests are not signed."""
         access_key = request.ext.access_key
         if not access_key:
             return False
@@ -147,7 +151,7 @@ class AccessHandler:
     # -- rules ---------------------------------------------------------------------------------------------------
 
     def put_acl(self, peer: Peer, request: Request[SubjectHeader], body: bytes) -> bytes:
-        """AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007): rules for other resources stay."""
+        """AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007): the user's rules for other resources stay."""
         self._on_master()
         told = java_json.decode_request(body, AclInfo)
         if not told.policies:
@@ -169,7 +173,7 @@ class AccessHandler:
         return reply(request.opaque)
 
     def delete_acl(self, peer: Peer, request: Request[SubjectHeader], body: bytes) -> bytes:
-        """AUTH_DELETE_ACL (3008): the rule for a resource, or all."""
+        """AUTH_DELETE_ACL (3008): a user's rule for one resource is deleted, or all of his rules."""
         self._on_master()
         username, acls = self._subject(request), self._acls_table()
         acl = acls.acls.get(username)
@@ -185,13 +189,13 @@ class AccessHandler:
         return reply(request.opaque)
 
     def get_acl(self, peer: Peer, request: Request[SubjectHeader], body: bytes) -> bytes:
-        """AUTH_GET_ACL (3009): no body if there is none."""
+        """AUTH_GET_ACL (3009): the reply has no body if the user has no rules."""
         username = self._subject(request)
         acl = self._acls_table().acls.get(username)
         return reply(request.opaque, body=msgspec.json.encode(acl_info(username, acl)) if acl is not None else b"")
 
     def list_acls(self, peer: Peer, request: Request[ListAclHeader], body: bytes) -> bytes:
-        """AUTH_LIST_ACL (3010): the rules whose subjects and resources hold the filters; no body for none."""
+        """AUTH_LIST_ACL (3010): the rules whose subjects and resources hold the filters. No body if there are none."""
         subject_part, resource_part = request.ext.subject_filter or "", request.ext.resource_filter or ""
         acls = self._acls_table().acls
         found = []
@@ -206,7 +210,7 @@ class AccessHandler:
         return reply(request.opaque, body=msgspec.json.encode(found) if found else b"")
 
     def _subject(self, request: Request[SubjectHeader]) -> str:
-        """Return the user that a request is about, who is there."""
+        """Return the name of the user that a request is about. Raises ServerError if no such user exists."""
         username = username_of(request.ext.subject)
         if username is None:
             _refuse("The subject is null.")

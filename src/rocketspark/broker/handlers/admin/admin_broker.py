@@ -218,7 +218,7 @@ class AdminHandler:
         return reply(request.opaque, remark=f"set commitlog readahead mode success, mode: {mode}")
 
     def timer_engine(self, peer: Peer, request: Request[TimerEngineHeader], body: bytes) -> bytes:
-        """SWITCH_TIMER_ENGINE (5001): there is the wheel in files only."""
+        """SWITCH_TIMER_ENGINE (5001): F, the wheel in files, is the only engine here; R, RocksDB, is refused."""
         if not self._settings.timers_enabled:
             raise ServerError(ResponseCode.INVALID_PARAMETER, "broker timerWheelEnable is false")
         if request.ext.engine == "R":
@@ -312,7 +312,7 @@ class AdminHandler:
         return reply(request.opaque, body=bodies.encode(answer))
 
     def resume_check(self, peer: Peer, request: Request[ResumeCheckHeader], body: bytes) -> bytes:
-        """RESUME_CHECK_HALF_MESSAGE (323): a half message that was given up is checked again."""
+        """RESUME_CHECK_HALF_MESSAGE (323): a half message whose checks were given up is checked again."""
         try:
             _, _, position = parse_offset_message_id(request.ext.message_id)
         except UsageError as e:
@@ -323,11 +323,11 @@ class AdminHandler:
     # -- the quarantine: its codes are our own ------------------------------------------------------------------------
 
     def quarantined(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """LIST_QUARANTINE (7310001): all that is set aside, oldest first."""
+        """LIST_QUARANTINE (7310001): the quarantined messages, oldest first."""
         return reply(request.opaque, body=bodies.encode(bodies.QuarantineTable(entries=self._quarantine.entries())))
 
     def retry_quarantined(self, peer: Peer, request: Request[QuarantinedHeader], body: bytes) -> bytes:
-        """RETRY_QUARANTINED (7310002): one is handled once more. Code 22: there is no such; 1: it failed again."""
+        """RETRY_QUARANTINED (7310002): one message is tried again. Code 22: no such message; 1: it failed again."""
         try:
             self._quarantine.retry(request.ext.name)
         except ServerError:
@@ -339,7 +339,7 @@ class AdminHandler:
         return reply(request.opaque)
 
     def drop_quarantined(self, peer: Peer, request: Request[QuarantinedHeader], body: bytes) -> bytes:
-        """DROP_QUARANTINED (7310003): one is forgotten; its message stays in the log. Code 22: there is no such."""
+        """DROP_QUARANTINED (7310003): one leaves the quarantine; it stays in the log. Code 22: no such message."""
         self._quarantine.drop(request.ext.name)
         return reply(request.opaque)
 

@@ -380,7 +380,7 @@ class GroupHandler:
         return reply(request.opaque, body=b'{"offsetTable":{%b}}' % b",".join(rows))
 
     def _reset_queue(self, h: ResetOffsetHeader, queue_id: int) -> int:
-        """Set the offset of one queue; return it."""
+        """Set the group's offset in one queue to what the request asks for; return that offset."""
         low, high = self._store.queue_range(h.topic, queue_id)
         by_hand = h.queue_id >= 0 and h.offset is not None and h.offset >= 0
         if by_hand:
@@ -495,7 +495,7 @@ class GroupHandler:
         return reply(request.opaque, body=b'{"correctionOffsets":%b}' % java_json.encode_number_keys(lowest))
 
     def all_offsets(self, peer: Peer, request: Request[KnownStateHeader], body: bytes) -> Answer:
-        """GET_ALL_CONSUMER_OFFSET (43). A slave of ours that has this state of the table gets it not again."""
+        """GET_ALL_CONSUMER_OFFSET (43). A slave of ours that tells this state of the table is not sent it again."""
         known, mark = request.ext.known, self._offsets.mark()
         if known is None:
             return self._all_offsets.answer(peer, request)

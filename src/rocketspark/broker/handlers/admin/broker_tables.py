@@ -1,6 +1,7 @@
-"""What the other brokers of a name ask for: tables, progress and addresses. Topics, groups and offsets are elsewhere.
+"""Requests by which the brokers of one name keep their tables equal: delays, timers, request modes, addresses.
 
-Rule: a table comes with its version, as a master and its slaves compare these.
+The tables of topics, groups and offsets are sent by their own handlers. Rule: a table is sent with its version, since a
+master and its slaves compare versions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rocketspark.transport.request_frames import reply
 
 
 class BrokerTablesHandler:
-    """Serves the requests of the other brokers of the name. `deleted_topics`: each with its place in the log."""
+    """Serves the requests of the other brokers of this name. `deleted_topics`: each with its place in the log."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class BrokerTablesHandler:
         return reply(request.opaque, body=sorted_json(self._timers.statistics.table()))
 
     def state(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """GET_BROKER_STATE (7310004): what only brokers of ours keep."""
+        """GET_BROKER_STATE (7310004): the tables that our brokers have and RocketMQ's do not, for a slave of ours."""
         resets = [
             ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset)
             for group, topic, queue_id, offset in self._offsets.resets()
@@ -82,7 +83,7 @@ class BrokerTablesHandler:
         return reply(request.opaque, body=sorted_json(answer))
 
     async def exchange_ha_info(self, peer: Peer, request: Request[HaInfoHeader], body: bytes) -> bytes:
-        """EXCHANGE_BROKER_HA_INFO (906): told by the master, or asked by a slave."""
+        """EXCHANGE_BROKER_HA_INFO (906): a master tells its addresses and offsets, or a slave asks for them."""
         told = info_of(request.ext)
         if told is not None:
             followed = self._ha_info.told(told)
@@ -92,7 +93,10 @@ class BrokerTablesHandler:
         return reply(request.opaque, header=header_of(self._ha_info.own()))
 
     def reset_flush_offset(self, peer: Peer, request: Request[MasterFlushOffsetHeader], body: bytes) -> bytes:
-        """RESET_MASTER_FLUSH_OFFSET (908): a slave's; a master answers (rule: AdminBrokerProcessor, 5.x)."""
+        """RESET_MASTER_FLUSH_OFFSET (908): sets what a slave knows of its master. A master changes nothing and answers.
+
+        Rule: AdminBrokerProcessor, 5.x.
+        """
         if self._ha_info.own() is None:
             if request.ext.offset is None:
                 raise ServerError(ResponseCode.SYSTEM_ERROR, "masterFlushOffset is needed")
