@@ -13,7 +13,6 @@ from rocketspark.cli.commands import (
     acl,
     backup,
     consume,
-    controller,
     group,
     outbox,
     pipeline,
@@ -45,7 +44,7 @@ app = typer.Typer(
 app.command("server")(servers.server)
 app.command("namesrv")(servers.namesrv)
 app.command("broker")(servers.broker)
-app.command("controller")(controller.controller)
+app.command("controller")(servers.controller)
 app.command("proxy")(proxy.proxy)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)

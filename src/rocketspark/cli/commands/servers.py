@@ -1,4 +1,4 @@
-"""`server`, `namesrv` and `broker`: thin shells over the servers. Rule: options win over broker.conf."""
+"""`server`, `namesrv`, `broker` and `controller`: thin shells over the servers. Rule: options win over files."""
 
 from __future__ import annotations
 
@@ -253,12 +253,12 @@ async def _replicated(
     options: list[str],
 ) -> list[str]:
     """Start the processes of each broker of the fleet and wait until all are in sync; returns their addresses."""
-    from rocketspark.cli.serving.broker_processes import BrokerProcess, names, ports, wait_in_sync
+    from rocketspark.cli.serving.child_processes import BrokerProcess, broker_names, broker_ports, wait_in_sync
 
     options = [*options, "--controller", controller]
-    free = iter(ports(settings.listen_port, fleet.brokers * fleet.replicas))
+    free = iter(broker_ports(settings.listen_port, fleet.brokers * fleet.replicas))
     addresses = []
-    for name in names(settings.broker_name, fleet.brokers):
+    for name in broker_names(settings.broker_name, fleet.brokers):
         for number in range(1, fleet.replicas + 1):
             folder = Path(settings.store_root) / name / f"replica-{number}"
             process = BrokerProcess(name, settings.namesrv_addresses, folder, settings.listen_host, next(free), options)
@@ -274,10 +274,12 @@ async def _replicated(
 
 async def _fleet(servers: AsyncExitStack, settings: BrokerSettings, count: int, options: list[str]) -> list[str]:
     """Start `count` broker processes; returns their addresses."""
-    from rocketspark.cli.serving.broker_processes import BrokerProcess, names, ports
+    from rocketspark.cli.serving.child_processes import BrokerProcess, broker_names, broker_ports
 
     addresses = []
-    for name, port in zip(names(settings.broker_name, count), ports(settings.listen_port, count), strict=True):
+    for name, port in zip(
+        broker_names(settings.broker_name, count), broker_ports(settings.listen_port, count), strict=True
+    ):
         folder = Path(settings.store_root) / name
         process = BrokerProcess(name, settings.namesrv_addresses, folder, settings.listen_host, port, options)
         addresses.append(await process.start_in(servers))
@@ -421,3 +423,62 @@ def _settings(config: Path | None, *, store: Path | None, host: str | None, port
         if value is not None:
             setattr(settings, name, value)
     return settings
+
+
+def controller(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "-c", "--config", help="A RocketMQ controller.conf: controllerDLegerPeers, controllerStorePath, …"
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT to listen on; port 0 takes a free one"
+            " [default: the address in controllerDLegerPeers, else 127.0.0.1:9877]."
+        ),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Folder of its state [default: controllerStorePath, else ./controller].")
+    ] = None,
+    tls: TlsOptions = NO_TLS,
+    secure: Secure = None,
+    log_level: Level = LogLevel.info,
+) -> None:
+    """Run a controller: it elects the masters of brokers in controller mode.
+
+    It is a single node, for one machine, tests and development: while it is down no master is elected, and its state
+    has no copy. A replicated controller is Apache's.
+
+    When ready it prints one line, `ready controller=HOST:PORT`. SIGTERM or Ctrl-C stops it cleanly.
+
+    Example: `rocketspark controller --listen 127.0.0.1:9877 --store ./controller`
+
+    Example: `rocketspark controller -c controller.conf`
+
+    Example: `rocketspark controller --secure ./store/secure --store ./controller`
+    """
+    from rocketspark.cli.serving.serve import serve, start_in
+    from rocketspark.controller.server import ControllerServer
+    from rocketspark.controller.settings import ControllerSettings, read_controller_conf
+
+    values = read_controller_conf(config) if config else {}
+    try:
+        settings = ControllerSettings(values, listen=listen, folder=store or "", conf_path=config or "")
+    except ConfigError as e:
+        raise ConfigError(f"{config}: {e}" if config else str(e)) from None
+    settings.tls = tls.over(settings.tls)
+    if secure is not None:
+        from rocketspark.broker.access import secure_folder
+
+        door = secure_folder.load(secure)
+        settings.tls, settings.signer = door.tls_over(settings.tls), door.signer()
+        settings.let_ask(door.namesrv_writers())
+    warn([f"{config}: unknown key {key!r} is ignored" for key in settings.unknown])
+
+    async def start(servers: AsyncExitStack) -> str:
+        server = await start_in(servers, ControllerServer(settings))
+        return f"ready controller={server.address}"
+
+    serve(start, log_level=log_level.value)

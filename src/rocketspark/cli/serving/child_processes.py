@@ -1,5 +1,6 @@
-"""Processes that run beside this one: brokers, the proxy. Rule: one that dies comes back on its own port, and none
-outlives its parent.
+"""Processes that run beside this one: more brokers, since one process can use one core only, and the proxy.
+
+Rule: one that dies comes back on its own port, and none outlives its parent.
 """
 
 from __future__ import annotations
@@ -11,11 +12,18 @@ import logging
 import os
 import re
 import signal
+import string
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rocketspark.errors import RocketSparkError
+
+if TYPE_CHECKING:
+    from rocketspark.broker.settings import BrokerSettings
+
 
 log = logging.getLogger("rocketspark")
 
@@ -23,6 +31,8 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 RESTART_PAUSE_S = 1.0
 _PR_SET_PDEATHSIG = 1
+# Between the ports of brokers when the first is given: RocketMQ's own brokers take port - 2 and port + 1 as well.
+PORT_STEP = 10
 
 
 def die_with_parent() -> Callable[[], None] | None:
@@ -134,3 +144,50 @@ class ChildProcess:
             log.error("%s did not stop within %.0f s: killed", self.name, STOP_TIMEOUT_S)
             self._process.kill()
             await self._process.wait()
+
+
+class BrokerProcess(ChildProcess):
+    """One `rocketspark broker` process. `name`: its brokerName; `store`: its own folder; `port` 0 takes a free one."""
+
+    def __init__(self, name: str, namesrv: str, store: Path, host: str, port: int, options: list[str]) -> None:
+        given = ["broker", "--name", name, "-n", namesrv, "--store", str(store), "--host", host, *options]
+        super().__init__(name, "broker", lambda port: [*given, "--port", str(port)], port)
+
+
+async def wait_in_sync(settings: BrokerSettings, controller: str, name: str, count: int) -> str:
+    """Wait until so many replicas of a broker are in sync; returns the master's address. It is asked as they ask.
+
+    Raises RocketSparkError if that takes too long.
+    """
+    from rocketspark.broker.inner_connections import inner_connections
+    from rocketspark.broker.replication.controller_client import ControllerClient
+
+    client = ControllerClient([controller], connections=inner_connections(settings))
+    error = f"no {count} replicas of {name} came in sync; the log above says why"
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            while True:
+                try:
+                    found = await client.replica_info(name)
+                except RocketSparkError as e:
+                    error = f"{name} is not ready: {e}"
+                else:
+                    if found.master is not None and len(found.in_sync) >= count:
+                        return found.master.address
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise RocketSparkError(error) from None
+    finally:
+        await client.close()
+
+
+def broker_names(first: str, count: int) -> list[str]:
+    """Names of `count` brokers: broker-a, broker-b, … after a first name that ends in -a, else name-0, name-1, …"""
+    if first.endswith("-a"):
+        return [first[:-1] + letter for letter in string.ascii_lowercase[:count]]
+    return [f"{first}-{i}" for i in range(count)]
+
+
+def broker_ports(first: int, count: int) -> list[int]:
+    """Return a port for each broker; all 0 if the first is."""
+    return [first + PORT_STEP * i if first else 0 for i in range(count)]
