@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.broker.messages.half_batches import too_many
-from rocketspark.broker.messages.put_message import AcceptedBatch, pairs_of
+from rocketspark.broker.messages.half_messages import HALF_GONE
+from rocketspark.broker.messages.put_message import AcceptedBatch, FixedFields, pairs_of
 from rocketspark.broker.messages.send_rules import illegal, items_of
-from rocketspark.broker.messages.transactions import HALF_GONE, Transactions
+from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.replication.waits import Durability
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import ServerError
@@ -89,7 +90,7 @@ class HalfRanges:
         placed = [
             self._transactions.prepare(
                 *(topic, queue_id, item.body, item.properties, pairs_of(item.properties)),
-                *(item.flag, sys_flag, born_time_ms, born_host),
+                FixedFields(item.flag, sys_flag, born_time_ms, born_host),
             )
             for item in items
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketspark.broker.messages.put_message import PutMessage, pairs_of
+from rocketspark.broker.messages.put_message import FixedFields, PutMessage, pairs_of
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
 from rocketspark.broker.replication.waits import Durability
 from rocketspark.broker.settings import BrokerSettings
@@ -76,5 +76,7 @@ class TimerHandler:
         if h.group:
             given[b"PGROUP"] = h.group.encode()
         stored = properties.of_pairs(given)
-        _, _, end = self._put_message.accept(h.topic, 0, b"0", stored, pairs_of(stored), 0, 0, now, peer.packed_host)
+        _, _, end = self._put_message.accept(
+            h.topic, 0, b"0", stored, pairs_of(stored), FixedFields(0, 0, now, peer.packed_host)
+        )
         return handle.message_id, end

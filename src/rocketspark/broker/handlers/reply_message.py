@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rocketspark.broker.consumers.connected_clients import ConnectedClients
-from rocketspark.broker.messages.put_message import PutMessage, pairs_of
+from rocketspark.broker.messages.put_message import FixedFields, PutMessage, pairs_of
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import ServerError, TransportError
@@ -63,11 +63,7 @@ class ReplyHandler:
             body,
             stored,
             pairs,
-            h.flag,
-            h.sys_flag,
-            h.born_time_ms,
-            peer.packed_host,
-            h.reconsume_times,
+            FixedFields(h.flag, h.sys_flag, h.born_time_ms, peer.packed_host, h.reconsume_times),
             marks=rules.reply_marks,
         )
         header = SendReply(

@@ -16,7 +16,7 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.handlers.end_transaction import HalfRanges
 from rocketspark.broker.handlers.send_fast_path import SendFastPath, StandingOf
 from rocketspark.broker.messages import retry_and_dead_letter
-from rocketspark.broker.messages.put_message import Accepted, ReadBatch, pairs_of
+from rocketspark.broker.messages.put_message import Accepted, FixedFields, ReadBatch, pairs_of
 from rocketspark.broker.messages.send_rules import any_queue, illegal
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.waits import Durability
@@ -149,7 +149,12 @@ class SendHandler:
                 topic, queue_id = self._retry_target(peer, h, topic, queue_id, pairs)
             if h.sys_flag & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_PREPARED:
                 position, queue_offset, end = self._transactions.prepare(
-                    topic, queue_id, body, stored, pairs, h.flag, sys_flag, h.born_time_ms, peer.packed_host
+                    topic,
+                    queue_id,
+                    body,
+                    stored,
+                    pairs,
+                    FixedFields(h.flag, sys_flag, h.born_time_ms, peer.packed_host),
                 )
             else:
                 position, queue_offset, end = self._accept(
@@ -158,11 +163,7 @@ class SendHandler:
                     body,
                     stored,
                     pairs,
-                    h.flag,
-                    sys_flag,
-                    h.born_time_ms,
-                    peer.packed_host,
-                    h.reconsume_times,
+                    FixedFields(h.flag, sys_flag, h.born_time_ms, peer.packed_host, h.reconsume_times),
                 )
         except ServerError as e:
             return reply(request.opaque, e.code, self._marks, remark=e.remark)

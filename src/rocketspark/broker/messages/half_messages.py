@@ -15,10 +15,11 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.clean_files import HOUR_MS
-from rocketspark.errors import RecordError
+from rocketspark.errors import RecordError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, LONG_MAX, whole_number
-from rocketspark.protocol.headers import CheckTransactionHeader
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.headers import CheckTransactionHeader, EndTransactionHeader
 from rocketspark.protocol.json.bodies import Quarantined
 from rocketspark.protocol.message import properties, record, record_layout, sysflags
 from rocketspark.protocol.message.message_ids import offset_message_id
@@ -37,6 +38,8 @@ READ_COUNT = 256
 RESUMED_COUNT_MAX = 32
 NEVER_MS = LONG_MAX
 KIND = "half"
+# Part of the remark for a half message that cannot be committed any more.
+HALF_GONE = "Find prepared transaction message failed"
 
 
 class TransactionKey(NamedTuple):
@@ -148,6 +151,25 @@ class HalfMessages:
             log.error("the half message at physical offset %d cannot be read: %s", position, e)
             return None
         return _with_id(stored) if stored is not None and self._is_queued(stored) else None
+
+    def named_by(self, h: EndTransactionHeader, *, same_topic: bool) -> tuple[Record, dict[str, str]]:
+        """Return the half message that a header names, and its properties. Raises ServerError 1 if it does not fit.
+
+        `same_topic`: the header must name the message's topic.
+        """
+        half = self.told(h.physical_offset)
+        if half is None or half.topic.decode("utf-8", "replace") != topic_names.HALF_TOPIC:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, HALF_GONE)
+        pairs = properties.decode(half.properties.decode("utf-8", "replace"))
+        if pairs.get(properties.PRODUCER_GROUP) != h.producer_group:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
+        if same_topic and pairs.get(properties.REAL_TOPIC) != h.topic:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"the half messages are not for topic {h.topic!r}")
+        if half.queue_offset != h.half_offset:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
+        if half.position != h.physical_offset:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, "The commit log offset wrong")
+        return half, pairs
 
     def set_aside_before(self, entry: Quarantined) -> Record:
         """Return what was set aside, from its place or from where its queue says now. Raises RecordError."""

@@ -56,6 +56,20 @@ _PARKING = TIMER_PROPERTIES | {b"DELAY"}
 Accepted = tuple[int, int, int]
 
 
+class FixedFields(NamedTuple):
+    """Fields of a record's fixed part that come with its message: what the sender set, and what its way added.
+
+    `prepared_position`: of a commit, the physical offset of its half message.
+    """
+
+    flag: int
+    sys_flag: int
+    born_time_ms: int
+    born_host: bytes
+    reconsume_times: int = 0
+    prepared_position: int = 0
+
+
 class AcceptedBatch(NamedTuple):
     """The place of a stored batch: the physical offset of each record, the first queue offset, the end of the last."""
 
@@ -163,12 +177,7 @@ class PutMessage:
         body: bytes,
         stored: bytes,
         pairs: dict[bytes, bytes],
-        flag: int,
-        sys_flag: int,
-        born_time_ms: int,
-        born_host: bytes,
-        reconsume_times: int = 0,
-        prepared_position: int = 0,
+        fields: FixedFields,
         *,
         delayed: bool = True,
         again: bool = False,
@@ -210,12 +219,7 @@ class PutMessage:
                 pairs.get(b"KEYS"),
                 tags,
                 now_ms,
-                flag,
-                sys_flag,
-                born_time_ms,
-                born_host,
-                reconsume_times,
-                prepared_position,
+                *fields,
                 again=again,
             )
         except (StoreError, MessageIllegal, struct.error) as e:
@@ -267,12 +271,14 @@ class PutMessage:
             kept.body,
             stored,
             pairs_of(stored) if pairs is None else pairs,
-            kept.flag,
-            kept.sys_flag & ~record_layout.HOST_FLAGS | added_flags,
-            kept.born_time_ms,
-            kept.born_host,
-            kept.reconsume_times if reconsume_times is None else reconsume_times,
-            prepared_position,
+            FixedFields(
+                kept.flag,
+                kept.sys_flag & ~record_layout.HOST_FLAGS | added_flags,
+                kept.born_time_ms,
+                kept.born_host,
+                kept.reconsume_times if reconsume_times is None else reconsume_times,
+                prepared_position,
+            ),
             delayed=delayed,
             again=True,
         )
@@ -469,10 +475,7 @@ class PutMessage:
             body,
             properties.of_pairs(pairs),
             pairs,
-            h.flag,
-            h.sys_flag | sysflags.INNER_BATCH | sysflags.NEED_UNWRAP,
-            h.born_time_ms,
-            born_host,
+            FixedFields(h.flag, h.sys_flag | sysflags.INNER_BATCH | sysflags.NEED_UNWRAP, h.born_time_ms, born_host),
             delayed=False,
         )
         self._stats.batched(h.topic, message_count)

@@ -1,10 +1,9 @@
 """Transactions: half messages, their end by commit or rollback, the check-back of those left open.
 
 Rules: a half message ends once, however often its end is told (its unique id tells copies of it apart from others).
-After a kill the log shows the commits since the oldest open half message, marked or not, so a commit is neither
-lost nor applied twice. While no producer can be asked, a half message waits, for as long as messages are kept. One
-that cannot be checked is set aside, the others are checked; a handle counts only if the half queue has it there.
-Topics, properties and intervals are those of TransactionalMessageServiceImpl, 5.x.
+While no producer can be asked, a half message waits, for as long as messages are kept. One that cannot be checked goes
+into the quarantine, and the others are checked; a handle counts only if the half queue has the message there. Topics,
+properties and intervals are those of TransactionalMessageServiceImpl, 5.x.
 """
 
 from __future__ import annotations
@@ -16,12 +15,13 @@ from collections.abc import Callable
 import numpy as np
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConnectedClients
+from rocketspark.broker.consumers.connected_clients import ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.messages.half_batches import OPEN, BatchedHalves, HalfRun, PreparedBatch
 from rocketspark.broker.messages.half_messages import (
     CHECK_TIMES,
     GROUP,
+    HALF_GONE,
     KIND,
     CheckLimits,
     HalfMessage,
@@ -29,12 +29,12 @@ from rocketspark.broker.messages.half_messages import (
     TransactionKey,
     check_request,
     half_message,
-    is_commit,
     quarantine_name,
 )
 from rocketspark.broker.messages.op_messages import OpMessages
-from rocketspark.broker.messages.put_message import Accepted, PutMessage, pairs_of
+from rocketspark.broker.messages.put_message import Accepted, FixedFields, PutMessage, pairs_of
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
+from rocketspark.broker.messages.transaction_recovery import TransactionRecovery
 from rocketspark.broker.statistics.histograms import FINISH_BOUNDS
 from rocketspark.broker.statistics.stats import Stats, count
 from rocketspark.broker.storage.json_tables import now_ms
@@ -68,8 +68,6 @@ REFRESH_BYTES = 1 << 30
 
 # Kept of those that came alone, each with its topic; with so many all are looked up.
 ALONE_MAX = 10_000
-# Part of the remark for a half message that cannot be committed any more.
-HALF_GONE = "Find prepared transaction message failed"
 
 
 class Transactions:
@@ -105,8 +103,7 @@ class Transactions:
         self._open: dict[TransactionKey, HalfMessage] = {}
         # Groups and topics of half messages that came alone.
         self._alone: set[tuple[str, str]] = set()
-        # Topic and queue that those are for which were open at the start, each with where the last of them is.
-        self._recovered: dict[tuple[str, str], int] = {}
+        self._recovery: TransactionRecovery | None = None
         # Progress of half and op queue, to be saved once the log is on the disk up to a position.
         self._noted: tuple[int, int, int] | None = None
         self._turn = 0
@@ -133,8 +130,6 @@ class Transactions:
 
     def start(self) -> None:
         """Find the half messages that are open, then check them from time to time. May be called again after `stop`."""
-        self._open.clear()
-        self._recovered.clear()
         self.batched.runs.clear()
         self._noted = None
         self._op_messages.begin_anew()
@@ -143,17 +138,18 @@ class Transactions:
 
     def stop(self) -> None:
         """Stop checking; write the marks of ended half messages."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         self._op_messages.write()
 
     def abandon(self) -> None:
         """Stop checking, with nothing written."""
+        self._stop_timer()
+        self._op_messages.begin_anew()
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._op_messages.begin_anew()
 
     def finish(self) -> None:
         """After the store's last flush: note how far the queues are done."""
@@ -161,69 +157,12 @@ class Transactions:
         self._commit_progress()
 
     def _recover(self) -> None:
-        ended, all_read = self._op_messages.read()
-        for queue_offset, position in self._half_messages.units(topic_names.HALF_TOPIC):
-            if queue_offset in ended:
-                continue
-            try:
-                half = self._half_messages.record(topic_names.HALF_TOPIC, queue_offset, position)
-            except RecordError as e:
-                self._quarantine.add(KIND, topic_names.HALF_TOPIC, 0, queue_offset, position, e)
-                all_read = False
-                continue
-            pairs = properties.decode(half.properties.decode("utf-8", "replace"))
-            key = TransactionKey.of(pairs, str(queue_offset))
-            before = self._open.get(key)
-            if before is not None:
-                self._op_messages.add(before.queue_offset)
-            self._open[key] = found = half_message(queue_offset, position, half.store_time_ms, pairs)
-            found.aside = quarantine_name(position) in self._quarantine
-            self._recovered[key.topic, pairs.get(properties.REAL_QUEUE_ID, "")] = position
-        if self._open:
-            self._find_unmarked_commits()
-        if not all_read:
-            self._drop_committed()
-        self._op_messages.write()
-        if self._open:
-            log.info("%d half messages are open", len(self._open))
+        self._recovery = TransactionRecovery(self._store, self._half_messages, self._op_messages, self._quarantine)
+        self._open = self._recovery.find_open()
 
     def recovered_queues(self) -> dict[str, set[int]]:
-        """Return the queues that the half messages are for which were open at the start, by topic.
-
-        Not of topics that were deleted since.
-        """
-        found: dict[str, set[int]] = {}
-        deleted = self._store.deleted_topics()
-        for (topic, queue_id), position in self._recovered.items():
-            target = topic_names.target_of({b"REAL_TOPIC": topic.encode(), b"REAL_QID": queue_id.encode()})
-            if target is not None and position >= deleted.get(topic, 0):
-                found.setdefault(topic, set()).add(target[1])
-        return found
-
-    def _find_unmarked_commits(self) -> None:
-        """Find the half messages that were committed but not marked before a kill, in the log.
-
-        Open half messages are stored anew at each check, so the oldest is seldom older than that: the log since then is
-        looked through at some 2 us for each message.
-        """
-        by_position = {h.position: key for key, h in self._open.items()}
-        begin = max(min(by_position), self._store.min_position)
-        for stored in self._store.iterate(begin, is_commit, check_crc=False):
-            key = by_position.get(stored.prepared_position)
-            if key is None or key not in self._open:
-                continue
-            # What was delivered later, or again, is a commit too, and states 0.
-            if stored.prepared_position or _is_commit_of(key, stored):
-                self._op_messages.add(self._open.pop(key).queue_offset)
-
-    def _drop_committed(self) -> None:
-        """Drop older copies that seem open because a mark or the newest copy cannot be read, if there was a commit."""
-        for key, half in list(self._open.items()):
-            stored = self._half_messages.record(topic_names.HALF_TOPIC, half.queue_offset, half.position)
-            pairs = properties.decode(stored.properties.decode("utf-8", "replace"))
-            if self._half_messages.was_committed(TransactionKey.of(pairs, key.unique_id)):
-                del self._open[key]
-                self._op_messages.add(half.queue_offset)
+        """Return the queues that the half messages are for which were open at the start, by topic."""
+        return self._recovery.queues() if self._recovery is not None else {}
 
     # -- half messages --------------------------------------------------------------------------------------------
 
@@ -234,10 +173,7 @@ class Transactions:
         body: bytes,
         stored: bytes,
         pairs: dict[bytes, bytes],
-        flag: int,
-        sys_flag: int,
-        born_time_ms: int,
-        born_host: bytes,
+        fields: FixedFields,
     ) -> Accepted:
         """Store a half message: invisible until its commit. Raises ServerError as `PutMessage.accept`.
 
@@ -260,10 +196,7 @@ class Transactions:
             body,
             stored,
             pairs,
-            flag,
-            sys_flag & ~sysflags.TRANSACTION_MASK,
-            born_time_ms,
-            born_host,
+            fields._replace(sys_flag=fields.sys_flag & ~sysflags.TRANSACTION_MASK),
             delayed=False,
         )
         position, queue_offset, end = accepted
@@ -338,30 +271,12 @@ class Transactions:
         message, or for a commit that would deliver nothing. An end that was told before does nothing; what was given up
         can still be committed (as 5.5.0 does, but once).
         """
-        half = self._half_messages.told(h.physical_offset)
-        if half is None or half.topic.decode("utf-8", "replace") != topic_names.HALF_TOPIC:
-            raise ServerError(ResponseCode.SYSTEM_ERROR, HALF_GONE)
-        pairs = properties.decode(half.properties.decode("utf-8", "replace"))
-        if pairs.get(properties.PRODUCER_GROUP) != h.producer_group:
-            raise ServerError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
-        if same_topic and pairs.get(properties.REAL_TOPIC) != h.topic:
-            raise ServerError(ResponseCode.SYSTEM_ERROR, f"the half messages are not for topic {h.topic!r}")
-        if half.queue_offset != h.half_offset:
-            raise ServerError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
-        if half.position != h.physical_offset:
-            raise ServerError(ResponseCode.SYSTEM_ERROR, "The commit log offset wrong")
+        half, pairs = self._half_messages.named_by(h, same_topic=same_topic)
         outcome = h.outcome & sysflags.TRANSACTION_MASK
         if outcome not in (sysflags.TRANSACTION_COMMIT, sysflags.TRANSACTION_ROLLBACK):
             return None
         key = TransactionKey.of(pairs, str(half.queue_offset))
-        if (found_open := self.batched.find_open(half.queue_offset)) is not None:
-            self._take_over(*found_open)
-        known = self._open.get(key)
-        if known is not None and known.queue_offset < half.queue_offset and self._half_messages.was_committed(key):
-            # Of a batch, which a copy that comes alone does not replace: the newer one ended before.
-            del self._open[key]
-            self._op_messages.add(known.queue_offset)
-            known = None
+        known = self._open_copy(half, key)
         if known is None and self._half_messages.was_committed(key):
             log.info("transaction %s of group %s was committed before", key.unique_id, h.producer_group)
             # The commit may have been just now.
@@ -369,24 +284,11 @@ class Transactions:
         if known is None and self._half_messages.was_given_up(key):
             return self._end_given_up(half, key, outcome)
         entry = None
-        if known is None and (newest := self._half_messages.newest(topic_names.HALF_TOPIC, key)) is not None:
-            if (found_open := self.batched.find_open(newest.queue_offset)) is not None:
-                # The batch that this is of was sent again.
-                self._take_over(*found_open)
-                known = self._open.get(key)
-            else:
-                known, entry = self._unreadable(newest)
+        if known is None:
+            known, entry = self._newest_copy(key)
         if known is None:
             log.info("transaction %s of group %s is not open", key.unique_id, h.producer_group)
-            if outcome == sysflags.TRANSACTION_ROLLBACK:
-                return None
-            if self._store.index_service is None:
-                # Nothing tells whether it was committed: most ends that come late were told before.
-                return self._store.written_position
-            raise ServerError(
-                ResponseCode.SYSTEM_ERROR,
-                f"{HALF_GONE}: transaction {key.unique_id} was rolled back or is lost",
-            )
+            return self._end_unknown(key, outcome)
         end = None
         if outcome == sysflags.TRANSACTION_COMMIT:
             end = self._commit(half, known.position)
@@ -398,6 +300,43 @@ class Transactions:
         if known.aside:
             self._quarantine.discard(entry.name if entry is not None else quarantine_name(known.position))
         return end
+
+    def _open_copy(self, half: Record, key: TransactionKey) -> HalfMessage | None:
+        """Return the open copy of a half message, if there is one among those in memory."""
+        if (found := self.batched.find_open(half.queue_offset)) is not None:
+            self._take_over(*found)
+        known = self._open.get(key)
+        if known is not None and known.queue_offset < half.queue_offset and self._half_messages.was_committed(key):
+            # Of a batch, which a copy that comes alone does not replace: the newer one ended before.
+            del self._open[key]
+            self._op_messages.add(known.queue_offset)
+            return None
+        return known
+
+    def _newest_copy(self, key: TransactionKey) -> tuple[HalfMessage | None, Quarantined | None]:
+        """Return the newest copy of a half message that is not among those in memory, if it can be ended.
+
+        That is if its batch was sent again, or if it is in the quarantine: then with its entry there.
+        """
+        newest = self._half_messages.newest(topic_names.HALF_TOPIC, key)
+        if newest is None:
+            return None, None
+        if (found := self.batched.find_open(newest.queue_offset)) is not None:
+            self._take_over(*found)
+            return self._open.get(key), None
+        return self._unreadable(newest)
+
+    def _end_unknown(self, key: TransactionKey, outcome: int) -> int | None:
+        """Answer the end of a half message that is not open; returns what `end` does."""
+        if outcome == sysflags.TRANSACTION_ROLLBACK:
+            return None
+        if self._store.index_service is None:
+            # Nothing tells whether it was committed: most ends that come late were told before.
+            return self._store.written_position
+        raise ServerError(
+            ResponseCode.SYSTEM_ERROR,
+            f"{HALF_GONE}: transaction {key.unique_id} was rolled back or is lost",
+        )
 
     def _end_given_up(self, half: Record, key: TransactionKey, outcome: int) -> int | None:
         """Commit or roll back a half message that was given up; returns what `end` does."""
@@ -554,7 +493,8 @@ class Transactions:
 
     def _check(self, key: TransactionKey, half: HalfMessage, *, refresh: bool = False) -> int:
         """Check a half message; returns how many bytes were stored anew."""
-        producer = self._producer(half.group, key.topic)
+        self._turn += 1
+        producer = self._clients.producer_to_ask(half.group, key.topic, self._turn)
         asked_enough = half.checks >= self._limits.checks_max
         too_old = now_ms() - half.since_ms >= self._limits.reserved_ms
         given_up = asked_enough or too_old
@@ -628,10 +568,6 @@ class Transactions:
             self._op_messages.add(before.queue_offset)
         self._open[key] = half_message(queue_offset, new_position, now_ms(), pairs)
 
-    def _producer(self, group: str, topic: str) -> ConnectedClient | None:
-        self._turn += 1
-        return self._clients.producer_to_ask(group, topic, self._turn)
-
     def _ask(self, peer: Peer, unique_id: str, half: Record) -> None:
         """Send CHECK_TRANSACTION_STATE to a producer of the group, which answers by END_TRANSACTION."""
         header, body = check_request(half, unique_id, self._broker_name)
@@ -662,7 +598,3 @@ class Transactions:
             return
         self._offsets.commit(GROUP, topic_names.HALF_TOPIC, 0, half_done)
         self._offsets.commit(GROUP, topic_names.OP_HALF_TOPIC, 0, op_done)
-
-
-def _is_commit_of(key: TransactionKey, stored: Record) -> bool:
-    return pairs_of(stored.properties).get(b"UNIQ_KEY") == key.unique_id.encode() and key.is_of(stored, copy=False)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
-from rocketspark.broker.messages.put_message import PutMessage, pairs_of
+from rocketspark.broker.messages.put_message import FixedFields, PutMessage, pairs_of
 from rocketspark.broker.pop.check_points import CheckPoint, CheckPoints
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
@@ -180,23 +180,18 @@ class InFlightMessages:
 
     def record_pop(
         self,
-        topic: str,
-        group: str,
-        queue_id: int,
-        start_offset: int,
+        key: CheckPointKey,
         offsets: Sequence[int],
         *,
-        pop_time_ms: int,
         invisible_time_ms: int,
         revive_queue_id: int,
         next_offset: int | None = None,
-        broker_name: str | None = None,
     ) -> int:
         """Store the check point of messages that are to be given out; returns the physical offset after it.
 
-        `topic`: the one they are in, a retry topic for retries; `start_offset`: where the pop began to read; `offsets`:
-        at most 32; `next_offset`: where the next pop goes on, behind the last of them if not given. The group's
-        committed offset follows by itself. Raises ServerError: nothing may be given out then.
+        `key`: its topic is the one they are in, a retry topic for retries; its start offset is where the pop began to
+        read. `offsets`: at most 32; `next_offset`: where the next pop goes on, behind the last of them if not given.
+        The group's committed offset follows by itself. Raises ServerError: nothing may be given out then.
         """
         self._check_serving()
         if not 0 < len(offsets) <= 32:
@@ -205,14 +200,12 @@ class InFlightMessages:
             raise ServerError(
                 ResponseCode.SYSTEM_BUSY, f"{CHECK_POINTS_MAX} pops are not acknowledged: no more are given out"
             )
-        key = CheckPointKey(
-            topic, group, queue_id, start_offset, pop_time_ms, broker_name or self._settings.broker_name
-        )
         if key in self.check_points:
-            raise ServerError(ResponseCode.SYSTEM_BUSY, f"{shown(topic)} was popped from there in this millisecond")
+            raise ServerError(ResponseCode.SYSTEM_BUSY, f"{shown(key.topic)} was popped from there in this millisecond")
         record = CheckPointRecord(key, invisible_time_ms, tuple(offsets))
         end = self.store_check_point(record, revive_queue_id)
-        self.offsets.popped(topic, group, queue_id, offsets[-1] + 1 if next_offset is None else next_offset, end)
+        after = offsets[-1] + 1 if next_offset is None else next_offset
+        self.offsets.popped(key.topic, key.group, key.queue_id, after, end)
         return end
 
     def _check_serving(self) -> None:
@@ -399,10 +392,7 @@ class InFlightMessages:
             stored.body,
             stored.properties,
             pairs_of(stored.properties),
-            stored.flag,
-            stored.sys_flag & ~HOST_FLAGS,
-            stored.born_time_ms,
-            stored.born_host,
+            FixedFields(stored.flag, stored.sys_flag & ~HOST_FLAGS, stored.born_time_ms, stored.born_host),
             delayed=False,
             again=True,
         )

@@ -23,6 +23,7 @@ from rocketspark.errors import ServerError, StoreError
 from rocketspark.protocol import pop_answers
 from rocketspark.protocol.headers import PopHeader
 from rocketspark.protocol.headers.pop import INIT_MIN
+from rocketspark.protocol.json.pop_records import CheckPointKey
 from rocketspark.protocol.message import properties, record, record_layout
 from rocketspark.protocol.pop_answers import ORDERED_REVIVE_QUEUE, RETRY_V1, RETRY_V2, ReceiptHandle
 from rocketspark.store.get_message import Accepts, GetMessageResult, GetStatus
@@ -307,12 +308,8 @@ class PopReading:
             if found.revive_queue_id < 0:
                 found.revive_queue_id = self._pops.next_revive_queue()
             self._pops.record_pop(
-                topic,
-                h.group,
-                queue_id,
-                start,
+                CheckPointKey(topic, h.group, queue_id, start, found.pop_time_ms, self._settings.broker_name),
                 offsets,
-                pop_time_ms=found.pop_time_ms,
                 invisible_time_ms=h.invisible_time_ms,
                 revive_queue_id=found.revive_queue_id,
                 next_offset=next_offset,

@@ -24,9 +24,9 @@ from rocketspark.broker.handlers import end_transaction
 from rocketspark.broker.handlers.end_transaction import EndedRange, HalfRanges
 from rocketspark.broker.messages import half_batches, op_messages, put_message, transactions
 from rocketspark.broker.messages.half_batch_records import HalfShape
-from rocketspark.broker.messages.half_messages import CheckLimits
-from rocketspark.broker.messages.put_message import pairs_of
-from rocketspark.broker.messages.transactions import HALF_GONE, Transactions
+from rocketspark.broker.messages.half_messages import HALF_GONE, CheckLimits
+from rocketspark.broker.messages.put_message import FixedFields, pairs_of
+from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.errors import ServerError, StoreUnwritable
 from rocketspark.protocol.headers import EndTransactionHeader
 from rocketspark.protocol.message import batch
@@ -155,7 +155,7 @@ def test_a_batch_and_its_end_leave_what_single_ones_leave_byte_for_byte(
     async def one_by_one(rig: Rig) -> None:
         for one in items:
             rig.transactions.prepare(
-                "T", 0, one.body, one.properties, pairs_of(one.properties), one.flag, 4, NOW_MS, BORN
+                "T", 0, one.body, one.properties, pairs_of(one.properties), FixedFields(one.flag, 4, NOW_MS, BORN)
             )
         for half in list(rig.store.iterate(0)):
             header = EndTransactionHeader(
@@ -680,7 +680,9 @@ def test_a_batch_that_was_sent_again_is_committed_once(
 
     def one_by_one(transactions: Transactions) -> list[tuple[int, int]]:
         return [
-            transactions.prepare("T", 0, i.body, i.properties, pairs_of(i.properties), i.flag, 4, NOW_MS, BORN)[1::-1]
+            transactions.prepare(
+                "T", 0, i.body, i.properties, pairs_of(i.properties), FixedFields(i.flag, 4, NOW_MS, BORN)
+            )[1::-1]
             for i in items
         ]
 
@@ -851,7 +853,7 @@ def test_a_repeated_end_of_a_message_that_came_alone_delivers_no_older_copy_of_a
         HalfRanges(rig.transactions).prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN)
         alone = items[5]
         position, offset, _ = rig.transactions.prepare(
-            "T", 0, alone.body, alone.properties, pairs_of(alone.properties), 0, 4, NOW_MS, BORN
+            "T", 0, alone.body, alone.properties, pairs_of(alone.properties), FixedFields(0, 4, NOW_MS, BORN)
         )
         header = EndTransactionHeader(
             topic="T", producer_group="P", half_offset=offset, physical_offset=position, outcome=COMMIT

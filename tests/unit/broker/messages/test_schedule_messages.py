@@ -15,7 +15,7 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages import put_message as put_message_module
 from rocketspark.broker.messages import schedule_messages as delays_module
-from rocketspark.broker.messages.put_message import PutMessage, pairs_of
+from rocketspark.broker.messages.put_message import FixedFields, PutMessage, pairs_of
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages, encode_delay_offsets
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import JsonFile
@@ -58,7 +58,7 @@ class Rig:
     def park(self, key: str, level: int, times: int = 0) -> None:
         stored = properties.encode({"UNIQ_KEY": key, "DELAY": str(level)}).encode()
         body = f"{key} {times}".encode()
-        self.put_message.accept("T", 0, body, stored, pairs_of(stored), 0, 0, NOW, BORN, times)
+        self.put_message.accept("T", 0, body, stored, pairs_of(stored), FixedFields(0, 0, NOW, BORN, times))
 
     def deliver(self, parked: record.Record) -> None:
         if self.left == 0:
@@ -68,7 +68,13 @@ class Rig:
         stored = bytes(parked.properties)
         times = parked.reconsume_times
         self.put_message.accept(
-            "T", 0, parked.body, stored, pairs_of(stored), 0, 0, parked.born_time_ms, BORN, times, delayed=False
+            "T",
+            0,
+            parked.body,
+            stored,
+            pairs_of(stored),
+            FixedFields(0, 0, parked.born_time_ms, BORN, times),
+            delayed=False,
         )
 
     def work(self) -> None:
@@ -133,7 +139,7 @@ def test_messages_that_were_not_parked_do_not_count(tmp_path: Path, monkeypatch:
     rig.park("K", 1)
     now_ms[0] += 1000
     stored = properties.encode({"UNIQ_KEY": "K"}).encode()
-    rig.put_message.accept("T", 0, b"K direct", stored, pairs_of(stored), 0, 0, NOW, BORN)
+    rig.put_message.accept("T", 0, b"K direct", stored, pairs_of(stored), FixedFields(0, 0, NOW, BORN))
     with pytest.raises(Killed):
         rig.work()
     rig.store.close()

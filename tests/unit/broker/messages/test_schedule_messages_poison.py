@@ -23,7 +23,7 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.messages import put_message as put_message_module
 from rocketspark.broker.messages import schedule_messages as delays_module
 from rocketspark.broker.messages import unpark_message
-from rocketspark.broker.messages.put_message import pairs_of
+from rocketspark.broker.messages.put_message import FixedFields, pairs_of
 from rocketspark.broker.messages.send_rules import MessageSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.errors import RecordError, ServerError, StoreFull
@@ -158,7 +158,7 @@ def test_what_may_go_nowhere_is_set_aside(tmp_path: Path, now: Clock, pairs: dic
     rig.park("A", 1)
     stored = properties.encode({"UNIQ_KEY": "X", "MARK": "m"} | pairs).encode()
     rig.put_message.accept(
-        topic_names.SCHEDULE_TOPIC, 0, b"x", stored, pairs_of(stored), 0, 0, NOW, BORN, delayed=False
+        topic_names.SCHEDULE_TOPIC, 0, b"x", stored, pairs_of(stored), FixedFields(0, 0, NOW, BORN), delayed=False
     )
     rig.park("B", 1)
     now[0] += 1000
@@ -210,7 +210,7 @@ def test_a_clock_that_was_ahead_once_holds_no_level_back(tmp_path: Path, now: Cl
     rig = Broker(tmp_path, now)
     stored = properties.encode({"UNIQ_KEY": "X"}).encode()
     now[0] += 3_600_000
-    rig.put_message.accept("other", 0, b"", stored, pairs_of(stored), 0, 0, NOW, BORN)
+    rig.put_message.accept("other", 0, b"", stored, pairs_of(stored), FixedFields(0, 0, NOW, BORN))
     rig.park("ahead", 1)
     now[0] = NOW
     rig.park("A", 1)
@@ -399,7 +399,13 @@ class DelaysMachine(RuleBasedStateMachine):
         if poison == "nowhere":
             stored = properties.encode({"UNIQ_KEY": key, "MARK": "m", "REAL_TOPIC": "T", "REAL_QID": "²"}).encode()
             self.rig.put_message.accept(
-                topic_names.SCHEDULE_TOPIC, level - 1, b"x", stored, pairs_of(stored), 0, 0, NOW, BORN, delayed=False
+                topic_names.SCHEDULE_TOPIC,
+                level - 1,
+                b"x",
+                stored,
+                pairs_of(stored),
+                FixedFields(0, 0, NOW, BORN),
+                delayed=False,
             )
         else:
             self.rig.park(key, level)

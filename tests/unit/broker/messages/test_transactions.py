@@ -21,7 +21,7 @@ from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encod
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages import op_messages, transactions
 from rocketspark.broker.messages.half_messages import CheckLimits, HalfMessage
-from rocketspark.broker.messages.put_message import PutMessage, pairs_of
+from rocketspark.broker.messages.put_message import FixedFields, PutMessage, pairs_of
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
 from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.statistics.stats import Stats
@@ -111,7 +111,7 @@ class Rig:
     def prepare(self, key: str, body: bytes = b"") -> record.Record:
         stored = properties.encode({"UNIQ_KEY": key, "PGROUP": "P", "TRAN_MSG": "true"}).encode()
         position, _, _ = self.transactions.prepare(
-            "T", 0, body or key.encode(), stored, pairs_of(stored), 0, 4, 0, BORN
+            "T", 0, body or key.encode(), stored, pairs_of(stored), FixedFields(0, 4, 0, BORN)
         )
         return self.at(position)
 
@@ -346,7 +346,7 @@ def test_those_nobody_can_be_asked_about_are_stored_anew_once_the_log_is_far_ahe
         check_round(rig)
         assert rig.store.queue_range(topic_names.HALF_TOPIC, 0) == (0, 1)
         stored = properties.encode({"UNIQ_KEY": "X"}).encode()
-        rig.put_message.accept("other", 0, b"x" * 2000, stored, pairs_of(stored), 0, 0, 0, BORN)
+        rig.put_message.accept("other", 0, b"x" * 2000, stored, pairs_of(stored), FixedFields(0, 0, 0, BORN))
         check_round(rig)
         check_round(rig)
         assert rig.store.queue_range(topic_names.HALF_TOPIC, 0) == (0, 2)

@@ -24,7 +24,7 @@ from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK,
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages import op_messages, put_message, transactions
 from rocketspark.broker.messages.half_messages import CheckLimits
-from rocketspark.broker.messages.put_message import pairs_of
+from rocketspark.broker.messages.put_message import FixedFields, pairs_of
 from rocketspark.errors import ServerError
 from rocketspark.protocol.headers import EndTransactionHeader
 
@@ -113,7 +113,7 @@ class Machine(RuleBasedStateMachine):
         stored = text.encode()
 
         def act() -> None:
-            self.rig.transactions.prepare("T", 0, key.encode(), stored, pairs_of(stored), 0, 4, 0, BORN)
+            self.rig.transactions.prepare("T", 0, key.encode(), stored, pairs_of(stored), FixedFields(0, 4, 0, BORN))
 
         if self.rig.full:
             with pytest.raises(ServerError):

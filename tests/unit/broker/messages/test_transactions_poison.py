@@ -18,7 +18,7 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.messages import half_messages, transactions
 from rocketspark.broker.messages import put_message as put_message_module
 from rocketspark.broker.messages.half_messages import CheckLimits
-from rocketspark.broker.messages.put_message import pairs_of
+from rocketspark.broker.messages.put_message import FixedFields, pairs_of
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
 from rocketspark.errors import RecordError, ServerError
 from rocketspark.protocol.headers import EndTransactionHeader
@@ -43,7 +43,9 @@ def alone(test: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
 def prepare(rig: Rig, key: str, **pairs: str) -> record.Record:
     text = "".join(f"{k}\x01{v}\x02" for k, v in {"UNIQ_KEY": key, "PGROUP": "P", "TRAN_MSG": "true", **pairs}.items())
     stored = text.encode()
-    position, _, _ = rig.transactions.prepare("T", 0, key.encode(), stored, pairs_of(stored), 0, 4, 0, BORN)
+    position, _, _ = rig.transactions.prepare(
+        "T", 0, key.encode(), stored, pairs_of(stored), FixedFields(0, 4, 0, BORN)
+    )
     return rig.at(position)
 
 
@@ -229,7 +231,7 @@ async def test_a_record_hidden_in_a_body_is_no_half_message(tmp_path: Path) -> N
         ).encode(),
     )
     stored = properties.encode({"UNIQ_KEY": "X", "MSG_REGION": "R"}).encode()
-    rig.put_message.accept("T", 0, forged, stored, pairs_of(stored), 0, 0, 0, BORN)
+    rig.put_message.accept("T", 0, forged, stored, pairs_of(stored), FixedFields(0, 0, 0, BORN))
     with pytest.raises(ServerError, match="Find prepared transaction message failed"):
         rig.end(rig.at(at), COMMIT)
     with pytest.raises(ServerError, match="no half message"):
@@ -414,7 +416,7 @@ async def test_a_commit_that_was_delivered_later_ends_no_other_at_the_beginning_
     assert first.position == 0
     # A delayed commit that was delivered, which states no half message.
     stored = properties.encode({"UNIQ_KEY": "other", "DELAY": "1"}).encode()
-    rig.put_message.accept("T", 0, b"other", stored, pairs_of(stored), 0, COMMIT, 0, BORN, delayed=False)
+    rig.put_message.accept("T", 0, b"other", stored, pairs_of(stored), FixedFields(0, COMMIT, 0, BORN), delayed=False)
     rig.kill()
     rig = Rig(tmp_path)
     assert list(rig.open) == ["first"]
@@ -427,7 +429,7 @@ async def test_half_messages_of_two_groups_or_topics_with_one_id_end_apart(tmp_p
     def prepare_in(group: str, topic: str) -> record.Record:
         stored = f"UNIQ_KEY\x01SAME\x02PGROUP\x01{group}\x02TRAN_MSG\x01true\x02".encode()
         body = f"{group} {topic}".encode()
-        position, _, _ = rig.transactions.prepare(topic, 0, body, stored, pairs_of(stored), 0, 4, 0, BORN)
+        position, _, _ = rig.transactions.prepare(topic, 0, body, stored, pairs_of(stored), FixedFields(0, 4, 0, BORN))
         return rig.at(position)
 
     def end(half: record.Record, outcome: int) -> None:
@@ -499,7 +501,7 @@ async def test_a_time_that_a_commit_could_not_be_stored_with_is_refused_at_once(
         # One without an id gets one, when it is stored.
         stored = b"PGROUP\x01P\x02TRAN_MSG\x01true\x02TIMER_DELAY_SEC\x019\x02"
         with mock.patch.object(put_message_module.unique_ids, "next", side_effect=["ONE", "TWO"]):
-            rig.transactions.prepare("T", 0, b"x", stored, pairs_of(stored), 0, 4, 0, BORN)
+            rig.transactions.prepare("T", 0, b"x", stored, pairs_of(stored), FixedFields(0, 4, 0, BORN))
         assert list(rig.open) == ["ONE"]
         rig.end_open({"ONE": COMMIT})
     assert rig.store.queue_range(topic_names.TIMER_TOPIC, 0) == (0, 2)

@@ -14,7 +14,7 @@ from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encod
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.messages import put_message as put_message_module
-from rocketspark.broker.messages.put_message import PutMessage, pairs_of
+from rocketspark.broker.messages.put_message import FixedFields, PutMessage, pairs_of
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
 from rocketspark.broker.messages.send_rules import MessageSettings, SendRules
 from rocketspark.broker.messages.timers.timer_messages import TimerMessages
@@ -27,6 +27,7 @@ from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
 from rocketspark.protocol.json import bodies
+from rocketspark.protocol.json.pop_records import CheckPointKey
 from rocketspark.protocol.message import properties, record
 from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.protocol.timers import TimerCounts
@@ -116,7 +117,7 @@ class Rig:
     def send(self, key: str, topic: str = TOPIC, queue_id: int = 0, **pairs: str) -> None:
         stored = properties.encode({"UNIQ_KEY": key} | pairs).encode()
         given = pairs_of(stored)
-        self.put_message.accept(topic, queue_id, key.encode(), stored, given, 0, 0, self.clock(), BORN)
+        self.put_message.accept(topic, queue_id, key.encode(), stored, given, FixedFields(0, 0, self.clock(), BORN))
 
     def pop(
         self, count: int = 32, *, topic: str = TOPIC, queue_id: int = 0, invisible_ms: int = 10_000
@@ -135,12 +136,8 @@ class Rig:
         while (topic, GROUP, queue_id, start, now) in {p.record.key[:5] for p in self.pops.check_points}:
             now += 1
         self.pops.record_pop(
-            topic,
-            GROUP,
-            queue_id,
-            start,
+            CheckPointKey(topic, GROUP, queue_id, start, now, self.settings.broker_name),
             offsets,
-            pop_time_ms=now,
             invisible_time_ms=invisible_ms,
             revive_queue_id=revive_queue,
             next_offset=found.next_offset,

@@ -19,7 +19,7 @@ from tests.unit.broker.offline import quarantine_in, records_in, rules_in
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages import put_message as put_message_module
-from rocketspark.broker.messages.put_message import PutMessage, pairs_of
+from rocketspark.broker.messages.put_message import FixedFields, PutMessage, pairs_of
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
 from rocketspark.broker.messages.timers.timer_messages import NEVER_MS, TimerMessages
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
@@ -96,7 +96,9 @@ class Rig:
         texts = {"UNIQ_KEY": key or "K"} | {k: str(v) for k, v in pairs.items()}
         stored = properties.encode(texts).encode()
         given = pairs_of(stored)
-        self.put_message.accept(topic, queue_id, (key or "body").encode(), stored, given, 0, 0, self.clock(), BORN)
+        self.put_message.accept(
+            topic, queue_id, (key or "body").encode(), stored, given, FixedFields(0, 0, self.clock(), BORN)
+        )
         return given
 
     def recall(self, out_ms: int, key: str, topic: str = "T") -> None:

@@ -1,0 +1,114 @@
+"""The start of a broker's transactions: which half messages are open, by the half queue, its op queue and the log.
+
+Rule: after a kill the log shows the commits since the oldest open half message, marked or not, so a commit is neither
+lost nor applied twice.
+"""
+
+from __future__ import annotations
+
+from rocketspark.broker import topic_names
+from rocketspark.broker.messages.half_messages import (
+    KIND,
+    HalfMessage,
+    HalfMessages,
+    TransactionKey,
+    half_message,
+    is_commit,
+    quarantine_name,
+)
+from rocketspark.broker.messages.op_messages import OpMessages
+from rocketspark.broker.messages.quarantine import Quarantine
+from rocketspark.errors import RecordError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.message import properties
+from rocketspark.protocol.message.properties import pairs_of
+from rocketspark.protocol.message.record import Record
+from rocketspark.store.store import Store
+
+log = LimitedLog("rocketspark.broker")
+
+
+class TransactionRecovery:
+    """Finds the half messages that are open at one start, and remembers which queues they are for."""
+
+    def __init__(
+        self, store: Store, half_messages: HalfMessages, op_messages: OpMessages, quarantine: Quarantine
+    ) -> None:
+        self._store = store
+        self._half_messages = half_messages
+        self._op_messages = op_messages
+        self._quarantine = quarantine
+        self._open: dict[TransactionKey, HalfMessage] = {}
+        # Topic and queue (as text) that the open ones are for, each with where the last of them is.
+        self._recovered: dict[tuple[str, str], int] = {}
+
+    def find_open(self) -> dict[TransactionKey, HalfMessage]:
+        """Return the half messages that are open now; mark the ends that were not marked."""
+        ended, all_read = self._op_messages.read()
+        for queue_offset, position in self._half_messages.units(topic_names.HALF_TOPIC):
+            if queue_offset in ended:
+                continue
+            try:
+                half = self._half_messages.record(topic_names.HALF_TOPIC, queue_offset, position)
+            except RecordError as e:
+                self._quarantine.add(KIND, topic_names.HALF_TOPIC, 0, queue_offset, position, e)
+                all_read = False
+                continue
+            pairs = properties.decode(half.properties.decode("utf-8", "replace"))
+            key = TransactionKey.of(pairs, str(queue_offset))
+            before = self._open.get(key)
+            if before is not None:
+                self._op_messages.add(before.queue_offset)
+            self._open[key] = found = half_message(queue_offset, position, half.store_time_ms, pairs)
+            found.aside = quarantine_name(position) in self._quarantine
+            self._recovered[key.topic, pairs.get(properties.REAL_QUEUE_ID, "")] = position
+        if self._open:
+            self._find_unmarked_commits()
+        if not all_read:
+            self._drop_committed()
+        self._op_messages.write()
+        if self._open:
+            log.info("%d half messages are open", len(self._open))
+        return dict(self._open)
+
+    def queues(self) -> dict[str, set[int]]:
+        """Return the queues that the half messages are for which were open at the start, by topic.
+
+        Not of topics that were deleted since.
+        """
+        found: dict[str, set[int]] = {}
+        deleted = self._store.deleted_topics()
+        for (topic, queue_id), position in self._recovered.items():
+            target = topic_names.target_of({b"REAL_TOPIC": topic.encode(), b"REAL_QID": queue_id.encode()})
+            if target is not None and position >= deleted.get(topic, 0):
+                found.setdefault(topic, set()).add(target[1])
+        return found
+
+    def _find_unmarked_commits(self) -> None:
+        """Find the half messages that were committed but not marked before a kill, in the log.
+
+        Open half messages are stored anew at each check, so the oldest is seldom older than that: the log since then is
+        looked through at some 2 us for each message.
+        """
+        by_position = {h.position: key for key, h in self._open.items()}
+        begin = max(min(by_position), self._store.min_position)
+        for stored in self._store.iterate(begin, is_commit, check_crc=False):
+            key = by_position.get(stored.prepared_position)
+            if key is None or key not in self._open:
+                continue
+            # What was delivered later, or again, is a commit too, and states 0.
+            if stored.prepared_position or _is_commit_of(key, stored):
+                self._op_messages.add(self._open.pop(key).queue_offset)
+
+    def _drop_committed(self) -> None:
+        """Drop older copies that seem open because a mark or the newest copy cannot be read, if there was a commit."""
+        for key, half in list(self._open.items()):
+            stored = self._half_messages.record(topic_names.HALF_TOPIC, half.queue_offset, half.position)
+            pairs = properties.decode(stored.properties.decode("utf-8", "replace"))
+            if self._half_messages.was_committed(TransactionKey.of(pairs, key.unique_id)):
+                del self._open[key]
+                self._op_messages.add(half.queue_offset)
+
+
+def _is_commit_of(key: TransactionKey, stored: Record) -> bool:
+    return pairs_of(stored.properties).get(b"UNIQ_KEY") == key.unique_id.encode() and key.is_of(stored, copy=False)
