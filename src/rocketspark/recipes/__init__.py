@@ -11,7 +11,7 @@ from rocketspark.lazy import attributes
 
 if TYPE_CHECKING:
     from rocketspark.recipes.database import Database
-    from rocketspark.recipes.databases import database_of
+    from rocketspark.recipes.database_urls import database_of
     from rocketspark.recipes.deduplication import SeenStore, deduplicate, outbox_key
     from rocketspark.recipes.outbox import AsyncOutbox, Outbox
     from rocketspark.recipes.outbox_entries import Entry, Kept, State
@@ -26,7 +26,7 @@ _HOME = {
     "OutboxStore": "outbox_store",
     "SeenStore": "deduplication",
     "State": "outbox_entries",
-    "database_of": "databases",
+    "database_of": "database_urls",
     "deduplicate": "deduplication",
     "outbox_key": "deduplication",
 }

@@ -23,7 +23,7 @@ from rocketspark.errors import ConfigError, RocketSparkError, UsageError
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.message import properties
 from rocketspark.recipes.database import KEY_CHARACTERS_MAX, Database, check_table
-from rocketspark.recipes.databases import database_of
+from rocketspark.recipes.database_urls import database_of
 from rocketspark.recipes.outbox_entries import KEY_PROPERTY
 
 log = logging.getLogger("rocketspark.recipes")
@@ -44,7 +44,7 @@ class SeenStore:
 
     Args:
         database: `sqlite:///file.db` or `postgresql://user@host/name`: the one that the listener's work is in.
-        keep_days: how long an id is remembered; longer than a message can come again (brokers keep messages 3 days).
+        keep_days: how long an id is remembered: longer than a message can be delivered again (brokers keep it 3 days).
         wait_ms: how long a consumer waits for another that has the same message in work.
         table: the table's name.
     """
@@ -96,7 +96,7 @@ class SeenStore:
         return self._purge(1 << 62)
 
     def purge_is_due(self) -> bool:
-        """Tell whether ten minutes have passed since the last purge was due; only one caller gets true."""
+        """Tell whether a purge is due, which is every ten minutes; of callers at the same time only one gets true."""
         with self._guard:
             now_s = time.monotonic()
             if now_s < self._purge_at_s:

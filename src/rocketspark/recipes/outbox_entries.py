@@ -1,4 +1,4 @@
-"""The rows of an outbox: messages and their states. Rule: pure; ids stay over all sends."""
+"""The rows of an outbox: messages and their states. Pure. Rule: a message has the same id in all its sends."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """The table of an outbox, and the order of its rows. Rule: only statements on rows are here; the outbox decides which
 are sent, and when again.
 
-A relay owns a row until `owned_until_ms`; while it owns one of a lane, no other takes anything of that lane. The row
-written first goes first, also from transactions that run side by side: PostgreSQL gives a row its number when it is
-written and shows it when its transaction commits, so the later number may be seen first. Whoever writes rows holds a
-lock of the table until then. Once all have ended who held it when some number was seen, no lower one can appear.
+A relay owns a row until `owned_until_ms`; while it owns a row of a lane, no other relay takes a row of that lane. Rows
+are sent in the order in which they were written, also if their transactions ran side by side. PostgreSQL numbers a row
+when it is written but shows it when its transaction commits, so a higher number may be seen first. Each writing
+transaction holds a lock on the table: once all that held it when a number was seen have ended, no lower number can
+appear.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rocketspark.errors import ProtocolError, UsageError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
 from rocketspark.recipes.database import Database, check_table
-from rocketspark.recipes.databases import database_of
+from rocketspark.recipes.database_urls import database_of
 from rocketspark.recipes.outbox_entries import Entry, Kept, PreparedEntry, State, entry_of, fields_text, shown_entry_of
 
 log = LimitedLog("rocketspark.recipes")
@@ -49,7 +50,7 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS {table}_lanes ON {table} (lane, number) WHERE state = 'waiting'",
     "CREATE INDEX IF NOT EXISTS {table}_sent ON {table} (sent_ms) WHERE state = 'sent'",
 )
-# Of lanes, the rows taken with the first: enough that taking costs little, few enough that others get their share.
+# Rows of one lane that are claimed at once: enough that claiming costs little, few enough that other lanes get a share.
 LANE_COUNT_MAX = 20
 ERROR_CHARACTERS_MAX = 1000
 
@@ -304,7 +305,7 @@ def _marks(values: Sequence[Any]) -> str:
 
 
 EVERY_ROW = (1 << 63) - 1
-# A transaction that holds others' messages back for so long is named in the log.
+# A transaction that is open for so long, and so holds messages of others back, is named in the log.
 LONG_S = 60.0
 
 _WRITERS = (
@@ -315,20 +316,20 @@ _WRITERS = (
 
 
 class OutboxOrder:
-    """Watches one table, for as long as it lives; `look` returns the highest number that is safe to send in order."""
+    """Watches the writers of one table; `look` returns the highest number up to which rows can be sent in order."""
 
     def __init__(self, database: Database, table: str) -> None:
         self._database = database
         self._table = table
         self._guard = Lock()
         self._safe = 0
-        # The number that is waited for, and the transactions that wrote to the table when it was seen.
+        # The number that becomes safe next, once the transactions that wrote to the table when it was seen have ended.
         self._next = 0
         self._writers: dict[str, Any] = {}
         self._since_s = 0.0
 
     def look(self) -> int:
-        """Return the number up to which all rows are there. Raises DatabaseFailed."""
+        """Return the number up to which all rows are visible. Raises DatabaseFailed."""
         if self._database.kind != "postgresql":
             return EVERY_ROW  # One transaction writes at a time.
         with self._guard, self._database.work() as connection:

@@ -1,5 +1,5 @@
-"""The relay: resends the messages of an outbox. Rule: of a lane one message at a time, in order, and only while this
-relay owns it.
+"""The relay: sends the messages that an outbox keeps. Rule: messages of a lane (a topic and a sharding key) are sent
+one at a time, in order, and only while this relay owns them.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 TIMEOUT_MS = 5000.0
 _DELAYED_TOPIC = "SCHEDULE_TOPIC_XXXX"
-# Messages looked at to tell how large a queue's are.
+# So many messages of a queue are measured to estimate their size.
 SAMPLE_COUNT = 32
 
 
@@ -56,7 +56,7 @@ RETRIES = RetryRule(attempts_max=3, pauses_s=(0, 0.1), may_pass=_may_pass)
 SETTLE_S, SETTLE_PAUSE_S = 3.0, 0.05
 
 
-# Why a queue is gone that does not come back: one of its name later is another.
+# The reason for a queue that is gone for good: a later queue of its name is another one.
 TOPIC_DELETED = "the topic was deleted"
 
 
@@ -164,8 +164,8 @@ class ClusterQueries:
     ) -> dict[MessageQueue, OffsetBounds]:
         """Return the offsets that each queue holds now; `if_there` leaves out queues whose broker does not answer.
 
-        `seen`: how far queues went before: one that ends earlier now at a broker with replicas is looked at for a
-        moment longer, as its master may be new.
+        `seen`: where queues ended before. If one ends earlier now, and its broker has replicas, a master may just have
+        been elected: it is asked again for up to SETTLE_S.
         """
         return self._run(self._settled(list(queues), seen or {}, if_there=if_there))
 

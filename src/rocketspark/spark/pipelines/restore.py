@@ -1,8 +1,9 @@
-"""restore and replay: send an archive, or a topic's own past, into a topic. Rule: the order of each queue is kept, and
-rows that were sent are not sent again.
+"""The pipelines `restore` and `replay`: send an archive, or earlier messages of a topic, into a topic. Rule: the order
+of each queue is kept, and rows that were sent are not sent again.
 
-Chunk by chunk: a small file says how far each source queue is sent, and where the target's queues ended then. Each row
-carries the restore's id and its old place, so a chunk that was cut short is sent but for what the target holds already.
+They work in chunks: before each chunk a small file notes how far each source queue is sent, and where the target's
+queues ended then. Each row that is sent carries the restore's id and its old place; so after a chunk that was cut short
+the target is searched, and only the rows that it does not hold are sent.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 DEFAULTS = RestoreOptions()
 # With a rate, a chunk is what may be sent in so many seconds.
 CHUNK_S = 2.0
-# After a kill, abandoned tasks may still send: no chunk begins before the target stood still for so long.
+# After a kill, abandoned tasks may still send: no chunk begins before the target got no message for so long.
 QUIET_S = 3.0
 QUIET_TRIES = 10
 # Of the rows that may not be written, the progress file names so many.
@@ -227,7 +228,7 @@ def replay(
 
 
 def _check_target(to: str | None) -> None:
-    """Raise ConfigError for a topic without a name: the one that the rows came from is not meant."""
+    """Raise ConfigError for a target topic whose name is empty: that does not stand for the source topic."""
     if to is not None and not to.strip():
         raise ConfigError(f"to is {to!r}: the target topic's name is needed")
 
@@ -360,7 +361,7 @@ class _Job:
             self._save()
 
     def _check_target(self, rows: int) -> None:
-        """Tell, and ask whether it is meant, if rows go beside other messages: readers would see both."""
+        """If the target holds messages already, say so and have `sure` confirm the run: readers would see both."""
         to = self._topics[1]
         try:
             held = sum(self._tail().values()) - sum(self._offsets("earliest").values())
@@ -431,7 +432,7 @@ class _Job:
         return _offsets_at(self._where.without_options(), self._topics[1], None, where)
 
     def _await_quiet(self) -> None:
-        """Wait until no more messages come to the target, or for a while."""
+        """Wait until no more messages arrive in the target, but not for ever: see QUIET_TRIES."""
         before: dict[Queue, int] | None = None
         for _ in range(QUIET_TRIES):
             tail = self._tail()

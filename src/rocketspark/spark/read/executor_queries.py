@@ -1,6 +1,7 @@
 """What an executor asks of a cluster while it reads: where a queue's broker is now, and whether a topic is compacted.
 
-Rule: asked only after a failure or where messages are missing; where no NameServer answers, what was known stays.
+Rule: a server is asked only after a failure, or where messages are missing; if no NameServer answers, what was known
+before is used.
 """
 
 from __future__ import annotations

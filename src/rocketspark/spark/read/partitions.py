@@ -180,10 +180,10 @@ def plan(
 ) -> list[QueuePartition]:
     """Plan partitions for the offsets from `first` up to `end`; see `ranges`.
 
-    `rows`: which messages are wanted, by default those of the options; `narrow` leaves out what holds none of them;
-    `made`: of a stream, what it knew of the topics' making: of one made since nothing is read, as a later micro-batch
-    begins at its first message; and what a broker holds that does not answer now is planned as it is, and tasks wait
-    for it.
+    `rows`: the filter of messages, by default that of the options; `narrow` removes ranges without such messages.
+    `made`: given for a stream: the numbers of the topics' making that it knew. A topic with a later number was made
+    again: nothing of it is read now, as a later micro-batch begins at its first message. Of a broker that does not
+    answer, a stream plans the whole range, and its tasks wait for the broker.
     """
     seen = {queue: max(first.get(queue, 0), end[queue]) for queue in end}
     bounds = cluster.bounds(changed(first, end), if_there=made is not None, seen=seen)
@@ -203,7 +203,7 @@ def plan(
 
 
 def _log_end(now: OffsetBounds | None) -> int | None:
-    """Return the position in the log before which a queue's messages lie; of replicas another may have other ones."""
+    """Return the position in the log before which a queue's messages lie; None with replicas, whose logs may differ."""
     return now.log_end if now is not None and now.of_master and not now.replicated else None
 
 
@@ -239,7 +239,7 @@ def ranges(
 ) -> list[OffsetRange]:
     """Return the ranges from `first` up to `end` that the queues of `end` still hold.
 
-    `bounds`: what the `changed` queues hold; what is wanted of one that is not in it stays as it is.
+    `bounds`: what the `changed` queues hold; the range of a queue that is not in it is returned as it was asked for.
     Raises DataLost if offsets are gone from the broker and `fail_on_data_loss` is set; else those are left out.
     """
     found = []

@@ -138,8 +138,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._partition_discovery
 
     def _look(self, held: Offsets | None) -> dict[MessageQueue, OffsetBounds]:
-        """Return the bounds of the queues now; take queues of deleted topics out of `held`: others keep their place, as
-        a topic may get more queues again. Raises QueueGone unless that is allowed.
+        """Return the bounds of the queues now, after removing the queues of deleted topics from `held`. Queues that a
+        topic has no longer stay in it, as the topic may get them again. Raises QueueGone unless the options allow it.
         """
         seen = self._watching().look(held)
         for queue, why in seen.gone.items():
@@ -226,8 +226,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return table
 
     def _made_anew(self, begin: Offsets, bounds: dict[MessageQueue, OffsetBounds], made: Made) -> set[MessageQueue]:
-        """Return the queues of topics that were made anew, which are told as lost; take those that the topic has no
-        more out of `begin`: it may get them again.
+        """Return the queues of topics that were deleted and made again; their messages are lost, which is an error or a
+        warning. Queues that such a topic no longer has are removed from `begin`, as it may get them again.
         """
         known = {queue: found for queue, found in bounds.items() if queue in begin}
         found = set(self._open().made_anew(known, made))
@@ -309,7 +309,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition, self._schema, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Show operators that the micro-batch is done. Spark's checkpoint holds the offsets."""
+        """Commit the offsets to the option's consumer group, for operators to see; Spark's checkpoint counts."""
         with plain_errors():
             self._show(end)
 

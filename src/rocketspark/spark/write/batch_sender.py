@@ -1,7 +1,7 @@
 """Sends a task's rows in batches. Rule: rows of one queue keep their order, and there is a bound on the requests in
 flight.
 
-What goes to one queue waits for what went there before; if that fails, it is not sent.
+A send to a queue waits until the send before it to that queue has ended; if that one failed, it is not made.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Rows of a database table, claimed batch by batch for the pipeline `outbox`. Rule: a row is in one batch for ever; a
-batch never changes.
+"""Rows of a database table, claimed batch by batch for the pipeline `outbox`. Rule: a row stays in the batch that
+it was claimed for, and a batch never changes.
 
 Keys need not ascend, and rows may appear in any order, as those of transactions that commit late do: what counts is
 which rows have no claim yet. Claims stand in a table of their own beside the rows, under texts of the rows' keys that
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown
 from rocketspark.recipes.database import Database, check_table
-from rocketspark.recipes.databases import database_of
+from rocketspark.recipes.database_urls import database_of
 
 CLAIMS = "rocketspark_claims"
 REFUSED = "rocketspark_refused"
@@ -39,7 +39,7 @@ class ClaimedRow(NamedTuple):
 
 
 def key_text(kind: str, column: str, declared: str | None = "") -> str:
-    """Return SQL for the text of a key, as claims have it: another one for each other key, null for a key that is null.
+    """Return SQL for the text of a key, as claims hold it: no two keys have the same text; a null key has null.
 
     Whole numbers and short texts are as they are. SQLite writes 15 digits of a REAL, and a column whose `declared` type
     says nothing may hold both 1 and '1'; PostgreSQL cuts texts to fit VARCHAR(500).

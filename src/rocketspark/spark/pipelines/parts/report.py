@@ -1,4 +1,6 @@
-"""A pipeline's result on stdout. Rule: for people tables that break no value, or with `json` one object on one line."""
+"""Prints a pipeline's result on stdout. Rule: people get tables in which no value is broken over two lines; with `json`
+there is one JSON object on one line.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SparkSession of a command, and Spark's errors as one line. Rule: a session that was there is used as it is."""
+"""The SparkSession of a command, and Spark's errors as one line. Rule: a session that is active is used as it is."""
 
 from __future__ import annotations
 
