@@ -21,8 +21,8 @@ from rocketspark.broker.handlers import pop_message
 from rocketspark.broker.handlers.admin.access import ON_SLAVE
 from rocketspark.broker.handlers.send_message import SendHandler
 from rocketspark.broker.server import BrokerServer
-from rocketspark.client.connection import access_api
-from rocketspark.client.connection.acl_signing import Signer
+from rocketspark.client.connection import admin_api
+from rocketspark.client.connection.credentials import Signer
 from rocketspark.errors import ServerError
 from rocketspark.namesrv.server import NameServer
 from rocketspark.namesrv.settings import Settings
@@ -52,11 +52,11 @@ async def started(root: Path, **more: str) -> AsyncIterator[BrokerServer]:
 
 async def user(admin: Peer, name: str, *rules: tuple[str, list[str]]) -> None:
     """Create a user whose secret is known to `frame`, and what he may do."""
-    await access_api.create_user(admin, UserInfo(username=name, password=f"secret-of-{name}"))
+    await admin_api.create_user(admin, UserInfo(username=name, password=f"secret-of-{name}"))
     entries = [PolicyEntryInfo(resource=resource, actions=actions, decision="Allow") for resource, actions in rules]
     if entries:
         policies = [PolicyInfo(policy_type="Custom", entries=entries)]
-        await access_api.create_acl(admin, AclInfo(subject=f"User:{name}", policies=policies))
+        await admin_api.create_acl(admin, AclInfo(subject=f"User:{name}", policies=policies))
 
 
 def as_admin(address: str) -> Any:
@@ -258,15 +258,15 @@ def test_a_change_holds_from_the_next_request_on(tmp_path: Path, strategy: str) 
                 peer.hooks = None
                 unsigned = (await peer.request(310, ext, b"x")).remark
                 assert unsigned == (None if strategy else "check signature failed.")
-                await access_api.update_user(admin, UserInfo(username="alice", user_status="disable"))
+                await admin_api.update_user(admin, UserInfo(username="alice", user_status="disable"))
                 assert (await peer.request(310, ext, b"x")).remark == "User:alice is disabled."
-                await access_api.update_user(admin, UserInfo(username="alice", user_status="enable", password="new"))
+                await admin_api.update_user(admin, UserInfo(username="alice", user_status="enable", password="new"))
                 assert (await peer.request(310, ext, b"x")).remark == "check signature failed."
                 peer.hooks = Signer("alice", "new")
                 assert await sent() is None
-                await access_api.delete_acl(admin, "User:alice")
+                await admin_api.delete_acl(admin, "User:alice")
                 assert "no matched policies" in (await sent() or "")
-                await access_api.delete_user(admin, "alice")
+                await admin_api.delete_user(admin, "alice")
                 assert await sent() == "User:alice is not found."
 
     run(main())
@@ -309,13 +309,13 @@ def test_users_live_on_and_a_slave_has_its_masters(tmp_path: Path) -> None:
             assert "users" not in slave.replication.synchronize.failing
             mine, others = slave.access.tables, master.access.tables
             assert (mine.users, mine.acls) == (others.users, others.acls)
-            await access_api.delete_user(admin, "alice")
+            await admin_api.delete_user(admin, "alice")
             slave.replication.synchronize.look()
             await until(lambda: "alice" not in mine.users and not mine.acls)
             with pytest.raises(ServerError) as refused:
-                await access_api.create_user(there, UserInfo(username="bob", password="p"))
+                await admin_api.create_user(there, UserInfo(username="bob", password="p"))
             assert (refused.value.code, refused.value.remark) == (1, ON_SLAVE)
-            assert [u.username for u in await access_api.list_users(there)] == ["admin", "inner"]
+            assert [u.username for u in await admin_api.list_users(there)] == ["admin", "inner"]
 
     run(main())
 

@@ -17,8 +17,8 @@ from rocketspark.broker.access.gate import NEEDED
 from rocketspark.broker.consumers import connected_clients
 from rocketspark.broker.consumers.connected_clients import ClientIds
 from rocketspark.broker.server import BrokerServer
-from rocketspark.client.connection import access_api
-from rocketspark.client.connection.acl_signing import Signer
+from rocketspark.client.connection import admin_api
+from rocketspark.client.connection.credentials import Signer
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import SendReply
@@ -183,7 +183,7 @@ def test_members_of_a_group_are_sent_what_they_may_read_alone(tmp_path: Path) ->
             await until(lambda: {220, 221, 309} <= theirs.codes())
             assert hers.codes() - {Code.NOTIFY_CONSUMER_IDS_CHANGED} == {Code.GET_CONSUMER_RUNNING_INFO}
             # What is taken from a user holds at once.
-            await access_api.delete_acl(admin, "User:bare")
+            await admin_api.delete_acl(admin, "User:bare")
             hers.heard.clear()
             assert await asked(Code.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "g", "clientId": "bare"}) == 16
             theirs.heard.clear()

@@ -12,8 +12,8 @@ from tests.live.test_access import as_admin, started, user
 from tests.live.test_half_ranges import COMMIT, ROLLBACK, end, halves, items, visible
 from tests.support import plain_acl_rows
 
-from rocketspark.client.connection import access_api
-from rocketspark.client.connection.acl_signing import Signer
+from rocketspark.client.connection import admin_api
+from rocketspark.client.connection.credentials import Signer
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json.operator_bodies import UserInfo
 from rocketspark.protocol.message import half_ranges
@@ -66,15 +66,15 @@ def test_users_and_rules_change_in_the_midst_of_a_range(tmp_path: Path) -> None:
                 for outcome in (COMMIT, ROLLBACK):
                     # His own topic, another's half messages.
                     assert (await end(bob, outcome, ranges, topic="other")).code == 1
-                await access_api.update_user(admin, UserInfo(username="alice", user_status="disable"))
+                await admin_api.update_user(admin, UserInfo(username="alice", user_status="disable"))
                 assert await both(alice, ranges) == ("User:alice is disabled.",) * 2
-                await access_api.update_user(admin, UserInfo(username="alice", user_status="enable", password="new"))
+                await admin_api.update_user(admin, UserInfo(username="alice", user_status="enable", password="new"))
                 assert await both(alice, ranges) == ("check signature failed.",) * 2
                 alice.hooks = Signer("alice", "new")
-                await access_api.delete_acl(admin, "User:alice")
+                await admin_api.delete_acl(admin, "User:alice")
                 assert all("no matched policies" in remark for remark in await both(alice, ranges))
                 assert len(await visible(admin)) == 10
-                await access_api.delete_user(admin, "alice")
+                await admin_api.delete_user(admin, "alice")
                 await user(admin, "alice", (f"Topic:{TOPIC}", ["Pub"]))
                 alice.hooks = Signer("alice", "secret-of-alice")
                 assert (await end(alice, COMMIT, ranges)).code == 0

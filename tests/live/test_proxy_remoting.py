@@ -16,7 +16,7 @@ from tests.unit.proxy.test_guard import USERS, locked, locked_proxy
 
 from rocketspark import Producer, PushConsumer
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.client.connection.acl_signing import Signer
+from rocketspark.client.connection.credentials import Signer
 from rocketspark.client.hooks import HookSet
 from rocketspark.errors import ConnectionLost
 from rocketspark.protocol.codes import RequestCode, ResponseCode

@@ -135,7 +135,7 @@ TABLE = [
     ),
     Planted(
         "a consumer that closes tells a slave its last offsets, though the master is back",
-        "client/consumer/offset_commits.py",
+        "client/consumer/offsets.py",
         "await self._find_masters(pullers)",
         "pass",
         "tests/unit/client/consumer/test_offset_commits.py",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rocketspark.cli.passwords import read_password
-from rocketspark.client.secret_files import read_secret
+from rocketspark.client.connection.credentials import read_secret
 from rocketspark.proxy import settings as proxy_settings
 from rocketspark.spark.pipelines.parts.sql_file import read_plan
 from rocketspark.store.files.config_files import keep_settings, read_settings

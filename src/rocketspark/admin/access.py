@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from rocketspark.admin.cluster_client import BrokerState, ClusterClient
-from rocketspark.client.connection import access_api
+from rocketspark.client.connection import admin_api
 from rocketspark.errors import UsageError
 from rocketspark.model.text import shown
 from rocketspark.protocol.json.operator_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
@@ -67,18 +67,18 @@ class _Kind(NamedTuple, Generic[T]):
 _USERS = _Kind[UserInfo](
     "user",
     lambda user: user.username or "",
-    access_api.get_user,
-    access_api.list_users,
-    access_api.create_user,
-    access_api.update_user,
+    admin_api.get_user,
+    admin_api.list_users,
+    admin_api.create_user,
+    admin_api.update_user,
 )
 _RULES = _Kind[AclInfo](
     "rules of",
     lambda acl: acl.subject or "",
-    access_api.get_acl,
-    access_api.list_acls,
-    access_api.create_acl,
-    access_api.update_acl,
+    admin_api.get_acl,
+    admin_api.list_acls,
+    admin_api.create_acl,
+    admin_api.update_acl,
 )
 
 
@@ -109,7 +109,7 @@ class AccessOperations(ClusterClient):
             cluster,
             brokers,
             f"create user {username!r}",
-            lambda peer: access_api.create_user(peer, user, timeout_ms=self._timeout_ms),
+            lambda peer: admin_api.create_user(peer, user, timeout_ms=self._timeout_ms),
         )
 
     async def update_user(
@@ -137,7 +137,7 @@ class AccessOperations(ClusterClient):
             cluster,
             brokers,
             f"update user {username!r}",
-            lambda peer: access_api.update_user(peer, user, timeout_ms=self._timeout_ms),
+            lambda peer: admin_api.update_user(peer, user, timeout_ms=self._timeout_ms),
         )
 
     async def delete_user(
@@ -149,7 +149,7 @@ class AccessOperations(ClusterClient):
             cluster,
             brokers,
             f"delete user {username!r}",
-            lambda peer: access_api.delete_user(peer, username, timeout_ms=self._timeout_ms),
+            lambda peer: admin_api.delete_user(peer, username, timeout_ms=self._timeout_ms),
         )
 
     async def get_user(
@@ -157,7 +157,7 @@ class AccessOperations(ClusterClient):
     ) -> list[UserState]:
         """Return the user as each broker knows him. Raises UsageError if no broker has a user of this name."""
         _name(username)
-        asked = await self._ask_each(cluster, brokers, access_api.get_user, username)
+        asked = await self._ask_each(cluster, brokers, admin_api.get_user, username)
         found = [_user_state(broker_name, user) for broker_name, user in asked if user is not None]
         if not found:
             raise UsageError(f"no broker has a user {username!r}")
@@ -167,7 +167,7 @@ class AccessOperations(ClusterClient):
         self, part: str = "", *, cluster: str | None = None, brokers: Iterable[str] | None = None
     ) -> list[UserState]:
         """Return the users whose names hold `part`, by broker and name."""
-        asked = await self._ask_each(cluster, brokers, access_api.list_users, part)
+        asked = await self._ask_each(cluster, brokers, admin_api.list_users, part)
         return sorted(_user_state(broker_name, user) for broker_name, users in asked for user in users)
 
     async def copy_users(
@@ -206,7 +206,7 @@ class AccessOperations(ClusterClient):
             policy_type: Custom, or Default: asked where no custom rule fits.
         """
         wanted = acl_info(subject, resources, actions, decision, source_ips, policy_type)
-        return await self._put_acl("create", access_api.create_acl, wanted, cluster, brokers)
+        return await self._put_acl("create", admin_api.create_acl, wanted, cluster, brokers)
 
     async def update_acl(
         self,
@@ -222,7 +222,7 @@ class AccessOperations(ClusterClient):
     ) -> list[str]:
         """Change a user's rules for these resources, or create them; arguments as `create_acl`."""
         wanted = acl_info(subject, resources, actions, decision, source_ips, policy_type)
-        return await self._put_acl("update", access_api.update_acl, wanted, cluster, brokers)
+        return await self._put_acl("update", admin_api.update_acl, wanted, cluster, brokers)
 
     async def _put_acl(
         self,
@@ -234,7 +234,7 @@ class AccessOperations(ClusterClient):
     ) -> list[str]:
         async def act(peer: Peer) -> None:
             # Not asked for alone: of a user who is not there the broker says more when rules are put.
-            listed = await access_api.list_acls(peer, wanted.subject or "", timeout_ms=self._timeout_ms)
+            listed = await admin_api.list_acls(peer, wanted.subject or "", timeout_ms=self._timeout_ms)
             known = next((acl for acl in listed if acl.subject == wanted.subject), None)
             await put(peer, _over(wanted, known), timeout_ms=self._timeout_ms)
 
@@ -260,7 +260,7 @@ class AccessOperations(ClusterClient):
             cluster,
             brokers,
             f"delete rules of {whole!r}",
-            lambda peer: access_api.delete_acl(
+            lambda peer: admin_api.delete_acl(
                 peer, whole, policy_type=kind, resource=wanted, timeout_ms=self._timeout_ms
             ),
         )
@@ -270,7 +270,7 @@ class AccessOperations(ClusterClient):
     ) -> list[RuleState]:
         """Return a user's rules as each broker has them. Raises UsageError if no broker has any."""
         whole = _subject(subject)
-        asked = await self._ask_each(cluster, brokers, access_api.get_acl, whole)
+        asked = await self._ask_each(cluster, brokers, admin_api.get_acl, whole)
         found = [rule for broker_name, acl in asked if acl is not None for rule in _rule_states(broker_name, acl)]
         if not found:
             raise UsageError(f"no broker has rules of {whole!r}")
@@ -285,7 +285,7 @@ class AccessOperations(ClusterClient):
         brokers: Iterable[str] | None = None,
     ) -> list[RuleState]:
         """Return the rules of subjects and for resources whose names hold these parts, by broker and subject."""
-        asked = await self._ask_each(cluster, brokers, access_api.list_acls, subject_part, resource_part)
+        asked = await self._ask_each(cluster, brokers, admin_api.list_acls, subject_part, resource_part)
         found = [rule for broker_name, acls in asked for acl in acls for rule in _rule_states(broker_name, acl)]
         return sorted(found, key=lambda rule: (rule.broker_name, rule.subject))
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from rocketspark.client.arguments import arguments_of, name_arguments, unknown_argument
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.hooks import Hooks, HookSet
-from rocketspark.client.observe.message_trace import Tracer
+from rocketspark.client.message_trace import Tracer
 from rocketspark.client.options import ClientOptions
+from rocketspark.client.validators import arguments_of, name_arguments, unknown_argument
 from rocketspark.errors import ConfigError, StateError
 from rocketspark.protocol.trace import TOPIC as TRACE_TOPIC
 
@@ -145,7 +145,7 @@ class AsyncClient(Life):
 
 def _telemetry(*, needed: bool) -> Hooks | None:
     try:
-        from rocketspark.client.observe import telemetry
+        from rocketspark.client import telemetry
     except ImportError:
         if needed:
             raise ConfigError("telemetry needs OpenTelemetry: pip install 'rocketspark[otel]'") from None

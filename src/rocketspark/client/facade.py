@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from rocketspark.client.arguments import name_arguments
 from rocketspark.client.connection.loop_thread import LoopThread, ThreadWaiter
+from rocketspark.client.validators import name_arguments
 from rocketspark.errors import StateError
 
 P = ParamSpec("P")

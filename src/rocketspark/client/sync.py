@@ -21,8 +21,13 @@ from rocketspark.client.facade import Facade, arguments_of, at_any_time, blockin
 from rocketspark.client.producer.prepared_message import make_message, pack
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.client.producer.program_end import open_producers
-from rocketspark.client.producer.quick_future import CallbackThreads
-from rocketspark.client.producer.thread_sends import FutureSend, SendFuture, ThreadInFlightLimit, WaitingSend
+from rocketspark.client.producer.thread_sends import (
+    CallbackThreads,
+    FutureSend,
+    SendFuture,
+    ThreadInFlightLimit,
+    WaitingSend,
+)
 from rocketspark.client.queries import Queries
 from rocketspark.client.results import SendResult
 from rocketspark.client.selectors import Selector

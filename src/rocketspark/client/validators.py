@@ -1,14 +1,24 @@
-"""RocketMQ's rules for topics, groups and bodies. Rule: Validators and TopicValidator, 5.x; checked before sending."""
+"""The checks of what an application gives: topics, groups, bodies, numbers, and arguments that a call does not have.
+
+Rule: RocketMQ's (Validators and TopicValidator, 5.x), checked before anything is sent; the error for an unknown
+argument names the nearest one that there is.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 import re
+import typing
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from numbers import Real
+from typing import Any, TypeVar, cast
 
 from rocketspark.errors import ConfigError, MessageIllegal, UsageError
 from rocketspark.model.route import MessageQueue
-from rocketspark.model.text import LONG_MAX
+from rocketspark.model.text import LONG_MAX, nearest
 
 TOPIC_CHARACTERS_MAX = 127
 GROUP_CHARACTERS_MAX = 120
@@ -104,3 +114,54 @@ def check_time(name: str, time_ms: int) -> int:
     if isinstance(time_ms, int) and not isinstance(time_ms, bool) and -LONG_MAX <= time_ms <= LONG_MAX:
         return time_ms
     raise UsageError(f"{name} {time_ms!r}: a whole number of ms since 1970 is needed; make an int of it")
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def unknown_argument(called: str, name: str, known: Iterable[str]) -> TypeError:
+    """Return the error for an argument that `called` does not have."""
+    return TypeError(f"{called} has no argument {name!r}{nearest(name, known)}")
+
+
+def arguments_of(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's arguments, those of an `Unpack[…]` at its end too."""
+    found = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            found.append(parameter.name)
+        elif given := typing.get_args(typing.get_type_hints(function, include_extras=True).get(parameter.name)):
+            found += typing.get_type_hints(given[0])
+    return found
+
+
+def name_arguments(kind: type) -> None:
+    """Have the constructor and the public methods of a class name the argument that was meant; not those that take any
+    and look at them.
+    """
+    for name, method in list(vars(kind).items()):
+        if (name == "__init__" or not name.startswith("_")) and inspect.isfunction(method):
+            kinds = {p.kind for p in inspect.signature(method).parameters.values()}
+            if inspect.Parameter.VAR_KEYWORD not in kinds:
+                setattr(kind, name, names_arguments(method))
+
+
+def names_arguments(function: F) -> F:
+    """Return the function, which says what was meant where an argument is unknown. Python does from 3.13 on."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            known = arguments_of(function) if kwargs else []
+            for name in kwargs:
+                if name not in known:
+                    raise unknown_argument(f"{function.__qualname__}()", name, known) from None
+            raise
+
+    if inspect.iscoroutinefunction(function):
+        # What looks at it, as mocks do, sees what it is.
+        getattr(inspect, "markcoroutinefunction", lambda marked: None)(call)
+        call._is_coroutine = getattr(asyncio.coroutines, "_is_coroutine", None)  # type: ignore[attr-defined]
+    return cast(F, call)

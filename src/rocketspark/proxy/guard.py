@@ -23,7 +23,7 @@ from rocketspark.access.authorization import FAILED, Authorization
 from rocketspark.access.policies import CLUSTER, GROUP, PUB, SUB, TOPIC, UPDATE, Acl, bare_group, is_retry_topic
 from rocketspark.access.request_contexts import THIS_CLUSTER, Context, of_others, topic_context
 from rocketspark.access.tables import User, subject_of
-from rocketspark.client.connection import access_api
+from rocketspark.client.connection import admin_api
 from rocketspark.errors import ProtocolError, RecordError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
@@ -218,8 +218,8 @@ class FetchedTables:
             for address in await self._brokers.masters():
                 try:
                     broker = await self._brokers.peer_at(address)
-                    users = wire_forms.users_from(await access_api.list_users(broker))
-                    acls = wire_forms.acls_from(await access_api.list_acls(broker))
+                    users = wire_forms.users_from(await admin_api.list_users(broker))
+                    acls = wire_forms.acls_from(await admin_api.list_acls(broker))
                 except RocketSparkError as e:
                     why = e
                     continue

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from rocketspark.client.arguments import names_arguments
 from rocketspark.client.hooks import is_coroutine_function
+from rocketspark.client.validators import names_arguments
 from rocketspark.errors import ConfigError, RocketSparkError, UsageError
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.message import properties

@@ -13,9 +13,9 @@ from typing import Any, TypedDict, Unpack
 
 from rocketspark.client.base import Life
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
-from rocketspark.client.producer.key_gate import KeyGate
 from rocketspark.client.producer.prepared_message import make_message
 from rocketspark.client.producer.producer import AsyncProducer
+from rocketspark.client.producer.send_path import KeyGate
 from rocketspark.client.results import SendResult
 from rocketspark.client.sync import ProducerFacade
 from rocketspark.errors import ConfigError, RocketSparkError, StateError

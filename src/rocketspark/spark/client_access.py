@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-from rocketspark.client.connection.acl_signing import Signer
+from rocketspark.client.connection.credentials import Signer
 from rocketspark.client.connection.topic_routes import RouteCache
 from rocketspark.client.hooks import HookSet
 from rocketspark.client.options import AccessOptions, TlsVerify

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple, overload
 
 from rocketspark.client import validators
-from rocketspark.client.secret_files import read_secret
+from rocketspark.client.connection.credentials import read_secret
 from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal
 from rocketspark.filters import sql92
 from rocketspark.model.text import INT_MAX, shown, whole_number

@@ -21,7 +21,7 @@ from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.cli.serving.proxy_process import EXTRA, is_installed, proxy_process
 from rocketspark.cli.serving.serve import loop_factory, start_in
-from rocketspark.client.arguments import unknown_argument
+from rocketspark.client.validators import unknown_argument
 from rocketspark.errors import ConfigError, StateError
 from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 from rocketspark.testing.replicas import Replicas, start_controller

@@ -12,9 +12,9 @@ from tests.unit.client.fake import Fake, in_loop, until
 from tests.unit.client.producer.test_producer import SEND, failing
 
 from rocketspark.client import AsyncProducer, AsyncPushConsumer
-from rocketspark.client.connection.acl_signing import Signer
+from rocketspark.client.connection.credentials import Signer
 from rocketspark.client.hooks import Consuming, Hooks, HookSet, LogSends, Sending
-from rocketspark.client.observe.message_trace import Tracer
+from rocketspark.client.message_trace import Tracer
 from rocketspark.errors import ConfigError, SendFailed
 from rocketspark.model import Message, ReceivedMessage
 from rocketspark.protocol import trace
@@ -325,7 +325,7 @@ async def test_a_trace_that_is_cancelled_by_others_is_not_the_last(monkeypatch: 
                     raise errors.pop()
 
             monkeypatch.setattr(tracer._send_path, "check_started", failing_first)
-            monkeypatch.setattr("rocketspark.client.observe.message_trace.PAUSE_S", 0.01)
+            monkeypatch.setattr("rocketspark.client.message_trace.PAUSE_S", 0.01)
             for left in (1, 0):
                 await producer.send("t", b"x")
                 await until(lambda left=left: len(errors) == left)  # type: ignore[misc]
@@ -361,7 +361,7 @@ def test_traces_say_what_the_broker_said(code: int, trace_on: str | None, told: 
 
 @in_loop
 async def test_a_broker_that_does_not_answer_holds_no_close_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketspark.client.observe.message_trace.CLOSE_S", 0.05)
+    monkeypatch.setattr("rocketspark.client.message_trace.CLOSE_S", 0.05)
     async with Fake(t=1, traces=1) as fake:
         producer = AsyncProducer(fake.namesrv, "pg", trace="traces")
         await producer.start()

@@ -16,7 +16,7 @@ from typing import Any, cast
 from unittest import mock
 
 from rocketspark.client.connection.client_api import PullResult
-from rocketspark.client.consumer.offset_stores import BrokerOffsets
+from rocketspark.client.consumer.offsets import BrokerOffsets
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.consumer.rebalance import Rebalance
@@ -32,7 +32,7 @@ LOCK_S = 60.0
 REQUESTS = ["pull", "max_offset", "min_offset", "query_consumer_offset", "update_consumer_offset", "consumer_list"]
 REQUESTS += ["lock", "unlock", "send_back", "send"]
 # Where clients look at the clock; the loop's is the only one here.
-CLOCKS = ["puller", "listening.listeners", "queue_locks", "listening.ordered_listeners", "pull_consumer", "handed_out"]
+CLOCKS = ["puller", "listeners", "queue_locks", "pull_consumer", "handed_out"]
 
 
 class FakeClockLoop(asyncio.SelectorEventLoop):

@@ -21,7 +21,7 @@ from tests.unit.proxy.consuming.test_consuming import wait_until
 
 from rocketspark import Producer
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.client.connection.acl_signing import Signer
+from rocketspark.client.connection.credentials import Signer
 from rocketspark.errors import RocketSparkError
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.proxy import guard

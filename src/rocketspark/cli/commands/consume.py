@@ -18,7 +18,7 @@ from rocketspark.cli.streams import write
 from rocketspark.model.text import shown, shown_json
 
 if TYPE_CHECKING:
-    from rocketspark.client.consumer.offset_commits import ConsumeFrom
+    from rocketspark.client.consumer.offsets import ConsumeFrom
     from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
     from rocketspark.model import ReceivedMessage
 

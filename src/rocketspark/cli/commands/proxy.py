@@ -151,7 +151,7 @@ def proxy(
     # What gRPC's own library would write of a port is told in our words.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from rocketspark.cli.serving.serve import serve, start_in
-    from rocketspark.client.connection.acl_signing import Signer
+    from rocketspark.client.connection.credentials import Signer
     from rocketspark.proxy.server import ProxyServer
     from rocketspark.transport.tls.client_tls import client_tls
 

@@ -19,8 +19,8 @@ import msgspec
 
 from rocketspark.client.callbacks import ends_loop, trouble_log
 from rocketspark.client.connection import admin_api, client_api
-from rocketspark.client.connection.acl_signing import Signer
 from rocketspark.client.connection.broker_requests import BrokerRequests
+from rocketspark.client.connection.credentials import Signer
 from rocketspark.client.connection.nameserver_discovery import fetch_addresses, where_to_look
 from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC, RouteCache, namesrv_addresses
 from rocketspark.client.hooks import HookSet

@@ -12,7 +12,7 @@ import msgspec
 
 from rocketspark.client import validators
 from rocketspark.client.consumer.allocate_queues import Strategy, StrategyName
-from rocketspark.client.consumer.offset_commits import ConsumeFrom
+from rocketspark.client.consumer.offsets import ConsumeFrom
 from rocketspark.client.consumer.pop.pop_reading import STRATEGIES
 from rocketspark.client.consumer.pop.popper import PopSettings
 from rocketspark.client.consumer.puller import PullSettings

@@ -1,5 +1,6 @@
-"""The pull consumer: the application asks for messages. Rule: only messages that `poll` returned count as read; those
-that were only fetched ahead do not.
+"""The pull consumer: the application asks for messages.
+
+Rule: only messages that `poll` returned count as read; those that were only fetched ahead do not.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from numbers import Real
 from types import TracebackType
@@ -17,24 +18,65 @@ from typing import Any, Self, Unpack
 import msgspec
 
 from rocketspark.client import validators
-from rocketspark.client.callbacks import end_all
-from rocketspark.client.connection.queue_watches import QueueWatches
+from rocketspark.client.callbacks import end_all, every
 from rocketspark.client.consumer.consumer_options import PullConsumerOptions, PullConsumerSettings
 from rocketspark.client.consumer.consumer_status import PullConsumerStatus
 from rocketspark.client.consumer.handed_out import HandedOut, MessageIterator, Run
 from rocketspark.client.consumer.lifecycle import ConsumerLife
-from rocketspark.client.consumer.offset_stores import BrokerOffsets, LocalOffsets
+from rocketspark.client.consumer.offsets import BrokerOffsets, LocalOffsets
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.consumer.rebalance import END_S, Rebalance, RebalanceCalls
 from rocketspark.client.hooks import Consuming, OnQueues, call_with_queues, guarded
 from rocketspark.client.options import named_arguments, take_settings
-from rocketspark.errors import StateError, UsageError
+from rocketspark.errors import RocketSparkError, RouteNotFound, StateError, UsageError
 from rocketspark.filters import sql92
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
 from rocketspark.model.subscription import SQL92, TAG
 from rocketspark.model.text import LONG_MAX
 
 log = logging.getLogger("rocketspark.client")
+
+
+class QueueWatches:
+    """The watches of one consumer, which tell an application when a topic's queues change (rule:
+    registerTopicMessageQueueChangeListener of DefaultLitePullConsumer, 5.x).
+
+    `find` gives a topic's queues as known; `refresh` asks the NameServer for them.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Awaitable[list[MessageQueue]]],
+        refresh: Callable[[str], Awaitable[None]],
+        interval_s: float,
+    ) -> None:
+        self._find = find
+        self._refresh = refresh
+        self._interval_s = interval_s
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def begin(self, topic: str, changed: OnQueues) -> None:
+        """Call `changed` with all queues of a topic whenever they differ from before. Raises RouteNotFound."""
+        known = await self._find(topic)
+
+        async def look() -> None:
+            nonlocal known
+            try:
+                await self._refresh(topic)
+                found = await self._find(topic)
+            except RouteNotFound:
+                found = []
+            except RocketSparkError as e:
+                log.info("queues of topic %s are not known just now: %s", topic, e)
+                return
+            if found != known:
+                known = found
+                await call_with_queues(changed, found)
+
+        task = asyncio.ensure_future(every(self._interval_s, look, f"the watch of topic {topic}"))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
 
 # Polls in a row that may find messages without a turn of the loop.
 IN_A_ROW_MAX = 32

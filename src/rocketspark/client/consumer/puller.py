@@ -1,20 +1,23 @@
-"""Reads one queue ahead of its consumer. Rule: whatever a broker answers, it goes on, from where the answer says."""
+"""The puller, which reads one queue ahead of its consumer, and the process queue, which holds what is not finished.
+
+Rule: whatever a broker answers, the puller goes on from where the answer says; the offset to commit is that of the
+lowest message that is not finished.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from rocketspark.client.callbacks import passes_on, trouble_log
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
-from rocketspark.client.consumer.process_queue import ProcessQueue
+from rocketspark.client.consume_stats import TopicCounts
 from rocketspark.client.consumer.refusals import is_refusal
-from rocketspark.client.observe.consume_stats import TopicCounts
 from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import FilterIllegal, RecordError, RocketSparkError, RouteNotFound, ServerError, TransportError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, is_logical
@@ -23,6 +26,103 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import PullHeader
 from rocketspark.protocol.message import properties, record, sysflags
 from rocketspark.protocol.pop_answers import first_topic
+
+
+class ProcessQueue:
+    """Bounded by `count_max` messages, `bytes_max` bytes (as stored, or as inflated if that is more) and, if given,
+    `span_max` offsets from the lowest unfinished one on; the puller waits for room.
+
+    `next_offset`: the next to pull; everything below it is finished or in here.
+    """
+
+    __slots__ = ("_bytes", "_bytes_max", "_count_max", "_paused", "_pending", "_room", "_span_max", "next_offset")
+
+    def __init__(self, next_offset: int, *, count_max: int, bytes_max: int, span_max: int = 0) -> None:
+        self.next_offset = next_offset
+        # Offsets come in rising order, and a dict keeps the order: its first key is the lowest.
+        self._pending: dict[int, int] = {}
+        self._bytes = 0
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._span_max = span_max
+        self._paused = False
+        self._room: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of the unfinished messages."""
+        return self._bytes
+
+    @property
+    def lowest(self) -> int:
+        """Return the lowest unfinished offset: what to commit."""
+        # A message may claim any offset: nothing that was not fetched is ever committed.
+        return min(next(iter(self._pending), self.next_offset), self.next_offset)
+
+    @property
+    def highest(self) -> int:
+        """Return the highest unfinished offset, or the next to fetch if there is none."""
+        return next(reversed(self._pending), self.next_offset)
+
+    @property
+    def has_room(self) -> bool:
+        """Tell whether more may be pulled."""
+        return (
+            len(self._pending) < self._count_max
+            and self._bytes < self._bytes_max
+            and not self._paused
+            and (not self._span_max or self.next_offset - self.lowest <= self._span_max)
+        )
+
+    def set_bounds(self, count_max: int, bytes_max: int) -> None:
+        """Set other bounds from now on."""
+        self._count_max, self._bytes_max = count_max, bytes_max
+        self._wake()
+
+    @property
+    def paused(self) -> bool:
+        """While true there is no room."""
+        return self._paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._paused = paused
+        self._wake()
+
+    def add(self, messages: Iterable[ReceivedMessage], *, inflated: bool = False) -> None:
+        """Take in messages that were fetched, in the order of their offsets. `inflated`: some bodies are."""
+        pending = self._pending
+        total = 0
+        for message in messages:
+            size = max(message.stored_bytes, len(message.body)) if inflated else message.stored_bytes
+            pending[message.queue_offset] = size
+            total += size
+        self._bytes += total
+
+    def finish(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Remove messages that are finished. One that is not in here is ignored."""
+        pending = self._pending
+        for message in messages:
+            self._bytes -= pending.pop(message.queue_offset, 0)
+        if self._room is not None:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._room is not None and not self._room.done() and self.has_room:
+            self._room.set_result(None)
+
+    async def room(self) -> None:
+        """Wait until there is room."""
+        while not self.has_room:
+            self._room = asyncio.get_running_loop().create_future()
+            try:
+                await self._room
+            finally:
+                self._room = None
+
 
 log = logging.getLogger("rocketspark.client")
 

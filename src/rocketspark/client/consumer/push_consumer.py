@@ -19,10 +19,15 @@ import msgspec
 from rocketspark.client.consumer.consumer_options import PushConsumerOptions, PushConsumerSettings
 from rocketspark.client.consumer.consumer_status import PushConsumerStatus
 from rocketspark.client.consumer.lifecycle import ConsumerLife
-from rocketspark.client.consumer.listening.listeners import Listeners, Overdue, TaskListeners, ThreadListeners, Unit
-from rocketspark.client.consumer.listening.ordered_listeners import OrderedListeners
-from rocketspark.client.consumer.listening.returned_messages import ReturnedMessages
-from rocketspark.client.consumer.offset_stores import LocalOffsets
+from rocketspark.client.consumer.listeners import (
+    Listeners,
+    OrderedListeners,
+    Overdue,
+    TaskListeners,
+    ThreadListeners,
+    Unit,
+)
+from rocketspark.client.consumer.offsets import LocalOffsets
 from rocketspark.client.consumer.pop.pop_calls import PopCalls
 from rocketspark.client.consumer.pop.pop_reading import STRATEGIES, PopReading
 from rocketspark.client.consumer.pop.popper import PopBatch, PopSettings, check_settings
@@ -30,6 +35,7 @@ from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.consumer.rebalance import END_S, Rebalance, RebalanceCalls
 from rocketspark.client.consumer.refusals import ErrorCalls
+from rocketspark.client.consumer.returned_messages import ReturnedMessages
 from rocketspark.client.hooks import hooked, is_coroutine_function
 from rocketspark.client.options import named_arguments, take_settings
 from rocketspark.errors import StateError, UsageError

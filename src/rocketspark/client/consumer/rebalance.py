@@ -18,15 +18,14 @@ from rocketspark.client import validators
 from rocketspark.client.callbacks import end_all, ends_loop, every, trouble_log
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
+from rocketspark.client.consume_stats import SAMPLE_S, ConsumeStats
 from rocketspark.client.consumer.allocate_queues import strategy_of
 from rocketspark.client.consumer.consumer_options import ConsumerSettings
-from rocketspark.client.consumer.offset_commits import OffsetCommits
-from rocketspark.client.consumer.offset_stores import BrokerOffsets, OffsetStore
+from rocketspark.client.consumer.offsets import BrokerOffsets, OffsetCommits, OffsetStore
 from rocketspark.client.consumer.puller import Puller, PullerCalls, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.consumer.refusals import OtherSubscriptions, is_refusal, refusal_text
 from rocketspark.client.hooks import OnQueues, call_with_queues
-from rocketspark.client.observe.consume_stats import SAMPLE_S, ConsumeStats
 from rocketspark.errors import RocketSparkError, RouteNotFound, StateError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, TopicRoute, subscribe
 from rocketspark.model.subscription import TAG

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from rocketspark.client import validators
-from rocketspark.client.arguments import unknown_argument
+from rocketspark.client.validators import unknown_argument
 from rocketspark.errors import MessageIllegal, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
 from rocketspark.model.message import make

@@ -1,24 +1,180 @@
-"""Sends that a thread hands to the loop: one object each, for the loop call, the send and its outcome."""
+"""Sends that threads hand to the loop, their futures, and the threads that run the futures' callbacks.
+
+A send is one object: loop call, send and outcome. A future is cheap while no thread waits for it; each of its callbacks
+is called once, in their order, and none holds up the thread that ends the future.
+"""
 
 from __future__ import annotations
 
 import _thread
 import asyncio
 import itertools
+import logging
 import os
 import sys
 import threading
 import time
 from collections import deque
-from concurrent.futures import Executor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
 
 import msgspec
 
 from rocketspark.client.producer.in_flight_send import InFlightSend
-from rocketspark.client.producer.quick_future import CallbackThreads, QuickFuture
-from rocketspark.client.real_threads import RealThread
+from rocketspark.client.real_threads import RealThread, SimpleQueue
 from rocketspark.client.results import SendResult
 from rocketspark.errors import StateError, TooManyInFlight
+from rocketspark.model.limited_log import LimitedLog
+
+T = TypeVar("T")
+
+log = logging.getLogger("rocketspark.client")
+# For what is so for each callback from then on.
+once_log = LimitedLog("rocketspark.client", lines_max=1)
+
+THREADS_MAX = 4
+_PENDING, _FINISHED = "PENDING", "FINISHED"
+_guard = threading.Lock()
+
+
+def _forked() -> None:
+    global _guard
+    _guard = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+class CallbackThreads:
+    """Up to four threads that run callbacks; they are begun when they are needed, and keep no process alive."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._threads: list[RealThread] = []
+        self._left = 0
+        self._changed = threading.Condition()
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Have a job run, which raises nothing; called by one thread alone."""
+        with self._changed:
+            self._left += 1
+            wanted = min(self._left, THREADS_MAX)
+        self._jobs.put(job)
+        if len(self._threads) < wanted:
+            thread = RealThread(self._work, "rocketspark-callbacks")
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job
+            with self._changed:
+                self._left -= 1
+                if not self._left:
+                    self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until all jobs have run; False if they did not in time. In a job itself it does not wait."""
+        if any(thread.is_current for thread in self._threads):
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._left, timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait as `wait` does, and end the threads."""
+        self.wait(timeout_s)
+        for _ in self._threads:
+            self._jobs.put(None)
+
+
+class QuickFuture(Future[T]):
+    """A concurrent.futures.Future whose lock is made when a thread waits: to make and to use it costs more than a send.
+
+    It cannot be cancelled. `end` finishes it, and is called once. `executor`: what runs the callbacks, if not the
+    thread that ends it.
+    """
+
+    executor: Executor | CallbackThreads | None = None
+
+    def __init__(self) -> None:
+        # Not the base's: what it makes is made here, or later.
+        self._made: threading.Condition | None = None
+        self._state = _PENDING
+        self._result: T | None = None
+        self._exception: BaseException | None = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Callable[[Future[T]], Any]] = []
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        if self._made is None:
+            with _guard:
+                if self._made is None:
+                    self._made = threading.Condition()
+        return self._made
+
+    def cancel(self) -> bool:
+        """Return False: a send that was handed over cannot be taken back."""
+        return False
+
+    def done(self) -> bool:
+        """Tell whether it has ended."""
+        return self._state == _FINISHED
+
+    def end(self, result: T | None, error: BaseException | None) -> None:
+        """Set the outcome, and wake those who wait."""
+        self._result, self._exception = result, error
+        # A thread that makes the lock after this line sees the state; a lock made before is seen below.
+        self._state = _FINISHED
+        if self._made is not None:
+            with self._made:
+                for waiter in self._waiters:
+                    (waiter.add_result if error is None else waiter.add_exception)(self)
+                self._made.notify_all()
+        if self._done_callbacks:
+            self._call_all()
+
+    def add_done_callback(self, callback: Callable[[Future[T]], Any]) -> None:
+        """Call `callback` with this future when it has ended; at once if it has."""
+        if self._state == _PENDING:
+            self._done_callbacks.append(callback)
+            if self._state == _PENDING:
+                return
+            try:
+                self._done_callbacks.remove(callback)
+            except ValueError:
+                return
+        self._call(callback)
+
+    def _call_all(self) -> None:
+        """Call them by `executor`, or on the thread that ended the future."""
+        try:
+            if self.executor is not None:
+                self.executor.submit(self._called)
+                return
+        except RuntimeError:
+            once_log.warning("the callbacks' executor takes no more calls: they are called on the client's own thread")
+        self._called()
+
+    def _called(self) -> None:
+        while self._done_callbacks:
+            try:
+                callback = self._done_callbacks.pop(0)
+            except IndexError:  # Another thread took it.
+                return
+            try:
+                self._call(callback)
+            except BaseException:
+                log.exception("a callback of a send wanted to end its thread, which others need; it goes on")
+
+    def _call(self, callback: Callable[[Future[T]], Any]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            log.exception("a callback of a send failed; the send itself did not")
 
 
 class ThreadInFlightLimit:

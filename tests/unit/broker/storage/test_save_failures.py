@@ -14,7 +14,7 @@ from tests.unit.broker.messages.timers.test_timer_messages import NOW, Clock, Ri
 
 from rocketspark.broker.consumers.consumer_offsets import encode_offsets
 from rocketspark.broker.storage.json_tables import JsonFile, SaveFailures
-from rocketspark.client.consumer.offset_stores import LocalOffsets
+from rocketspark.client.consumer.offsets import LocalOffsets
 from rocketspark.errors import ServerError, StoreFull, StoreUnwritable
 from rocketspark.protocol.json.bodies import OffsetTable
 from rocketspark.store.files import config_files

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from tests.unit.client.consumer.test_process_queue import messages
+from tests.unit.client.consumer.test_puller import messages
 
 from rocketspark.client.consumer.handed_out import HandedOut
-from rocketspark.client.consumer.process_queue import ProcessQueue
-from rocketspark.client.consumer.puller import Puller
+from rocketspark.client.consumer.puller import ProcessQueue, Puller
 
 
 class Reader:

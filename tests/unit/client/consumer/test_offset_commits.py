@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from rocketspark.client.consumer.offset_commits import OffsetCommits
+from rocketspark.client.consumer.offsets import OffsetCommits
 from rocketspark.errors import NotSent
 from rocketspark.model import MessageQueue
 

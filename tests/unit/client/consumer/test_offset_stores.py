@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.client.connection.instance import Instance
-from rocketspark.client.consumer.offset_stores import BrokerOffsets, LocalOffsets, decode_offsets, encode_offsets
+from rocketspark.client.consumer.offsets import BrokerOffsets, LocalOffsets, decode_offsets, encode_offsets
 from rocketspark.errors import ConfigError, ProtocolError, TransportError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode

@@ -13,7 +13,7 @@ from tests.unit.client.consumer.test_push_consumer import SEND_BACK, consumer
 from tests.unit.client.fake import Fake, in_loop, until
 
 from rocketspark.client import AsyncPullConsumer
-from rocketspark.client.consumer.process_queue import ProcessQueue
+from rocketspark.client.consumer.puller import ProcessQueue
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch, record, sysflags
@@ -111,7 +111,7 @@ async def test_a_body_that_is_not_what_its_crc_says_is_asked_for_again_first(mon
 
 @in_loop
 async def test_dead_letters_that_no_broker_takes_are_passed_over_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketspark.client.consumer.listening.returned_messages.AGAIN_S", 0.001)
+    monkeypatch.setattr("rocketspark.client.consumer.returned_messages.AGAIN_S", 0.001)
     body, flag = POISON["no zlib"]
     async with Fake(t=1) as fake:
         fake.broker.rules[SEND_BACK] = lambda header, body: (1, "as told")

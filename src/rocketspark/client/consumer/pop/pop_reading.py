@@ -16,10 +16,10 @@ from typing import Any
 
 from rocketspark.client.callbacks import end_all, trouble_log
 from rocketspark.client.connection import pop_api
-from rocketspark.client.consumer.listening.listeners import Unit
+from rocketspark.client.consume_stats import ConsumeStats
+from rocketspark.client.consumer.listeners import Unit
 from rocketspark.client.consumer.pop.pop_calls import PopCalls
 from rocketspark.client.consumer.pop.popper import PopBatch, Popper, PopSettings
-from rocketspark.client.observe.consume_stats import ConsumeStats
 from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import ReceiptExpired, RocketSparkError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, TopicRoute, subscribe

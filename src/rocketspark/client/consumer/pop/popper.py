@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from rocketspark.client.callbacks import passes_on, trouble_log
+from rocketspark.client.consume_stats import TopicCounts
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX, INVISIBLE_MS_MAX, PopCalls, Wanted
 from rocketspark.client.consumer.refusals import is_refusal
-from rocketspark.client.observe.consume_stats import TopicCounts
 from rocketspark.errors import ConfigError, RocketSparkError, ServerError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription
 from rocketspark.model.message import NamedFields

@@ -6,8 +6,8 @@ import asyncio
 
 from tests.unit.client.fake import in_loop
 
-from rocketspark.client.consumer.process_queue import ProcessQueue
-from rocketspark.client.producer.key_gate import KeyGate
+from rocketspark.client.consumer.puller import ProcessQueue
+from rocketspark.client.producer.send_path import KeyGate
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.message import record
 

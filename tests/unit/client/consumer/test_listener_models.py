@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.unit.client.consumer.listening.test_listeners import message
+from tests.unit.client.consumer.test_listeners import message
 from tests.unit.client.fake import until
 from tests.unit.client.machines import run_machine
 
-from rocketspark.client.consumer.listening.listeners import Overdue, ThreadListeners, Unit
-from rocketspark.client.observe.consume_stats import TopicCounts
+from rocketspark.client.consume_stats import TopicCounts
+from rocketspark.client.consumer.listeners import Overdue, ThreadListeners, Unit
 
 pytestmark = pytest.mark.shows(
     "model tests: sends, push, ordered, pull and assigning consumers, rebalance, thread listeners, "

@@ -7,8 +7,8 @@ import time
 import pytest
 from tests.support.stand_ins import like
 
-from rocketspark.client.observe import consume_stats
-from rocketspark.client.observe.consume_stats import ConsumeStats
+from rocketspark.client import consume_stats
+from rocketspark.client.consume_stats import ConsumeStats
 
 
 def test_over_the_last_minute_and_failures_over_the_last_hour(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from tests.unit.client.fake import Fake, in_loop, until
 from tests.unit.client.producer.test_producer import SEND, failing
 
 from rocketspark.client import AsyncProducer, AsyncPushConsumer
-from rocketspark.client.observe.telemetry import is_set_up
+from rocketspark.client.telemetry import is_set_up
 from rocketspark.model import ReceivedMessage
 
 pytestmark = pytest.mark.shows("hooks, message traces, OpenTelemetry")

@@ -8,7 +8,7 @@ from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, TimeoutEr
 
 import pytest
 
-from rocketspark.client.producer.quick_future import CallbackThreads, QuickFuture
+from rocketspark.client.producer.thread_sends import CallbackThreads, QuickFuture
 
 
 def ended(result: int = 1) -> QuickFuture[int]:

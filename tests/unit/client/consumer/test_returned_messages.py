@@ -78,7 +78,7 @@ async def test_send_back_that_fails_is_sent_anew() -> None:
 
 @in_loop
 async def test_what_no_broker_takes_back_is_tried_again_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketspark.client.consumer.listening.returned_messages.AGAIN_S", 0.05)
+    monkeypatch.setattr("rocketspark.client.consumer.returned_messages.AGAIN_S", 0.05)
     async with Fake(t=1) as fake:
         fake.broker.put("t", 0, b"bad")
         fake.broker.put("t", 0, b"good")
@@ -162,7 +162,7 @@ async def test_what_goes_back_carries_namespace_and_unit_mode() -> None:
 @pytest.mark.shows("mended: a raising before_request hook ends the commit loop, and lock renewal (it did)")
 @in_loop
 async def test_a_hook_that_fails_a_message_s_way_back_does_not_lose_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketspark.client.consumer.listening.returned_messages.AGAIN_S", 0.001)
+    monkeypatch.setattr("rocketspark.client.consumer.returned_messages.AGAIN_S", 0.001)
     fail = True
 
     class Wild(Hooks):

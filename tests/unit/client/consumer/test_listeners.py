@@ -17,10 +17,9 @@ from tests.unit.client.fake import Fake, in_loop, until
 
 from rocketspark.client import AsyncPushConsumer
 from rocketspark.client.callbacks import in_thread
-from rocketspark.client.consumer.listening.listeners import Overdue, TaskListeners, ThreadListeners, Unit
-from rocketspark.client.consumer.listening.ordered_listeners import OrderedListeners
+from rocketspark.client.consume_stats import TopicCounts
+from rocketspark.client.consumer.listeners import OrderedListeners, Overdue, TaskListeners, ThreadListeners, Unit
 from rocketspark.client.hooks import Consuming, Hooks
-from rocketspark.client.observe.consume_stats import TopicCounts
 from rocketspark.errors import UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol.message import record
@@ -259,7 +258,7 @@ def test_in_order_nothing_overtakes_what_failed_by_whatever(failure: Any) -> Non
 @pytest.mark.shows("mended: a coroutine listener that raises CancelledError (concurrent, ordered)")
 @in_loop
 async def test_a_worker_that_is_cancelled_leaves_its_message_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketspark.client.consumer.listening.listeners.CANCELLED_PAUSE_S", 0.001)
+    monkeypatch.setattr("rocketspark.client.consumer.listeners.CANCELLED_PAUSE_S", 0.001)
 
     async def listener(given: ReceivedMessage) -> None:
         if given.queue_offset == 1:
