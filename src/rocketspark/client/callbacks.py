@@ -12,8 +12,8 @@ import asyncio
 import concurrent.futures
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable
+from typing import Any, TypeVar
 
 from rocketspark.errors import UsageError
 from rocketspark.model.limited_log import LimitedLog
@@ -21,6 +21,8 @@ from rocketspark.model.limited_log import LimitedLog
 log = logging.getLogger("rocketspark.client")
 # For what goes wrong again and again while a server is away.
 trouble_log = LimitedLog("rocketspark.client")
+
+T = TypeVar("T")
 
 # Interval at which a thread that waits for the loop checks that the loop still runs.
 LOOK_S = 1.0
@@ -84,6 +86,20 @@ async def _awaited(returned: Awaitable[Any]) -> Any:
     except SystemExit as e:
         # It would end the loop.
         raise RuntimeError(f"a coroutine asked the process to exit ({e})") from e
+
+
+class Tasks(set[asyncio.Task[Any]]):
+    """Tasks that run in the background, each kept until it has ended: asyncio itself keeps none alive."""
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin a task, and return it."""
+        return self.keep(asyncio.create_task(work))
+
+    def keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
+        """Keep a task that runs already, and return it."""
+        self.add(task)
+        task.add_done_callback(self.discard)
+        return task
 
 
 async def every(interval_s: float, act: Callable[[], Awaitable[object]], what: str) -> None:

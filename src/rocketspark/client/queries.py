@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 class Queries(AsyncClient):
     """The queries of a client that is started; each raises ServerError or TransportError if it gets no answer."""
 
+    group: str
+
     async def create_topic(
         self,
         topic: str,

@@ -45,7 +45,11 @@ P = TypeVar("P", bound=AsyncProducer)
 
 
 class QueriesFacade(Facade[Q]):
-    """The queries of synchronous producers and push consumers."""
+    """The queries of synchronous producers and consumers."""
+
+    def __init__(self, core: Q) -> None:
+        super().__init__(core)
+        self.group = core.group
 
     create_topic = blocking(Queries.create_topic)
     search_offset = blocking(Queries.search_offset)
@@ -61,7 +65,6 @@ class ProducerFacade(QueriesFacade[P]):
 
     def __init__(self, core: P) -> None:
         super().__init__(core)
-        self.group = core.group
         self._room = ThreadInFlightLimit(core.in_flight_max)
         self._callbacks = CallbackThreads()
         self._executor = core.callback_executor or self._callbacks
@@ -191,9 +194,7 @@ class PushConsumer(QueriesFacade[AsyncPushConsumer]):
 
     @arguments_of(AsyncPushConsumer.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        core = AsyncPushConsumer(*args, **kwargs)
-        super().__init__(core)
-        self.group = core.group
+        super().__init__(AsyncPushConsumer(*args, **kwargs))
 
     subscribe = at_any_time(AsyncPushConsumer.subscribe)
     unsubscribe = at_any_time(AsyncPushConsumer.unsubscribe)
@@ -217,9 +218,7 @@ class PullConsumer(QueriesFacade[AsyncPullConsumer]):
 
     @arguments_of(AsyncPullConsumer.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        core = AsyncPullConsumer(*args, **kwargs)
-        super().__init__(core)
-        self.group = core.group
+        super().__init__(AsyncPullConsumer(*args, **kwargs))
 
     subscribe = at_any_time(AsyncPullConsumer.subscribe)
     unsubscribe = at_any_time(AsyncPullConsumer.unsubscribe)
@@ -304,9 +303,7 @@ class SimpleConsumer(QueriesFacade[AsyncSimpleConsumer]):
 
     @arguments_of(AsyncSimpleConsumer.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        core = AsyncSimpleConsumer(*args, **kwargs)
-        super().__init__(core)
-        self.group = core.group
+        super().__init__(AsyncSimpleConsumer(*args, **kwargs))
 
     subscribe = at_any_time(AsyncSimpleConsumer.subscribe)
     unsubscribe = at_any_time(AsyncSimpleConsumer.unsubscribe)

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from rocketspark.client.callbacks import ends_loop, trouble_log
+from rocketspark.client.callbacks import Tasks, ends_loop, trouble_log
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.broker_requests import BrokerRequests
 from rocketspark.client.connection.credentials import Signer
@@ -151,7 +151,7 @@ class Instance:
         self._greeted: dict[str, Peer] = {}
         self._greeting: dict[str, asyncio.Task[Peer]] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._introducing: set[asyncio.Task[None]] = set()
+        self._introducing = Tasks()
         self._users = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -238,9 +238,7 @@ class Instance:
     def introduce(self, topics: Sequence[str]) -> None:
         """Have the brokers of these topics know this client at once, and from now on; in the background."""
         self.routes.want(topics)
-        task = asyncio.ensure_future(self._introduce(topics))
-        self._introducing.add(task)
-        task.add_done_callback(self._introducing.discard)
+        self._introducing.begin(self._introduce(topics))
 
     async def _introduce(self, topics: Sequence[str]) -> None:
         for topic in topics:
@@ -266,9 +264,7 @@ class Instance:
             wanted.add(elected)
         fresh = [address for address in wanted if address is not None and self.open_broker(address) is None]
         if fresh and (self.consumers or self.producers):
-            task = asyncio.ensure_future(self._meet(fresh))
-            self._introducing.add(task)
-            task.add_done_callback(self._introducing.discard)
+            self._introducing.begin(self._meet(fresh))
         if elected is not None:
             for tell in list(self.master_watchers.values()):
                 tell(after.broker_name)

@@ -12,8 +12,20 @@ from collections.abc import Awaitable, Callable
 from rocketspark.client import validators
 from rocketspark.client.options import ClientOptions
 from rocketspark.client.queries import Queries
-from rocketspark.errors import StateError
+from rocketspark.errors import StateError, UsageError
+from rocketspark.filters import sql92
 from rocketspark.model import namespace
+from rocketspark.model.subscription import SQL92, TAG
+
+
+def filter_of(expression: str, sql: str | None) -> tuple[str, str]:
+    """Return the filter of a subscribe call and its kind. Raises UsageError, FilterIllegal for a wrong `sql`."""
+    if sql is None:
+        return expression, TAG
+    if expression != "*":
+        raise UsageError("give a tag expression or sql, not both")
+    sql92.compile(sql)
+    return sql, SQL92
 
 
 class ConsumerLife(Queries):

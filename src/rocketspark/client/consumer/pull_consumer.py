@@ -18,20 +18,18 @@ from typing import Any, Self, Unpack
 import msgspec
 
 from rocketspark.client import validators
-from rocketspark.client.callbacks import end_all, every
+from rocketspark.client.callbacks import Tasks, end_all, every
 from rocketspark.client.consumer.consumer_options import PullConsumerOptions, PullConsumerSettings
 from rocketspark.client.consumer.consumer_status import PullConsumerStatus
 from rocketspark.client.consumer.handed_out import HandedOut, MessageIterator, Run
-from rocketspark.client.consumer.lifecycle import ConsumerLife
+from rocketspark.client.consumer.lifecycle import ConsumerLife, filter_of
 from rocketspark.client.consumer.offsets import BrokerOffsets, LocalOffsets
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.consumer.rebalance import END_S, Rebalance, RebalanceCalls
 from rocketspark.client.hooks import Consuming, OnQueues, call_with_queues, guarded
 from rocketspark.client.options import named_arguments, take_settings
 from rocketspark.errors import RocketSparkError, RouteNotFound, StateError, UsageError
-from rocketspark.filters import sql92
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
-from rocketspark.model.subscription import SQL92, TAG
 from rocketspark.model.text import LONG_MAX
 
 log = logging.getLogger("rocketspark.client")
@@ -53,7 +51,7 @@ class QueueWatches:
         self._find = find
         self._refresh = refresh
         self._interval_s = interval_s
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks()
 
     async def begin(self, topic: str, changed: OnQueues) -> None:
         """Call `changed` with all queues of a topic whenever they differ from before. Raises RouteNotFound."""
@@ -73,9 +71,7 @@ class QueueWatches:
                 known = found
                 await call_with_queues(changed, found)
 
-        task = asyncio.ensure_future(every(self._interval_s, look, f"the watch of topic {topic}"))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.tasks.begin(every(self._interval_s, look, f"the watch of topic {topic}"))
 
 
 # Polls in a row that may find messages without a turn of the loop.
@@ -212,7 +208,7 @@ class AsyncPullConsumer(ConsumerLife):
         """
         if self._by_hand:
             raise StateError("this consumer has queues assigned by hand; subscribe with another one")
-        self._rebalance.subscribe(namespace.wrap(self._namespace, topic), *_filter(expression, sql))
+        self._rebalance.subscribe(namespace.wrap(self._namespace, topic), *filter_of(expression, sql))
         # A start that is under way joins by itself.
         if self._opening is not None and self._opening.done() and self._state == "started" and not self._joined:
             self._joined = True
@@ -232,7 +228,7 @@ class AsyncPullConsumer(ConsumerLife):
         if self._joined:
             raise StateError("this consumer has subscribed; assign queues with another one")
         full = [self._full(q) for q in queues]
-        filtered = _filter(expression, sql)
+        filtered = filter_of(expression, sql)
         self._by_hand = True
         # The last one to ask decides.
         async with self._one_assign:
@@ -477,15 +473,6 @@ class AsyncPullConsumer(ConsumerLife):
         """Fetch from these queues again."""
         for queue in queues:
             self._puller(queue).process_queue.paused = False
-
-
-def _filter(expression: str, sql: str | None) -> tuple[str, str]:
-    if sql is None:
-        return expression, TAG
-    if expression != "*":
-        raise UsageError("give a tag expression or sql, not both")
-    sql92.compile(sql)
-    return sql, SQL92
 
 
 def _offset(given: int) -> int:

@@ -18,7 +18,7 @@ import msgspec
 
 from rocketspark.client.consumer.consumer_options import PushConsumerOptions, PushConsumerSettings
 from rocketspark.client.consumer.consumer_status import PushConsumerStatus
-from rocketspark.client.consumer.lifecycle import ConsumerLife
+from rocketspark.client.consumer.lifecycle import ConsumerLife, filter_of
 from rocketspark.client.consumer.listeners import (
     Listeners,
     OrderedListeners,
@@ -39,9 +39,7 @@ from rocketspark.client.consumer.returned_messages import ReturnedMessages
 from rocketspark.client.hooks import hooked, is_coroutine_function
 from rocketspark.client.options import named_arguments, take_settings
 from rocketspark.errors import StateError, UsageError
-from rocketspark.filters import sql92
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
-from rocketspark.model.subscription import SQL92
 
 log = logging.getLogger("rocketspark.client")
 
@@ -153,14 +151,7 @@ class AsyncPushConsumer(ConsumerLife):
         `sql` is RocketMQ's SQL92 over properties, such as "price > 10 AND region = 'eu'"; the broker has to allow it
         (enablePropertyFilter). Raises MessageIllegal for a topic that cannot be, FilterIllegal for a wrong `sql`.
         """
-        full = namespace.wrap(self._namespace, topic)
-        if sql is None:
-            self._rebalance.subscribe(full, expression)
-            return
-        if expression != "*":
-            raise UsageError("give a tag expression or sql, not both")
-        sql92.compile(sql)
-        self._rebalance.subscribe(full, sql, SQL92)
+        self._rebalance.subscribe(namespace.wrap(self._namespace, topic), *filter_of(expression, sql))
 
     def unsubscribe(self, topic: str) -> None:
         """End a topic's subscription. Also while running."""

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from rocketspark.client import validators
-from rocketspark.client.callbacks import end_all, ends_loop, every, trouble_log
+from rocketspark.client.callbacks import Tasks, end_all, ends_loop, every, trouble_log
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.consume_stats import SAMPLE_S, ConsumeStats
@@ -135,10 +135,10 @@ class Rebalance:
         self.locks = locks
         self.assignment: Assignment | None = None
         self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
-        self._resets: set[asyncio.Task[None]] = set()
+        self._resets = Tasks()
         self._one_reset = asyncio.Lock()
         # Every puller's task until it has ended, also of those that were dropped.
-        self._reading: set[asyncio.Task[None]] = set()
+        self._reading = Tasks()
         self._closed = False
         self._paused = False
         self._notice = asyncio.Event()
@@ -486,9 +486,7 @@ class Rebalance:
         )
         self.pullers[queue] = puller
         puller.process_queue.paused = before.process_queue.paused if before is not None else self._paused
-        task = puller.start()
-        self._reading.add(task)
-        task.add_done_callback(self._reading.discard)
+        self._reading.keep(puller.start())
         self._share_bounds(queue.topic)
         return puller
 
@@ -528,10 +526,7 @@ class Rebalance:
         if self._closed:
             return
         # A task of our own: the connection that asks for it may end first.
-        task = asyncio.ensure_future(self._reset(offsets))
-        self._resets.add(task)
-        task.add_done_callback(self._resets.discard)
-        await asyncio.shield(task)
+        await asyncio.shield(self._resets.begin(self._reset(offsets)))
 
     async def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
         async with self._one_reset:

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 
-from rocketspark.client.callbacks import on_loop, passes_on
+from rocketspark.client.callbacks import Tasks, on_loop, passes_on
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.hooks import is_coroutine_function
@@ -82,7 +82,7 @@ class ErrorCalls:
     def __init__(self, function: OnError) -> None:
         self._function = function
         self._told_s: dict[str, float] = {}
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls = Tasks()
 
     def tell(self, error: RocketSparkError) -> None:
         """Have the function called."""
@@ -93,9 +93,7 @@ class ErrorCalls:
         if len(self._told_s) >= TOLD_MAX:
             self._told_s.clear()
         self._told_s[text] = now_s
-        task = asyncio.ensure_future(self._call(error))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        self._calls.begin(self._call(error))
 
     async def _call(self, error: RocketSparkError) -> None:
         function = self._function

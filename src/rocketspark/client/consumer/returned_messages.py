@@ -10,11 +10,10 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from rocketspark.client import validators
-from rocketspark.client.callbacks import end_all
+from rocketspark.client.callbacks import Tasks, end_all
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import INNER_GROUP, Instance
 from rocketspark.client.consumer.puller import Puller
@@ -57,15 +56,15 @@ class ReturnedMessages:
         self._attempts_max = attempts_max
         self._runs = runs
         self._again = again
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def give_back(self, puller: Puller, message: ReceivedMessage) -> None:
         """Hand a message back to the broker for a later attempt; while that fails it stays here and is tried again."""
-        self._own(self._give_back(puller, message))
+        self._tasks.begin(self._give_back(puller, message))
 
     def bury(self, puller: Puller, message: ReceivedMessage) -> None:
         """Make a message that no attempt can give to the listener a dead letter, so that it holds up no others."""
-        self._own(self._bury(puller, message))
+        self._tasks.begin(self._bury(puller, message))
 
     async def bury_popped(self, message: ReceivedMessage) -> None:
         """Make a popped message a dead letter. Raises what the broker raises."""
@@ -92,11 +91,6 @@ class ReturnedMessages:
     async def end(self, seconds: float) -> None:
         """End those that are on their way; they are not committed."""
         await end_all(self._tasks, seconds)
-
-    def _own(self, returning: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(returning)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _wrapped(self, message: ReceivedMessage) -> ReceivedMessage:
         """Return a message whose topic has its namespace, as brokers name it."""

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from rocketspark.client.callbacks import Tasks
 from rocketspark.client.producer.in_flight_send import InFlightSend
 from rocketspark.client.producer.prepared_message import PreparedMessage, queue_of_key
 from rocketspark.client.producer.send_path import SendPath
@@ -41,7 +42,7 @@ class Accumulator:
         self._bytes_max = bytes_max
         # By topic: sends by sharding key that wait for the route, in the order in which they came.
         self._unrouted: dict[str, list[InFlightSend]] = {}
-        self._routing: set[asyncio.Task[None]] = set()
+        self._routing = Tasks()
         self._waiting: dict[Kind, list[InFlightSend]] = {}
         self._sizes: dict[Kind, int] = {}
         self._timers: dict[Kind, asyncio.Handle] = {}
@@ -57,9 +58,7 @@ class Accumulator:
             queues = self._path.attempts.known_queues(topic)
             if not queues:
                 self._unrouted[topic] = [send]
-                task = asyncio.ensure_future(self._route(topic))
-                self._routing.add(task)
-                task.add_done_callback(self._routing.discard)
+                self._routing.begin(self._route(topic))
                 return True
             send.queue = queue_of_key(send.sharding_key, queues)
         return self._place(send)

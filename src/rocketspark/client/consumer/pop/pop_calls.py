@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from rocketspark.client.callbacks import Tasks
 from rocketspark.client.connection import admin_api, pop_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
@@ -69,7 +70,7 @@ class PopCalls:
         self._clock_ms: dict[str, float] = {}
         # By broker, after how many attempts the group's messages are dead letters, and since when that is known.
         self._attempts_max: dict[str, tuple[float, asyncio.Task[int]]] = {}
-        self._giving_back: set[asyncio.Task[None]] = set()
+        self._giving_back = Tasks()
         self._abandoned: set[asyncio.Task[list[ReceivedMessage]]] = set()
 
     # -- pops ----------------------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ class PopCalls:
                 message.topic = namespace.unwrap(self._namespace, message.topic)
         if not others:
             return messages
-        self._own(self._pass_over(others))
+        self._giving_back.begin(self._pass_over(others))
         return [m for m in messages if m.tag in tags]
 
     async def _pass_over(self, messages: Sequence[ReceivedMessage]) -> None:
@@ -247,7 +248,7 @@ class PopCalls:
     def give_back(self, messages: Sequence[ReceivedMessage]) -> None:
         """Let messages come again soon, in the background."""
         if messages:
-            self._own(self._give_back(messages))
+            self._giving_back.begin(self._give_back(messages))
 
     async def _give_back(self, messages: Sequence[ReceivedMessage]) -> None:
         for at in range(0, len(messages), GIVE_BACK_AT_ONCE):
@@ -257,11 +258,6 @@ class PopCalls:
                 if isinstance(result, RocketSparkError):
                     text = "group %s: message %s comes again when its invisible time is over: %s"
                     log.info(text, self.group, message.message_id, result)
-
-    def _own(self, coroutine: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._giving_back.add(task)
-        task.add_done_callback(self._giving_back.discard)
 
     def abandon(self, asking: asyncio.Task[list[ReceivedMessage]]) -> None:
         """Give back what a pop returns that nobody waits for any more."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
-from rocketspark.client.callbacks import end_all, trouble_log
+from rocketspark.client.callbacks import Tasks, end_all, trouble_log
 from rocketspark.client.connection import pop_api
 from rocketspark.client.consume_stats import ConsumeStats
 from rocketspark.client.consumer.listeners import Unit
@@ -67,8 +66,8 @@ class PopReading:
         self.poppers: dict[MessageQueue, Popper] = {}
         self._assigned: dict[str, list[MessageQueue]] = {}
         self._batches: set[PopBatch] = set()
-        self._finishing: set[asyncio.Task[None]] = set()
-        self._stopped: set[asyncio.Task[None]] = set()
+        self._finishing = Tasks()
+        self._stopped = Tasks()
         self._paused = False
         self._closed = False
 
@@ -116,8 +115,7 @@ class PopReading:
         for queue in [q for q in self.poppers if q.topic == topic and q not in queues]:
             task = self.poppers.pop(queue).task
             task.cancel()
-            self._stopped.add(task)
-            task.add_done_callback(self._stopped.discard)
+            self._stopped.keep(task)
             log.info("group %s pops %s no more", self._group, queue)
         for queue in queues:
             if queue not in self.poppers and not self._closed:
@@ -154,7 +152,7 @@ class PopReading:
             log.error("%s is not given to the listener, but set aside: %s", where, message.body_error)
             batch.counts.failed += 1
             batch.finish([message])
-            self._task(self._bury(batch, message))
+            self._finishing.begin(self._bury(batch, message))
         good = [m for m in messages if m.body_error is None] if spoiled else messages
         if good:
             self._deliver(batch, good)
@@ -169,7 +167,7 @@ class PopReading:
                 batch.finish(messages)
                 acked += batch.to_acknowledge(messages)
         if acked:
-            self._task(self._ack(acked))
+            self._finishing.begin(self._ack(acked))
         for unit in failed:
             batch = unit[0]
             if isinstance(batch, PopBatch):
@@ -177,7 +175,7 @@ class PopReading:
                 batch.counts.failed += len(messages)
                 batch.finish(messages)
                 for message in messages:
-                    self._task(self._fail(batch, message))
+                    self._finishing.begin(self._fail(batch, message))
         return _pulled(done), _pulled(failed)
 
     async def _ack(self, messages: list[ReceivedMessage]) -> None:
@@ -221,11 +219,6 @@ class PopReading:
         except Exception as e:
             text = "group %s: message %s is not taken as a dead letter, it comes again: %s"
             log.warning(text, self._group, message.message_id, e)
-
-    def _task(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._finishing.add(task)
-        task.add_done_callback(self._finishing.discard)
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from numbers import Real
 from typing import Unpack
 
 from rocketspark.client import validators
-from rocketspark.client.callbacks import end_all, trouble_log
-from rocketspark.client.consumer.lifecycle import ConsumerLife
+from rocketspark.client.callbacks import Tasks, end_all, trouble_log
+from rocketspark.client.consumer.lifecycle import ConsumerLife, filter_of
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX, INVISIBLE_MS_MAX, PopCalls, Wanted, every_broker
 from rocketspark.client.consumer.refusals import OtherSubscriptions, is_refusal
 from rocketspark.client.options import ClientOptions
@@ -29,10 +29,8 @@ from rocketspark.errors import (
     TransportError,
     UsageError,
 )
-from rocketspark.filters import sql92
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, namespace, subscribe
 from rocketspark.model.route import PERM_READ
-from rocketspark.model.subscription import SQL92, TAG
 from rocketspark.protocol.json import bodies
 
 log = logging.getLogger("rocketspark.client")
@@ -103,7 +101,7 @@ class AsyncSimpleConsumer(ConsumerLife):
         # How many calls wait, by the invisible time they ask for.
         self._receiving: Counter[int] = Counter()
         self._turn = 0
-        self._telling: set[asyncio.Task[None]] = set()
+        self._telling = Tasks()
         self._others = OtherSubscriptions(self._instance, self.group)
         self._others_at_s = -OTHERS_S
 
@@ -117,12 +115,8 @@ class AsyncSimpleConsumer(ConsumerLife):
         wrong `sql`.
         """
         full = validators.check_topic(namespace.wrap(self._namespace, topic))
-        if sql is not None:
-            if expression != "*":
-                raise UsageError("give a tag expression or sql, not both")
-            sql92.compile(sql)
-        kind = TAG if sql is None else SQL92
-        made = subscribe(full, expression if sql is None else sql, version=_now_ms(), kind=kind)
+        wanted, kind = filter_of(expression, sql)
+        made = subscribe(full, wanted, version=_now_ms(), kind=kind)
         if not _same(made, self._subscriptions.get(full)):
             self._give_back_kept(full)
         self._subscriptions[full] = made
@@ -137,13 +131,10 @@ class AsyncSimpleConsumer(ConsumerLife):
 
     def _tell_brokers(self) -> None:
         if self._state == "started" and self._entered:
-            task = asyncio.create_task(self._instance.heartbeat_all())
-            self._telling.add(task)
-            task.add_done_callback(self._told)
+            self._telling.begin(self._instance.heartbeat_all()).add_done_callback(self._told)
             self._arrived.set()
 
     def _told(self, task: asyncio.Task[None]) -> None:
-        self._telling.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.info("group %s: brokers do not know of the new subscription yet: %s", self.group, task.exception())
 
@@ -200,9 +191,7 @@ class AsyncSimpleConsumer(ConsumerLife):
         invisible = self._invisible_ms if invisible_ms is None else _invisible(invisible_ms, UsageError)
         if (now_s := asyncio.get_running_loop().time()) - self._others_at_s >= OTHERS_S:
             self._others_at_s = now_s
-            task = asyncio.create_task(self._others.look(self._subscriptions))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            self._telling.begin(self._others.look(self._subscriptions))
         self._receiving[invisible] += 1
         try:
             return await self._receive(count_max, invisible, asyncio.get_running_loop().time() + timeout_ms / 1000)
@@ -351,9 +340,7 @@ class AsyncSimpleConsumer(ConsumerLife):
         self._failures[queue] = error
         self._again_s[queue] = asyncio.get_running_loop().time() + TROUBLE_S
         trouble_log.warning("group %s: receive from %s: %s", self.group, queue, error)
-        task = asyncio.create_task(self._pops.look_again(queue.topic, error))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._telling.begin(self._pops.look_again(queue.topic, error))
 
     def _raise_refusal(self) -> None:
         """Raise what a broker refuses for good."""
