@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,6 +117,35 @@ def test_a_lock_as_java_s_client_asks_for_it(cluster: Cluster, proxy: RunningPro
             assert (await one.request(RequestCode.LOCK_BATCH_MQ, {}, b"[")).code == 1
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_members_are_told_by_another_broker_where_the_first_is_silent_or_away(
+    cluster: Cluster, proxy: RunningProxy, monkeypatch: pytest.MonkeyPatch, listens: bool
+) -> None:
+    """A NameServer goes on naming a broker whose machine is gone for two minutes."""
+    brokers = proxy.server.brokers
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        gone = f"127.0.0.1:{other.getsockname()[1]}"
+        if not listens:
+            other.close()
+
+        async def masters() -> list[str]:
+            return [gone, *cluster.brokers]
+
+        async def run() -> None:
+            async with connected(proxy.address) as peer:
+                found = await peer.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "members"})
+                assert found.code == 0, found
+                (member,) = json.loads(found.body)["consumerIdList"]
+                assert member.partition("@")[2].startswith("one")
+
+        consumer = PushConsumer(cluster.namesrv, "members", instance_name="one")
+        consumer.subscribe("relayed")
+        consumer.listen(Inbox())
+        with consumer:
+            monkeypatch.setattr(brokers, "masters", masters)
+            asyncio.run(run())
 
 
 def test_routes_name_the_proxy_alone(cluster: Cluster, proxy: RunningProxy) -> None:

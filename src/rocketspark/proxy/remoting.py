@@ -80,6 +80,8 @@ _OF_BROKERS = (
     Code.PUSH_REPLY_MESSAGE_TO_CLIENT,
 )
 TIMEOUT_MS, WAIT_MS_MAX = 10_000, 60_000
+# So long one of several brokers that may answer is waited for; clients wait for 3 s.
+ANY_S = 1.5
 # Fields that say how long a broker may hold a request.
 _HELD: dict[int, str] = {
     Code.PULL_MESSAGE: "suspendTimeoutMillis",
@@ -166,10 +168,7 @@ class RemotingRelay:
         if received.code in _TO_ALL:
             return await self._ask_all(peer, received)
         if received.code in _TO_ANY:
-            masters = await self._behind.brokers.masters()
-            if not masters:
-                raise NoBroker("no broker is known")
-            return await self._ask(peer, masters[0], received)
+            return await self._ask_any(peer, received)
         name = received.ext.get(BROKER_NAME_V2 if received.code in _V2 else BROKER_NAME)
         if name is None and received.code in _OF_QUEUES:
             queues = java_json.decode_request(received.body, LockRequest).mq_set
@@ -181,6 +180,19 @@ class RemotingRelay:
             return Reply(ResponseCode.VERSION_NOT_SUPPORTED, text, b"", b"", "")
         address = (await self._behind.brokers.peer(name)).address
         return await self._ask(peer, address, received)
+
+    async def _ask_any(self, peer: Peer, received: ReceivedRequest) -> Reply | None:
+        """Ask one master after another until one answers: each knows all members of a group."""
+        masters = await self._behind.brokers.masters()
+        if not masters:
+            raise NoBroker("no broker is known")
+        for address in masters[:-1]:
+            try:
+                async with asyncio.timeout(ANY_S):
+                    return await self._ask(peer, address, received)
+            except (RocketSparkError, TimeoutError) as e:
+                log.info("%s does not answer a client, the next broker is asked: %s", address, e)
+        return await self._ask(peer, masters[-1], received)
 
     async def _ask_all(self, peer: Peer, received: ReceivedRequest) -> Reply | None:
         """Tell every master; the first refusal is the answer. Those that cannot be reached hear of it next time."""
