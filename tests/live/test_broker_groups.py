@@ -242,11 +242,14 @@ def test_offsets_are_cloned_to_another_group(tmp_path: Path) -> None:
             await create(peer)
             await commit(peer, 0, 5)
             await commit(peer, 2, 7)
+            await commit(peer, 1, 4, "new")
             header = headers.CloneOffsetsHeader(source=GROUP, target="new", topic=TOPIC, offline=True)
             (await peer.request(314, header)).raise_for_code("clone")
             for queue_id, offset in ((0, 5), (2, 7)):
                 asked = headers.QueryConsumerOffsetHeader(group="new", topic=TOPIC, queue_id=queue_id)
                 assert (await peer.request(14, asked)).header(headers.OffsetReply).offset == offset
+            # Where the source has none it has none either: it would pass over what the source has not read.
+            assert server._offsets.of("new", TOPIC) == {0: 5, 2: 7}
             await commit(peer, 0, 3, "third")
             correction = headers.CorrectionHeader(compared=GROUP, filtered="new", topic=TOPIC)
             answer = await peer.request(308, correction)

@@ -57,6 +57,8 @@ class World:
         self.of_before: set[bytes] = set()
         self.pulled: dict[tuple[str, str], set[bytes]] = {}
         self.popped: dict[tuple[str, str], dict[bytes, bool]] = {}
+        # Whose messages were popped when, by which handle, for the line of a failure; None where the broker was killed.
+        self.history: list[tuple[str, bytes, float, str, bool] | None] = []
         # Where a group was deleted, what it had acknowledged may come again.
         self.deleted: set[tuple[str, str]] = set()
 
@@ -118,11 +120,15 @@ class World:
         found: list[Popped] = [] if reply.code else messages(reply, topic)
         for message in found:
             assert message.body not in self.of_before
-            assert not given.get(message.body) or (group, topic) in self.deleted, message
+            assert not given.get(message.body) or (group, topic) in self.deleted, (
+                message.handle,
+                [one and one[2:] for one in self.history if one is None or one[:2] == (group, message.body)],
+            )
             given.setdefault(message.body, False)
             if self.random.random() < acknowledged:
                 done = await ack(self.peer, message, topic, group=group, topic=real_topic(message, topic, group))
                 given[message.body] = given[message.body] or done.code == 0
+            self.history.append((group, message.body, time.time(), message.handle, given[message.body]))
 
     # -- operators -----------------------------------------------------------------------------------------------
 
@@ -160,7 +166,8 @@ class World:
         topic, (source, target) = self.random.choice(TOPICS), PULLING
         header = CloneOffsetsHeader(source=source, target=target, topic=topic)
         (await self.peer.request(RequestCode.CLONE_GROUP_OFFSET, header)).raise_for_code("clone")
-        self.pulled[target, topic] = set(self.pulled.get((source, topic), set()))
+        if self.server._offsets.of(source, topic):
+            self.pulled[target, topic] = set(self.pulled.get((source, topic), set()))
 
     async def rest(self) -> None:
         await asyncio.sleep(self.random.random() * 0.6)
@@ -240,6 +247,7 @@ async def cycles(root: Path, seed: int, count: int, say: Callable[[str], None]) 
                 killed = True
             if killed:
                 await world.server.kill()
+                world.history.append(None)
         if look:
             say(f"cycle {cycle}: {world.count} messages, all there")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from rocketspark.broker import topic_names
@@ -273,6 +273,15 @@ class ConsumerOffsets:
     def pulled(self, group: str, topic: str, queue_id: int) -> int:
         """Return the offset up to which the group pulled since the broker started; 0 if it did not."""
         return self._pulled.get((group, topic, queue_id), 0)
+
+    def keep_only(self, group: str, topic: str, queue_ids: Container[int]) -> list[int]:
+        """Forget a group's offsets in other queues of a topic than these; returns those queues' ids."""
+        queues = self.table.get(f"{topic}@{group}", {})
+        others = [queue_id for queue_id in queues if queue_id not in queue_ids]
+        for queue_id in others:
+            del queues[queue_id]
+        self.changes += bool(others)
+        return others
 
     def delete_group(self, group: str) -> None:
         """Forget all offsets of a group, and those set by hand."""

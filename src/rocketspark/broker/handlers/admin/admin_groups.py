@@ -455,14 +455,22 @@ class GroupHandler:
         return reply(request.opaque, body=body)
 
     async def clone(self, peer: Peer, request: Request[CloneOffsetsHeader], body: bytes) -> bytes:
-        """CLONE_GROUP_OFFSET (314): the target group starts where the source group stands."""
+        """CLONE_GROUP_OFFSET (314): the target group starts where the source group stands.
+
+        Rule: in a queue where the source has no offset the target has none either (5.5.0 copies the table whole).
+        """
         h = request.ext
         topic_names.check_group(h.target)
         topics = [h.topic] if h.topic else await self._long_scans.whole(self._offsets.topics_of_steps(h.source))
+        cloned: dict[str, set[int]] = {}
         async for topic, queue_id, offset in self._offsets_in_turns(h.source, topics):
             self._offsets.asked(h.target, topic, queue_id)
             self._offsets.commit(h.target, topic, queue_id, offset)
             self._pops.reset(topic, h.target, queue_id)
+            cloned.setdefault(topic, set()).add(queue_id)
+        for topic, queue_ids in cloned.items():
+            for queue_id in self._offsets.keep_only(h.target, topic, queue_ids):
+                self._pops.reset(topic, h.target, queue_id)
         await self._offsets.saved()
         return reply(request.opaque)
 
