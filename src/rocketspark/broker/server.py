@@ -19,7 +19,7 @@ from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
 from rocketspark.broker.declared_settings import Hearer
 from rocketspark.broker.handlers.admin.access import AccessHandler
-from rocketspark.broker.handlers.admin.admin_broker import AdminHandler
+from rocketspark.broker.handlers.admin.admin_broker import AdminHandler, BrokerActs
 from rocketspark.broker.handlers.admin.admin_groups import GroupHandler
 from rocketspark.broker.handlers.admin.admin_topics import TopicHandler
 from rocketspark.broker.handlers.admin.broker_tables import BrokerTablesHandler
@@ -349,9 +349,7 @@ class BrokerServer:
             tables,
             messages,
             stats,
-            settled=self._settled,
-            expire=self._file_cleaning.clean_now,
-            ha_status=lambda: self.replication.standing.status(),
+            acts=BrokerActs(self._settled, self._file_cleaning.clean_now, lambda: self.replication.standing.status()),
             long_scans=long_scans,
         )
         if self.access.plain is not None:
@@ -368,7 +366,7 @@ class BrokerServer:
         return audit
 
     def _make_metrics(self, routes: Routes, tables: Tables, messages: Messages) -> Metrics:
-        from rocketspark.broker.operations.metrics import Metrics
+        from rocketspark.broker.operations.metrics import AccessFigures, Metrics
 
         metrics = Metrics(
             self.settings,
@@ -379,8 +377,7 @@ class BrokerServer:
             self._saves,
             replication=lambda: self.replication.standing.figures(),
             refused=lambda: {"connection": self._server.refused, "pull": self._long_polling.refused},
-            audit=self._audit,
-            passed=self.access.passed,
+            access=AccessFigures(self._audit, self.access.passed),
         )
         metrics.times.watch(routes)
         return metrics

@@ -200,72 +200,48 @@ def committed_form(
         heads = data[at[:, None] + np.arange(FIXED_BYTES_V4)].reshape(-1).view(_HEAD)
     body_bytes = heads["body_bytes"].astype(np.int64)
     properties_bytes = sizes - (FIXED_BYTES_V4 + len(suffix) + _LENGTH_BYTES) - body_bytes
-    same = ("sys_flag", "born_time_ms", "born_host")
-    if (
-        (heads["size"] != sizes).any()
-        or (heads["magic"] != MAGIC_V1).any()
-        or (heads["position"] != positions).any()
-        or (heads["queue_offset"] != np.arange(first_offset, first_offset + count)).any()
-        or any((heads[name] != heads[name][0]).any() for name in same)
-        or (body_bytes < 0).any()
-        or (properties_bytes < len(cut) + after).any()
+    if not _are_halves(heads, sizes, positions, first_offset) or (
+        (body_bytes < 0).any() or (properties_bytes < len(cut) + after).any()
     ):
         return None
     alike = alike and bool((body_bytes == body_bytes[0]).all())
-    kept = properties_bytes - len(cut)
     begins = at + FIXED_BYTES_V4
     ends = begins + body_bytes
     texts = ends + len(suffix) + _LENGTH_BYTES
     tails = at + sizes - after
-    # Names, lengths and what is cut out must be there: else the record is damaged.
-    for places, text in ((ends, suffix), (tails - len(cut), cut)):
-        first = int(places[0])
-        if bytes(stored[first : first + len(text)]) != text:
-            return None
-    if alike:
-        rows = data.reshape(count, width)
-        for places, text in ((ends, suffix), (tails - len(cut), cut)):
-            first = int(places[0])
-            if (rows[:, first : first + len(text)] != np.frombuffer(text, np.uint8)).any():
-                return None
-    lengths = data[texts - 2].astype(np.int64) << 8 | data[texts - 1]
-    if (lengths != properties_bytes).any():
-        return None
     raw = bytes(stored)
+    # Names, lengths and what is cut out must be there: else the record is damaged.
+    lengths = data[texts - 2].astype(np.int64) << 8 | data[texts - 1]
+    if (
+        not _stands_at(raw, ends, suffix, width if alike else 0)
+        or not _stands_at(raw, tails - len(cut), cut, width if alike else 0)
+        or (lengths != properties_bytes).any()
+    ):
+        return None
     bodies = [raw[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
     crcs = np.fromiter(map(checksums.crc32, bodies), np.uint32, count)
     if (crcs & CRC_MASK != heads["crc"]).any():
         return None
+    kept = properties_bytes - len(cut)
     new_sizes = HEAD_BYTES + body_bytes + _LENGTH_BYTES + kept
     starts = np.cumsum(new_sizes) - new_sizes
     flags = heads["flag"].astype(np.int32)
     new_heads = np.zeros((count, 5), ">i4")
     new_heads[:, 0], new_heads[:, 3], new_heads[:, 4] = new_sizes, flags, body_bytes
     if alike:
-        out = np.empty((count, int(new_sizes[0])), np.uint8)
-        out[:, :HEAD_BYTES] = new_heads.view(np.uint8).reshape(count, HEAD_BYTES)
-        begin = int(texts[0])
-        middle = HEAD_BYTES + int(body_bytes[0])
-        out[:, HEAD_BYTES:middle] = rows[:, FIXED_BYTES_V4 : FIXED_BYTES_V4 + int(body_bytes[0])]
-        out[:, middle : middle + 2] = np.frombuffer(int(kept[0]).to_bytes(2, "big"), np.uint8)
-        before = int(tails[0]) - len(cut)
-        out[:, middle + 2 : middle + 2 + before - begin] = rows[:, begin:before]
-        out[:, middle + 2 + before - begin :] = rows[:, int(tails[0]) :]
-        made, new_width = out.tobytes(), int(new_sizes[0])
+        rows = data.reshape(count, width)
+        begin, tail = int(texts[0]), int(tails[0])
+        made = _commits_in_rows(rows, new_heads, int(body_bytes[0]), int(kept[0]), slice(begin, tail - len(cut)), tail)
+        new_width = int(new_sizes[0])
     else:
         head_bytes, kept_bytes = new_heads.tobytes(), kept.astype(">u2").tobytes()
-        size = len(cut)
-        if any(raw[a - size : a] != cut for a in tails.tolist()) or any(
-            raw[a : a + len(suffix)] != suffix for a in ends.tolist()
-        ):
-            return None
         made = b"".join(
             chain.from_iterable(
                 (
                     head_bytes[i * HEAD_BYTES : (i + 1) * HEAD_BYTES],
                     bodies[i],
                     kept_bytes[2 * i : 2 * i + 2],
-                    raw[text : tail - size],
+                    raw[text : tail - len(cut)],
                     raw[tail : tail + after],
                 )
                 for i, (text, tail) in enumerate(zip(texts.tolist(), tails.tolist(), strict=True))
@@ -275,6 +251,50 @@ def committed_form(
     layout = Layout(made, starts, new_sizes, flags, body_bytes, kept, new_width)
     head = heads[0]
     return StoredHalves(layout, crcs, int(head["sys_flag"]), int(head["born_time_ms"]), head["born_host"].tobytes())
+
+
+def _are_halves(
+    heads: NDArray[np.void], sizes: NDArray[np.int64], positions: NDArray[np.int64], first_offset: int
+) -> bool:
+    """Tell whether the fixed parts of records are those of half messages at these places, with the same times."""
+    return not (
+        (heads["size"] != sizes).any()
+        or (heads["magic"] != MAGIC_V1).any()
+        or (heads["position"] != positions).any()
+        or (heads["queue_offset"] != np.arange(first_offset, first_offset + len(positions))).any()
+        or any((heads[name] != heads[name][0]).any() for name in ("sys_flag", "born_time_ms", "born_host"))
+    )
+
+
+def _stands_at(stored: bytes, places: NDArray[np.int64], text: bytes, width: int) -> bool:
+    """Tell whether a text stands at each of these places. `width`: of the records if all are alike, else 0."""
+    first, size = int(places[0]), len(text)
+    if stored[first : first + size] != text:
+        return False
+    if width:
+        rows = np.frombuffer(stored, np.uint8).reshape(len(places), width)
+        return bool((rows[:, first : first + size] == np.frombuffer(text, np.uint8)).all())
+    return all(stored[at : at + size] == text for at in places.tolist())
+
+
+def _commits_in_rows(
+    rows: Bytes, new_heads: NDArray[np.int32], body_bytes: int, kept_bytes: int, texts: slice, tail: int
+) -> bytes:
+    """Return the commits of half messages of one layout, each a row of bytes.
+
+    `texts`: where the properties lie in a row, up to what is cut out; `tail`: where they go on behind that.
+    """
+    count = len(rows)
+    middle = HEAD_BYTES + body_bytes
+    out = np.empty((count, middle + _LENGTH_BYTES + kept_bytes), np.uint8)
+    out[:, :HEAD_BYTES] = new_heads.view(np.uint8).reshape(count, HEAD_BYTES)
+    out[:, HEAD_BYTES:middle] = rows[:, FIXED_BYTES_V4 : FIXED_BYTES_V4 + body_bytes]
+    out[:, middle : middle + _LENGTH_BYTES] = np.frombuffer(kept_bytes.to_bytes(_LENGTH_BYTES, "big"), np.uint8)
+    begin = middle + _LENGTH_BYTES
+    after = begin + texts.stop - texts.start
+    out[:, begin:after] = rows[:, texts]
+    out[:, after:] = rows[:, tail:]
+    return out.tobytes()
 
 
 # Fields of a half message's fixed part that may differ within a batch.

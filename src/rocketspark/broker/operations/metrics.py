@@ -5,7 +5,7 @@ own state; a scrape reads it. Only loaded when metricsExporterType=PROM.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rocketspark.access.audit import Audit, Check, request_name
 from rocketspark.broker import topic_names
@@ -47,6 +47,13 @@ COUNTER, GAUGE = "counter", "gauge"
 Family = tuple[str, str, str, Iterable[Row]]
 
 
+class AccessFigures(NamedTuple):
+    """What is counted of access control: the audit, None without one, and how often each check was asked."""
+
+    audit: Audit | None
+    passed: Callable[[], Mapping[Check, int]]
+
+
 class Metrics:
     """The counters and gauges of one broker, as a scrape gets them."""
 
@@ -60,8 +67,7 @@ class Metrics:
         saves: SaveFailures,
         refused: Callable[[], dict[str, int]],
         replication: Callable[[], ReplicationFigures],
-        audit: Audit | None = None,
-        passed: Callable[[], Mapping[Check, int]] = dict,
+        access: AccessFigures,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -76,8 +82,8 @@ class Metrics:
         self._saves = saves
         self._refused = refused
         self._replication = replication
-        self._audit = audit
-        self._passed = passed
+        self._audit = access.audit
+        self._passed = access.passed
         self.sizes = MessageSizes(store)
         self.times = RequestTimes()
         self._labels = {

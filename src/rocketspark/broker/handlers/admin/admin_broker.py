@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -44,6 +44,18 @@ from rocketspark.transport.request_frames import reply
 UNITS_MAX = 10_000
 
 
+class BrokerActs(NamedTuple):
+    """What an operator makes the running broker do, or asks it.
+
+    `settled`: wait until the NameServers know its topics; `expire`: delete expired files now; `ha_status`: tell how its
+    slaves follow.
+    """
+
+    settled: Callable[[], Awaitable[None]]
+    expire: Callable[[], None]
+    ha_status: Callable[[], dict[str, Any]]
+
+
 class AdminHandler:
     """Serves the requests about the broker. `address`: its own, as clients are told.
 
@@ -61,9 +73,7 @@ class AdminHandler:
         messages: Messages,
         stats: Stats,
         *,
-        settled: Callable[[], Awaitable[None]],
-        expire: Callable[[], None],
-        ha_status: Callable[[], dict[str, Any]],
+        acts: BrokerActs,
         long_scans: LongScans,
     ) -> None:
         self._settings = settings
@@ -79,9 +89,7 @@ class AdminHandler:
         self._transactions = messages.transactions
         self._stats = stats
         self._quarantine = messages.quarantine
-        self._settled = settled
-        self._expire = expire
-        self._ha_status = ha_status
+        self._acts = acts
         self._long_scans = long_scans
 
     def routes(self, routes: Routes) -> None:
@@ -111,7 +119,7 @@ class AdminHandler:
     async def update_config(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """UPDATE_BROKER_CONFIG (25): lines of key=value, all or none."""
         self._live.update(body.decode("utf-8", "replace"))
-        await self._settled()
+        await self._acts.settled()
         return reply(request.opaque)
 
     def config(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
@@ -207,7 +215,7 @@ class AdminHandler:
 
     def replication(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """GET_BROKER_HA_STATUS (907): a master's slaves, or a slave's link to its master."""
-        return reply(request.opaque, body=bodies.encode(self._ha_status()))
+        return reply(request.opaque, body=bodies.encode(self._acts.ha_status()))
 
     def read_ahead(self, peer: Peer, request: Request[ReadAheadHeader], body: bytes) -> bytes:
         """SET_COMMITLOG_READ_MODE (2004): whether the kernel reads the log ahead, until the broker stops."""
@@ -262,12 +270,12 @@ class AdminHandler:
         self._topics.put_all(wanted)
         for topic in batch_topics(wanted):
             self._store.make_batch_topic(topic)
-        await self._settled()
+        await self._acts.settled()
         return reply(request.opaque)
 
     def expire(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """CLEAN_EXPIRED_CONSUMEQUEUE (306) and DELETE_EXPIRED_COMMITLOG (329)."""
-        self._expire()
+        self._acts.expire()
         return reply(request.opaque)
 
     async def clean_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
