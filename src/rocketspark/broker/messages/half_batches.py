@@ -97,7 +97,7 @@ class HalfRuns:
         self._ended_rows = 0
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all runs, e.g. before a new start."""
         self.__init__()  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[HalfRun]:
@@ -328,17 +328,15 @@ class BatchedHalves:
         if not commits:
             run.set(at, count, ROLLED_BACK)
             self._stats.rolled_back[topic] = self._stats.rolled_back.get(topic, 0) + count
-            return self._ended(run, Ended(count, first))
+            self._note_ended(run)
+            return Ended(count, first)
         end = self._commit(run, at, count)
         if end is None:
             return None
         run.set(at, count, COMMITTED)
         size = run.end_of(at + count - 1) - int(run.positions[at])
-        return self._ended(run, Ended(count, first, end, bytes=size))
-
-    def _ended(self, run: HalfRun, ended: Ended) -> Ended:
         self._note_ended(run)
-        return ended
+        return Ended(count, first, end, bytes=size)
 
     def _note_ended(self, run: HalfRun) -> None:
         if not run.open_count:

@@ -1,8 +1,10 @@
 """The only way into the store's log: every message, from clients or the broker itself, is accepted here.
 
 Rule: what may be sent is decided by its `send_rules`, the topic, queue, properties and tags code of a stored record
-here, and nothing of it elsewhere: handlers decode and answer. The four ways in: `accept` (a new message),
-`accept_again` (one that was stored before), `accept_batch`, `accept_run` (plain sends of one read).
+here, and nothing of it elsewhere: handlers decode and answer. Clients' messages have four ways in: `accept` (a new
+message), `accept_again` (one that was stored before), `accept_batch`, `accept_run` (plain sends of one read). The
+broker's own records take three others: `accept_own` (of pops), and the two halves of `accept_batch`: `accept_layout`
+(batches of half messages) and `accept_items` (op messages).
 """
 
 from __future__ import annotations
