@@ -21,8 +21,7 @@ from rocketspark.access.request_contexts import CHECKED, FORGOTTEN
 from rocketspark.access.tables import AccessTables, User
 from rocketspark.broker.access.gate import _ACTIONS
 from rocketspark.protocol.codes import RequestCode as Code
-from rocketspark.transport.gate import ReceivedRequest
-from rocketspark.transport.processor_table import Route
+from rocketspark.transport.processor_table import ReceivedRequest, Route
 
 pytestmark = pytest.mark.shows("the table of requests is complete in fields")
 

@@ -14,7 +14,7 @@ from rocketspark.errors import ProtocolError, ServerError
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.request_signing import ACCESS_KEY
-from rocketspark.transport.gate import ReceivedRequest, Refusal, Sender
+from rocketspark.transport.processor_table import ReceivedRequest, Refusal, Sender
 
 # Requests that name a stored message by its place in the log.
 NAMES_A_PLACE = frozenset(

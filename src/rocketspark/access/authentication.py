@@ -13,7 +13,7 @@ import msgspec
 
 from rocketspark.access.tables import Tables, User
 from rocketspark.protocol.request_signing import ACCESS_KEY, is_recent, is_signature, is_signed_with, is_too_old
-from rocketspark.transport.gate import ReceivedRequest
+from rocketspark.transport.processor_table import ReceivedRequest
 
 # Users of one connection; more are checked each time.
 REMEMBERED_MAX = 16

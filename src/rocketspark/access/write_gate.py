@@ -25,8 +25,7 @@ from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header
 from rocketspark.protocol.request_signing import ACCESS_KEY, is_signed_with, is_too_old
-from rocketspark.transport.gate import ReceivedRequest, Refusal
-from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.processor_table import ReceivedRequest, Refusal, Routes
 
 log = LimitedLog("rocketspark.access")
 

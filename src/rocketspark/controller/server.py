@@ -12,11 +12,11 @@ from rocketspark.controller.journal import Journal, StateFile
 from rocketspark.controller.live_table import Clock, LiveTable
 from rocketspark.controller.settings import ControllerSettings
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.transport.bounds.descriptors import connections_max
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server
+from rocketspark.transport.server_bounds import connections_max
 
 log = LimitedLog("rocketspark.controller")
 

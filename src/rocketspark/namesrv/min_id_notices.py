@@ -19,10 +19,10 @@ from rocketspark.namesrv.acting_master import MinIdChange
 from rocketspark.namesrv.registration_limits import REPLICAS_MAX
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import MinBrokerIdHeader
-from rocketspark.transport.bounds.descriptors import OF_PROCESS
 from rocketspark.transport.connections import dial, parse_address
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import RpcHooks
+from rocketspark.transport.server_bounds import OF_PROCESS
 from rocketspark.transport.tls.client_tls import ClientTls
 
 log = LimitedLog("rocketspark.namesrv")

@@ -13,11 +13,11 @@ from rocketspark.namesrv.kv_config import KvConfig
 from rocketspark.namesrv.min_id_notices import MinIdNotices
 from rocketspark.namesrv.registry import Registry
 from rocketspark.namesrv.settings import DEFAULT_PORT, SCAN_S, Settings
-from rocketspark.transport.bounds.descriptors import connections_max
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_signer import RequestSigner
 from rocketspark.transport.server import Server
+from rocketspark.transport.server_bounds import connections_max
 from rocketspark.transport.tls.settings import TlsSettings
 
 log = LimitedLog("rocketspark.namesrv")

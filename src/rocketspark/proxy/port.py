@@ -16,11 +16,10 @@ from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.proxy.call import Refused, address_of
 from rocketspark.proxy.wire.codes import Code
-from rocketspark.transport.bounds.connection_bounds import Bounds
-from rocketspark.transport.bounds.descriptors import OF_PROCESS, Descriptors
 from rocketspark.transport.peer import HALF_CLOSED_S, Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import IDLE_S, Server
+from rocketspark.transport.server_bounds import OF_PROCESS, Bounds, Descriptors
 from rocketspark.transport.tls.first_bytes import PREFACE, Http2
 from rocketspark.transport.tls.settings import TlsSettings
 

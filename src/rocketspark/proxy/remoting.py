@@ -27,9 +27,8 @@ from rocketspark.protocol.json.bodies import LockRequest
 from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.call import Refused
 from rocketspark.transport.connections import dial
-from rocketspark.transport.gate import ReceivedRequest, Refusal
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.processor_table import Routes, RpcHooks
+from rocketspark.transport.processor_table import ReceivedRequest, Refusal, Routes, RpcHooks
 from rocketspark.transport.request_frames import Reply, reply
 from rocketspark.transport.shared_task import outcome_of
 from rocketspark.transport.tls.client_tls import ClientTls

@@ -17,7 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
-from rocketspark.transport.bounds.descriptors import OF_PROCESS, Descriptors
+from rocketspark.transport.server_bounds import OF_PROCESS, Descriptors
 
 log = LimitedLog("rocketspark.transport")
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.transport.bounds.connection_bounds import ConnectionBounds
 from rocketspark.transport.pending_requests import PendingRequests
 from rocketspark.transport.request_frames import buffers
+from rocketspark.transport.server_bounds import ConnectionBounds
 
 log = LimitedLog("rocketspark.transport")
 

@@ -21,11 +21,10 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.frames import Frame
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.message.message_ids import pack_host
-from rocketspark.transport.bounds.overload import SLICE, Overload
-from rocketspark.transport.gate import ReceivedRequest, Refusal, Sender
 from rocketspark.transport.outgoing import LARGE_REPLY_BYTES, WRITE_BYTES_HIGH, Outgoing
-from rocketspark.transport.processor_table import Answer, Handler, Route, Routes
+from rocketspark.transport.processor_table import Answer, Handler, ReceivedRequest, Refusal, Route, Routes, Sender
 from rocketspark.transport.request_frames import Parts, Reply, buffers, reply
+from rocketspark.transport.server_bounds import SLICE, Overload
 
 log = LimitedLog("rocketspark.transport")
 

@@ -1,6 +1,7 @@
 """A listening server and its connections. Rule: a connection that breaks the rules is closed, no other.
 
-All servers of a process share its file descriptors (descriptors.py): one that takes no more says so and closes.
+All servers of a process share its file descriptors (`server_bounds.Descriptors`): one that takes no more says so and
+closes.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from collections.abc import Callable, Iterable
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.transport.bounds.connection_bounds import WAITING_BYTES_MAX, Bounds, ConnectionBounds
-from rocketspark.transport.bounds.descriptors import OF_PROCESS, Descriptors
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.server_bounds import OF_PROCESS, WAITING_BYTES_MAX, Bounds, ConnectionBounds, Descriptors
 from rocketspark.transport.tls.first_bytes import FirstBytes, Front, TakeHttp2
 from rocketspark.transport.tls.server_contexts import ServerContexts
 from rocketspark.transport.tls.settings import TlsSettings

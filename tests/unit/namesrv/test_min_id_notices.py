@@ -19,10 +19,10 @@ from rocketspark.namesrv.acting_master import MinIdChange
 from rocketspark.namesrv.min_id_notices import LOOKUPS_MAX, NOTICES_MAX, MinIdNotices
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import MinBrokerIdHeader, Request
-from rocketspark.transport.bounds.descriptors import OF_PROCESS
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server
+from rocketspark.transport.server_bounds import OF_PROCESS
 
 pytestmark = pytest.mark.shows("brokers that hang or are gone")
 

@@ -6,7 +6,7 @@ import pytest
 from tests.live.support import run, until
 
 from rocketspark.namesrv.server import SHARE_ALONE, SHARE_BESIDE_A_BROKER, NameServer
-from rocketspark.transport.bounds.descriptors import connections_max
+from rocketspark.transport.server_bounds import connections_max
 
 pytestmark = pytest.mark.shows(
     "mended: idle connections to the NameServer, half HTTP requests to the metrics port use all descriptors",

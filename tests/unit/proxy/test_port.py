@@ -15,7 +15,7 @@ import pytest
 from rocketspark.protocol import frames
 from rocketspark.proxy.call import Refused
 from rocketspark.proxy.port import WAITING_BYTES_MAX, Port
-from rocketspark.transport.bounds.descriptors import Descriptors
+from rocketspark.transport.server_bounds import Descriptors
 from rocketspark.transport.tls import first_bytes
 from rocketspark.transport.tls.first_bytes import PREFACE
 from rocketspark.transport.tls.settings import TlsSettings

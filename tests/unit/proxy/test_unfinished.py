@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.proxy.test_port import behind, until
 
 from rocketspark.proxy.port import CALL_BYTES, UnfinishedMessages
-from rocketspark.transport.bounds.connection_bounds import Bounds
+from rocketspark.transport.server_bounds import Bounds
 from rocketspark.transport.tls.first_bytes import PREFACE
 
 pytestmark = pytest.mark.shows("unfinished gRPC messages, reflection")

@@ -16,8 +16,8 @@ pytest.importorskip("prometheus_client")
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from rocketspark.errors import ConfigError
-from rocketspark.transport.bounds.descriptors import Descriptors
 from rocketspark.transport.metrics_server import HEAD_BYTES_MAX, MetricsServer
+from rocketspark.transport.server_bounds import Descriptors
 
 pytestmark = pytest.mark.shows(
     "mended: idle connections to the NameServer, half HTTP requests to the metrics port use all descriptors",

@@ -20,12 +20,12 @@ from rocketspark.protocol import frames, headers
 from rocketspark.protocol.frames import Frame
 from rocketspark.transport import outgoing, pending_requests
 from rocketspark.transport import peer as peers
-from rocketspark.transport.bounds.connection_bounds import Bounds
 from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import Parts, Reply, reply
 from rocketspark.transport.server import Server
+from rocketspark.transport.server_bounds import Bounds
 
 ECHO, SLOW, FAIL, REFUSE, NEVER, LATER, BIG, TYPED, WORK, PARTED = 1, 2, 3, 4, 5, 6, 7, 8, 9, 4001
 

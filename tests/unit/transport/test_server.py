@@ -17,12 +17,12 @@ from tests.live.support import run, until
 from rocketspark.protocol import frames
 from rocketspark.protocol.frames import Frame
 from rocketspark.transport import peer as peer_module
-from rocketspark.transport.bounds.descriptors import Descriptors
 from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
+from rocketspark.transport.server_bounds import Descriptors
 
 pytestmark = pytest.mark.shows("SYSTEM_BUSY when the broker is behind, a maximum of connections")
 

@@ -38,7 +38,7 @@ from rocketspark.protocol.message import properties, record
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.protocol.request_signing import ACCESS_KEY, FOR_HOST, FOR_USER
 from rocketspark.store.store import Store
-from rocketspark.transport.gate import Gate, ReceivedRequest, Refusal, Sender
+from rocketspark.transport.processor_table import Gate, ReceivedRequest, Refusal, Sender
 
 _ACTIONS: dict[int, str] = {
     Code.CONSUMER_SEND_MSG_BACK: SUB,

@@ -24,7 +24,7 @@ from rocketspark.broker.access.settings import CLASSES
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.transport.request_signer import RequestSigner
-from rocketspark.transport.tls import self_signed
+from rocketspark.transport.tls import certificate_files
 from rocketspark.transport.tls.settings import TlsSettings, from_values
 
 ADMIN, INNER = "admin", "rocketspark-inner"
@@ -121,7 +121,7 @@ def prepare(folder: str | os.PathLike[str], names: Iterable[str] = ()) -> Secure
             _close_to_others(place)
             is_new = not (place / INNER_SECRET).exists()
             if not _pair_is_good(place, names):
-                self_signed.write(self_signed.make(names), place)
+                certificate_files.write_pair(certificate_files.make_pair(names), place)
             if is_new:
                 if not (place / ADMIN_SECRET).exists():
                     _write_secret(place / ADMIN_SECRET)

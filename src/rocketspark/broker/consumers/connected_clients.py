@@ -19,8 +19,8 @@ from rocketspark.model.namespace import RETRY_PREFIX
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header
 from rocketspark.protocol.json.bodies import ConsumerData, Heartbeat
-from rocketspark.transport.gate import Sender
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Sender
 from rocketspark.transport.request_frames import Reply
 
 KEPT_MAX = 200_000

@@ -16,7 +16,7 @@ import msgspec
 
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.headers import Request
-from rocketspark.transport.bounds.connection_bounds import SHARE_OF_ADDRESS, place_of
+from rocketspark.transport.server_bounds import SHARE_OF_ADDRESS, place_of
 
 log = LimitedLog("rocketspark.broker")
 

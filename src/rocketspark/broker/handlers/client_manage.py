@@ -25,9 +25,8 @@ from rocketspark.protocol.headers import (
     sender_language,
 )
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.transport.gate import Sender
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.processor_table import Answer, Routes
+from rocketspark.transport.processor_table import Answer, Routes, Sender
 from rocketspark.transport.request_frames import reply
 
 log = LimitedLog("rocketspark.broker")

@@ -19,8 +19,8 @@ from rocketspark.protocol.headers.send_shape import PLAIN_TEXT, SendShape, Signe
 from rocketspark.protocol.message import properties, record
 from rocketspark.store.commitlog.append_message import PlainMessage
 from rocketspark.store.consumequeue.consume_queue import ConsumeQueue
-from rocketspark.transport.gate import ReceivedRequest
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import ReceivedRequest
 
 # Gives what requests like one that was let through have to show; None where each is to be asked about.
 StandingOf = Callable[[ReceivedRequest], Standing | None]

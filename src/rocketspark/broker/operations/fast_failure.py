@@ -9,10 +9,8 @@ import asyncio
 
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.transport.bounds import descriptors
-from rocketspark.transport.bounds.connection_bounds import Bounds
-from rocketspark.transport.bounds.overload import Overload
 from rocketspark.transport.request_frames import reply
+from rocketspark.transport.server_bounds import Bounds, Overload, connections_max
 
 SENDS = (
     RequestCode.SEND_MESSAGE,
@@ -73,7 +71,7 @@ class FastFailure:
         """Return the limit of open connections; by default half of the process's descriptors is left to the store."""
         if self._settings.connections_max > 0:
             return self._settings.connections_max
-        return descriptors.connections_max()
+        return connections_max()
 
     def bounds(self) -> Bounds:
         """Return what the connections may hold."""

@@ -19,8 +19,7 @@ from rocketspark.protocol.headers import Header
 from rocketspark.spark.client_access import Access
 from rocketspark.transport.connections import parse_address
 from rocketspark.transport.request_frames import RequestForm, request
-from rocketspark.transport.tls.client_tls import ClientTls
-from rocketspark.transport.tls.failures import explain, refusal
+from rocketspark.transport.tls.client_tls import ClientTls, explain, refusal
 
 BUFFER_BYTES = 8 << 20
 CONNECT_TIMEOUT_S = 3.0

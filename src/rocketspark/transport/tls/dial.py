@@ -8,8 +8,7 @@ from rocketspark.errors import ConfigError, NotSent
 from rocketspark.model.text import shown
 from rocketspark.transport.dialing import connect_protocol
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.tls.client_tls import ClientTls
-from rocketspark.transport.tls.failures import explain
+from rocketspark.transport.tls.client_tls import ClientTls, explain
 from rocketspark.transport.tls.stream import TlsStream
 
 

@@ -16,7 +16,7 @@ from rocketspark.errors import FrameError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.tls import proxy_protocol
-from rocketspark.transport.tls.failures import server_side
+from rocketspark.transport.tls.client_tls import server_side
 from rocketspark.transport.tls.handshakes import TIME_MAX_S, Handshakes
 from rocketspark.transport.tls.server_contexts import ServerContexts
 from rocketspark.transport.tls.stream import Above, TlsStream

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.transport.tls import certificate_files, self_signed
+from rocketspark.transport.tls import certificate_files
 from rocketspark.transport.tls.settings import TlsSettings
 
 log = LimitedLog("rocketspark.transport")
@@ -59,14 +59,14 @@ class ServerContexts:
             )
 
     def _of_test_mode(self, names: list[str]) -> ssl.SSLContext:
-        pair = self_signed.make(names)
+        pair = certificate_files.make_pair(names)
         log.info(
             "clients that use TLS get a certificate that was made for this start alone, which nobody can check (its"
             " names: %s); tls.server.certPath and tls.server.keyPath give your own",
             ", ".join(pair.names),
         )
         with tempfile.TemporaryDirectory() as folder:
-            cert, key = self_signed.write(pair, Path(folder))
+            cert, key = certificate_files.write_pair(pair, Path(folder))
             return self._made(str(cert), str(key))
 
     def _made(self, cert: str = "", key: str = "") -> ssl.SSLContext:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 from rocketspark.errors import NotSent
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.transport.tls.failures import refusal
+from rocketspark.transport.tls.client_tls import refusal
 
 log = LimitedLog("rocketspark.transport")
 

@@ -26,7 +26,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.protocol import request_signing
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.store.files import config_files
-from rocketspark.transport.gate import ReceivedRequest
+from rocketspark.transport.processor_table import ReceivedRequest
 
 USERNAMES = st.sampled_from(["ann", "bob"])
 PASSWORDS = st.sampled_from(["one", "two"])

@@ -15,7 +15,7 @@ from rocketspark.broker.access import secure_folder
 from rocketspark.broker.access.secure_folder import ADMIN_SECRET, CERTIFICATE, INNER, INNER_SECRET, KEY, load, prepare
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, StoreUnwritable
-from rocketspark.transport.tls import self_signed
+from rocketspark.transport.tls import certificate_files
 
 pytest.importorskip("cryptography")
 
@@ -93,7 +93,7 @@ def test_a_pair_is_made_anew_when_it_does_not_serve_any_more(tmp_path: Path, mon
     prepare(tmp_path, ["broker.example"])
     second = made.ca.read_bytes()
     assert second != first
-    (tmp_path / KEY).write_bytes(self_signed.make().key)
+    (tmp_path / KEY).write_bytes(certificate_files.make_pair().key)
     prepare(tmp_path, ["broker.example"])
     third = made.ca.read_bytes()
     assert third != second

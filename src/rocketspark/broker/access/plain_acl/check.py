@@ -36,7 +36,7 @@ from rocketspark.broker.access.plain_acl.rules import (
 from rocketspark.errors import ConfigError, ProtocolError, ServerError
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.transport.gate import ReceivedRequest, Refusal, Sender
+from rocketspark.transport.processor_table import ReceivedRequest, Refusal, Sender
 
 log = logging.getLogger("rocketspark.broker.access")
 

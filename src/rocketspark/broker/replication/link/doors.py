@@ -19,10 +19,9 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, ReplicationError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
-from rocketspark.transport.bounds.descriptors import OF_PROCESS, Descriptors
 from rocketspark.transport.dialing import connect_protocol
-from rocketspark.transport.tls.client_tls import ClientTls
-from rocketspark.transport.tls.failures import explain
+from rocketspark.transport.server_bounds import OF_PROCESS, Descriptors
+from rocketspark.transport.tls.client_tls import ClientTls, explain
 from rocketspark.transport.tls.first_bytes import HANDSHAKE_BYTE
 from rocketspark.transport.tls.handshakes import Handshakes
 from rocketspark.transport.tls.server_contexts import ServerContexts

@@ -18,7 +18,7 @@ from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.waits import ReplicaWaits
 from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.transport.bounds.descriptors import OF_PROCESS, Descriptors
+from rocketspark.transport.server_bounds import OF_PROCESS, Descriptors
 
 log = LimitedLog("rocketspark.broker.replication")
 

@@ -1,18 +1,89 @@
-"""What the connections of a server may hold, each and together. Rule: past a bound those end that hold it longest.
+"""What a server takes at most: connections of all and of one address, frames that are not whole, replies that nobody
+reads, and requests that come faster than they are served.
 
-A frame that is not whole, and replies that nobody reads, lie in memory. Honest connections hold them for moments, so
-whoever has held some for longest is the one to end. Nothing here costs anything for frames that come whole.
+Rule: the files of the store come first. A process has a limit of file descriptors: connections may take half of it,
+whoever opens them, and a less important server takes a part of that half. A request that waited too long is answered at
+once; replies are never held up.
+
+One loop serves all connections, in turns, so waiting requests lie in their buffers. A request's wait counts from the
+turn in which its connection could be read. One hiccup of the machine is no load: a turn must go on for as long
+again. Honest connections hold a frame that is not whole, or a reply that is not read, for moments: past a bound whoever
+has held some for longest is the one to end. Nothing here costs anything for frames that come whole.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
+import math
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterable
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import msgspec
 
+from rocketspark.errors import FrameError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol import frames, headers
+
+
+def descriptors_max() -> float:
+    """Return how many files and sockets this process may have open; infinity without a limit."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return math.inf if limit == resource.RLIM_INFINITY else limit
+
+
+def connections_max(share: float = 0.5) -> float:
+    """Return how many connections may take `share` of the descriptors; 16 at least."""
+    limit = descriptors_max()
+    return limit if math.isinf(limit) else max(16, int(limit * share))
+
+
+class Descriptors:
+    """A count of connections against a limit, of any loop. `refused`: how many were not let in.
+
+    Connections of a closed loop count no more: nothing reports their end.
+    """
+
+    def __init__(self, count_max: float | None = None) -> None:
+        self._count_max = count_max
+        self._lock = threading.Lock()
+        self._of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+        self.refused = 0
+
+    @property
+    def count_max(self) -> float:
+        """The limit: the one given, else half of the process's descriptors as they are limited now."""
+        return connections_max() if self._count_max is None else self._count_max
+
+    @property
+    def taken(self) -> int:
+        """The number of open connections."""
+        return sum(count for loop, count in list(self._of_loops.items()) if not loop.is_closed())
+
+    def take(self) -> bool:
+        """Let one connection of the running loop in; False if the limit is reached."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self.taken < self.count_max:
+                self._of_loops[loop] = self._of_loops.get(loop, 0) + 1
+                return True
+            self.refused += 1
+            return False
+
+    def give_back(self) -> None:
+        """Note the end of a connection of the running loop that was let in."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            self._of_loops[loop] -= 1
+
+
+OF_PROCESS = Descriptors()
+
 
 log = LimitedLog("rocketspark.transport", lines_max=1, period_s=1.0)
 
@@ -216,3 +287,120 @@ class ConnectionBounds:
         self.ended[reason] += 1
         log.warning("%s " + text, peer.address, *about)
         peer.abort()
+
+
+_log = logging.getLogger("rocketspark.transport")
+
+Received = tuple[int, bytes, bytes]
+# Requests served between two looks at the clock.
+SLICE = 256
+LOG_PAUSE_S = 1.0
+# Turns of the loop are watched so far apart; a wait is known that exactly.
+SAMPLE_S = 0.01
+
+
+class Overload:
+    """Decides which requests are refused. `refuse_with(opaque, remark)` makes the reply; `now`: seconds."""
+
+    def __init__(
+        self,
+        refuse_with: Callable[[int, str], bytes],
+        *,
+        now: Callable[[], float] = time.monotonic,
+        call_soon: Callable[[Callable[[], None]], object] = lambda act: asyncio.get_running_loop().call_soon(act),
+    ) -> None:
+        self._refuse_with = refuse_with
+        self._limits_s: dict[int, float] = {}
+        self._reasons: dict[str, str] = {}
+        self._refused: frozenset[int] = frozenset()
+        self._log_after_s = -math.inf
+        self.now = now
+        self.call_soon = call_soon
+        # The shortest of the limits: requests that waited less need no check.
+        self.least_s = math.inf
+        self._turn_is_open = False
+        self._turn_began_s = -math.inf
+        self._late_since_s = math.inf
+        self.refusing = False
+        self.refused_count = 0
+
+    def limit_waits(self, limits_s: dict[int, float]) -> None:
+        """Set the wait (seconds) from which on requests of these codes are refused."""
+        self._limits_s = limits_s
+        self.least_s = min(limits_s.values(), default=math.inf)
+
+    def refuse(self, codes: Iterable[int], key: str, reason: str | None) -> None:
+        """Refuse all requests of `codes`, because of `key`, with this reason; None ends that."""
+        self._refused = frozenset(codes)
+        if reason is None:
+            self._reasons.pop(key, None)
+        else:
+            self._reasons[key] = reason
+        self.refusing = bool(self._reasons)
+
+    def waited(self) -> float:
+        """Return how long the data read now has waited, in seconds; 0 while that may be a hiccup."""
+        now_s = self.now()
+        waited_s = now_s - self._turn_began_s
+        if self._turn_is_open:
+            if waited_s < self.least_s:
+                return waited_s
+            self._late_since_s = min(self._late_since_s, now_s)
+            return waited_s if now_s - self._late_since_s >= self.least_s else 0.0
+        if waited_s >= SAMPLE_S:
+            # What is called soon is called before the sockets are looked at again. Most turns are over in no time:
+            # to watch each of them would cost a system call.
+            self._turn_is_open = True
+            self._turn_began_s, self._late_since_s = now_s, math.inf
+            self.call_soon(self._turn_ended)
+        return 0.0
+
+    def _turn_ended(self) -> None:
+        self._turn_is_open = False
+
+    def sift(self, received: list[Received], waited_s: float) -> tuple[list[Received], list[bytes]]:
+        """Return (the requests to serve, replies to the rest). A one-way request that is refused gets no reply."""
+        served, replies = [], []
+        reason = next(iter(self._reasons.values()), None)
+        refused = 0
+        for item in received:
+            code, opaque, flag = _head(item)
+            if flag & frames.RESPONSE_FLAG:
+                served.append(item)
+                continue
+            remark = reason if code in self._refused else None
+            if remark is None and waited_s >= self._limits_s.get(code, math.inf):
+                remark = (
+                    "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, period in queue:"
+                    f" {waited_s * 1000:.0f}ms, size of queue: {len(received) - len(served) - 1 - refused}"
+                )
+            if remark is None:
+                served.append(item)
+                continue
+            refused += 1
+            if not flag & frames.ONEWAY_FLAG:
+                replies.append(self._refuse_with(opaque, remark))
+        if refused:
+            self._note(refused, waited_s, reason)
+        return served, replies
+
+    def _note(self, refused: int, waited_s: float, reason: str | None) -> None:
+        self.refused_count += refused
+        now_s = self.now()
+        if now_s >= self._log_after_s:
+            self._log_after_s = now_s + LOG_PAUSE_S
+            why = reason or f"they waited for {waited_s * 1000:.0f} ms"
+            _log.warning("%d requests refused (SYSTEM_BUSY), %d so far: %s", refused, self.refused_count, why)
+
+
+def _head(item: Received) -> tuple[int, int, int]:
+    """Return (code, opaque, flag) of a frame; one that cannot be read counts as a reply, which is never refused."""
+    serialization, header, _ = item
+    try:
+        if serialization == frames.JSON:
+            head = headers.head_decoder.decode(header)
+            return head.code, head.opaque, head.flag
+        frame = frames.decode_header(header, serialization)
+        return frame.code, frame.opaque, frame.flag
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, FrameError):
+        return 0, 0, frames.RESPONSE_FLAG

@@ -11,12 +11,11 @@ import pytest
 from tests.live.support import run, until
 
 from rocketspark.transport import peer as peers
-from rocketspark.transport.bounds import connection_bounds
-from rocketspark.transport.bounds.connection_bounds import Bounds, ConnectionBounds, place_of
 from rocketspark.transport.connections import dial
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
+from rocketspark.transport.server_bounds import LOOK_S, Bounds, ConnectionBounds, place_of
 
 pytestmark = pytest.mark.shows(
     "bounds of connections, frames, headers, held pulls, unread replies, log lines, on brokers, NameServers "
@@ -162,7 +161,7 @@ def test_what_grows_after_the_first_look_is_bounded_too() -> None:
         first, second = Slow(), Slow()
         bounds.paused(first)
         bounds.paused(second)
-        await asyncio.sleep(2 * connection_bounds.LOOK_S)
+        await asyncio.sleep(2 * LOOK_S)
         assert not first.ended
         first.unread_bytes = 200
         await until(lambda: first.ended)

@@ -13,12 +13,12 @@ from tests.live.support import run
 from rocketspark.protocol import frames
 from rocketspark.protocol.frames import BINARY, JSON, Frame
 from rocketspark.protocol.headers import NoHeader
-from rocketspark.transport.bounds.overload import Overload, Received
 from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
+from rocketspark.transport.server_bounds import Overload, Received
 
 pytestmark = pytest.mark.shows("SYSTEM_BUSY when the broker is behind, a maximum of connections")
 
