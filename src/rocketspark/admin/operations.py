@@ -1,5 +1,5 @@
 """An operator's work on a cluster. Rule: each operation is written once, here or in access and groups, of the calls in
-client.connection (admin_api, access_api, client_api); the command line only shows its result.
+client.connection (admin_api, client_api); the command line only shows its result.
 """
 
 from __future__ import annotations

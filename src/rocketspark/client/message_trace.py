@@ -128,7 +128,7 @@ class Tracer(Hooks):
             )
 
     def after_consume(self, consuming: Consuming) -> None:
-        """Trace that a listener is done with messages."""
+        """Trace that a listener has finished messages."""
         now_ms = int(time.time() * 1000)
         cost_ms = int(consuming.cost_ms / max(len(consuming.messages), 1))
         context = 0 if consuming.success else 2 if consuming.error is not None else 4

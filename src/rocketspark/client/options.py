@@ -58,7 +58,7 @@ def named_arguments(kind: type[msgspec.Struct]) -> Callable[[F], F]:
 
 
 class AccessOptions(TypedDict, total=False):
-    """How every client and the operations come in (the name in brackets is ClientConfig's).
+    """By what every client and the operations are let in (the name in brackets is ClientConfig's).
 
     access_key, secret_key, security_token: every request is signed with them (ACL).
     use_tls: talk TLS to NameServers and brokers: no [useTLS]. Then tls_ca: file of the certificates that are trusted,

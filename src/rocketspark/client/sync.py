@@ -244,7 +244,7 @@ class PullConsumer(QueriesFacade[AsyncPullConsumer]):
     def poll(self, timeout_ms: float = 1000, *, count_max: int = 1000) -> list[ReceivedMessage]:
         """Return up to `count_max` messages; wait up to `timeout_ms` for the first, and return none after that.
 
-        Calling it means that what earlier calls returned is done with: with `auto_commit` it may be committed.
+        A call says that the messages of earlier calls are finished: with `auto_commit` they may be committed.
         """
         loop, core = self._loop, self._core
         return _handed(loop, core.poll(timeout_ms, count_max=count_max), core.unread_now)
@@ -252,7 +252,7 @@ class PullConsumer(QueriesFacade[AsyncPullConsumer]):
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Give out messages one by one, while the consumer is open; each is finished when the next is asked for.
 
-        The last one is done with when the thread that iterates closes the consumer, without an error.
+        The last message is finished when the thread that iterates closes the consumer without an error.
         """
         core = self._core
         while (loop := self._thread) is not None:

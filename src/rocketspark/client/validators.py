@@ -136,8 +136,9 @@ def arguments_of(function: Callable[..., Any]) -> list[str]:
 
 
 def name_arguments(kind: type) -> None:
-    """Have the constructor and the public methods of a class name the argument that was meant; not those that take any
-    and look at them.
+    """Have the constructor and the public methods of a class name the argument that was meant, where one is unknown.
+
+    Methods that take `**` arguments are left as they are: they check these themselves.
     """
     for name, method in list(vars(kind).items()):
         if (name == "__init__" or not name.startswith("_")) and inspect.isfunction(method):

@@ -125,7 +125,7 @@ async def change_invisible_time(
     *,
     timeout_ms: float = TIMEOUT_MS,
 ) -> ReceiptHandle:
-    """Let a message be invisible for so long from now on; returns its new handle, the one before is done with."""
+    """Let a message be invisible for so long from now on; returns its new handle, the old one is void."""
     header = change_header(group, topic, handle, invisible_time_ms)
     reply = await broker.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header, timeout_ms=timeout_ms)
     new = reply.raise_for_code(f"change of the invisible time of a message of topic {topic!r}").header(

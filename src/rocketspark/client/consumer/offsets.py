@@ -253,7 +253,7 @@ ConsumeFrom = Literal["last", "first"] | int
 
 
 class OffsetCommits:
-    """The offsets of one consumer. `store` keeps them; `pullers`: who reads each queue now.
+    """The offsets of one consumer. `store` keeps them; `pullers`: the puller that reads each queue now.
 
     `consume_from`: where a queue without a committed offset begins; `to_commit`: how far a puller's queue was read for
     good.

@@ -281,8 +281,8 @@ class AsyncPullConsumer(ConsumerLife):
     async def poll(self, timeout_ms: float = 1000, *, count_max: int = 1000) -> list[ReceivedMessage]:
         """Return up to `count_max` messages; wait up to `timeout_ms` for the first, and return none after that.
 
-        Calling it means that what earlier calls returned is done with: with `auto_commit` it may be committed. Raises
-        what a broker refuses so that no retry mends it (a filter, a right); then other queues go on.
+        A call says that the messages of earlier calls are finished: with `auto_commit` they may be committed. Raises
+        what a broker refuses so that no retry mends it (a filter, a right); other queues are read on.
         """
         runs = await self._next(timeout_ms, count_max)
         found = runs[0][1] if len(runs) == 1 else [message for _, messages in runs for message in messages]
@@ -382,7 +382,7 @@ class AsyncPullConsumer(ConsumerLife):
         return self._full(message.queue)
 
     def __aiter__(self) -> Self:
-        """Give out messages one by one, for as long as the consumer is open; each is done with when the next is asked
+        """Give out messages one by one, for as long as the consumer is open; each is finished when the next is asked
         for.
         """
         return self

@@ -26,8 +26,8 @@ RENEW_S = 20.0
 class QueueLocks:
     """The locks of one member.
 
-    `changed` is called with a queue that is locked (again); `wanted`: queues that were asked for and not given up
-    since.
+    `changed` is called with each queue that is locked or locked again. `wanted`: the queues that were asked for and
+    not given up since.
     """
 
     def __init__(self, instance: Instance, group: str, *, renew_s: float = RENEW_S, life_s: float = LIFE_S) -> None:
@@ -95,7 +95,7 @@ class QueueLocks:
         for name, of_broker in self._by_broker(given_up).items():
             async with self._turns[name]:
                 for queue in of_broker:
-                    # Once more: a renewal that was on its way may have come in between.
+                    # Once more: a renewal that was on its way may have been answered meanwhile.
                     self._until_s.pop(queue, None)
                     self._locked_ms.pop(queue, None)
                 try:

@@ -1,7 +1,7 @@
-"""What no retry mends: what brokers refuse a consumer (a filter, a right, a group that may not), and members of one
-group with different subscriptions.
+"""Errors that no retry mends: a broker refuses a consumer its filter, its right or its group, or members of one group
+have different subscriptions.
 
-Rule: it is tried again all the same, as an operator may mend it; but the application is told.
+Rule: the consumer tries again all the same, as an operator may mend it; but the application is told.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_SUCH_FILTERS = "The broker does not support consumer to filter message"
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Tell whether no retry mends it."""
+    """Tell whether an error is one that no retry mends."""
     if isinstance(error, ServerError):
         return error.code in _CODES or error.remark.startswith(_NO_SUCH_FILTERS)
     return isinstance(error, FilterIllegal)
@@ -85,7 +85,7 @@ class ErrorCalls:
         self._calls = Tasks()
 
     def tell(self, error: RocketSparkError) -> None:
-        """Have the function called."""
+        """Have the function called with an error, unless it was with the same one just before."""
         now_s = time.monotonic()
         text = refusal_text(error)
         if now_s - self._told_s.get(text, -AGAIN_S) < AGAIN_S:

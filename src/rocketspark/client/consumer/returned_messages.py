@@ -1,7 +1,7 @@
 """Messages that a listener did not take, on their way back to a broker.
 
-Rule: one leaves the process queue only once a broker has it, for a later attempt or as a dead letter; while none takes
-it, it stays here and is tried again.
+Rule: a message leaves the process queue only once a broker has it, for a later attempt or as a dead letter; while no
+broker takes it, it stays here and is tried again.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ DEAD_LETTER = -1
 
 
 class ReturnedMessages:
-    """Those of one consumer.
+    """The messages of one consumer that its listener did not take.
 
-    `of_namespace`: that of the topics, "" for none; `attempts_max`: after so many a broker makes one a dead letter,
-    None for the group's own; `runs`: false once what fails stays uncommitted; `again`: gives a message to the listener
-    once more.
+    `of_namespace`: the namespace of the topics, "" for none. `attempts_max`: after so many attempts a broker makes a
+    message a dead letter; None for the group's own number. `runs` returns false once a message that fails stays
+    uncommitted. `again` gives a message to the listener once more.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class ReturnedMessages:
         return True
 
     async def settle(self) -> None:
-        """Wait until none is on its way."""
+        """Wait until no message is on its way to a broker."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def end(self, seconds: float) -> None:
-        """End those that are on their way; they are not committed."""
+        """End the returns that are on their way; their messages are not committed."""
         await end_all(self._tasks, seconds)
 
     def _wrapped(self, message: ReceivedMessage) -> ReceivedMessage:

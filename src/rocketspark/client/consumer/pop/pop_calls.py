@@ -138,7 +138,7 @@ class PopCalls:
             log.info("group %s: messages of other tags come again: %s", self.group, e)
 
     async def _peer(self, topic: str, broker_name: str) -> Peer:
-        # Pops are a master's; `readable` is it, or who stands in for it.
+        # Only a master answers pops; `readable` is the master, or the broker that acts for it.
         routes = self.instance.routes
         address = routes.readable(broker_name)
         if address is None:
@@ -260,7 +260,7 @@ class PopCalls:
                     log.info(text, self.group, message.message_id, result)
 
     def abandon(self, asking: asyncio.Task[list[ReceivedMessage]]) -> None:
-        """Give back what a pop returns that nobody waits for any more."""
+        """Give back the messages of a pop that no caller waits for any more, once it is answered."""
         self._abandoned.add(asking)
         asking.add_done_callback(self._answered_late)
 
@@ -269,7 +269,7 @@ class PopCalls:
         self.give_back(_result(asking))
 
     async def settle(self, timeout_s: float) -> None:
-        """Wait until what is given back is, or the time is over."""
+        """Wait until all messages that are to be given back have been, or the time is over."""
         if self._giving_back:
             await asyncio.wait(list(self._giving_back), timeout=timeout_s)
 

@@ -33,10 +33,11 @@ STRATEGIES = {"average": "AVG", "average_by_circle": "AVG_BY_CIRCLE"}
 
 
 class PopReading:
-    """What one push consumer pops.
+    """The queues that one push consumer pops, and the messages popped of them.
 
-    `subscriptions`: by topic, shared with the rebalance; `deliver` gets what is popped; `give_up(message)` hands a
-    message that failed too often to the dead letter queue. `attempts_max` None: the group's.
+    `subscriptions`: by topic, shared with the rebalance. `deliver` gets the messages that are popped.
+    `give_up(message)` hands a message that failed too often to the dead letter queue. `attempts_max`: how often that
+    is, None for the group's own number.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class PopReading:
                 self._subscriptions[name] = subscribe(name)
 
     def begin(self, topic: str) -> None:
-        """Begin to pop what `share` was told to be popped, once nothing of it is pulled any more."""
+        """Begin to pop the queues that `share` was told to pop, once none of them is pulled any more."""
         self._own(topic, self._assigned.get(topic, []))
 
     def _own(self, topic: str, queues: list[MessageQueue]) -> None:
