@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -278,6 +280,30 @@ def test_a_read_of_plain_sends_is_stored_in_runs_and_answered_in_one_write(tmp_p
         answers = [frames.decode(whole) for whole in split(wire.written)]
         assert [a.opaque for a in answers] == list(range(1000, 1300))
         assert [int(a.ext["queueOffset"]) for a in answers if a.ext] == [1 + n // 4 for n in range(300)]
+
+    with_broker(tmp_path, main)
+
+
+def test_requests_held_for_a_queue_look_again_after_a_run(tmp_path: Path, runs: Runs) -> None:
+    async def main(broker: Broker) -> None:
+        peer, _ = broker.connect()
+        runs.sizes.clear()
+        looked = [asyncio.Event() for _ in range(4)]
+
+        def look(queue_id: int, final: bool) -> bool:
+            assert not final
+            looked[queue_id].set()
+            return True
+
+        for queue_id in range(4):
+            broker.server._long_polling.wait(("A", queue_id), 60, functools.partial(look, queue_id))
+        peer.data_received(b"".join(frame(n, queue_id=1 + n % 2) for n in range(10)))
+        assert runs.sizes == [10]
+        async with asyncio.timeout(30):
+            await looked[1].wait()
+            await looked[2].wait()
+        assert broker.server._long_polling.awaited == {("A", 0): ANY, ("A", 3): ANY}
+        broker.server._long_polling.drop_owner(None)
 
     with_broker(tmp_path, main)
 

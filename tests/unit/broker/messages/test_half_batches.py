@@ -210,6 +210,8 @@ def test_a_damaged_half_message_is_refused_and_the_others_are_committed(rigs: Ca
     ended = end_all(ranges, COMMIT, found.queue_offset, found.positions)
     assert ended.gone == [found.queue_offset + 17]
     assert rig.delivered() == Counter(body=39)
+    flow, stored = rig.stats.committed["T"], [r for r in rig.store.iterate(0) if r.topic == b"T"]
+    assert (flow.messages, flow.bytes) == (39, sum(len(rig.store.record_at(r.position) or b"") for r in stored))
 
 
 @pytest.mark.usefixtures("stopped")

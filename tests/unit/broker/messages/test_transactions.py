@@ -63,7 +63,7 @@ class Rig:
             )
         )
         self.store.open()
-        stats = Stats("C", self.store.take_stored, 0)
+        self.stats = stats = Stats("C", self.store.take_stored, 0)
         self.quarantine = quarantine_in(root)
         file = JsonFile(root / "config/delayOffset.json", bodies.DelayOffsetTable)
         delays = ScheduleMessages(self.store, (1000,), file, self.quarantine)

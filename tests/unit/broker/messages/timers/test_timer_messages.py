@@ -66,7 +66,7 @@ class Rig:
         self.store = Store(StoreSettings(root=str(root), index_slots=100, index_entries=400, **sizes))
         self.store.open()
         config = root / "config"
-        stats = Stats("C", self.store.take_stored, clock())
+        self.stats = stats = Stats("C", self.store.take_stored, clock())
         self.quarantine = quarantine_in(root)
         file = JsonFile(config / "delayOffset.json", bodies.DelayOffsetTable)
         delays = ScheduleMessages(self.store, (1000, 5000), file, self.quarantine)
@@ -324,6 +324,18 @@ def test_a_recalled_message_is_not_delivered(rig: Callable[..., Rig], clock: Clo
     assert (late.value.code, late.value.remark) == (604, "recall failed, timestamp invalid")
 
 
+def test_what_is_put_on_the_wheel_and_delivered_is_counted(rig: Callable[..., Rig]) -> None:
+    broker = rig()
+    broker.send(key="a", TIMER_DELAY_SEC=10)
+    broker.at(NOW + 10_000)
+    (delivered,) = broker.records()
+    statistics = broker.timers.statistics
+    assert (statistics.enqueued, statistics.dequeued) == ({"T": 1}, {"T": 1})
+    assert statistics.delays["T"].total == 9
+    flow = broker.stats.delivered["T"]
+    assert (flow.messages, flow.bytes) == (1, len(broker.store.record_at(delivered.position) or b""))
+
+
 def test_a_recall_takes_nothing_back_of_another_topic(rig: Callable[..., Rig]) -> None:
     broker = rig()
     broker.send(key="a", TIMER_DELAY_SEC=10)
@@ -332,12 +344,15 @@ def test_a_recall_takes_nothing_back_of_another_topic(rig: Callable[..., Rig]) -
     assert broker.keys() == ["a"]
 
 
-def test_a_restart_keeps_what_waits_and_delivers_what_became_due(rig: Callable[..., Rig], clock: Clock) -> None:
+def test_a_restart_keeps_what_waits_and_delivers_what_became_due(
+    rig: Callable[..., Rig], clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     broker = rig()
     for n in range(1, 6):
         broker.send(key=f"K{n}", TIMER_DELAY_SEC=n * 10)
     broker.at(NOW + 10_000)
     broker = broker.restarted()
+    assert "beyond the queue's end" not in caplog.text
     assert broker.keys() == ["K1"]
     assert broker.timers.statistics.waiting() == {"T": 4}
     broker.at(NOW + 20_000)
