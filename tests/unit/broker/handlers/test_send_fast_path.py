@@ -368,6 +368,21 @@ def test_a_record_too_large_for_a_log_file_is_refused_alone(tmp_path: Path) -> N
     with_broker(tmp_path, main, log_file_bytes=1 << 20)
 
 
+def test_properties_that_are_too_long_with_the_broker_s_own_are_refused(tmp_path: Path) -> None:
+    async def main(broker: Broker) -> None:
+        peer, _ = broker.connect()
+        peer.data_received(frame(0, pairs={"long": "x"}))
+        room = properties.BYTES_MAX - len(stored(broker, 1).properties) + 1
+        peer, wire = broker.connect()
+        peer.data_received(b"".join(frame(n, pairs={"long": "x" * (room + n // 3 - 1)}) for n in range(15)))
+        assert codes(wire) == [0] * 6 + [13] * 9
+        assert [len(stored(broker, at).properties) for at in (2, 4, 5, 7)] == [
+            *(properties.BYTES_MAX - 1, properties.BYTES_MAX - 1, properties.BYTES_MAX, properties.BYTES_MAX)
+        ]
+
+    with_broker(tmp_path, main)
+
+
 def test_changes_hold_from_the_next_send_on(tmp_path: Path, runs: Runs) -> None:
     async def main(broker: Broker) -> None:
         server, store = broker.server, broker.server.store
