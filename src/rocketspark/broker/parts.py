@@ -42,7 +42,7 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The ways of messages: put, delay, timer, transaction; those set aside; those popped."""
+    """The ways of messages: put, delay, timer, transaction; the quarantine; messages that consumers popped."""
 
     put_message: PutMessage
     delays: ScheduleMessages

@@ -69,7 +69,7 @@ class TransactionKey(NamedTuple):
 class HalfMessage(msgspec.Struct):
     """An open half message: where its newest copy is, since when it is open, how often it was checked.
 
-    `aside`: it is in the quarantine and not checked; its end is still taken.
+    `aside`: it is in the quarantine: it is not checked, but a producer can still end it.
     """
 
     queue_offset: int
@@ -172,7 +172,7 @@ class HalfMessages:
         return half, pairs
 
     def set_aside_before(self, entry: Quarantined) -> Record:
-        """Return what was set aside, from its place or from where its queue says now. Raises RecordError."""
+        """Return a half message of the quarantine, from its place or where its queue says now. Raises RecordError."""
         try:
             return self.record(topic_names.HALF_TOPIC, entry.queue_offset, entry.physical_offset)
         except RecordError:

@@ -370,7 +370,7 @@ class PutMessage:
     ) -> tuple[str, int, bytes, bytes | None, int]:
         """Return (topic, queue, properties, tags, tags code) for storing a message that may ask for a later time.
 
-        A delay level goes before a time. Raises ServerError 13 for a time that cannot be kept.
+        A delay level overrides a delivery time. Raises ServerError 13 for a time that cannot be kept.
         """
         if stored[-1] != 2:
             stored += b"\x02"

@@ -116,7 +116,7 @@ class Quarantine:
             self._changed = True
 
     def by_kind(self) -> dict[str, int]:
-        """Return how many items are set aside now, by kind."""
+        """Return how many items are in the quarantine now, by kind."""
         found = dict.fromkeys(self.counts, 0)
         for entry in self._entries.values():
             found[entry.kind] = found.get(entry.kind, 0) + 1
@@ -127,7 +127,7 @@ class Quarantine:
         self._changed |= self._entries.pop(name, None) is not None
 
     def retry(self, name: str) -> None:
-        """Retry an item. Raises the item's error: it stays set aside then. ServerError 22: there is no such item."""
+        """Retry an item. Raises the item's error, and keeps the item then; ServerError 22 if there is no such item."""
         entry = self._entry(name)
         retry = self._retries.get(entry.kind)
         if retry is None:

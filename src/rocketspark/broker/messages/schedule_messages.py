@@ -273,7 +273,7 @@ class ScheduleMessages:
         return until_ms - now
 
     def _retry(self, entry: Quarantined) -> None:
-        """Deliver a message that was set aside."""
+        """Deliver a message of the quarantine."""
         if self._deliver is None:
             return
         level, position = entry.queue_id + 1, entry.physical_offset

@@ -349,7 +349,7 @@ class Transactions:
         return None
 
     def _unreadable(self, newest: Record) -> tuple[HalfMessage | None, Quarantined | None]:
-        """Return the newest copy of a half message if it is set aside, and its place; an older one may name it."""
+        """Return the newest copy of a half message if it is in the quarantine, and its entry there."""
         for entry in self._quarantine.entries():
             if entry.kind == KIND and entry.queue_offset == newest.queue_offset:
                 return HalfMessage(newest.queue_offset, newest.position, 0, 0, 0, "", aside=True), entry
@@ -478,7 +478,7 @@ class Transactions:
             del self._open[key]
 
     def _retry(self, entry: Quarantined) -> None:
-        """Check a half message again that was set aside."""
+        """Check a half message of the quarantine again."""
         for half in self._open.values():
             if half.queue_offset == entry.queue_offset:
                 half.aside = False

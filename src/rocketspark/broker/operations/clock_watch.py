@@ -1,4 +1,4 @@
-"""Notices a wall clock that jumps. Rule: durations are not measured by it, but what is stored and due goes by it."""
+"""Notices a wall clock that jumps. Durations are not measured by that clock, but store times and due times are."""
 
 from __future__ import annotations
 

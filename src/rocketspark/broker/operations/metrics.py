@@ -163,7 +163,7 @@ class Metrics:
         yield COUNTER, "rocketspark_replication_timeouts", late, [({}, found.timeouts)]
 
     def _trouble(self) -> Iterator[Family]:
-        """Yield what was set aside, failed, mended or refused."""
+        """Yield how much is in the quarantine, and what failed, was mended or refused."""
         kinds = self._quarantine.by_kind().items()
         yield GAUGE, "rocketspark_quarantined_messages", "Messages set aside.", [({"kind": k}, n) for k, n in kinds]
         failures: list[Row] = [({"file": name}, n) for name, n in self._saves.failures.items()]

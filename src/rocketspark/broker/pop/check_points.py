@@ -197,7 +197,7 @@ class CheckPoints:
         return False
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all check points, e.g. before they are read anew."""
         self._by_key.clear()
         self._counts.clear()
         self._unneeded.clear()

@@ -3,8 +3,8 @@
 Rules (PopReviveService, 5.5.0): a check point comes out of the timer wheel into its revive queue, and what is open of
 it a second after its time goes to the retry topic, with one attempt more; what was given back (1 ms) at once. The
 revive group's offset is that of the last record that all is done before. What was delivered before a kill is not
-delivered again. A message that can never be delivered is set aside, the others go on; one that cannot be stored for now
-has its check point put anew, later.
+delivered again. A message that can never be delivered goes into the quarantine, the others go on; one that cannot be
+stored for now has its check point put anew, later.
 """
 
 from __future__ import annotations
@@ -452,7 +452,7 @@ class Revive:
         again = point.record._replace(acked=point.acked)
         self._in_flight.store_check_point(again, point.revive_queue_id, instead_of=point)
 
-    # -- what is set aside ----------------------------------------------------------------------------------------
+    # -- the quarantine ----------------------------------------------------------------------------------------
 
     def _set_aside(self, point: CheckPoint, offset: int, error: Exception) -> None:
         key = point.record.key
@@ -464,7 +464,7 @@ class Revive:
         entry.group = key.group
 
     def _retry(self, entry: Quarantined) -> None:
-        """Deliver a message that was set aside, or read its record again."""
+        """Deliver a message of the quarantine, or read its record again."""
         stored = self.messages.record(entry.physical_offset)
         if entry.group:
             if stored.topic != entry.topic.encode():

@@ -1,8 +1,8 @@
-"""Delivery of timer messages: one slot of the wheel, without what was recalled; those set aside, once more.
+"""Delivery of timer messages: one slot of the wheel, without what was recalled; the quarantine's, once more.
 
 Rules (TimerMessageStore, 5.x): messages of a slot are delivered in the order of sending; one that is not due yet is
 stored again under the timers' topic (rolled). What was delivered before a kill is not delivered again. A message that
-can never be delivered is set aside, the others of its slot are delivered.
+can never be delivered goes into the quarantine, the others of its slot are delivered.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class TimerDelivery:
             yield stored, pairs
 
     def slot(self, time_ms: int) -> Iterator[float]:
-        """Deliver a slot piece by piece; yields s to wait. A failed message is tried again, or set aside for good."""
+        """Deliver a slot piece by piece; yields s to wait. A failed one is tried again, or goes to the quarantine."""
         positions = self._files.positions(time_ms)
         recalled: set[Recalled] = set()
         self._looked_back = None
@@ -224,7 +224,7 @@ class TimerDelivery:
         return stored, pairs, target[0]
 
     def retry(self, entry: Quarantined) -> bool:
-        """Deliver one that was set aside; True if it is not due, and was stored for the wheel again."""
+        """Deliver one of the quarantine; True if it is not due, and was stored for the wheel again."""
         position = entry.physical_offset
         low, high = self._store.stored_range(topic_names.TIMER_TOPIC, 0)
         if low <= entry.queue_offset < high:

@@ -1,8 +1,8 @@
 """Timer messages: put on the wheel as they arrive, delivered when due, rolled on, recalled.
 
-Rules (TimerMessageStore, 5.x): a slot is delivered once it is over, in the order of sending, without recalled
-messages. After a kill the queues show the deliveries made before it, so nothing is delivered twice, and nothing lost.
-A message that can never be delivered is set aside, the others of its slot are delivered. A clock that is set back
+Rules (TimerMessageStore, 5.x): a slot is delivered once it is over, in the order of sending, without recalled messages.
+After a kill the queues show the deliveries made before it, so nothing is delivered twice, and nothing lost. A message
+that can never be delivered goes into the quarantine, the others of its slot are delivered. A clock that is set back
 opens its slots again. A wheel of another timerPrecisionMs is remade before newer messages are put on it.
 """
 
@@ -357,7 +357,7 @@ class TimerMessages:
             self.statistics.came(topic, out_ms - stored.born_time_ms)
 
     def _retry(self, entry: Quarantined) -> None:
-        """Deliver one that was set aside, or put it on the wheel again if it is not due."""
+        """Deliver one of the quarantine, or put it on the wheel again if it is not due."""
         if self._delivery.retry(entry):
             self.arrived()
 

@@ -17,7 +17,7 @@ _NUMBER = re.compile(rb"[+-]?[0-9]{1,18}\Z")
 
 
 def without_times(stored: bytes) -> bytes:
-    """Return stored properties without a delivery time; for a message with a delay level, which goes before it."""
+    """Return stored properties without a delivery time, e.g. as a delay level overrides it."""
     return _ASKED.sub(b"", stored)
 
 
