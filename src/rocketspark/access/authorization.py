@@ -39,7 +39,7 @@ class Authorization:
         self.allowed: set[tuple[str | int | None, ...]] = set()
 
     def forget(self) -> None:
-        """Forget the answers: users or rules have changed."""
+        """Drop the answers that are kept, as users or rules have changed."""
         self._kept.clear()
         self.allowed.clear()
 

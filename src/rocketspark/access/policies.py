@@ -48,7 +48,7 @@ class Resource(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its text."""
+        """The resource as rules write it, such as `Topic:orders*`."""
         if self.type == ANY_TYPE:
             return "*"
         return f"{self.type}:{self.name or ''}{'' if self.pattern is Pattern.LITERAL else '*'}"

@@ -34,12 +34,12 @@ class User(msgspec.Struct, frozen=True):
 
     @property
     def is_super(self) -> bool:
-        """True for one who may do everything."""
+        """True for a user who may do everything, whatever the rules say."""
         return self.user_type == SUPER
 
     @property
     def is_enabled(self) -> bool:
-        """False for one who is refused."""
+        """False for a user whose requests are all refused."""
         return self.user_status != DISABLE
 
     def __repr__(self) -> str:

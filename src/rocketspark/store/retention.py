@@ -7,12 +7,11 @@ Oldest offsets rise before a file goes: no queue ever leads to a removed record.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
-from rocketspark.store.files.system_calls import failure
+from rocketspark.store.files.system_calls import remove_file
 from rocketspark.store.index.index_service import IndexService
 
 # Queues in one step: each costs some 20 us.
@@ -72,12 +71,7 @@ def _remover(log: CommitLog, start: int) -> Callable[[], None]:
 
     def remove() -> None:
         nonlocal mapped
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass
-        except OSError as e:
-            raise failure(e, "remove", path) from e
+        remove_file(path)
         if mapped is not None:
             try:
                 mapped.view.release()

@@ -42,7 +42,7 @@ class RequestSigner:
         request_signing.sign(ext, body, self._access_key, self._secret, self._token)
 
     def after_response(self, address: str, code: int, reply: Reply | None, error: BaseException | None) -> None:
-        """Take no notice of replies."""
+        """Do nothing: only requests are signed."""
 
 
 def inner_signer(text: str) -> RequestSigner | None:

@@ -273,13 +273,13 @@ class ConnectionBounds:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def forget(self, peer: Bounded) -> None:
-        """Forget the frame of a connection."""
+        """Note that a connection has no frame that is not whole any more."""
         before = self._unfinished.pop(peer, None)
         if before is not None:
             self._unfinished_bytes -= before[2]
 
     def closed(self, peer: Bounded) -> None:
-        """Forget a connection that ended."""
+        """Drop what is known of a connection, as it has ended."""
         self.forget(peer)
         self.resumed(peer)
 

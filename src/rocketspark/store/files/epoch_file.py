@@ -7,7 +7,6 @@ Rule: epochs and starts both rise strictly; what a file holds is whole or not ta
 from __future__ import annotations
 
 import bisect
-import os
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from rocketspark.errors import StoreUnwritable
 from rocketspark.model.text import INT_MAX, LONG_MAX, whole_number
 from rocketspark.store.files import config_files
-from rocketspark.store.files.system_calls import OsFiles, failure
+from rocketspark.store.files.system_calls import OsFiles, remove_file
 
 # The end of the newest epoch: nobody knows it yet.
 NO_END = LONG_MAX
@@ -146,17 +145,8 @@ class EpochList:
             else:
                 # The older first: left alone, it would come back.
                 for path in (f"{self._path}.bak", self._path):
-                    _remove(path)
+                    remove_file(path)
         self._starts = starts
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-    except OSError as e:
-        raise failure(e, "remove", path) from e
 
 
 def _text(starts: Sequence[tuple[int, int]]) -> str:

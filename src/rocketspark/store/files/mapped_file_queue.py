@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from rocketspark.errors import ConfigError
-from rocketspark.store.files.system_calls import OsFiles, failure
+from rocketspark.store.files.system_calls import OsFiles, failure, remove_file
 
 
 class MappedFile(NamedTuple):
@@ -272,9 +272,4 @@ class MappedFileQueue:
         """Delete one file; views of it that are still in use stay readable."""
         path = self.path(start)
         self.detach(start)
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass
-        except OSError as e:
-            raise failure(e, "remove", path) from e
+        remove_file(path)

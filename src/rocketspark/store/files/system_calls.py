@@ -40,6 +40,16 @@ def boot_id() -> str:
         return secrets.token_hex(8)
 
 
+def remove_file(path: str) -> None:
+    """Remove a file; nothing happens if it is not there. Raises StoreUnwritable."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as e:
+        raise failure(e, "remove", path) from e
+
+
 def failure(error: OSError, doing: str, path: str | Path, needed_bytes: int = 0) -> StoreFull | StoreUnwritable:
     """Return the store's error for an OSError, saying what was done to which path and what to do next."""
     if error.errno in _NO_SPACE:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from rocketspark.errors import ConfigError, StoreError
 from rocketspark.store.files.mapped_file_queue import MappedFiles
-from rocketspark.store.files.system_calls import failure
+from rocketspark.store.files.system_calls import failure, remove_file
 from rocketspark.store.index.index_file import ENTRY, ENTRY_BYTES, HEADER, HEADER_BYTES, PAUSE, IndexFile
 from rocketspark.store.index.key_hashes import BatchKeys, Pending, TopicKeys, batch_columns, columns, key_hash
 from rocketspark.store.settings import Clock
@@ -311,9 +311,4 @@ class IndexService:
     def _remove(self, path: str) -> None:
         self._paths.remove(path)
         self._open.pop(path, None)
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass
-        except OSError as e:
-            raise failure(e, "remove", path) from e
+        remove_file(path)
