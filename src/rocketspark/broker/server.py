@@ -62,9 +62,9 @@ from rocketspark.broker.static_topics.cleaning import MappingCleaning
 from rocketspark.broker.static_topics.logical_queues import LogicalQueues
 from rocketspark.broker.static_topics.other_brokers import OtherBrokers
 from rocketspark.broker.statistics.stats import Stats
-from rocketspark.broker.storage.clean_files import FileCleaning, disk_used_percent
 from rocketspark.broker.storage.flush import FlushService
 from rocketspark.broker.storage.json_tables import ConfigFolder, SaveFailures, now_ms
+from rocketspark.broker.storage.retention import FileCleaning, disk_used_percent
 from rocketspark.broker.topics import batch_topics
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog

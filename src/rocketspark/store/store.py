@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocketspark.errors import ConfigError, RecordError, StoreFull, StoreUnwritable
 from rocketspark.protocol.message import record
-from rocketspark.store import recovery, retention
+from rocketspark.store import expired_files, recovery
 from rocketspark.store.commitlog.append_message import MessageAppender
 from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.consume_queue_repair import BatchUnitRepair, UnitRepair
@@ -431,12 +431,14 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
     def expire_steps(
         self, before_ms: int, count_max: int = 10, *, forced: bool = False
     ) -> Iterator[Callable[[], None] | None]:
-        """Remove up to `count_max` log files whose records were all stored before a time; see `retention.steps`.
+        """Remove up to `count_max` log files whose records were all stored before a time; see `expired_files.steps`.
 
         `forced`: the oldest even if they are younger. The file being written always stays. In small steps, for a caller
         that serves others in between; where `append` is called.
         """
-        return retention.steps(self.log, self.consume_queues, self.index_service, before_ms, count_max, forced=forced)
+        return expired_files.steps(
+            self.log, self.consume_queues, self.index_service, before_ms, count_max, forced=forced
+        )
 
     def refuse_writes(self, reason: StoreFull | None) -> None:
         """Make every append raise `reason`, until None is given."""

@@ -14,7 +14,7 @@ import msgspec
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.broker.storage.clean_files import HOUR_MS
+from rocketspark.broker.storage.retention import HOUR_MS
 from rocketspark.errors import RecordError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, LONG_MAX, whole_number

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
 from rocketspark.broker.messages.timers.timer_messages import TimerProgress
 from rocketspark.broker.statistics.stats import PUT_TIME_NAMES, Stats
-from rocketspark.broker.storage.clean_files import disk_used_percent
+from rocketspark.broker.storage.retention import disk_used_percent
 from rocketspark.store.store import Store
 
 VERSION_NAME = "V5_5_0"

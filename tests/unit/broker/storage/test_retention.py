@@ -12,8 +12,8 @@ from tests.support.stand_ins import like
 
 from rocketspark.broker.broker_conf import settings_from
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.broker.storage import clean_files
-from rocketspark.broker.storage.clean_files import MANUAL_ROUNDS, CleaningPlan, FileCleaning, decide, disk_used_percent
+from rocketspark.broker.storage import retention as retention_file
+from rocketspark.broker.storage.retention import MANUAL_ROUNDS, CleaningPlan, FileCleaning, decide, disk_used_percent
 from rocketspark.errors import ConfigError, StoreFull
 from rocketspark.store import GetStatus, Store
 
@@ -68,7 +68,7 @@ def test_hours_that_are_none(hours: str) -> None:
 def test_how_full_a_disk_is(monkeypatch: pytest.MonkeyPatch) -> None:
     # 1000 blocks, 251 used, 100 kept for root: 251 of 900 is 27.9 %.
     found = os.statvfs_result((4096, 4096, 1000, 749, 649, 0, 0, 0, 0, 255))
-    monkeypatch.setattr(clean_files, "os", like(os, statvfs=lambda path: found))
+    monkeypatch.setattr(retention_file, "os", like(os, statvfs=lambda path: found))
     assert disk_used_percent("/") == 28
 
 

@@ -11,7 +11,7 @@ from tests.unit.store.conftest import expire
 
 from rocketspark.protocol.message import record
 from rocketspark.store import GetStatus
-from rocketspark.store.retention import expired
+from rocketspark.store.expired_files import expired
 
 
 @pytest.mark.parametrize(

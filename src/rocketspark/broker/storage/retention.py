@@ -1,4 +1,5 @@
-"""Cleaning of old files: by age at a set hour, by disk usage at any hour; the store's `retention` removes them.
+"""Retention: when old files go, by age at a set hour or by use of the disk at any hour; the store's `expired_files`
+removes them.
 
 Rule: `decide` is pure.
 

@@ -1,8 +1,8 @@
-"""Removal of expired files; when, and at what use of the disk, the broker's `storage/clean_files` decides.
+"""The removal of expired files. Whether files expire, by age or use of the disk, the broker's `storage/retention` says.
 
-Rule: whole files, oldest first, never the one being written; planned before any goes.
+Rule: whole files, oldest first, never the one being written; which files go is planned before the first one goes.
 
-Oldest offsets rise before a file goes: no queue ever leads to a removed record.
+The oldest offsets rise before a file goes, so no queue ever leads to a removed record.
 """
 
 from __future__ import annotations
