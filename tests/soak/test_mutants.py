@@ -122,7 +122,7 @@ ALIKE = {
     "store/replica.py ReplaceBreakWithContinue break 5",
     "store/readonly/read_only_files.py ReplaceComparisonOperator_Lt_LtE while done < len(target): 1",
     # The last file never goes.
-    "store/retention.py ReplaceComparisonOperator_LtE_Lt"
+    "store/expired_files.py ReplaceComparisonOperator_LtE_Lt"
     " starts = [start for start in log.mapped_files.starts if start + log.file_bytes <= log.flushed] 1",
     # The rounds that are left do nothing.
     "broker/messages/batch_properties.py ReplaceBreakWithContinue break 1",
