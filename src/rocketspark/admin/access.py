@@ -284,7 +284,7 @@ class AccessOperations(ClusterClient):
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[RuleState]:
-        """Return the rules of subjects and for resources whose names hold these parts, by broker and subject."""
+        """Return the rules whose subject and resource hold these parts of names, sorted by broker and subject."""
         asked = await self._ask_each(cluster, brokers, admin_api.list_acls, subject_part, resource_part)
         found = [rule for broker_name, acls in asked for acl in acls for rule in _rule_states(broker_name, acl)]
         return sorted(found, key=lambda rule: (rule.broker_name, rule.subject))

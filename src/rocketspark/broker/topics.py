@@ -185,7 +185,7 @@ class Topics:
         return [(name, msgspec.structs.replace(c, perm=c.perm & allowed)) for name, c in rows]
 
     def begin_epoch(self, epoch: int) -> None:
-        """Let the version begin a master's epoch: the NameServers then believe this broker rather than an older one."""
+        """Raise the table's version to a master's epoch: NameServers then believe it, and not an earlier master."""
         if epoch > self.version.state_version:
             self.version = next_version(self.version)
             self.version.state_version = epoch

@@ -49,9 +49,9 @@ def check_threads() -> None:
 
 
 def hold_hub() -> Callable[[], None]:
-    """Have gevent's hub wait for what other threads tell it; returns the function that ends this, for any thread.
+    """Keep gevent's hub waiting for what other threads tell it. Returns the function that ends this, for any thread.
 
-    Without it the hub takes greenlets that wait for a thread for ones that wait for ever.
+    Without it the hub takes a greenlet that waits for another thread for one that nothing can wake.
     """
     if _original("allocate_lock") is None:
         return lambda: None

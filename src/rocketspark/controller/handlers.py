@@ -99,7 +99,7 @@ class ControllerHandlers:
         )
 
     def next_id(self, peer: Peer, request: Request[BrokerSetHeader], body: bytes) -> bytes:
-        """CONTROLLER_GET_NEXT_BROKER_ID (1012)."""
+        """CONTROLLER_GET_NEXT_BROKER_ID (1012): an id that no broker of the set has or had."""
         return _answer(request, replicas_info.next_id(self._journal.sets, request.ext))
 
     async def replica_info(self, peer: Peer, request: Request[ReplicaInfoHeader], body: bytes) -> bytes:
@@ -115,14 +115,14 @@ class ControllerHandlers:
         return _answer(request, decision)
 
     def sync_state(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """CONTROLLER_GET_SYNC_STATE_DATA (1006)."""
+        """CONTROLLER_GET_SYNC_STATE_DATA (1006): masters and in-sync sets of the broker sets named."""
         names = java_json.decode_request(body, list[str]) if body else []
         if not 0 < len(names) <= NAMES_MAX:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"1 to {NAMES_MAX} names of brokers are needed")
         return _answer(request, replicas_info.sync_state(self._journal.sets, names, self._live))
 
     async def apply_id(self, peer: Peer, request: Request[ApplyBrokerIdHeader], body: bytes) -> bytes:
-        """CONTROLLER_APPLY_BROKER_ID (1013)."""
+        """CONTROLLER_APPLY_BROKER_ID (1013): give a broker the id that it applies for, if it is free or its own."""
         h = request.ext
         decision = await self._journal.carry_out(lambda sets: replicas_info.apply_id(sets, h))
         if decision.events:
@@ -130,7 +130,7 @@ class ControllerHandlers:
         return _answer(request, decision)
 
     async def register(self, peer: Peer, request: Request[RegisterToControllerHeader], body: bytes) -> bytes:
-        """CONTROLLER_REGISTER_BROKER (1003)."""
+        """CONTROLLER_REGISTER_BROKER (1003): note a broker's address, and tell it the master if that lives."""
         h = request.ext
         decision = await self._journal.carry_out(lambda sets: replicas_info.register(sets, h, self._live))
         if decision.events:
@@ -138,7 +138,7 @@ class ControllerHandlers:
         return _answer(request, decision)
 
     async def alter(self, peer: Peer, request: Request[AlterSyncStateSetHeader], body: bytes) -> bytes:
-        """CONTROLLER_ALTER_SYNC_STATE_SET (1001)."""
+        """CONTROLLER_ALTER_SYNC_STATE_SET (1001): the master of a broker set asks for another in-sync set."""
         h, wanted = request.ext, java_json.decode_request(body, SyncStateSet)
 
         looked = self._looked.get((h.broker_name, h.master_broker_id))
@@ -162,12 +162,12 @@ class ControllerHandlers:
         return _answer(request, decision)
 
     async def elect(self, peer: Peer, request: Request[ElectMasterHeader], body: bytes) -> bytes:
-        """CONTROLLER_ELECT_MASTER (1002)."""
+        """CONTROLLER_ELECT_MASTER (1002): elect the master of a broker set, for a broker or an operator."""
         how = "was chosen by an operator" if request.ext.designate_elect else f"{request.ext.broker_id} asked"
         return _answer(request, await self._elections.hold(request.ext, how))
 
     async def clean(self, peer: Peer, request: Request[CleanBrokerDataHeader], body: bytes) -> bytes:
-        """CLEAN_BROKER_DATA (1011)."""
+        """CLEAN_BROKER_DATA (1011): forget brokers of a set, or the whole set."""
         h = request.ext
         decision = await self._journal.carry_out(lambda sets: replicas_info.clean(sets, h, self._live))
         if decision.events:
@@ -175,11 +175,11 @@ class ControllerHandlers:
         return _answer(request, decision)
 
     def config(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """GET_CONTROLLER_CONFIG (1010)."""
+        """GET_CONTROLLER_CONFIG (1010): the controller's settings, as lines of text."""
         return reply(request.opaque, body=self._settings.document().encode())
 
     def update_config(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """UPDATE_CONTROLLER_CONFIG (1009)."""
+        """UPDATE_CONTROLLER_CONFIG (1009): change settings while the controller runs."""
         changed = self._settings.update(body.decode("utf-8", "replace"))
         if changed:
             log.info("%s changed by %s", ", ".join(changed), peer.address)

@@ -66,9 +66,9 @@ class Decision(NamedTuple):
 
 
 def next_id(sets: Sets, h: BrokerSetHeader) -> Decision:
-    """CONTROLLER_GET_NEXT_BROKER_ID: a number that no broker of the set has or had.
+    """CONTROLLER_GET_NEXT_BROKER_ID: return an id that no broker of the set has or had.
 
-    RocketMQ gives its count even if a broker took that number by itself, and no broker can join any more.
+    RocketMQ returns its counter also where a broker has taken that id by itself, after which no broker can join.
     """
     s = sets.get(h.broker_name)
     number = s.next_id if s else FIRST_ID

@@ -210,7 +210,7 @@ class NameServerHandlers:
         return reply(request.opaque, header=header, body=bodies.encode(bodies.KvTable(table=orders)) if orders else b"")
 
     def unregister(self, peer: Peer, request: Request[BrokerHeader], body: bytes) -> bytes:
-        """UNREGISTER_BROKER."""
+        """UNREGISTER_BROKER: a broker leaves; its routes go."""
         h = request.ext
         self._registry.unregister(h.cluster, h.broker_name, h.broker_id, h.address)
         log.info("broker %s (%s) left", h.broker_name, h.address)
@@ -232,7 +232,7 @@ class NameServerHandlers:
         )
 
     def clusters(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """GET_BROKER_CLUSTER_INFO."""
+        """GET_BROKER_CLUSTER_INFO: all brokers with their addresses, and the clusters they are in."""
         return reply(request.opaque, body=bodies.encode_cluster_info(self._registry.clusters()))
 
     def members(self, peer: Peer, request: Request[MemberGroupHeader], body: bytes) -> bytes:
@@ -248,7 +248,7 @@ class NameServerHandlers:
         return self._lists.answer(peer, request, lambda topics: topics)
 
     def topics_of_cluster(self, peer: Peer, request: Request[ClusterHeader], body: bytes) -> Answer:
-        """GET_TOPICS_BY_CLUSTER."""
+        """GET_TOPICS_BY_CLUSTER: the topics on the brokers of one cluster."""
         _check_enabled(self._settings.topic_list)
         names = self._registry.brokers_of_cluster(request.ext.cluster)
         return self._lists.answer(peer, request, lambda topics: self._registry.carried_by(topics, names))
@@ -285,12 +285,12 @@ class NameServerHandlers:
         return reply(request.opaque, header=ValueReply(value=value))
 
     def put_value(self, peer: Peer, request: Request[KvHeader], body: bytes) -> bytes:
-        """PUT_KV_CONFIG."""
+        """PUT_KV_CONFIG: set the value of a key in a namespace."""
         self._kv.put(request.ext.namespace, request.ext.key, request.ext.value)
         return reply(request.opaque)
 
     def delete_value(self, peer: Peer, request: Request[KvHeader], body: bytes) -> bytes:
-        """DELETE_KV_CONFIG."""
+        """DELETE_KV_CONFIG: remove a key of a namespace."""
         self._kv.delete(request.ext.namespace, request.ext.key)
         return reply(request.opaque)
 
@@ -353,11 +353,11 @@ class AdminHandlers:
         return reply(request.opaque, body=bodies.encode(found))
 
     def config(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """GET_NAMESRV_CONFIG (319)."""
+        """GET_NAMESRV_CONFIG (319): the NameServer's settings, as lines of text."""
         return reply(request.opaque, body=self._settings.document().encode())
 
     def update_config(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """UPDATE_NAMESRV_CONFIG (318)."""
+        """UPDATE_NAMESRV_CONFIG (318): change settings while the NameServer runs."""
         self._settings.update(body.decode("utf-8", "replace"))
         return reply(request.opaque)
 

@@ -163,7 +163,7 @@ def check_tag(tag: str) -> None:
 
 
 def check_key(key: str) -> None:
-    """Raise Refused 40005 for a key of spaces or with a control character; an empty one is none."""
+    """Raise Refused 40005 if a key is only spaces or has a control character. An empty key counts as no key."""
     if key:
         if is_blank(key):
             raise Refused(Code.ILLEGAL_MESSAGE_KEY, "key: it has only spaces")

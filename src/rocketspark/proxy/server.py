@@ -102,7 +102,7 @@ class Consuming:
                 log.exception("handles were not renewed: %s", e)
 
     async def close(self) -> None:
-        """Give back what clients have, as nobody renews it any more, and end what goes on in the background."""
+        """Give the messages that clients hold back to the brokers, since nobody renews them now; end the tasks."""
         task: asyncio.Task[Any] | None = self._task
         if task is not None:
             task.cancel()

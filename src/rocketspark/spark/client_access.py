@@ -19,7 +19,7 @@ from rocketspark.transport.tls.client_tls import ClientTls
 
 
 class ClientAccess(AccessOptions):
-    """The namespace, the keys and the TLS as arguments of a client."""
+    """The options of a Spark job for namespace, keys and TLS, as the keyword arguments of a client."""
 
     namespace: str
 

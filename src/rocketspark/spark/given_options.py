@@ -142,7 +142,7 @@ class GivenOptions:
         return ";".join(parse_addresses(text))
 
     def several(self, name: str) -> tuple[str, ...]:
-        """Return the parts of a text between commas."""
+        """Return the values of an option that lists several, with commas between them."""
         return tuple(part.strip() for part in self.text(name, "").split(",") if part.strip())
 
     def store(self) -> StorePaths | None:

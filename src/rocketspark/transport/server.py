@@ -94,7 +94,7 @@ class Server:
         self.set_idle(self._idle_s)
 
     async def listen_also(self, host: str, port: int) -> None:
-        """Take connections on one more port: the same routes and limits, the same end. Raises ConfigError."""
+        """Take connections on one more port, with the same routes, limits and end. Raises ConfigError."""
         assert self._server is not None, "not started"
         self._others.append(await self._listen(host, port))
 

@@ -179,7 +179,10 @@ class Access:
 
     @property
     def standing_of(self) -> Callable[[ReceivedRequest], Standing | None] | None:
-        """What tells what requests like one that was let through have to show; None where other checks stand beside."""
+        """The function that returns what requests like one that passed have to show.
+
+        None if access control 2.0 is off, or if 1.0 checks requests as well.
+        """
         return None if self.control is None or self.plain is not None else self.control.standing
 
     def _plain(self, gate: BrokerGate) -> PlainAcl:

@@ -60,7 +60,7 @@ class SecureFolder:
         }
 
     def tls(self) -> TlsSettings:
-        """Return those settings."""
+        """Return the settings of `tls_values`, parsed."""
         return from_values(self.tls_values())
 
     def tls_over(self, settings: TlsSettings) -> TlsSettings:

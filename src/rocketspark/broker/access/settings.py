@@ -121,7 +121,7 @@ KEYS = {field.encode_name: field for field in msgspec.structs.fields(AccessSetti
 
 
 def is_key(key: str) -> bool:
-    """Return whether a key of broker.conf is one of these."""
+    """Return whether a key of broker.conf is a setting of access control."""
     return key in KEYS
 
 

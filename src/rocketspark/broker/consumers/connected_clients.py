@@ -36,7 +36,7 @@ class ClientIds:
         self._kept = self._count = 0
 
     def said(self, client_id: str, user: Hashable, now_ms: int) -> None:
-        """Note a heartbeat."""
+        """Note that a user named a client id in a heartbeat."""
         own = self._said.setdefault(user, {})
         before = own.pop(client_id, None)
         if before is None:

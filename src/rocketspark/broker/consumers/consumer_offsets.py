@@ -51,7 +51,7 @@ class ReadersAnew:
         )
 
     def add(self, readers: Iterable[Reader]) -> None:
-        """Remember readers."""
+        """Remember readers; the oldest are forgotten beyond READERS_MAX."""
         added = [reader for reader in readers if reader not in self.readers]
         self.readers |= dict.fromkeys(added)
         for oldest in list(self.readers)[: max(len(self.readers) - READERS_MAX, 0)]:
@@ -79,7 +79,7 @@ class ReadersAnew:
         return found
 
     def replace(self, table: Mapping[str, Iterable[int]]) -> None:
-        """Make them a master's."""
+        """Replace all readers by those of a master's table."""
         readers = dict.fromkeys(itertools.islice(_readers(table), READERS_MAX))
         if readers.keys() != self.readers.keys():
             self.readers = readers
@@ -213,7 +213,7 @@ class ConsumerOffsets:
         return self._scan(lambda keys: [key[: -len(group) - 1] for key in keys if key.endswith(f"@{group}")])
 
     def groups_of_steps(self, topic: str) -> Generator[None, None, list[str]]:
-        """`groups_of` in pieces."""
+        """Do what `groups_of` does, in pieces."""
         return self._scan(lambda keys: [key[len(topic) + 1 :] for key in keys if key.startswith(f"{topic}@")])
 
     def _scan(self, pick: Callable[[list[str]], list[str]]) -> Generator[None, None, list[str]]:
@@ -262,7 +262,7 @@ class ConsumerOffsets:
         return self._resets.pop((group, topic, queue_id), None) if self._resets else None
 
     def asked(self, group: str, topic: str, queue_id: int) -> None:
-        """Note that a consumer asks, or is told by hand, where to begin: it has no offset of before."""
+        """Note that a consumer asks where to begin, or is told by hand: no earlier offset of its counts."""
         if self.anew.readers:
             self.anew.take((group, topic, queue_id))
 

@@ -113,7 +113,7 @@ class AckHandler:
         routes.add(RequestCode.BATCH_ACK_MESSAGE, self.ack_batch)
 
     def ack(self, peer: Peer, request: Request[AckHeader], body: bytes) -> bytes | None:
-        """ACK_MESSAGE (200051)."""
+        """ACK_MESSAGE (200051): a popped message is done, and is not given out again."""
         h = request.ext
         common, _, last = h.handle.rpartition(" ")
         found = self._runs.get(common)
@@ -293,7 +293,7 @@ class ChangeInvisibleTimeHandler:
         routes.add(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, self.change, ChangeInvisibleTimeHeader)
 
     def change(self, peer: Peer, request: Request[ChangeInvisibleTimeHeader], body: bytes) -> Answer:
-        """CHANGE_MESSAGE_INVISIBLETIME (200053)."""
+        """CHANGE_MESSAGE_INVISIBLETIME (200053): change when a popped message becomes visible again."""
         return refusing(request, ChangeInvisibleTimeReply(), lambda: self._change(peer, request))
 
     def _change(self, peer: Peer, request: Request[ChangeInvisibleTimeHeader]) -> bytes | None:

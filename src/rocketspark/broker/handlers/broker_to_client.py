@@ -51,7 +51,7 @@ class BrokerToClientHandler:
             ) from e
 
     async def running_info(self, peer: Peer, request: Request[RunningInfoHeader], body: bytes) -> bytes:
-        """GET_CONSUMER_RUNNING_INFO (307)."""
+        """GET_CONSUMER_RUNNING_INFO (307): ask a connected consumer for its state, and pass its answer on."""
         h = request.ext
         client = self._client(h.group, h.client_id)
         answer = await self._ask(client, h.group, "", RequestCode.GET_CONSUMER_RUNNING_INFO, h)

@@ -159,7 +159,7 @@ class ClientHandler:
         return reply(request.opaque, body=bodies.encode(bodies.LockReply(lock_ok_mq_set=rows)))
 
     def unlock(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
-        """UNLOCK_BATCH_MQ (42)."""
+        """UNLOCK_BATCH_MQ (42): release the locks that a client of a group holds on queues."""
         return peer.alone(self._unlock(request, java_json.decode_request(body, bodies.LockRequest)))
 
     async def _unlock(self, request: Request[Any], wanted: bodies.LockRequest) -> bytes:

@@ -1,4 +1,4 @@
-"""Consumer offsets and the bounds of queues."""
+"""Serves the requests about committed consumer offsets, and about the first, last and dated offset of a queue."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ConsumerManageHandler:
         return reply(request.opaque, header=OffsetReply(offset=offset))
 
     def update(self, peer: Peer, request: Request[UpdateConsumerOffsetHeader], body: bytes) -> bytes:
-        """UPDATE_CONSUMER_OFFSET (15)."""
+        """UPDATE_CONSUMER_OFFSET (15): commit the offset of a group in a queue."""
         h = request.ext
         if h.group not in self._groups.table:
             raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {h.group} not exist!")
@@ -102,7 +102,7 @@ class ConsumerManageHandler:
         )
 
     def search(self, peer: Peer, request: Request[SearchOffsetHeader], body: bytes) -> bytes:
-        """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
+        """SEARCH_OFFSET_BY_TIMESTAMP (29): the offset in a queue of the message stored at a time."""
         h = request.ext
         offset = self._store.offset_at_time(h.topic, h.queue_id, h.time_ms, h.boundary.upper() == "UPPER")
         return reply(request.opaque, header=OffsetReply(offset=offset))

@@ -69,7 +69,7 @@ class NotificationHandler:
         routes.add(RequestCode.POLLING_INFO, self.polling_info, PollingInfoHeader)
 
     def polling_info(self, peer: Peer, request: Request[PollingInfoHeader], body: bytes) -> Answer:
-        """POLLING_INFO (200055)."""
+        """POLLING_INFO (200055): how many pops of a group wait at a queue."""
         return refusing(request, PollingInfoReply(), lambda: self._polling_info(peer, request))
 
     def _polling_info(self, peer: Peer, request: Request[PollingInfoHeader]) -> bytes:
@@ -81,7 +81,7 @@ class NotificationHandler:
         return reply(request.opaque, header=PollingInfoReply(polling_count=count), remark=NO_REMARK)
 
     def notify(self, peer: Peer, request: Request[NotificationHeader], body: bytes) -> Answer:
-        """NOTIFICATION (200054)."""
+        """NOTIFICATION (200054): tell whether there is a message to pop; wait if there is none."""
         return refusing(request, NotificationReply(), lambda: self._checked(peer, request))
 
     def _checked(self, peer: Peer, request: Request[NotificationHeader]) -> Answer:

@@ -81,7 +81,7 @@ class PopHandler:
         routes.add(RequestCode.POP_MESSAGE, self.pop, PopHeader)
 
     def pop(self, peer: Peer, request: Request[PopHeader], body: bytes) -> Answer:
-        """POP_MESSAGE (200050)."""
+        """POP_MESSAGE (200050): give out messages that stay invisible for a time; wait if there are none."""
         return refusing(request, PopReply(), lambda: self._checked(peer, request))
 
     def _checked(self, peer: Peer, request: Request[PopHeader]) -> Answer:
@@ -288,7 +288,7 @@ class PeekHandler:
         routes.add(RequestCode.PEEK_MESSAGE, self.peek, PeekHeader)
 
     def peek(self, peer: Peer, request: Request[PeekHeader], body: bytes) -> Answer:
-        """PEEK_MESSAGE (200052)."""
+        """PEEK_MESSAGE (200052): return messages as a pop would, without giving them out."""
         return refusing(request, PopReply(), lambda: self._scans.answer(peer, self._peek(peer, request)))
 
     def _peek(self, peer: Peer, request: Request[PeekHeader]) -> Generator[None, None, bytes]:

@@ -59,7 +59,7 @@ class AssignmentHandler:
         routes.add(RequestCode.SET_MESSAGE_REQUEST_MODE, self.set_mode)
 
     async def query(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """QUERY_ASSIGNMENT (400)."""
+        """QUERY_ASSIGNMENT (400): the queues of a topic that a member of a group is to read, and how."""
         asked = java_json.decode_request(body, AssignmentQuery)
         if asked.message_model not in MODELS:
             raise ServerError(

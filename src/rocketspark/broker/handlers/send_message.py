@@ -196,10 +196,10 @@ class SendHandler:
         return answered
 
     def send_halves(self, peer: Peer, request: Request[SendHeader], body: bytes) -> Answer:
-        """SEND_HALF_BATCH (7310005): the items of a batch, each stored as a half message of its own.
+        """SEND_HALF_BATCH (7310005): store each message of a batch as a half message of its own.
 
-        Answered as a batch is: `queueOffset` is the first's offset in the half queue. Code 3 for a topic that needs
-        half messages one by one: one that is to be made, a static one, one with batch queues.
+        The reply is that of a batch: `queueOffset` is the first message's offset in the half queue. Code 3 tells the
+        client to send half messages one by one: the topic does not exist yet, is static, or has batch queues.
         """
         h = request.ext
         try:

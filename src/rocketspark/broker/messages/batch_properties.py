@@ -71,12 +71,12 @@ class Pattern:
         return self
 
     def plain(self, begin: int, end: int, *, is_word: bool = False) -> None:
-        """Allow a value of plain characters there; `is_word`: without blanks."""
+        """Allow plain characters from `begin` to `end`; `is_word`: without blanks."""
         first = ord(" ") + 1 if is_word else _PLAIN_FIRST
         self.low[begin:end], self.more[begin:end] = first, _PLAIN_LAST - first
 
     def any(self, begin: int, end: int) -> None:
-        """Allow any bytes there."""
+        """Allow any bytes from `begin` to `end`."""
         self.low[begin:end], self.more[begin:end] = 0, 255
 
     def exactly(self, begin: int, end: int, text: bytes) -> None:

@@ -73,7 +73,7 @@ class HalfRun(msgspec.Struct, eq=False):
 
     @property
     def count(self) -> int:
-        """How many messages it has."""
+        """How many messages the run has."""
         return len(self.positions)
 
     def set(self, at: int, count: int, state: int) -> None:

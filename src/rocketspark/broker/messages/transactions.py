@@ -152,7 +152,7 @@ class Transactions:
             self._timer = None
 
     def finish(self) -> None:
-        """After the store's last flush: note how far the queues are done."""
+        """Store how far the half queue and the op queue are done. Called after the store's last flush."""
         self._noted = None
         self._commit_progress()
 
@@ -161,7 +161,7 @@ class Transactions:
         self._open = self._recovery.find_open()
 
     def recovered_queues(self) -> dict[str, set[int]]:
-        """Return the queues that the half messages are for which were open at the start, by topic."""
+        """Return by topic the queues to which the half messages belong that were open when the broker started."""
         return self._recovery.queues() if self._recovery is not None else {}
 
     # -- half messages --------------------------------------------------------------------------------------------

@@ -270,7 +270,7 @@ class Registration:
         self._address = ""
 
     async def abandon(self) -> None:
-        """End without a word."""
+        """End without telling the NameServers."""
         self._address = ""
         for task in [*self._keepers, *(teller.task for teller in self._tellers.values()), self._warning]:
             if task is not None:
@@ -278,6 +278,6 @@ class Registration:
         await self._connections.close()
 
     async def stop(self) -> None:
-        """Leave for good."""
+        """Unregister at the NameServers and close the connections."""
         await self.leave()
         await self._connections.close()

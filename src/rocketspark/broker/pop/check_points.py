@@ -174,7 +174,7 @@ class CheckPoints:
                 self.note_past(point.record)
 
     def of_group(self, group: str) -> list[CheckPoint]:
-        """Return all of a group."""
+        """Return a group's check points."""
         if not any(of == group for _, of, _ in self._counts):
             return []
         return [point for point in self._by_key.values() if point.record.key.group == group]

@@ -114,7 +114,7 @@ class PopOffsets:
             self._consumer_offsets.commit(group, topic, queue_id, next_offset)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Cancel the timer that commits offsets once the log before them is on the disk."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -233,7 +233,7 @@ class OrderedPops:
     # -- forgetting -----------------------------------------------------------------------------------------------
 
     def forget(self, topic: str, group: str, queue_id: int) -> None:
-        """Let a queue be free."""
+        """Forget what was popped last of a queue, so that nothing holds the queue back."""
         if self.table.get(f"{topic}@{group}", {}).pop(queue_id, None) is not None:
             self._changes += 1
 

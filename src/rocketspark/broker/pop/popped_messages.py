@@ -125,12 +125,12 @@ class PoppedMessages:
         raise ServerError(ResponseCode.SYSTEM_BUSY, f"the message is on broker {shown(key.broker_name)}: {why}")
 
     def forget(self, key: CheckPointKey) -> None:
-        """Ask no more for a check point's messages."""
+        """Stop asking other brokers for a check point's messages."""
         for task in self._asked.pop(key, {}).values():
             task.cancel()
 
     def forget_all(self) -> None:
-        """Ask no more for any."""
+        """Stop asking other brokers for messages, of every check point."""
         for key in list(self._asked):
             self.forget(key)
 

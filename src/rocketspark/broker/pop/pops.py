@@ -77,7 +77,7 @@ class Pops:
     # -- forgetting -----------------------------------------------------------------------------------------------
 
     def reset(self, topic: str, group: str, queue_id: int) -> None:
-        """Begin anew where an offset was set by hand."""
+        """Forget what was popped of a queue, or of all queues for a negative id, after its offset was set by hand."""
         self.ordered.forget(topic, group, queue_id)
         self.in_flight.forget(topic, group, queue_id)
         self.wake(topic, group, queue_id if queue_id >= 0 else ALL_QUEUES)

@@ -151,7 +151,7 @@ class Revive:
             )
 
     def read_too(self, queue_id: int) -> None:
-        """Read a queue that nothing came to yet, and that settings of before had."""
+        """Read one more revive queue, which earlier settings had and to which nothing came yet."""
         if queue_id not in self.queues:
             self.queues[queue_id] = ReviveQueue(queue_id, self._store.stored_range(self._in_flight.topic, queue_id)[0])
 

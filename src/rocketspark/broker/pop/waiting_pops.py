@@ -134,7 +134,7 @@ class WaitingPops:
         lines.setdefault(waiter.line, {})[waiter] = None
 
     def leave_line(self, waiter: WaitingPop) -> None:
-        """Let a request be woken no more, e.g. while its connection takes nothing; its time goes on."""
+        """Do not wake a request for now, e.g. while its connection takes nothing. Its waiting time goes on."""
         lines = self._lines.get(waiter.pair, {})
         waiters = lines.get(waiter.line, {})
         if waiter not in waiters:
@@ -147,7 +147,7 @@ class WaitingPops:
                 self._hear_no_more(waiter.pair)
 
     def enter_again(self, waiter: WaitingPop) -> None:
-        """End `leave_line`, if the request still waits: it tries again."""
+        """Undo `leave_line` for a request that still waits: it can be woken again, and tries at once."""
         if waiter in self._owned.get(waiter.owner, ()):
             self._enter(waiter)
             self.wake(*waiter.pair, waiter.line[0])

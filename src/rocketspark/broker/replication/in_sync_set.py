@@ -120,7 +120,10 @@ class InSyncSet:
         return self._want(self.target - {replica_id})
 
     def overdue(self, now_s: float, lag_max_s: float) -> frozenset[int] | None:
-        """Return the set without those that lacked some log for `lag_max_s`, or always; None if nothing changes."""
+        """Return the set without the slaves that have lacked some of the log for `lag_max_s`; None if nothing changes.
+
+        A slave that never held the whole log is left out as well.
+        """
         times = self._caught_up_s
         kept = frozenset(
             member
@@ -153,7 +156,10 @@ def master_confirmed(
 
 
 class InSyncReplicas:
-    """The in-sync set of one broker, which counts while it is master. `set`: made anew once it has its number."""
+    """The in-sync set of one broker, which counts while the broker is the master.
+
+    `set` is made anew once the broker has an id.
+    """
 
     def __init__(
         self,
@@ -203,7 +209,7 @@ class InSyncReplicas:
             self._changed()
 
     def end(self) -> None:
-        """Stop: this broker is no longer the master, or it ends."""
+        """Stop. Called when this broker is no longer the master, and when it shuts down."""
         self._is_on = False
         if self._asking is not None:
             self._asking.cancel()

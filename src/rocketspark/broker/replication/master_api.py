@@ -192,7 +192,11 @@ class MasterGroups(NamedTuple):
 
 
 class MasterOffsets(NamedTuple):
-    """A table of offsets. `state`: what to ask with the next time, None from a broker that is not RocketSpark's."""
+    """A master's table of consumer offsets.
+
+    `state`: names this state of the table; sent with the next request, it spares an unchanged table. None from a broker
+    that is not RocketSpark's.
+    """
 
     table: PeerOffsets
     state: str | None

@@ -72,7 +72,10 @@ def to_forget(detail: MappingDetail, leaders: Mapping[int, str], theirs: Mapping
 
 
 class MappingCleaning:
-    """Cleans the mappings of one broker while it is the master. `hour`: of the day, now."""
+    """Removes from one broker's mappings of static topics what holds nothing any more, while the broker is the master.
+
+    `hour`: returns the present hour of the day.
+    """
 
     def __init__(
         self,

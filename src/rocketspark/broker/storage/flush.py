@@ -53,7 +53,7 @@ class FlushService:
         self._troubles: dict[str, type[Exception]] = {}
 
     def set_times(self, *, interval_ms: int, queue_interval_ms: int, timeout_ms: int) -> None:
-        """Change the times; who waits for those of before flushes now and goes by these."""
+        """Change the times. A flush that waits by the earlier times is done now."""
         self._interval_s = interval_ms / 1000
         self._queue_interval_s = queue_interval_ms / 1000
         self._timeout_s = timeout_ms / 1000

@@ -257,7 +257,7 @@ class LoopThread:
             farewell.lock.release()
 
     def end_later(self, coroutine: Coroutine[Any, Any, None]) -> LastLoopCall:
-        """Run a user's last coroutine in the background, then release."""
+        """Run the last coroutine of a user of the loop in the background, and then release the loop."""
         farewell = LastLoopCall(coroutine)
         farewell.then(self.release)
         self.put(farewell)
@@ -342,7 +342,7 @@ class ThreadWaiter(Generic[T]):
 
 
 class LastLoopCall(ThreadWaiter[None]):
-    """The last loop call of a user of the loop, which is never cancelled."""
+    """The last call that a user of the loop thread makes on it, with which it closes. It is never cancelled."""
 
     __slots__ = ("_next", "_over")
 

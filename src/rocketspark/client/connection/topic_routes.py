@@ -113,7 +113,10 @@ class RouteCache:
         self._timeout_ms = max(self._whole_timeout_ms / max(len(addresses), 1), 200)
 
     def spread(self) -> None:
-        """Begin with any of the NameServers: many clients spread over them (rule: NettyRemotingClient, 5.x)."""
+        """Start with a NameServer chosen at random, so that many clients spread over all of them.
+
+        Rule: NettyRemotingClient, 5.x.
+        """
         self._turn = random.randrange(max(len(self.addresses), 1))
 
     async def ask(self, call: Callable[[Peer], Awaitable[T]]) -> T:

@@ -146,7 +146,7 @@ class BrokerOffsets:
 
 
 class LocalOffsets:
-    """Offsets stored in a file of this client alone; the file before stays beside it as offsets.json.bak."""
+    """Offsets in a file that only this client uses. The previous version of the file is kept as offsets.json.bak."""
 
     def __init__(self, folder: str | None, instance: Instance, group: str) -> None:
         self._root = Path(folder or FOLDER).expanduser()

@@ -352,7 +352,7 @@ class AsyncPullConsumer(ConsumerLife):
         self.unread_now(messages)
 
     def unread_now(self, messages: Iterable[ReceivedMessage]) -> None:
-        """As `unread`."""
+        """Do what `unread` does, in a plain call."""
         if self._state != "started":
             return
         lowest: dict[MessageQueue, int] = {}

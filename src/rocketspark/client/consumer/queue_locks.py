@@ -105,16 +105,16 @@ class QueueLocks:
                     log.info("group %s: locks at %s end by themselves: %s", self._group, name, e)
 
     async def keep(self, queues: Callable[[], Iterable[MessageQueue]]) -> None:
-        """Renew the locks of these queues every 20 s, for as long as it is not cancelled."""
+        """Renew the locks of these queues every 20 s, until the call is cancelled."""
         await every(self._renew_s, lambda: self._lock(queues()), f"locks of group {self._group}")
 
     def master_moved(self, broker_name: str) -> None:
-        """Note that a broker's master is another: it knows of no lock until `follow` has asked for them."""
+        """Note that a broker has another master, which knows of no lock until `follow` has asked it for them."""
         self._moved.add(broker_name)
         self._told.set()
 
     async def follow(self, queues: Callable[[], Iterable[MessageQueue]]) -> None:
-        """Lock these queues at a new master at once, for as long as it is not cancelled."""
+        """Lock these queues at the new master whenever a broker's master changes, until the call is cancelled."""
         while True:
             await self._told.wait()
             self._told.clear()

@@ -1,4 +1,7 @@
-"""The detector of brokers that a send could not reach (rule: LatencyFaultToleranceImpl.detectByOneRound, 5.x)."""
+"""Asks the brokers that a send could not reach whether they answer again; `latency_faults` keeps what is known of them.
+
+Rule: LatencyFaultToleranceImpl.detectByOneRound, 5.x.
+"""
 
 from __future__ import annotations
 

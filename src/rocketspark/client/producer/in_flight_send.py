@@ -268,7 +268,7 @@ class InFlightSend(msgspec.Struct, eq=False):
         self._holds_key = False
 
     def drive(self) -> None:
-        """Have `proceed` run."""
+        """Run `proceed` in a task."""
         self._task = task = asyncio.get_running_loop().create_task(self.proceed())
         task.add_done_callback(self._look_at)
 

@@ -320,9 +320,10 @@ class AsyncProducer(Queries):
         in_order: bool = False,
         codes: Collection[int] | None = None,
     ) -> SendResult:
-        """Send a message that `pack` prepared. Raises as `send` does. `codes`: when it is tried again, if given.
+        """Send a message that `pack` prepared. Raises as `send` does.
 
-        `in_order`: what goes to a queue given is not overtaken there, also by being tried again.
+        `in_order`: no later message to the same given queue overtakes this one, not even when it is tried again.
+        `codes`: the response codes after which it is tried again, if they are not those of the producer.
         """
         send = AwaitedSend(
             self.send_path,

@@ -177,8 +177,9 @@ class SendAttempts:
         return None
 
     def lacks(self, topic: str, sharding_key: str | None, queue: MessageQueue | None) -> Lack | None:
-        """Return what a send lacks that `post` could not write, begun for all who lack it; None if `attempt` is needed
-        to find out.
+        """Return what a send lacks that `post` could not write: a route or a connection, which is being fetched.
+
+        Sends that lack the same share one fetch. None if only `attempt` finds out what is lacking.
         """
         route = f"route of topic {topic!r}"
         if queue is None:

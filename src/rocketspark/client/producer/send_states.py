@@ -1,4 +1,6 @@
-"""The states of a send, and what moves it from one to another: a table; in_flight_send and send_attempts move by it."""
+"""The states of a send and the events that lead from one to another, as a table, by which `in_flight_send` and
+`send_attempts` change the state.
+"""
 
 from __future__ import annotations
 

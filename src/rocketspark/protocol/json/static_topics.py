@@ -55,7 +55,10 @@ class MappingItem(Body):
         return self.logic_offset + max(offset - self.start_offset, 0)
 
     def to_logical_loosely(self, offset: int) -> int:
-        """The same within the part's end, and -1 while its start is not decided."""
+        """Return the logical offset of one in the broker's queue, at most that of the part's end.
+
+        -1 while it is not decided where the part begins.
+        """
         if not self.is_decided:
             return -1
         if self.start_offset <= self.end_offset < offset:

@@ -174,7 +174,7 @@ class Wanted(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """What it counts while its broker holds it."""
+        """How much the request counts while a broker holds it: 1, and more for a long filter (see HELD_MAX)."""
         return 1 + len(self.filter.expression) // CHARACTERS_OF_HELD
 
 

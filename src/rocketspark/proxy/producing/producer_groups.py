@@ -37,7 +37,7 @@ GROUPS_MAX = 200
 
 
 class ProducerGroups:
-    """The producer groups of one proxy. `begin` needs the running loop."""
+    """Tells brokers of the producer groups of one proxy's clients. `begin` is called on the running loop."""
 
     def __init__(self, brokers: Brokers, clients: Clients, interval_s: float) -> None:
         self._brokers = brokers

@@ -147,10 +147,10 @@ def _checksum(batch: pa.RecordBatch) -> int:
 
 
 def commit(messages: Sequence[SentAttempt], options: WriteOptions, batch: int | None) -> None:
-    """Commit a batch: record it, then end its half messages. `batch` None: that of a batch job.
+    """Commit a batch: record it in the commit topic, then end its half messages. `batch` is None for a batch job.
 
-    Raises ConfigError if it does not belong here; RocketSparkError if it cannot be done now: then it is as it was, or
-    recorded, and a repeat goes on.
+    Raises ConfigError if the batch does not belong to this query's commits. Raises RocketSparkError if it cannot be
+    committed now: nothing is changed then, or the batch is recorded and the next try goes on from there.
     """
 
     async def run() -> None:

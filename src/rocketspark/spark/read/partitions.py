@@ -1,4 +1,8 @@
-"""The planning of batch and stream reads, and the reading of a partition. Rule: a partition holds all that it needs."""
+"""Plans batch and stream reads, and reads a partition. How offset ranges are cut into partitions, and how a micro-batch
+is limited, is in `spark/offset_ranges`.
+
+Rule: a partition holds all that it needs.
+"""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ _ids = UniqueIdBlocks()
 def refused_rows(
     batch: pa.RecordBatch, topic: str | None, texts: Mapping[str, pa.Array] | None = None
 ) -> dict[int, str]:
-    """Return the rows of a batch, as a write takes them, that would be refused before they leave, and why.
+    """Return the rows of a batch that a write would refuse before it sends them: the reason, by row number.
 
     `texts`: properties that are added to the rows.
     """

@@ -292,7 +292,7 @@ class BatchConsumeQueue(ConsumeQueue):
         return self._first(), self._written // BATCH_UNIT_BYTES
 
     def table(self, first: int, end: int) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return a copy of units."""
+        """Return a copy of the units with indexes from `first` up to `end`, as rows."""
         pieces = []
         while first < end:
             view, at = self._at(first)

@@ -44,17 +44,17 @@ class EpochList:
 
     @property
     def starts(self) -> tuple[tuple[int, int], ...]:
-        """(epoch, start) of each, as a handshake names them."""
+        """(epoch, start) of each epoch, as a handshake names them."""
         return tuple(self._starts)
 
     @property
     def entries(self) -> tuple[Epoch, ...]:
-        """Each with its end."""
+        """All epochs, each with its end."""
         return tuple(self._entry(at) for at in range(len(self._starts)))
 
     @property
     def last(self) -> Epoch | None:
-        """The newest; None without any."""
+        """The newest epoch; None if there is none."""
         return self._entry(len(self._starts) - 1) if self._starts else None
 
     @property

@@ -83,7 +83,7 @@ class MappedFiles:
 
 
 class SizeEvidence:
-    """Evidence of the size of the files: `found` if one is as configured, `against` the error if none is."""
+    """Whether files have the configured size. `found`: one has it; `against`: the error to raise if none has."""
 
     def __init__(self) -> None:
         self.found = False

@@ -59,10 +59,10 @@ class IndexService:
         return HEADER_BYTES + 4 * self.slots + ENTRY_BYTES * self.entry_count
 
     def scan(self, *, crashed: bool = False) -> None:
-        """Read the directory; damaged files, and those after them, go: recovery reads their keys from the log again.
+        """Read the directory. The first damaged file and all after it are removed: recovery puts their keys again.
 
-        `crashed`: what was written last is looked at whole, as the power may have gone. Files of before cost nothing.
-        Raises ConfigError if the files are of other sizes than configured.
+        `crashed`: the last two files are checked whole, since the power may have failed. Raises ConfigError if the
+        files do not have the configured size.
         """
         try:
             names = sorted(n for n in os.listdir(self.directory) if n.isascii() and n.isdigit())

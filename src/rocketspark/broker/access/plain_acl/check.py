@@ -1,6 +1,6 @@
-"""Access control 1.0 of one broker: each request is held against the newest rules that could be read.
+"""Access control 1.0 of one broker: each request is checked against the newest rules that could be read.
 
-Rule: files that are broken change nothing, and one line says so; what a request changed holds when it is answered.
+Rule: files that are broken change nothing, and one line says so. A change by request is in force when it is answered.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class LoadedRules:
 
 
 class RuleFiles:
-    """The files under one home folder. `plain_file`: relative to it."""
+    """The files of access control 1.0 below one home folder. `plain_file`: the path of plain_acl.yml in it."""
 
     def __init__(self, home: str, plain_file: str = PLAIN_FILE) -> None:
         self.home = os.path.abspath(home)

@@ -65,7 +65,7 @@ class AccessHandler:
     # -- users ---------------------------------------------------------------------------------------------------
 
     def create_user(self, peer: Peer, request: Request[UserHeader], body: bytes) -> bytes:
-        """AUTH_CREATE_USER (3001)."""
+        """AUTH_CREATE_USER (3001): create a user; only a super user creates another one."""
         username, info = self._user_told(request, body)
         user_type = user_type_of(info.user_type)
         if user_type == SUPER and self._is_not_super(request):

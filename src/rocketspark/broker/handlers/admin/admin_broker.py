@@ -130,7 +130,7 @@ class AdminHandler:
     # -- state and statistics --------------------------------------------------------------------------------------
 
     def runtime(self, peer: Peer, request: Request[RuntimeInfoHeader], body: bytes) -> bytes:
-        """GET_BROKER_RUNTIME_INFO (28)."""
+        """GET_BROKER_RUNTIME_INFO (28): the broker's state and figures, as a table of texts."""
         table = runtime_info(
             self._store,
             self._stats,
@@ -240,7 +240,7 @@ class AdminHandler:
     # -- topics and queues -----------------------------------------------------------------------------------------
 
     def system_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
+        """GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305): the names of the system topics."""
         s = self._settings
         topics = sorted(
             topic_names.SYSTEM_TOPICS

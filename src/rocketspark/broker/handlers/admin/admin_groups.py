@@ -118,7 +118,7 @@ class GroupHandler:
     # -- settings -------------------------------------------------------------------------------------------------
 
     async def put(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200): create a consumer group, or change its settings."""
         config = java_json.decode_request(body, GroupConfig)
         self._check_new(config)
         self._merge_attributes(config)
@@ -127,7 +127,7 @@ class GroupHandler:
         return reply(request.opaque)
 
     async def put_all(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): create several consumer groups, or change their settings."""
         configs = java_json.decode_request(body, GroupConfigList).group_config_list
         async for part in self._long_scans.pieces(configs):
             for config in part:
@@ -170,7 +170,7 @@ class GroupHandler:
         return reply(request.opaque)
 
     def show(self, peer: Peer, request: Request[GroupHeader], body: bytes) -> bytes:
-        """GET_SUBSCRIPTIONGROUP_CONFIG (352)."""
+        """GET_SUBSCRIPTIONGROUP_CONFIG (352): the settings of one consumer group."""
         config = self._groups.table.get(request.ext.group)
         if config is None:
             raise ServerError(
@@ -229,14 +229,14 @@ class GroupHandler:
         return reply(request.opaque, body=bodies.encode(answer))
 
     def producer_connections(self, peer: Peer, request: Request[ProducerGroupHeader], body: bytes) -> bytes:
-        """GET_PRODUCER_CONNECTION_LIST (204)."""
+        """GET_PRODUCER_CONNECTION_LIST (204): the clients connected in one producer group."""
         members = self._clients.producers.get(request.ext.group)
         if not members:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"the producer group[{request.ext.group}] not exist")
         return reply(request.opaque, body=bodies.encode({"connectionSet": [_connection(c) for c in members.values()]}))
 
     async def producers(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """GET_ALL_PRODUCER_INFO (328)."""
+        """GET_ALL_PRODUCER_INFO (328): the connected clients of all producer groups."""
         rows = []
         async for part in self._long_scans.pieces(list(self._clients.producers.items())):
             for group, members in part:
@@ -305,7 +305,7 @@ class GroupHandler:
         return reply(request.opaque, body=bodies.encode({"groupList": groups}))
 
     def topics_of_group(self, peer: Peer, request: Request[GroupHeader], body: bytes) -> Answer:
-        """QUERY_TOPICS_BY_CONSUMER (343)."""
+        """QUERY_TOPICS_BY_CONSUMER (343): the topics in which a group has offsets."""
         return self._long_scans.answer(peer, self._topics_of_group(request))
 
     def _topics_of_group(self, request: Request[GroupHeader]) -> Generator[None, None, bytes]:
@@ -313,7 +313,7 @@ class GroupHandler:
         return reply(request.opaque, body=bodies.encode(bodies.TopicList(topic_list=topics, broker_addr=self._address)))
 
     def subscription(self, peer: Peer, request: Request[GroupTopicHeader], body: bytes) -> bytes:
-        """QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
+        """QUERY_SUBSCRIPTION_BY_CONSUMER (345): what a connected group subscribes to in a topic."""
         h = request.ext
         group = self._clients.consumers.get(h.group)
         answer: dict[str, Any] = {"group": h.group, "topic": h.topic}

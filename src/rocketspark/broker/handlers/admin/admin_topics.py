@@ -154,7 +154,7 @@ class TopicHandler:
         return reply(request.opaque)
 
     def show(self, peer: Peer, request: Request[TopicConfigHeader], body: bytes) -> bytes:
-        """GET_TOPIC_CONFIG (351)."""
+        """GET_TOPIC_CONFIG (351): the settings of one topic, if asked with its mapping as a static topic."""
         config = self._known(request.ext.topic)
         mapping = self._topics.statics.table.get(config.topic_name) if request.ext.lo else None
         if mapping is None:

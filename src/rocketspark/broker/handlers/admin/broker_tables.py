@@ -52,11 +52,11 @@ class BrokerTablesHandler:
         routes.add(RequestCode.RESET_MASTER_FLUSH_OFFSET, self.reset_flush_offset, MasterFlushOffsetHeader)
 
     def delay_offsets(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """GET_ALL_DELAY_OFFSET (45)."""
+        """GET_ALL_DELAY_OFFSET (45): how far the messages of each delay level are delivered."""
         return reply(request.opaque, body=encode_delay_offsets(self._delays.table()))
 
     def request_modes(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """GET_ALL_MESSAGE_REQUEST_MODE (402)."""
+        """GET_ALL_MESSAGE_REQUEST_MODE (402): how groups are given the messages of topics, by pull or pop."""
         return reply(request.opaque, body=sorted_json(self._request_modes.table))
 
     def timer_checkpoint(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
@@ -64,7 +64,7 @@ class BrokerTablesHandler:
         return reply(request.opaque, body=self._timers.checkpoint().encode())
 
     def timer_metrics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """GET_TIMER_METRICS (61)."""
+        """GET_TIMER_METRICS (61): how many timer messages wait for each topic."""
         return reply(request.opaque, body=sorted_json(self._timers.statistics.table()))
 
     def state(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:

@@ -279,7 +279,7 @@ class EscapeBridge:
         raise error
 
     async def drain(self) -> None:
-        """Send nothing more; return once those who deliver have learned of every message that was sent."""
+        """Stop sending. Returns once the callers know of every message that was sent what became of it."""
         self.is_open = False
         sends = list(self._sends.values())
         if sends:
@@ -291,7 +291,7 @@ class EscapeBridge:
                 await asyncio.sleep(DRAIN_STEP_S)
 
     def open(self) -> None:
-        """Let due messages leave."""
+        """Send due messages to other brokers from now on."""
         self._routes.clear()
         self.is_open = True
 

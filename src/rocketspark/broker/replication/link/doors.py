@@ -93,7 +93,10 @@ class Hall:
 
 
 class MasterDoor(asyncio.Protocol):
-    """A connection to a master until the slave has proved who it is; `make` returns the protocol that continues it."""
+    """A slave's connection at the master's replication port, until the slave has proved who it is.
+
+    `make` returns the protocol that takes the connection over from then on.
+    """
 
     def __init__(self, hall: Hall, make: Callable[[], asyncio.Protocol]) -> None:
         self._hall, self._make = hall, make

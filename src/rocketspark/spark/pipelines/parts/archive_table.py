@@ -1,5 +1,5 @@
-"""The pipeline `archive` into a Delta or Iceberg table. Rule: a micro-batch is one commit; how far topics are archived
-stands in the commits, and is read from there after any doubt.
+"""The pipeline `archive` into a Delta or Iceberg table. Rule: each micro-batch is one commit of the table. The commits
+say how far topics are archived, and in doubt that is read from them.
 """
 
 from __future__ import annotations
