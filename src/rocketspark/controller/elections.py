@@ -54,7 +54,7 @@ class RoleNotices:
             log.warning("broker %s was not told of its master: %s; it will ask", address, e)
 
     async def close(self) -> None:
-        """Send no more."""
+        """Cancel the notices that are on their way, and close the connections."""
         for task in list(self._tasks.values()):
             task.cancel()
         await self._connections.close()

@@ -82,7 +82,7 @@ class StateFile:
         config_files.write(self.path, encode(sets).decode(), self._files, keep_before=False)
 
     def close(self) -> None:
-        """Give the folder back."""
+        """Release the lock of the folder."""
         self._lock.release()
 
 

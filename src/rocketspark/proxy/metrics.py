@@ -59,7 +59,7 @@ class Metrics:
 
     @property
     def address(self) -> str:
-        """ "host:port" of it."""
+        """The address that metrics are served on, as "host:port"."""
         return f"{self._settings.metrics_host or '127.0.0.1'}:{self.port}"
 
     async def start(self) -> None:

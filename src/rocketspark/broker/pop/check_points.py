@@ -111,7 +111,7 @@ class CheckPoints:
         return self._counts.get((topic, group, queue_id), 0)
 
     def add(self, point: CheckPoint) -> None:
-        """Watch over a check point."""
+        """Add a check point: its messages that are not acknowledged count as in flight."""
         self._by_key[point.record.key] = point
         self._counted(point, (point.all_bits & ~point.acked).bit_count())
 

@@ -74,7 +74,7 @@ class StatsItem:
         self._day: list[_Snapshot] = []
 
     def add(self, value: int, times: int = 1) -> None:
-        """Count."""
+        """Add to the sum `value`, and to the number of times."""
         self.value += value
         self.times += times
 

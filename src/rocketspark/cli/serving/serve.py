@@ -32,7 +32,7 @@ class Server(Protocol):
         """Begin to serve."""
 
     async def close(self) -> None:
-        """End."""
+        """Stop serving."""
 
 
 S = TypeVar("S", bound=Server)

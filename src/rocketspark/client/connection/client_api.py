@@ -382,7 +382,7 @@ async def unregister(
     consumer_group: str | None = None,
     timeout_ms: float = TIMEOUT_MS,
 ) -> None:
-    """Leave the groups named."""
+    """Tell a broker that a client leaves a producer group, a consumer group, or both."""
     header = headers.UnregisterClientHeader(
         client_id=client_id, producer_group=producer_group, consumer_group=consumer_group
     )
@@ -425,7 +425,7 @@ async def lock(
 async def unlock(
     broker: Peer, group: str, client_id: str, queues: list[MessageQueue], *, timeout_ms: float = TIMEOUT_MS
 ) -> None:
-    """Give up locks."""
+    """Release the locks that a client holds on queues for its group."""
     body = _lock_body(group, client_id, queues)
     reply = await broker.request(
         RequestCode.UNLOCK_BATCH_MQ, headers.LockHeader(), bodies.encode(body), timeout_ms=timeout_ms

@@ -51,7 +51,7 @@ class OffsetStore(Protocol):
         """
 
     def place(self, queue: MessageQueue) -> object:
-        """Return what stores the queue's offset now; another object than before may lack earlier commits."""
+        """Return the object that stores a queue's offset now; if it is another than before, it may lack commits."""
 
 
 class BrokerOffsets:

@@ -50,7 +50,7 @@ class Assignment(Protocol):
         """Return the queues of a topic to pull; None: leave all as it is."""
 
     def begin(self, topic: str) -> None:
-        """Begin to read the others: those that are not pulled any more were given up."""
+        """Begin to read the queues of a topic that are not pulled, once their pullers have been given up."""
 
 
 def _lowest(puller: Puller) -> int:

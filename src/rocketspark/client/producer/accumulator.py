@@ -144,7 +144,7 @@ class Batch(InFlightSend, kw_only=True):
     sends: Sequence[InFlightSend]
 
     def tell(self, result: SendResult | None, error: BaseException | None) -> None:
-        """End the sends."""
+        """Give each send of the batch its part of the result, or the error."""
         sends = self.sends
         part = result
         places: list[str] | None = None

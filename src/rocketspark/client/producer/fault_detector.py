@@ -32,11 +32,11 @@ class FaultDetector:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to ask unreachable brokers, in the background."""
         self._task = asyncio.ensure_future(self._run())
 
     def stop(self) -> None:
-        """End."""
+        """Stop asking."""
         if self._task is not None:
             self._task.cancel()
 

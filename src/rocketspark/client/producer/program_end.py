@@ -36,7 +36,7 @@ class CancelledSends:
         self._last_s = -LAST_S
 
     def add(self) -> None:
-        """Count one."""
+        """Count the send of a coroutine that was cancelled."""
         now_s = time.monotonic()
         self._count = self._count + 1 if now_s - self._last_s < LAST_S else 1
         self._last_s = now_s

@@ -129,7 +129,7 @@ class InFlightLimit:
         return TooManyInFlight(f"{text}; send slower, or allow more with in_flight_max")
 
     def leave(self, size: int) -> None:
-        """Give room back."""
+        """Give back the room of a send of `size` bytes; those who wait for room may then go on."""
         self.count -= 1
         self._bytes -= size
         if self._waiting:
@@ -153,7 +153,7 @@ class Gatherer(Protocol[Gathered]):
         """Take a send: it is ended, or begun, later. False if it goes alone, and now."""
 
     def close(self) -> Coroutine[Any, Any, None]:
-        """Send what waits."""
+        """Send all that waits, and wait until it is sent."""
 
 
 class SendPath(Generic[S]):

@@ -131,7 +131,7 @@ class SendsInFlight:
             self.on_failure(error)
 
     def leave(self, size: int) -> None:
-        """Note the end of a send."""
+        """Note the end of a send of so many bytes."""
         self._count -= 1
         self._bytes -= size
         self._one_ended.set()

@@ -367,7 +367,7 @@ class ReservedBlocks:
         self._held = False
 
     def release(self) -> None:
-        """Give the blocks up if the disk is full without them."""
+        """Remove the file, so that its blocks are free, if the disk is full without them."""
         if free_bytes(self._root) < SPARE_BYTES:
             self._remove()
 

@@ -521,6 +521,6 @@ class TimerFiles:
         self.log = TimerLog(f"{self._root}/timerlog", self._log_file_bytes, self._files)
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the wheel and the log."""
         self.wheel.close()
         self.log.close()

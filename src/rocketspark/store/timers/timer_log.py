@@ -245,7 +245,7 @@ class TimerLog:
         return removed
 
     def close(self) -> None:
-        """Give the maps back."""
+        """Unmap the files."""
         self._mapped_files.maps.clear()
 
 

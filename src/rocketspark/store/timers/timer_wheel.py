@@ -183,7 +183,7 @@ class TimerWheel:
             raise failure(e, "flush", self._path) from e
 
     def close(self) -> None:
-        """Give the map back."""
+        """Unmap the file."""
         self._view = None
         self.__dict__.pop("_mapped", None)
 

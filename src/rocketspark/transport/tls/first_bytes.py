@@ -215,7 +215,7 @@ class FirstDecrypted(Undecided):
 
     @property
     def address(self) -> str:
-        """Whose connection it is."""
+        """The address of the other side, as "host:port"."""
         return self._peer.address
 
     @address.setter

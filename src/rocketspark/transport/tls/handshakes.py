@@ -22,7 +22,7 @@ BURST_S = 0.02
 
 
 class Handshakes:
-    """Those of one server. `dropped`: how many made room for others."""
+    """The TLS handshakes of one server that are not finished. `dropped`: how many made room for others."""
 
     def __init__(self, *, count_max: int = COUNT_MAX, time_max_s: float = TIME_MAX_S) -> None:
         self._count_max = count_max
@@ -39,7 +39,7 @@ class Handshakes:
         return len(self._open)
 
     def add(self, stream: TlsStream) -> None:
-        """Begin one."""
+        """Take in a handshake that begins; if there are too many, another one is dropped for it."""
         loop = asyncio.get_running_loop()
         if len(self._open) >= self._count_max:
             self._drop(next((s for s in self._open if s not in self._queued), next(iter(self._open))))
@@ -49,7 +49,7 @@ class Handshakes:
             self._sweeper = loop.call_later(self._time_max_s, self._sweep)
 
     def remove(self, stream: TlsStream) -> None:
-        """Note the end of one."""
+        """Take out a handshake that is over."""
         self._open.pop(stream, None)
         self._queued.pop(stream, None)
         stream.turn = None
@@ -101,7 +101,7 @@ class Handshakes:
             self._sweeper = loop.call_at(next(iter(self._open.values())) + self._time_max_s, self._sweep)
 
     def close(self) -> None:
-        """End all of them."""
+        """Cancel the timers and drop all handshakes."""
         for timer in (self._next, self._sweeper):
             if timer is not None:
                 timer.cancel()

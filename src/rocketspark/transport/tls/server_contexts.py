@@ -111,7 +111,7 @@ class ServerContexts:
         log.info("new certificate from %s: new connections get it", self.settings.cert_path)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching the certificate files."""
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None

@@ -173,7 +173,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
             self.eof_received()
 
     def abandon(self, reason: str) -> None:
-        """Give a handshake up."""
+        """Give up the handshake and close the connection; `error` keeps the reason."""
         self.error = ConnectionAbortedError(reason)
         self.abort()
 
@@ -248,7 +248,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
             self._below.pause_reading()
 
     def resume_reading(self) -> None:
-        """Go on with it."""
+        """Take data from the other side again, after `pause_reading`."""
         if not self.is_closing():
             assert self._below is not None
             self._below.resume_reading()
@@ -264,7 +264,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
         return self._closing or self._below is None or self._below.is_closing()
 
     def close(self) -> None:
-        """Say the end and close once all that was written has left."""
+        """Tell the other side that the connection ends, and close it once all that was written is sent."""
         if self._below is None or self._closing:
             return
         self._closing = True

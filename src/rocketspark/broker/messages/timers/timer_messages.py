@@ -544,6 +544,6 @@ class TimerMessages:
             self.statistics.save(self._clock())
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the timer files."""
         self._is_open = False
         self._files.close()

@@ -117,7 +117,7 @@ class ActingMaster:
         self._returning_until_s = asyncio.get_running_loop().time() + wait_ms / 1000
 
     def told(self, info: HaInfo) -> Awaitable[None]:
-        """Make way for a master that told where it is (906) and will return; ends once nothing is delivered here."""
+        """Hand the work back to a master that announced its return (906); ends once nothing is delivered here."""
         return asyncio.shield(self._soon(self._hand_back(info)))
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

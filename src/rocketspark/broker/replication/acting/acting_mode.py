@@ -62,7 +62,7 @@ class Heartbeats:
             self._task = asyncio.create_task(self._run(address))
 
     async def stop(self) -> None:
-        """Send no more."""
+        """Stop sending heartbeats."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

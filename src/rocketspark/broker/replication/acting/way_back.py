@@ -75,7 +75,7 @@ class Office:
             self._look()
 
     def close(self) -> None:
-        """Stop looking at the time."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -32,7 +32,7 @@ Credentials = tuple[str, str]
 
 
 def frame(kind: int, payload: bytes) -> bytes:
-    """Return one frame."""
+    """Return the bytes of a frame of this kind."""
     return _HEAD.pack(MAGIC, kind, len(payload)) + payload
 
 
@@ -97,7 +97,7 @@ class SlaveGreeting(_Greeting):
     """The slave's side of the greeting."""
 
     def hello(self) -> bytes:
-        """Return what to say first."""
+        """Return the first bytes that a slave sends."""
         return frame(HELLO, self._mine)
 
     def received(self, data: bytes) -> bytes:

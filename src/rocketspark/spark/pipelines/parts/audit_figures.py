@@ -112,7 +112,7 @@ class GroupFigures(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Something that is not in order: a kind of FINDINGS, how often, in which topic and, for some, group."""
+    """Something that is wrong: its kind (see FINDINGS), how often, in which topic and, for some kinds, which group."""
 
     kind: str
     topic: str
