@@ -243,7 +243,7 @@ class NameServerHandlers:
         return reply(request.opaque, body=bodies.encode_member_group(h.cluster, h.broker_name, addresses))
 
     def topics(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
-        """GET_ALL_TOPIC_LIST_FROM_NAMESERVER."""
+        """GET_ALL_TOPIC_LIST_FROM_NAMESERVER: the names of all topics."""
         _check_enabled(self._settings.all_topic_list)
         return self._lists.answer(peer, request, lambda topics: topics)
 

@@ -67,12 +67,12 @@ def from_json(table: Mapping[str, Any]) -> Offsets:
 
 
 def made_of(table: Mapping[str, Any]) -> Made:
-    """Return the numbers of topics' making that a stream's offset holds."""
+    """Return which making of each topic a stream's offset names: the number rises whenever a topic is made anew."""
     return {(topic, name): at for topic, brokers in table.get(MADE_KEY, {}).items() for name, at in brokers.items()}
 
 
 def made_json(made: Made) -> dict[str, Any]:
-    """Return the entry of a stream's offset for the numbers of topics' making; it is empty if there are none."""
+    """Return the entry of a stream's offset that says which making of each topic it is of; empty if none is known."""
     table: dict[str, dict[str, int]] = {}
     for (topic, broker), at in sorted(made.items()):
         table.setdefault(topic, {})[broker] = at

@@ -34,9 +34,9 @@ Reader = tuple[str, str, int]
 
 
 class ReadersAnew:
-    """These readers, on one broker. `file`: None keeps them in memory alone; `changes`: how often they changed.
+    """The groups that read a queue of a topic that was deleted, on one broker; the queue may be there anew.
 
-    `readers`: for those who only look.
+    `file`: None keeps them in memory alone; `changes`: how often they changed; `readers`: for those who only look.
     """
 
     def __init__(self, file: JsonFile[ReadersTable] | None = None) -> None:
@@ -59,7 +59,7 @@ class ReadersAnew:
         self.changes += bool(added)
 
     def take(self, reader: Reader) -> bool:
-        """Forget a reader, as it is told or asks; False if it is none of these."""
+        """Forget a reader, which asks where to begin or is told; return False if it is not known here."""
         if reader not in self.readers:
             return False
         del self.readers[reader]
@@ -67,12 +67,12 @@ class ReadersAnew:
         return True
 
     def forget(self, *, group: str | None = None, topic: str | None = None) -> None:
-        """Forget those of a group or a topic."""
+        """Forget the readers of a group, or of a topic."""
         for reader in [r for r in self.readers if r[0] == group or r[1] == topic]:
             self.take(reader)
 
     def table(self) -> dict[str, list[int]]:
-        """Return the queue ids by "topic@group"."""
+        """Return the queue ids of all readers, by "topic@group"."""
         found: dict[str, list[int]] = {}
         for group, topic, queue_id in self.readers:
             found.setdefault(f"{topic}@{group}", []).append(queue_id)
@@ -262,7 +262,7 @@ class ConsumerOffsets:
         return self._resets.pop((group, topic, queue_id), None) if self._resets else None
 
     def asked(self, group: str, topic: str, queue_id: int) -> None:
-        """Note that a consumer asks where to begin, or is told by hand: no earlier offset of its counts."""
+        """Note that a consumer asks where to begin, or is told by hand: it names no offset of a deleted topic."""
         if self.anew.readers:
             self.anew.take((group, topic, queue_id))
 

@@ -77,7 +77,10 @@ class Pops:
     # -- forgetting -----------------------------------------------------------------------------------------------
 
     def reset(self, topic: str, group: str, queue_id: int) -> None:
-        """Forget what was popped of a queue, or of all queues for a negative id, after its offset was set by hand."""
+        """Let pops of a queue go on from the offset that was set by hand, and wake those that wait.
+
+        Where the last pop ended and what an ordered pop holds back is forgotten; what is in flight stays so.
+        """
         self.ordered.forget(topic, group, queue_id)
         self.in_flight.forget(topic, group, queue_id)
         self.wake(topic, group, queue_id if queue_id >= 0 else ALL_QUEUES)

@@ -47,7 +47,7 @@ class MappingItem(Body):
 
     @property
     def is_ended(self) -> bool:
-        """Tell whether it is known where the part ends, behind its start."""
+        """Tell whether the part's end is known and lies after its start."""
         return self.end_offset > self.start_offset
 
     def to_logical(self, offset: int) -> int:

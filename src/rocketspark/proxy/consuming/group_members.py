@@ -279,7 +279,7 @@ RESULTS = {
 
 
 class Questions:
-    """Answers for the proxy's consumers."""
+    """Answers what brokers ask, for operators, of the consumers that are connected to the proxy."""
 
     def __init__(self, clients: Clients, renewals: Renewals, namesrv: str, timeout_ms: float) -> None:
         self._clients, self._renewals = clients, renewals
@@ -293,11 +293,11 @@ class Questions:
             self.routes.add(code, self.ignored, NoHeader)
 
     def ignored(self, peer: Peer, request: Request[NoHeader], body: bytes) -> bytes | None:
-        """Serve what has no answer and means nothing here."""
+        """Ignore a request that needs no answer and means nothing to a consumer that pops."""
         return None
 
     def positions(self, peer: Peer, request: Request[ConsumerStatusHeader], body: bytes) -> bytes:
-        """GET_CONSUMER_STATUS_FROM_CLIENT (221): it has no offsets."""
+        """GET_CONSUMER_STATUS_FROM_CLIENT (221): empty, as a consumer of the proxy keeps no offsets."""
         return reply(request.opaque, body=b'{"consumerTable":{},"messageQueueTable":{}}')
 
     def _client(self, group: str, client_id: str | None) -> ProxyClient | None:

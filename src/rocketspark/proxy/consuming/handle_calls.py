@@ -121,9 +121,10 @@ class HandleCalls:
     # -- in the background ---------------------------------------------------------------------------------------
 
     def give_back(self, messages: Iterable[Held], *, had: bool, at_once: bool = False) -> None:
-        """Let messages that nobody has be visible soon. `had`: somebody had them, which counts as an attempt.
+        """Make messages that nobody holds visible again soon. `had`: a client held them, which counts as an attempt.
 
-        `at_once`: their client went before they came; who fails to take them must not ask for them again and again.
+        `at_once`: sooner, as their client had gone before they arrived. Otherwise they stay invisible a little longer,
+        so that a client that fails to take them does not ask for them again and again.
         """
         listed = list(messages)
         if listed:
@@ -141,7 +142,7 @@ class HandleCalls:
             await asyncio.gather(*begun, return_exceptions=True)
 
     def put_aside(self, wrong: list[Held], dead: list[tuple[Held, str]]) -> None:
-        """Acknowledge messages that no one asked for, and make dead letters of others, with their ids."""
+        """Acknowledge messages that no client asked for; send others, each with its id, to the dead letter queue."""
         if wrong or dead:
             self._task(self._put_aside(wrong, dead))
 

@@ -185,9 +185,9 @@ def plan(
     """Plan partitions for the offsets from `first` up to `end`; see `ranges`.
 
     `rows`: the filter of messages, by default that of the options; `narrow` removes ranges without such messages.
-    `made`: given for a stream: the numbers of the topics' making that it knew. A topic with a later number was made
-    again: nothing of it is read now, as a later micro-batch begins at its first message. Of a broker that does not
-    answer, a stream plans the whole range, and its tasks wait for the broker.
+    `made`: given for a stream: which making of each topic it knew, by a number that rises when a topic is made anew. Of
+    a topic with a higher number nothing is read now, as a later micro-batch begins at its first message. Of a broker
+    that does not answer, a stream plans the whole range, and its tasks wait for the broker.
     """
     seen = {queue: max(first.get(queue, 0), end[queue]) for queue in end}
     bounds = cluster.bounds(changed(first, end), if_there=made is not None, seen=seen)
