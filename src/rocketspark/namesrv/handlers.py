@@ -210,7 +210,7 @@ class NameServerHandlers:
         return reply(request.opaque, header=header, body=bodies.encode(bodies.KvTable(table=orders)) if orders else b"")
 
     def unregister(self, peer: Peer, request: Request[BrokerHeader], body: bytes) -> bytes:
-        """UNREGISTER_BROKER: a broker leaves; its routes go."""
+        """UNREGISTER_BROKER: a broker leaves; with the last one of its name its queues leave the routes."""
         h = request.ext
         self._registry.unregister(h.cluster, h.broker_name, h.broker_id, h.address)
         log.info("broker %s (%s) left", h.broker_name, h.address)

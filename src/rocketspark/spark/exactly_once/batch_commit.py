@@ -149,7 +149,7 @@ def _checksum(batch: pa.RecordBatch) -> int:
 def commit(messages: Sequence[SentAttempt], options: WriteOptions, batch: int | None) -> None:
     """Commit a batch: record it in the commit topic, then end its half messages. `batch` is None for a batch job.
 
-    Raises ConfigError if the batch does not belong to this query's commits. Raises RocketSparkError if it cannot be
+    Raises ConfigError if the batch cannot belong to its transactionalId. Raises RocketSparkError if it cannot be
     committed now: nothing is changed then, or the batch is recorded and the next try goes on from there.
     """
 
