@@ -224,6 +224,11 @@ def test_who_was_refused_what_by_grpc_is_in_the_audit(locked_proxy: RunningProxy
 
     # In one period, of one address, 50 are written.
     locked_proxy.run(lambda: asyncio.sleep(0, locked_proxy.server._audit._end_period()))
+    # What was refused before is on record once this is.
+    client = as_user(locked_proxy, "first", "wrong")
+    assert status_of(client, "QueryRoute", calls("orders", "billing")["QueryRoute"]).code == Code.UNAUTHORIZED
+    client.close()
+    wait_until(lambda: "first" in {row.get("user") for row in on_record(locked_proxy)})
     rows = refused("", None, "orders", "billing")
     assert {row["request"] for row in rows} == set(calls("", ""))
     assert {(row["check"], row["rule"], row["remark"]) for row in rows} == {
