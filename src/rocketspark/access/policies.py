@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rocketspark.model.namespace import DLQ_PREFIX, RETRY_PREFIX
+from rocketspark.model.namespace import RETRY_PREFIX
 
 TOPIC, GROUP, CLUSTER, ANY_TYPE = "Topic", "Group", "Cluster", "Any"
 _TYPES = {name.lower(): name for name in ("Unknown", ANY_TYPE, CLUSTER, "Namespace", TOPIC, GROUP)}
@@ -101,11 +101,6 @@ def bare_group(name: str) -> str:
 def is_retry_topic(name: str) -> bool:
     """Return whether a topic holds the retries of a group."""
     return name.startswith(RETRY_PREFIX)
-
-
-def is_dead_letter_topic(name: str) -> bool:
-    """Return whether a topic holds the dead letters of a group."""
-    return name.startswith(DLQ_PREFIX)
 
 
 @lru_cache(maxsize=1024)

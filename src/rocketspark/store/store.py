@@ -29,6 +29,7 @@ from rocketspark.store.files.system_calls import (
     boot_id,
     failure,
     free_bytes,
+    remove_file,
 )
 from rocketspark.store.get_message import MessageReader
 from rocketspark.store.index.index_service import IndexService
@@ -237,12 +238,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             self.consume_queues.note_ends()
             self.flush_indexes()
             self.write_checkpoint()
-            try:
-                os.unlink(f"{self.settings.root}/abort")
-            except FileNotFoundError:
-                pass
-            except OSError as e:
-                raise failure(e, "remove", f"{self.settings.root}/abort") from e
+            remove_file(f"{self.settings.root}/abort")
         finally:
             self._spare.keep()
             self._give_back()

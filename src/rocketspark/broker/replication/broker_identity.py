@@ -15,7 +15,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.store.files import config_files
-from rocketspark.store.files.system_calls import OsFiles, failure
+from rocketspark.store.files.system_calls import OsFiles, failure, remove_file
 
 log = logging.getLogger("rocketspark.broker.replication")
 
@@ -90,7 +90,7 @@ class BrokerIdentity:
         """
         known = self.granted()
         self.forget_applied()
-        _remove(self._path)
+        remove_file(self._path)
         try:
             self._files.sync_directory(os.path.dirname(self._path) or ".")
         except OSError as e:
@@ -116,7 +116,7 @@ class BrokerIdentity:
 
     def forget_applied(self) -> None:
         """Forget the number applied for: it is another broker's, or it has been granted."""
-        _remove(self._temp)
+        remove_file(self._temp)
 
     def _write(self, path: str, text: str) -> None:
         config_files.write(path, text, self._files, keep_before=False)
@@ -147,12 +147,3 @@ class BrokerIdentity:
         if number is None:
             raise ConfigError(f"{path} gives no number above 0 but {shown(text, characters_max=40)!r}: put it right")
         return number
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-    except OSError as e:
-        raise failure(e, "remove", path) from e

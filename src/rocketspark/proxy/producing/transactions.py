@@ -28,7 +28,7 @@ from rocketspark.proxy.call import Call, Refused, status
 from rocketspark.proxy.checks import checked_topic, is_blank
 from rocketspark.proxy.message_form import MESSAGE_ID
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.codes import Code, TransactionResolution, TransactionSource
 from rocketspark.transport.peer import Peer
 
 log = LimitedLog("rocketspark.proxy")
@@ -223,9 +223,10 @@ async def _query(
     return [message for message in found.messages if message.properties.get(MESSAGE_ID) == transaction_id]
 
 
-# Numbers of messaging.proto: TransactionResolution and TransactionSource.
-_OUTCOMES = {1: sysflags.TRANSACTION_COMMIT, 2: sysflags.TRANSACTION_ROLLBACK}
-_SERVER_CHECK = 2
+_OUTCOMES: dict[int, int] = {
+    TransactionResolution.COMMIT: sysflags.TRANSACTION_COMMIT,
+    TransactionResolution.ROLLBACK: sysflags.TRANSACTION_ROLLBACK,
+}
 
 
 class Transactions:
@@ -252,7 +253,7 @@ class Transactions:
             half_offset=place.half_offset,
             physical_offset=place.physical_offset,
             outcome=outcome,
-            from_check=request.source == _SERVER_CHECK,
+            from_check=request.source == TransactionSource.SOURCE_SERVER_CHECK,
             message_id=request.message_id,
             transaction_id=transaction_id,
             broker_name=place.broker_name,
