@@ -80,8 +80,12 @@ class ControlledRole:
         self._long_polling = long_polling
 
     def begin(self, own_id: int) -> None:
-        """Take this broker's number: it is registered at the controller."""
-        self.in_sync.set = InSyncSet(own_id)
+        """Take this broker's number: it is registered at the controller.
+
+        One that registers again keeps its set, whose epoch tells what is older.
+        """
+        if own_id != self.own_id:
+            self.in_sync.set = InSyncSet(own_id)
 
     @property
     def own_id(self) -> int:

@@ -238,6 +238,20 @@ def test_an_election_told_before_the_number_is_confirmed_is_asked_for_later(tmp_
     asyncio.run(main())
 
 
+def test_a_master_that_registers_again_keeps_its_in_sync_set(tmp_path: Path) -> None:
+    """The rest of a registration may fail after an election was told: the whole of it is tried again."""
+
+    async def main() -> None:
+        broker = Broker(tmp_path, 1)
+        await told(broker, Election(1, 7))
+        before = broker.controlled.in_sync.set
+        assert (before.members, before.epoch) == ({1, 2}, 1)
+        broker.controlled.begin(1)
+        assert broker.controlled.in_sync.set is before
+
+    asyncio.run(main())
+
+
 # -- the number ---------------------------------------------------------------------------------------------------
 
 GRANTED = "DefaultCluster#broker-a#12"
