@@ -88,19 +88,29 @@ class Rebuild:
         if not doubted:
             return
         since_ms = min(key.pop_time_ms for key in doubted) - OFFSETS_AGE_MS
-        offset = self._store.offset_at_time(topic_names.TIMER_TOPIC, 0, since_ms)
-        for topic in (self._in_flight.topic, *self._revive.names.revive_topics()):
-            for stored, _ in self._timers.sent_for(topic, offset):
-                found = self._decoded(stored)
-                if isinstance(found, CheckPointRecord) and found.key in doubted and self._is_of_before(found, stored):
-                    point = points.get(found.key)
-                    if point is not None:
-                        points.remove(point)
-                        points.note_past(found)
+        for found, stored in self._sent_since(since_ms):
+            if found.key in doubted and self._is_of_before(found, stored):
+                point = points.get(found.key)
+                if point is not None:
+                    points.remove(point)
+                    points.note_past(found)
+
+    def _topics(self) -> tuple[str, ...]:
+        """Return the revive topic, and those of former names."""
+        return self._in_flight.topic, *self._revive.names.revive_topics()
 
     def _waiting(self) -> Iterator[tuple[Record, dict[bytes, bytes]]]:
-        for topic in (self._in_flight.topic, *self._revive.names.revive_topics()):
+        for topic in self._topics():
             yield from self._timers.waiting(topic)
+
+    def _sent_since(self, since_ms: int) -> Iterator[tuple[CheckPointRecord, Record]]:
+        """Yield the check points sent to the timer wheel since then, with their records."""
+        offset = self._store.offset_at_time(topic_names.TIMER_TOPIC, 0, since_ms)
+        for topic in self._topics():
+            for stored, _ in self._timers.sent_for(topic, offset):
+                found = self._decoded(stored)
+                if isinstance(found, CheckPointRecord):
+                    yield found, stored
 
     def take_over(self, consumer_offsets: ConsumerOffsets) -> None:
         """Store what is not done in the revive topics of former names in the one of now, before that is read."""
@@ -169,28 +179,23 @@ class Rebuild:
                 consumer_offsets.commit(group, topic, queue_id, offset)
 
     def _newer(self, since_ms: int, since: int) -> Iterator[CheckPointRecord]:
-        topics = (self._in_flight.topic, *self._revive.names.revive_topics())
         gone: set[CheckPointKey] = set()
-        offset = self._store.offset_at_time(topic_names.TIMER_TOPIC, 0, since_ms)
-        for each in topics:
-            for stored, _ in self._timers.sent_for(each, offset):
-                found = self._decoded(stored)
-                if isinstance(found, CheckPointRecord):
-                    if stored.position < since or self._is_of_before(found, stored):
-                        gone.add(found.key)
-                    else:
-                        yield found
+        for found, stored in self._sent_since(since_ms):
+            if stored.position < since or self._is_of_before(found, stored):
+                gone.add(found.key)
+            else:
+                yield found
         # Those whose time was over at once never were in the wheel.
-        queues = [(each, queue_id) for each in topics for queue_id in list(self._store.queues().get(each, ()))]
-        for each, queue_id in queues:
-            start = self._store.offset_at_time(each, queue_id, since_ms)
-            for _, stored in records_of(self._store, each, queue_id, start):
-                found = self._decoded(stored)
-                if not isinstance(found, CheckPointRecord) or found.key.pop_time_ms < since_ms:
+        queues = [(topic, queue_id) for topic in self._topics() for queue_id in self._store.queues().get(topic, ())]
+        for topic, queue_id in queues:
+            start = self._store.offset_at_time(topic, queue_id, since_ms)
+            for _, stored in records_of(self._store, topic, queue_id, start):
+                came = self._decoded(stored)
+                if not isinstance(came, CheckPointRecord) or came.key.pop_time_ms < since_ms:
                     continue
                 # Out of the wheel it may have come after the topic was deleted, or offsets were set.
-                if found.key not in gone and stored.position >= since and not self._is_of_before(found, stored):
-                    yield found
+                if came.key not in gone and stored.position >= since and not self._is_of_before(came, stored):
+                    yield came
 
     def _is_of_before(self, found: CheckPointRecord, stored: Record) -> bool:
         """Tell whether a check point is of a topic that was deleted since, and perhaps made anew."""
