@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 from collections.abc import Awaitable, Callable, Container, Generator, Iterable, Iterator, Mapping
-from typing import Any
+from functools import partial
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.automatic_creation import AutomaticCreation, Made
@@ -150,6 +150,15 @@ def is_of_before(store: Store, group: str, topic: str, queue_id: int, offset: in
     return offset > store.stored_range(topic, queue_id)[1]
 
 
+# A row's key is "topic@group"; no name holds an @.
+def _topics_of(group: str, keys: Iterable[str]) -> list[str]:
+    return [key[: -len(group) - 1] for key in keys if key.endswith(f"@{group}")]
+
+
+def _groups_of(topic: str, keys: Iterable[str]) -> list[str]:
+    return [key[len(topic) + 1 :] for key in keys if key.startswith(f"{topic}@")]
+
+
 class ConsumerOffsets:
     """The offsets of all groups on one broker."""
 
@@ -205,16 +214,15 @@ class ConsumerOffsets:
 
     def topics_of(self, group: str) -> list[str]:
         """Return the topics a group has offsets in."""
-        # No name holds an @.
-        return [key[: -len(group) - 1] for key in self.table if key.endswith(f"@{group}")]
+        return _topics_of(group, self.table)
 
     def topics_of_steps(self, group: str) -> Generator[None, None, list[str]]:
         """`topics_of` in pieces: there may be half a million pairs, of groups and topics of others."""
-        return self._scan(lambda keys: [key[: -len(group) - 1] for key in keys if key.endswith(f"@{group}")])
+        return self._scan(partial(_topics_of, group))
 
     def groups_of_steps(self, topic: str) -> Generator[None, None, list[str]]:
         """Do what `groups_of` does, in pieces."""
-        return self._scan(lambda keys: [key[len(topic) + 1 :] for key in keys if key.startswith(f"{topic}@")])
+        return self._scan(partial(_groups_of, topic))
 
     def _scan(self, pick: Callable[[list[str]], list[str]]) -> Generator[None, None, list[str]]:
         keys, found = list(self.table), list[str]()
@@ -241,7 +249,7 @@ class ConsumerOffsets:
 
     def groups_of(self, topic: str) -> list[str]:
         """Return the groups that have offsets in a topic."""
-        return [key[len(topic) + 1 :] for key in self.table if key.startswith(f"{topic}@")]
+        return _groups_of(topic, self.table)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set an offset by hand: the consumer's own commits count for nothing until its next pull heard of it."""
@@ -292,8 +300,7 @@ class ConsumerOffsets:
 
     def drop_resets(self, *, group: str | None = None, topic: str | None = None) -> None:
         """Forget offsets set by hand for a group or a topic that is deleted."""
-        tables: tuple[dict[tuple[str, str, int], Any], ...] = (self._resets, self._pulled)
-        for table in tables:
+        for table in (self._resets, self._pulled):
             for key in [k for k in table if k[0] == group or k[1] == topic]:
                 del table[key]
         self.anew.forget(group=group, topic=topic)
