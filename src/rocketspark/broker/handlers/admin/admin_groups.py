@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Iterable
 from datetime import datetime
 from typing import Any
 
@@ -463,7 +463,8 @@ class GroupHandler:
         topic_names.check_group(h.target)
         topics = [h.topic] if h.topic else await self._long_scans.whole(self._offsets.topics_of_steps(h.source))
         cloned: dict[str, set[int]] = {}
-        async for topic, queue_id, offset in self._offsets_in_turns(h.source, topics):
+        there = ((h.source, topic) for topic in topics if self._topics.get(topic) is not None)
+        async for topic, queue_id, offset in self._offsets_in_turns(there):
             self._offsets.asked(h.target, topic, queue_id)
             self._offsets.commit(h.target, topic, queue_id, offset)
             self._pops.reset(topic, h.target, queue_id)
@@ -474,12 +475,10 @@ class GroupHandler:
         await self._offsets.saved()
         return reply(request.opaque)
 
-    async def _offsets_in_turns(self, group: str, topics: list[str]) -> AsyncIterator[tuple[str, int, int]]:
-        """Yield a group's offsets in those of the topics that are there, some in each turn of the loop."""
+    async def _offsets_in_turns(self, pairs: Iterable[tuple[str, str]]) -> AsyncIterator[tuple[str, int, int]]:
+        """Yield the offsets of groups in topics with their topic and queue, some in each turn of the loop."""
         count = 0
-        for topic in topics:
-            if self._topics.get(topic) is None:
-                continue
+        for group, topic in pairs:
             for queue_id, offset in self._offsets.of(group, topic).items():
                 count += 1
                 if count % QUEUES_IN_TURN == 0:
@@ -491,15 +490,10 @@ class GroupHandler:
         h = request.ext
         left_out = {g.strip() for g in (h.filtered or "").split(",")} | {h.compared}
         lowest = self._offsets.of(h.compared, h.topic)
-        count = 0
-        for group in await self._long_scans.whole(self._offsets.groups_of_steps(h.topic)):
-            if group in left_out:
-                continue
-            for queue_id, offset in self._offsets.of(group, h.topic).items():
-                count += 1
-                if count % QUEUES_IN_TURN == 0:
-                    await self._long_scans.next()
-                lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
+        groups = await self._long_scans.whole(self._offsets.groups_of_steps(h.topic))
+        compared = ((group, h.topic) for group in groups if group not in left_out)
+        async for _, queue_id, offset in self._offsets_in_turns(compared):
+            lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
         return reply(request.opaque, body=b'{"correctionOffsets":%b}' % java_json.encode_number_keys(lowest))
 
     def all_offsets(self, peer: Peer, request: Request[KnownStateHeader], body: bytes) -> Answer:
