@@ -431,7 +431,7 @@ class BrokerServer:
         await self._registration.settled()
 
     def _save_again(self) -> None:
-        for table in (self._topics, self._groups, self._offsets):
+        for table in (self._topics, self._groups, self._offsets.anew, self._offsets):
             table.unsaved.again()
 
     def _expire_clients(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import subprocess
@@ -106,6 +107,27 @@ def test_a_topic_is_not_acknowledged_before_it_is_saved_and_is_saved_later(
             server._save_again()
             assert b"Late" in (tmp_path / "config/topics.json").read_bytes()
             assert lines(caplog, "topics.json is saved again")
+            assert server._saves.failing == {}
+
+    run(main())
+
+
+def test_readers_of_a_deleted_topic_are_saved_later(tmp_path: Path, disk: Disk) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server:
+            path = tmp_path / "config/readersAnew.json"
+            disk.bad = path.name
+            server._offsets.anew.add([("G", "T", 0)])
+            with pytest.raises(StoreFull):
+                await server._offsets.saved()
+            # The save that the change itself asked for, in the next turn.
+            await asyncio.sleep(0)
+            server._save_again()
+            assert not path.exists()
+            assert "readersAnew.json" in server._saves.failing
+            disk.bad = ""
+            server._save_again()
+            assert path.read_text("utf-8") == '{"readers":{"T@G":[0]}}'
             assert server._saves.failing == {}
 
     run(main())
