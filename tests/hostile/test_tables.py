@@ -146,7 +146,7 @@ def test_clients_and_subscriptions_of_a_host_are_bounded(tmp_path: Path, monkeyp
             header = headers.UnregisterClientHeader(client_id="c", consumer_group="G")
             (await peer.request(RequestCode.UNREGISTER_CLIENT, header)).raise_for_code("unregister")
             await beat(peer, producer="P")
-            clients.expire(1 << 60)
+            list(clients.expire_steps(1 << 60))
             assert (clients.weight, clients._host_weights) == (0, {})
 
     run(main())
@@ -163,9 +163,9 @@ def test_locks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     locks.unlock("A", "c", queues[:1])
     assert locks.lock("C", "c", queues, 60) == queues[:1]
     assert locks.count == 5
-    locks.expire(155)
+    list(locks.expire_steps(155))
     assert (locks.count, locks._held.keys()) == (3, {"A", "C"})
-    locks.expire(1000)
+    list(locks.expire_steps(1000))
     assert (locks.count, locks._held) == (0, {})
 
 

@@ -141,13 +141,13 @@ def test_a_silent_client_is_dropped(tmp_path: Path) -> None:
             await beat(peer, client_id="c1", producer="P")
             await beat(other, client_id="c2")
             (first,) = [c for c in server._clients.consumers[GROUP].clients.values() if c.client_id == "c1"]
-            server._clients.expire(first.beat_ms + 120_000)
+            list(server._clients.expire_steps(first.beat_ms + 120_000))
             assert len(await ids(other)) == 2
             first.beat_ms -= 1
             server._clients.producers["P"][first.peer].beat_ms -= 1
             (second,) = [c for c in server._clients.consumers[GROUP].clients.values() if c.client_id == "c2"]
             second.beat_ms += 1000
-            server._clients.expire(first.beat_ms + 120_001)
+            list(server._clients.expire_steps(first.beat_ms + 120_001))
             assert await ids(other) == ["c2"]
             assert "P" not in server._clients.producers
 

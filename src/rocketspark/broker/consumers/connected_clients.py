@@ -359,13 +359,8 @@ class ConnectedClients:
                 yield
             self._leave_consumer(name, peer)
 
-    def expire(self, now_ms: int) -> None:
-        """Take out clients without a heartbeat for too long."""
-        for _ in self.expire_steps(now_ms):
-            pass
-
     def expire_steps(self, now_ms: int) -> Iterator[None]:
-        """`expire` in pieces of some ms."""
+        """Take out clients without a heartbeat for too long, in pieces of some ms."""
         oldest = now_ms - self._expiry_ms
         self._ids.expire(now_ms)
         looked_at = 0

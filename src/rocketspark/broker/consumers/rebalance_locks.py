@@ -56,13 +56,8 @@ class RebalanceLocks:
             self._held[group] = held
         return taken
 
-    def expire(self, now_ms: int) -> None:
-        """Forget locks that nobody renewed."""
-        for _ in self.expire_steps(now_ms):
-            pass
-
     def expire_steps(self, now_ms: int) -> Iterator[None]:
-        """`expire` in pieces; what is renewed in between stays."""
+        """Forget locks that nobody renewed, in pieces; what is renewed in between stays."""
         oldest_ms = now_ms - self._expiry_ms
         looked_at = 0
         for group in list(self._held):

@@ -37,7 +37,7 @@ def test_locks_expire_in_steps_but_for_those_renewed_in_between(monkeypatch: pyt
     assert locks.count == 5 + 3
     assert locks.lock("b", "two", queues(25), 110) == queues(25)[5:]
     assert locks.lock("c", "one", queues(25), 110) == queues(25)[3:]
-    locks.expire(1000)
+    list(locks.expire_steps(1000))
     assert (locks.count, locks._held) == (0, {})
 
 
