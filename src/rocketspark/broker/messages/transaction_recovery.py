@@ -69,7 +69,9 @@ class TransactionRecovery:
         self._op_messages.write()
         if self._open:
             log.info("%d half messages are open", len(self._open))
-        return dict(self._open)
+        # Whoever has them from here on forgets those that end; of the start their queues alone are remembered.
+        still_open, self._open = self._open, {}
+        return still_open
 
     def queues(self) -> dict[str, set[int]]:
         """Return the queues that the half messages are for which were open at the start, by topic.
