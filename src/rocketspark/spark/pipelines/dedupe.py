@@ -9,7 +9,6 @@ into the stream's offsets. A message that may not be written to the target is le
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -41,13 +40,9 @@ from rocketspark.spark.pipelines.parts.streaming import (
 from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
 from rocketspark.spark.spark_features import ReadLimit, for_this_spark
-from rocketspark.spark.write.batch_encoding import refused_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-
-log = logging.getLogger("rocketspark.spark")
 
 # The parts of a message that can be the key, besides `property:NAME` and `json:PATH`.
 KEYS = ("key", "messageId", "body")
@@ -193,6 +188,9 @@ def _ddl() -> str:
 
 def _with_reasons(batches: Iterator[pa.RecordBatch], topic: str) -> Iterator[pa.RecordBatch]:
     """Add a column to the rows: why a row may not be written, and where it is; null for all others."""
+    # Not with the module, which every process that reads the stream imports: it imports pandas.
+    from rocketspark.spark.write.batch_encoding import refused_rows
+
     for batch in batches:
         reasons: list[str | None] = [None] * batch.num_rows
         for row, why in refused_rows(batch.select(list(COLUMNS)), topic).items():
