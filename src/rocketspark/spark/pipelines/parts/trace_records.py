@@ -94,10 +94,12 @@ def _row(record: Trace) -> Row:
 def _sends(record: Published) -> Iterator[Row]:
     """Return one row for each message of a send: that of a batch is one record with all ids."""
     ids = [part for part in record.message_id.split(",") if part]
-    for message_id in ids:
-        yield _row(record) | {"message_id": message_id, "body_bytes": record.body_bytes // len(ids)}
     if not ids:
         yield {"kind": BROKEN}
+        return
+    row = _row(record) | {"body_bytes": record.body_bytes // len(ids)}
+    for message_id in ids:
+        yield row | {"message_id": message_id}
 
 
 def _text(value: str) -> str | None:
