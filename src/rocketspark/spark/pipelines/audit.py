@@ -143,8 +143,6 @@ class _Audit:
         progress: Progress,
     ) -> None:
         self._spark, self._where, self._scope = spark, where, scope
-        self._since_ms, self._until_ms = options.since_ms, options.until_ms
-        self._samples = options.samples
         self._options, self._progress = options, progress
         self._topics = list(scope.silent)
 
@@ -168,8 +166,8 @@ class _Audit:
         return AuditReport(
             ok=not findings,
             findings=findings,
-            since_ms=self._since_ms,
-            until_ms=self._until_ms,
+            since_ms=self._options.since_ms,
+            until_ms=self._options.until_ms,
             topics=topics,
             groups=groups,
             queues=queues,
@@ -180,10 +178,10 @@ class _Audit:
     def _read(self, columns: str, topics: Sequence[str]) -> DataFrame:
         """Read messages of the range up to the ends that were asked for; holes are no error here, but a finding."""
         options = self._where.read_options() | {"topic": ",".join(topics), "failOnDataLoss": "false"}
-        if self._since_ms is not None:
-            options["startingTimestamp"] = str(self._since_ms)
-        if self._until_ms is not None:
-            options["endingTimestamp"] = str(self._until_ms)
+        if self._options.since_ms is not None:
+            options["startingTimestamp"] = str(self._options.since_ms)
+        if self._options.until_ms is not None:
+            options["endingTimestamp"] = str(self._options.until_ms)
         elif ends := {q: bounds[1] for q, bounds in self._scope.bounds.items() if q.topic in topics}:
             options["endingOffsets"] = json.dumps(to_json(ends))
         return self._spark.read.format("rocketmq").options(**options).schema(columns).load()
@@ -226,7 +224,7 @@ class _Audit:
         return {MessageQueue(namespace.unwrap(space, r.topic), r.broker, r.queueId): r for r in counted.collect()}
 
     def _queues(self, by_queue: dict[MessageQueue, Row]) -> list[QueueFigures]:
-        whole = self._since_ms is None and self._until_ms is None
+        whole = self._options.since_ms is None and self._options.until_ms is None
         # Messages may have grown too old while they were read: those are not missing.
         oldest_now = _oldest(self._where, self._topics) if whole else {}
         found = []
@@ -276,7 +274,7 @@ class _Audit:
             rows.select(*place, (before + 1).alias("first"), F.col("queueOffset").alias("end"))
             .where(F.col("end") > F.col("first"))
             .orderBy(*place, "first")
-            .limit(self._samples * len(self._topics))
+            .limit(self._options.samples * len(self._topics))
         )
         return [OffsetGap(namespace.unwrap(self._where.namespace, r.topic), *r[1:]) for r in found.collect()]
 
@@ -287,7 +285,9 @@ class _Audit:
         space = self._where.namespace
         if not counted:
             return {}, []
-        worst = repeated.orderBy(F.desc("copies"), "topic", "messageId").limit(self._samples * len(self._topics))
+        worst = repeated.orderBy(F.desc("copies"), "topic", "messageId").limit(
+            self._options.samples * len(self._topics)
+        )
         places: dict[tuple[str, str], list[MessagePlace]] = {}
         counts: dict[tuple[str, str], int] = {}
         for r in rows.join(F.broadcast(worst), ["topic", "messageId"]).collect():
@@ -356,11 +356,11 @@ class _Audit:
             wanted |= (
                 (F.col("broker") == queue.broker_name)
                 & (F.col("queueId") == queue.queue_id)
-                & F.col("queueOffset").between(start, start + self._samples - 1)
+                & F.col("queueOffset").between(start, start + self._options.samples - 1)
             )
         names = (standing.topic, namespace.wrap(self._where.namespace, standing.topic))
         found = rows.where(F.col("topic").isin(*names) & wanted).collect()
-        return sorted(map(_place, found), key=_by_age)[: self._samples]
+        return sorted(map(_place, found), key=_by_age)[: self._options.samples]
 
 
 def _oldest(where: Connection, topics: Sequence[str]) -> dict[MessageQueue, int]:
