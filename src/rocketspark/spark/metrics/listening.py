@@ -128,10 +128,9 @@ def listen_with(spark: SparkSession, settings: Settings, more: More | None = Non
     if _is_stopped(spark):
         raise ConfigError("listen() needs a session that runs, and this one is stopped: make another")
     try:
-        from rocketspark.spark.metrics.exposition import ScrapeThread
+        from rocketspark.spark.metrics.exposition import ScrapeThread, families
     except ImportError as e:
         raise ConfigError("metrics need prometheus-client: pip install 'rocketspark[metrics]'") from e
-    from rocketspark.spark.metrics.exposition import families
 
     lag: LagWatch | None = None
     figures = QueryFigures(

@@ -29,7 +29,6 @@ from rocketspark.spark.pipelines.parts import restore_plan
 from rocketspark.spark.pipelines.parts import trace_records as records
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.report import fields
-from rocketspark.spark.pipelines.parts.trace_records import CONTEXTS
 
 # The property in which 5.x brokers note a letter's topic; if that is a retry topic, another property has the first one.
 DEAD_FROM_TOPIC = "DLQ_ORIGIN_TOPIC"
@@ -208,7 +207,7 @@ def run(
     error: Column = F.lit(None).cast("string")
     if trace_topic:
         chosen = chosen.join(_failures(spark, where, trace_topic), ["messageId", "group"], "left")
-        names = F.create_map(*(F.lit(part) for pair in CONTEXTS.items() for part in pair))
+        names = F.create_map(*(F.lit(part) for pair in records.CONTEXTS.items() for part in pair))
         error = F.coalesce(names[F.col("context")], F.concat(F.lit("code "), F.col("context").cast("string")))
     if error_property:
         error = F.coalesce(F.col("properties")[error_property], error)

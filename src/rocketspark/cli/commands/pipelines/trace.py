@@ -39,11 +39,10 @@ def trace(
     from rocketspark.spark.lakehouse.object_store import scheme_of, uri, write_text
     from rocketspark.spark.pipelines import trace as pipeline
     from rocketspark.spark.pipelines import trace_report
-    from rocketspark.spark.pipelines.trace_report import check_installed
 
     if html is not None:
         # Before the work rather than after it.
-        check_installed()
+        trace_report.check_installed()
         there = bool(scheme_of(html))
         if not there and (html.is_dir() or not html.parent.is_dir()):
             raise ConfigError(f"--html {html}: a file in a folder that is there is needed")
