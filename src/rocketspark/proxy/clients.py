@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rocketspark.client.callbacks import Tasks
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.proxy.brokers import Brokers, attempts_max, exponential, waits_ms
@@ -151,7 +152,7 @@ async def anybody(client: ProxyClient, topic: str, action: str) -> bool:
 
 
 # Gets the client that is gone.
-Gone = Callable[[ProxyClient], Awaitable[None]]
+Gone = Callable[[ProxyClient], Coroutine[Any, Any, None]]
 
 
 class Clients:
@@ -168,7 +169,7 @@ class Clients:
         self._at: dict[str, set[ProxyClient]] = {}
         self._gone: list[Gone] = []
         self._told_settings: list[Callable[[ProxyClient], None]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def when_gone(self, act: Gone) -> None:
         """Have `act` told of every client that is gone."""
@@ -334,12 +335,9 @@ class Clients:
         self.kept.give(client.host, client.kept_bytes)
         self._forget_connections(client)
         for act in self._gone:
-            task = asyncio.ensure_future(act(client))
-            self._tasks.add(task)
-            task.add_done_callback(self._told)
+            self._tasks.begin(act(client)).add_done_callback(self._told)
 
     def _told(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("what was to be done for a client that is gone failed: %s", error)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rocketspark.access.policies import SUB
+from rocketspark.client.callbacks import Tasks
 from rocketspark.client.connection import client_api
 from rocketspark.errors import FilterIllegal, RecordError, RocketSparkError, RouteNotFound, TransportError
 from rocketspark.model import MessageQueue, subscribe
@@ -99,7 +100,7 @@ class GroupMembers:
         self._lanes: list[Lane] = []
         self._new: set[str] = set()
         self._wanted = asyncio.Event()
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving = Tasks()
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -148,9 +149,7 @@ class GroupMembers:
 
     def _leave(self, member: Member) -> None:
         del self._members[member.client.identity]
-        task = asyncio.ensure_future(self._left(member))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._leaving.begin(self._left(member))
 
     async def _left(self, member: Member) -> None:
         # One that is being told just now is known there only then.

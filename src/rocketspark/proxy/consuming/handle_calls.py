@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Iterable
 from typing import Any, NamedTuple
 
+from rocketspark.client.callbacks import Tasks
 from rocketspark.client.connection.pop_api import ack_header, change_header
 from rocketspark.errors import ProtocolError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
@@ -69,7 +70,7 @@ class HandleCalls:
         self._given_back_ms = given_back_ms
         # Those of clients that are gone: they count from when the client was lost.
         self._freed_ms = max(given_back_ms - int(GRACE_S * 1000), GIVEN_BACK_MS)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
 
     def ack(self, held: Held) -> Awaitable[Reply]:
         """Acknowledge a message; the reply may have any code. Raises Refused for a handle that expired."""
@@ -160,15 +161,10 @@ class HandleCalls:
             log.warning("a message that is not to be delivered comes again: %s", why)
 
     def _task(self, coroutine: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.ensure_future(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task: asyncio.Task[Any] = self._tasks.begin(coroutine)
+        # Looked at, in case that nobody waits for it.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()
 
     async def settle(self, timeout_s: float) -> None:
         """Wait for what was begun in the background; what is not done in time is given up."""
