@@ -27,7 +27,6 @@ from rocketspark.protocol.headers.controller import (
     RegisterToControllerHeader,
     ReplicaHeartbeatHeader,
     ReplicaInfoHeader,
-    ReplicaInfoReply,
 )
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.operator_bodies import SyncStateSet
@@ -106,12 +105,11 @@ class ControllerHandlers:
         """CONTROLLER_GET_REPLICA_INFO (1004), after what is being written; a master's ends what it asked for before."""
         h = request.ext
         s = self._journal.sets.get(h.broker_name)
-        looks = None
+        asked = None
         if s is not None and h.master_broker_id in s.replicas and h.asker is not None and h.asked is not None:
-            looks = self._looked[h.broker_name, h.master_broker_id] = h.asker, h.asked
-        decision = await self._journal.carry_out(lambda sets: replicas_info.replica_info(sets, h.broker_name))
-        if looks is not None and isinstance(decision.header, ReplicaInfoReply):
-            decision.header.asked = looks[1]
+            self._looked[h.broker_name, h.master_broker_id] = h.asker, h.asked
+            asked = h.asked
+        decision = await self._journal.carry_out(lambda sets: replicas_info.replica_info(sets, h.broker_name, asked))
         return _answer(request, decision)
 
     def sync_state(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:

@@ -138,14 +138,14 @@ def register(sets: Sets, h: RegisterToControllerHeader, live: Lives) -> Decision
     return Decision(header=answer, body=body, events=(event,))
 
 
-def replica_info(sets: Sets, broker_name: str) -> Decision:
-    """CONTROLLER_GET_REPLICA_INFO: the master and the in-sync set."""
+def replica_info(sets: Sets, broker_name: str, asked: int | None = None) -> Decision:
+    """CONTROLLER_GET_REPLICA_INFO: the master and the in-sync set; `asked`: what a master that asks has counted."""
     s = sets.get(broker_name)
     if s is None:
         code = ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST
-        return Decision(code, ReplicaInfoReply(), remark=f"broker set {broker_name} is not known")
+        return Decision(code, ReplicaInfoReply(asked=asked), remark=f"broker set {broker_name} is not known")
     answer = ReplicaInfoReply(
-        master_broker_id=s.master, master_address=s.address(s.master), master_epoch=s.master_epoch
+        master_broker_id=s.master, master_address=s.address(s.master), master_epoch=s.master_epoch, asked=asked
     )
     return Decision(header=answer, body=_members(s))
 
