@@ -97,13 +97,13 @@ class TopicLists:
 class NameServerHandlers:
     """The requests of one NameServer over its registry and key-value tables."""
 
-    def __init__(self, registry: Registry, kv: KvConfig, settings: Settings) -> None:
+    def __init__(self, registry: Registry, kv: KvConfig, settings: Settings, lists: TopicLists) -> None:
         self._registry = registry
         self._kv = kv
         self._settings = settings
         self._started_ms = now_ms()
         self._large = asyncio.Lock()
-        self._lists = TopicLists(registry)
+        self._lists = lists
         # The number of large registrations not taken yet, by the broker's cluster and address.
         self._under_way: Counter[tuple[str, str]] = Counter()
 
@@ -329,10 +329,10 @@ UNIT_SUBSCRIBED = 2
 class AdminHandlers:
     """Serves the requests of `mqadmin` that are about the NameServer."""
 
-    def __init__(self, registry: Registry, settings: Settings) -> None:
+    def __init__(self, registry: Registry, settings: Settings, lists: TopicLists) -> None:
         self._registry = registry
         self._settings = settings
-        self._lists = TopicLists(registry)
+        self._lists = lists
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from rocketspark.access.audit import Audit
 from rocketspark.access.write_gate import WriteGate, audit_of
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.namesrv.handlers import AdminHandlers, NameServerHandlers, now_ms
+from rocketspark.namesrv.handlers import AdminHandlers, NameServerHandlers, TopicLists, now_ms
 from rocketspark.namesrv.kv_config import KvConfig
 from rocketspark.namesrv.min_id_notices import MinIdNotices
 from rocketspark.namesrv.registry import Registry
@@ -61,8 +61,9 @@ class NameServer:
         routes = Routes()
         routes.gate = self.settings.gate
         self._routes = routes
-        NameServerHandlers(self.registry, kv, self.settings).routes(routes)
-        AdminHandlers(self.registry, self.settings).routes(routes)
+        lists = TopicLists(self.registry)
+        NameServerHandlers(self.registry, kv, self.settings, lists).routes(routes)
+        AdminHandlers(self.registry, self.settings, lists).routes(routes)
         self._server = Server(routes, on_close=self._peer_closed, idle_s=self.settings.idle_s, tls=self.settings.tls)
         self._share = share
         self._audit: Audit | None = None
