@@ -97,9 +97,9 @@ async def _follow(consumer: AsyncPullConsumer, topic: str, tags: str) -> None:
     while True:
         await asyncio.sleep(FOLLOW_MS / 1000)
         with contextlib.suppress(RocketSparkError):  # It is looked again.
-            for queue in await consumer.queues(topic):
-                if queue not in (read := consumer.assignment()):
-                    await consumer.assign([*read, queue], tags)
+            found, read = await consumer.queues(topic), set(consumer.assignment())
+            if not read.issuperset(found):
+                await consumer.assign(sorted(read.union(found)), tags)
 
 
 async def _join(
