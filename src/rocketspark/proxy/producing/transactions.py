@@ -137,11 +137,12 @@ class TransactionData:
 
     def forget_end(self, topic: str, transaction_id: str, broker_name: str) -> None:
         """Take back a `note_end`: the broker could not be told."""
-        brokers = self._ended.get(_key(topic, transaction_id))
+        key = _key(topic, transaction_id)
+        brokers = self._ended.get(key)
         if brokers is not None:
             brokers.pop(broker_name, None)
             if not brokers:
-                del self._ended[_key(topic, transaction_id)]
+                del self._ended[key]
 
     def was_ended(self, topic: str, transaction_id: str) -> bool:
         """Tell whether a broker was told of an end, as far as that is remembered."""
