@@ -57,8 +57,19 @@ class OnBrokers(NamedTuple):
         return {"cluster": self.cluster, "brokers": self.broker or None}
 
 
-# The default of a command's argument `on`.
-EVERYWHERE = OnBrokers()
+class Masters(NamedTuple):
+    """The options of commands that create topics and groups, or change them: on which of a cluster's masters."""
+
+    cluster: Annotated[str | None, typer.Option(help="Only on this cluster's brokers.")] = None
+    broker: Annotated[list[str] | None, typer.Option(help="Only on this broker; may be repeated.")] = None
+
+    def named(self) -> dict[str, Any]:
+        """Return the arguments by which an operation knows its brokers."""
+        return {"cluster": self.cluster, "brokers": self.broker or None}
+
+
+# The defaults of a command's argument `on`.
+EVERYWHERE, ALL_MASTERS = OnBrokers(), Masters()
 
 
 def run_operation(at: ClusterAccess, act: Callable[[Operations], Awaitable[T]]) -> T:

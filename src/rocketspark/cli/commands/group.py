@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocketspark.cli.operate import listed, print_json, run_operation
+from rocketspark.cli.operate import ALL_MASTERS, Masters, listed, print_json, run_operation
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.model.text import shown, shown_json
 
@@ -24,22 +24,6 @@ class Mode(StrEnum):
 
 app = typer.Typer(help="Create, change and show consumer groups.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
-
-
-class OnMasters(NamedTuple):
-    """The options of commands that change a group: the cluster, and on which of its masters to work."""
-
-    cluster: Annotated[str | None, typer.Option(help="Only on this cluster's brokers.")] = None
-    broker: Annotated[list[str] | None, typer.Option(help="Only on this broker; may be repeated.")] = None
-    at: ClusterAccess = HERE
-    json: Json = False
-
-    def named(self) -> dict[str, Any]:
-        """Return the arguments by which an operation knows its brokers."""
-        return {"cluster": self.cluster, "brokers": self.broker or None}
-
-
-EVERYWHERE = OnMasters()
 
 
 @app.command()
@@ -64,7 +48,9 @@ def create(
         typer.Option(help="When retries are made for clients of RocketMQ 5, as its groupRetryPolicy in JSON."),
     ] = None,
     attributes: Annotated[str, typer.Option(help="Changes of attributes: +name=value,-name.")] = "",
-    on: OnMasters = EVERYWHERE,
+    on: Masters = ALL_MASTERS,
+    at: ClusterAccess = HERE,
+    json: Json = False,
 ) -> None:
     """Create a consumer group on every broker, or change what is given here of its settings.
 
@@ -81,8 +67,8 @@ def create(
         retry_policy=None if retry_policy is None else _policy(retry_policy),
         attributes=attributes,
     )
-    found = run_operation(on.at, lambda operations: operations.put_group(group, settings, **on.named()))
-    _print(group, found, on.json)
+    found = run_operation(at, lambda operations: operations.put_group(group, settings, **on.named()))
+    _print(group, found, json)
 
 
 @app.command()
@@ -108,7 +94,9 @@ def set_mode(
             " pops all.",
         ),
     ] = None,
-    on: OnMasters = EVERYWHERE,
+    on: Masters = ALL_MASTERS,
+    at: ClusterAccess = HERE,
+    json: Json = False,
 ) -> None:
     """Have a group pull or pop a topic's messages; for members that let brokers assign queues (`pop=True`).
 
@@ -117,12 +105,12 @@ def set_mode(
     Example: `rocketspark group set-mode billing orders pop --share 2`
     """
     names = run_operation(
-        on.at,
+        at,
         lambda operations: operations.set_request_mode(
             topic, group, mode.value.upper(), pop_share_queue_count=share, **on.named()
         ),
     )
-    if on.json:
+    if json:
         print_json({"group": group, "topic": topic, "mode": mode.value.upper(), "share": share, "brokers": names})
     else:
         what = "pops" if mode is Mode.pop else "pulls"

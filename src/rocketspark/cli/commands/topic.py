@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from rocketspark.cli.operate import Yes, confirm, listed, print_json, run_operation
+from rocketspark.cli.operate import ALL_MASTERS, Masters, Yes, confirm, listed, print_json, run_operation
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.model.text import shown
 
@@ -113,8 +113,7 @@ def create(
         MessageType | None,
         typer.Option("--type", help="What clients of RocketMQ 5 may send to it; mixed: everything [default: normal]."),
     ] = None,
-    cluster: Annotated[str | None, typer.Option(help="Only on this cluster's brokers.")] = None,
-    broker: Annotated[list[str] | None, typer.Option(help="Only on this broker; may be repeated.")] = None,
+    on: Masters = ALL_MASTERS,
     force: Annotated[
         bool, typer.Option("--force", help="Also take queues away that hold messages: nobody can read them then.")
     ] = False,
@@ -131,7 +130,7 @@ def create(
     made = run_operation(
         at,
         lambda operations: operations.create_topic(
-            topic, queue_count=queues, message_type=message_type, cluster=cluster, brokers=broker or None, force=force
+            topic, queue_count=queues, message_type=message_type, force=force, **on.named()
         ),
     )
     counts = {b.broker_name: b.queue_count for b in made}
