@@ -68,11 +68,12 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
             "broker/handlers/pop_message.py",
             "broker/handlers/ack_message.py",
             "broker/handlers/notification.py",
+            "broker/consumers/message_filters.py",
         ],
         ["tests/unit/broker/pop", LIVE + "broker_pop*.py", LIVE + "pop_requests.py"],
     ),
     "messages": (
-        ["broker/messages"],
+        ["broker/messages", "broker/handlers/end_transaction.py"],
         [
             "tests/unit/broker/messages",
             *(
@@ -92,7 +93,10 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "proxy": (["proxy"], ["tests/unit/proxy", *(LIVE + f"proxy_{name}.py" for name in ("remoting", "secure"))]),
     "spark": (
-        ["spark/exactly_once", *(f"spark/{name}.py" for name in ("cluster_queries", "offset_ranges", "option_values"))],
+        [
+            "spark/exactly_once",
+            *(f"spark/{name}.py" for name in ("cluster_queries", "given_options", "offset_ranges", "option_values")),
+        ],
         [
             "tests/unit/spark",
             *(SPARK + f"{name}.py" for name in ("exactly_once", "exactly_once_failover", "fetch", "failover", "gaps")),

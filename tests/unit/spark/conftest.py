@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from rocketspark.spark.spark_features import FILTERS
 
-collect_ignore = [] if FILTERS else ["read/test_pushdown.py"]
+collect_ignore = [] if FILTERS else ["read/test_pushed_filters.py"]
