@@ -54,7 +54,7 @@ class Rebuild:
             found = self._decoded(stored)
             if isinstance(found, AckRecord):
                 self._acks.append((found, stored.position))
-            elif found is not None and self._is_of_before(found, stored):
+            elif found is not None and self._revive.is_of_before(found.key, stored):
                 points.note_past(found)
             elif found is not None and not points.was_done(found):
                 known = points.get(found.key)
@@ -89,7 +89,7 @@ class Rebuild:
             return
         since_ms = min(key.pop_time_ms for key in doubted) - OFFSETS_AGE_MS
         for found, stored in self._sent_since(since_ms):
-            if found.key in doubted and self._is_of_before(found, stored):
+            if found.key in doubted and self._revive.is_of_before(found.key, stored):
                 point = points.get(found.key)
                 if point is not None:
                     points.remove(point)
@@ -166,7 +166,8 @@ class Rebuild:
         furthest: dict[tuple[str, str, int], int] = {}
         for found in self._newer(saved_ms - OFFSETS_AGE_MS, since):
             key: CheckPointKey = found.key
-            if not found.re_puts and found.offsets:
+            # The queue that another broker's check point names is one of that broker.
+            if not found.re_puts and found.offsets and not self._revive.messages.is_foreign(key):
                 queue = key.topic, key.group, key.queue_id
                 furthest[queue] = max(furthest.get(queue, 0), found.offsets[-1] + 1)
         for (topic, group, queue_id), offset in furthest.items():
@@ -181,7 +182,7 @@ class Rebuild:
     def _newer(self, since_ms: int, since: int) -> Iterator[CheckPointRecord]:
         gone: set[CheckPointKey] = set()
         for found, stored in self._sent_since(since_ms):
-            if stored.position < since or self._is_of_before(found, stored):
+            if stored.position < since or self._revive.is_of_before(found.key, stored):
                 gone.add(found.key)
             else:
                 yield found
@@ -194,12 +195,12 @@ class Rebuild:
                 if not isinstance(came, CheckPointRecord) or came.key.pop_time_ms < since_ms:
                     continue
                 # Out of the wheel it may have come after the topic was deleted, or offsets were set.
-                if came.key not in gone and stored.position >= since and not self._is_of_before(came, stored):
+                if (
+                    came.key not in gone
+                    and stored.position >= since
+                    and not self._revive.is_of_before(came.key, stored)
+                ):
                     yield came
-
-    def _is_of_before(self, found: CheckPointRecord, stored: Record) -> bool:
-        """Tell whether a check point is of a topic that was deleted since, and perhaps made anew."""
-        return stored.position < (self._store.made_at(found.key.topic) or 0)
 
 
 def saved_ms(path: str) -> int:

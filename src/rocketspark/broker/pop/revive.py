@@ -279,7 +279,7 @@ class Revive:
             found = pop_records.decode_check_point(stored.body, name)
             point = points.get(found.key)
             if point is None:
-                if points.was_done(found) or self._is_of_before(found.key, stored):
+                if points.was_done(found) or self.is_of_before(found.key, stored):
                     return
                 point = CheckPoint(found, queue.queue_id, -1)
                 points.add(point)
@@ -298,7 +298,7 @@ class Revive:
         else:
             raise ProtocolError(f"a record with the tag {tag!r} is neither a check point nor an acknowledgement")
 
-    def _is_of_before(self, key: CheckPointKey, stored: Record) -> bool:
+    def is_of_before(self, key: CheckPointKey, stored: Record) -> bool:
         """Tell whether a check point is of a topic deleted since: in its places stand messages of the next one."""
         return stored.position < (self._store.made_at(key.topic) or 0) and not self.messages.is_foreign(key)
 

@@ -497,6 +497,36 @@ def test_a_check_point_of_another_broker_is_kept_and_no_message_here_is_taken_fo
     assert (kept.record.key.broker_name, kept.record.re_puts) == ("broker-b", 1)
 
 
+def foreign_check_point(rig: Rig, *offsets: int) -> None:
+    key = CheckPointKey(TOPIC, GROUP, 0, offsets[0], rig.clock(), "broker-b")
+    body = CheckPointRecord(key, 1000, offsets).encode()
+    rig.put_message.accept_own(REVIVE, 1, body, {b"TAGS": b"ck", b"UNIQ_KEY": b"X"}, rig.clock())
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_check_point_of_another_broker_outlives_the_topic_of_its_name_here(rig: Rig, how: str) -> None:
+    foreign_check_point(rig, 1)
+    rig.at(NOW + 5000)
+    rig.pops.delete_topic(TOPIC)
+    rig.offsets.delete_topic(TOPIC)
+    rig.store.delete_topic(TOPIC)
+    rig.save()
+    rig = rig.restarted() if how == "stopped" else rig.killed()
+    assert {p.record.key.broker_name for p in rig.pops.check_points} == {"broker-b"}
+
+
+def test_a_check_point_of_another_broker_moves_no_offset_here_after_a_kill(rig: Rig) -> None:
+    for number in range(10):
+        rig.send(f"M{number}")
+    rig.save()
+    rig.at(NOW + 2000)
+    foreign_check_point(rig, 5, 6)
+    rig.at(NOW + 3000)
+    rig.store.flush_log()
+    rig = rig.killed()
+    assert rig.offsets.get(GROUP, TOPIC, 0) is None
+
+
 @pytest.mark.shows("a check point that left by enableRemoteEscape")
 def test_what_another_broker_gave_out_is_delivered_here_as_soon_as_that_can_be_asked(rig: Rig) -> None:
     """Its acting master sent the check point here (enableRemoteEscape): else nobody would deliver its messages."""
