@@ -461,13 +461,12 @@ class SendAttempts:
         asked = self._routes.leader(last)
         if isinstance(cause, TransportError) or (code is not None and self._may_be_old(topic, code)):
             await self._look_again(topic, end_s)
-        queue = fixed
         queues = self._routes.write_queues(topic)
         is_gone = code == QUEUE_GONE and last not in (queues or (last,))
-        if queue is None:
+        if fixed is None:
             queue = self._choose(topic, queues, avoid=None if is_gone else asked) if queues else last
-        elif is_gone and sharding_key:
-            queue = queue_of_key(sharding_key, queues)
+        else:
+            queue = queue_of_key(sharding_key, queues) if is_gone and sharding_key else fixed
         if self._routes.leader(queue) == asked and code != ResponseCode.TOPIC_NOT_EXIST and not is_gone:
             await self.pause(attempt, end_s)
         return queue
