@@ -389,10 +389,11 @@ def test_the_checkpoint_file(make_store: Any, send: Any) -> None:
     assert checkpoints.read(str(path)) == checkpoints.Checkpoint()
 
 
-def test_abort_is_there_while_open(make_store: Any) -> None:
+def test_abort_is_there_while_open(make_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketspark.store.store.boot_id", lambda: "this-boot")
     store = make_store()
     abort = Path(store.settings.root) / "abort"
-    assert abort.read_text().split()[0] == str(os.getpid())
+    assert abort.read_text() == f"{os.getpid()} this-boot"
     store.close()
     store.close()
     assert not abort.exists()
