@@ -48,30 +48,32 @@ def _conf(folder: Path, config: Config) -> str:
 
 
 @contextmanager
-def our_pair(config: Config) -> Iterator[Servers]:
-    """A NameServer, a master with `config` in its broker.conf, and a slave. `brokers`: the master first."""
+def our_pair(config: Config, slaves: int = 1) -> Iterator[Servers]:
+    """A NameServer, a master with `config` in its broker.conf, and its slaves. `brokers`: the master first."""
     with tempfile.TemporaryDirectory(prefix="rocketspark-bench-") as folder, ExitStack() as stack:
         root = Path(folder)
         _, found, _ = stack.enter_context(started(["namesrv", "-p", "0"], r"ready namesrv=(\S+)", root))
         pids, brokers = [], []
-        for own in ({"brokerRole": "ASYNC_MASTER", **config}, SLAVE):
-            place = root / str(own["brokerRole"])
+        for number in range(1 + slaves):
+            own = SLAVE | {"brokerId": number} if number else {"brokerRole": "ASYNC_MASTER", **config}
+            place = root / f"broker-{number}"
             command = ["broker", "-c", _conf(place, own), "-p", "0", "--store", str(place / "store"), "-n", found[1]]
             pid, ready, _ = stack.enter_context(started(command, r"ready broker=(\S+)", place))
             pids.append(pid)
             brokers.append(ready[1])
-        until(lambda: caught_up(brokers[0]))
+        until(lambda: caught_up(brokers[0], slaves))
         yield Servers(found[1], brokers[0], pids[0], 0.0, root, tuple(brokers), tuple(pids))
 
 
 @contextmanager
-def apache_pair(config: Config) -> Iterator[Servers]:
+def apache_pair(config: Config, slaves: int = 1) -> Iterator[Servers]:
     """The same of Apache RocketMQ 5.5.0."""
     with _java("classic", dict(config)) as pair:
+        brokers = (pair.first, pair.second, *(pair.add(number, dict(JAVA_DEFAULTS)) for number in range(2, 1 + slaves)))
         pair.wait_in_sync()
-        both = (pair.first, pair.second)
-        pids = tuple(broker._process.pid for broker in both)
-        addresses = tuple(broker.broker for broker in both)
+        pids = tuple(broker._process.pid for broker in brokers)
+        addresses = tuple(broker.broker for broker in brokers)
+        until(lambda: caught_up(addresses[0], slaves))
         yield Servers(pair.namesrv, addresses[0], pids[0], 0.0, pair.first.store, addresses, pids, "java")
 
 

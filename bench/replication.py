@@ -1,7 +1,7 @@
-"""Pairs that replicate, ours beside Java's: synchronous and asynchronous sends, the slave's cost, failover.
+"""Brokers of one name that replicate, in twos and threes, ours beside Java's.
 
-With BENCH_BEFORE set to the root of another version of this repository its broker is measured without replication too,
-in turn with this one.
+Measured: synchronous and asynchronous sends, the slave's cost, failover. With BENCH_BEFORE set to the root of another
+version of this repository its broker is measured without replication too, in turn with this one.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ def run(plan: Plan) -> list[Row]:
         for window in WINDOWS:
             rows += _shown(sync_rows(plan, mine, java, window), first=not rows)
         rows += _shown(end_rows(mine, java, "sync master"))
+    with both(plan.alone, our_pair(SYNC | plan.config, slaves=2), apache_pair(SYNC, slaves=2)) as (mine, java):
+        warm_up(mine, java, plan.of((64, 256), (64,), ()), plan.of(6.0, 2.0, 0.05))
+        for window in WINDOWS:
+            rows += _shown(sync_rows(plan, mine, java, window, replicas=3))
     with both(plan.alone, our_pair(plan.config), apache_pair({})) as (mine, java):
         warm_up(mine, java, plan.of((256,), (64,), ()), plan.of(8.0, 2.0, 0.05))
         rows += _shown(async_rows(plan, mine, java))
@@ -71,7 +75,7 @@ class Round:
         slave_before = cpu_seconds(servers.pids[1])
         self.master = figure(servers, partial(send, window=window, seconds=seconds))
         self.lag_bytes = lag_bytes(servers.broker)
-        self.lag_s = until(lambda: caught_up(servers.broker))
+        self.lag_s = until(lambda: caught_up(servers.broker, len(servers.brokers) - 1))
         time.sleep(SETTLE_S)
         done = self.master.done
         self.slave_us = (cpu_seconds(servers.pids[1]) - slave_before) / done * 1e6
@@ -93,10 +97,10 @@ def _slave_row(name: str, rounds: list[tuple[Round, Round | None]]) -> Row:
     return values_row(name, "us", pairs, less_is_better=True)
 
 
-def sync_rows(plan: Plan, mine: Servers, java: Servers | None, window: int) -> list[Row]:
-    """Sends that are answered once the slave has them."""
+def sync_rows(plan: Plan, mine: Servers, java: Servers | None, window: int, replicas: int = 2) -> list[Row]:
+    """Sends that are answered once a slave has them, the one of two replicas or the faster of three."""
     rounds = _measure(plan, mine, java, window=window)
-    name = f"inSyncReplicas=2, {window} in flight, 128 B"
+    name = f"inSyncReplicas=2 of {replicas}, {window} in flight, 128 B"
     rates = [(o.master, p.master if p else None) for o, p in rounds]
     return [rates_row(name, "msg/s", rates), _slave_row("  slave's CPU a message", rounds)]
 
