@@ -1,0 +1,292 @@
+"""The disk of a simulated machine: a folder holds what its processes see, and beside it is known what was synced.
+
+Rule: after a power cut a file has what was synced; of what was written since, each sector is there or not, and so is
+each name. Nothing is ever kept because of the order in which it was written.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation import loop
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Node
+
+SECTOR = 512
+PAGE = 4096
+_ZEROS = bytes(PAGE)
+_WRITES = {"create", "reserve", "keep_blocks", "write_at", "write_file", "overwrite", "make_directory", "cut"}
+_SYNCS = {"sync_map", "sync_file", "sync_directory"}
+_real_statvfs, _real_listdir, _real_scandir = os.statvfs, os.listdir, os.scandir
+
+
+class Pages:
+    """Content by page of 4096 bytes; what is not there is zeros."""
+
+    __slots__ = ("pages", "size")
+
+    def __init__(self) -> None:
+        self.pages: dict[int, bytes] = {}
+        self.size = 0
+
+    def put(self, at: int, data: bytes) -> None:
+        """Take data that begins with a page."""
+        for begin in range(0, len(data), PAGE):
+            page = data[begin : begin + PAGE]
+            if len(page) < PAGE:
+                page += self.pages.get((at + begin) // PAGE, _ZEROS)[len(page) :]
+            self.pages[(at + begin) // PAGE] = page
+        self.size = max(self.size, at + len(data))
+
+    @classmethod
+    def of(cls, path: str) -> Pages:
+        """Read a file; of a sparse one what it has."""
+        found = cls()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            found.size, at = os.fstat(fd).st_size, 0
+            while at < found.size:
+                try:
+                    at = os.lseek(fd, at, os.SEEK_DATA)
+                except OSError:
+                    break  # Nothing but a hole.
+                at -= at % PAGE
+                end = os.lseek(fd, at, os.SEEK_HOLE)
+                found.put(at, os.pread(fd, end - at, at))
+                at = end
+        finally:
+            os.close(fd)
+        return found
+
+    def write(self, path: str) -> None:
+        """Make the file, sparse."""
+        with open(path, "wb") as file:
+            file.truncate(self.size)
+            for number, page in self.pages.items():
+                if number * PAGE < self.size and page != _ZEROS:
+                    file.seek(number * PAGE)
+                    file.write(page[: self.size - number * PAGE])
+
+
+class SimDisk:
+    """One machine's disk. `full`, `failing` ({"write", "sync"}) and `slow_s` are its faults."""
+
+    def __init__(self, node: Node, root: Path) -> None:
+        self.node = node
+        self.root = root
+        root.mkdir(parents=True)
+        self.full = False
+        self.failing: set[str] = set()
+        self.slow_s = 0.0
+        self.random = node.world.random(f"disk {node.name}")
+        self._files: dict[int, Pages] = {}
+        self._names: dict[int, dict[str, int]] = {}
+        self._maps: dict[int, tuple[mmap.mmap, int]] = {}
+
+    # -- calls of the product ------------------------------------------------------------------------------------
+
+    def step(self, call: str) -> None:
+        """Be asked for something: it may fail, take its time, or be the last thing its process did."""
+        self.node.count_call()
+        if call in _SYNCS:
+            strand = loop.current_strand()
+            if strand is not None:
+                strand.pause(self.random.uniform(0.0001, 0.002) + self.slow_s)
+            if "sync" in self.failing:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        elif call in _WRITES:
+            if "write" in self.failing:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            if self.full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def mapped(self, path: str, found: mmap.mmap) -> None:
+        self._maps[id(found)] = found, os.stat(path).st_ino
+
+    def sync_map(self, mapped: mmap.mmap, at: int, end: int) -> None:
+        at -= at % mmap.PAGESIZE
+        self._synced(self._maps[id(mapped)][1]).put(at, mapped[at:end])
+
+    def sync_descriptor(self, fd: int) -> None:
+        found = os.fstat(fd)
+        if stat.S_ISDIR(found.st_mode):
+            self._names[found.st_ino] = _names(f"/proc/self/fd/{fd}")
+            return
+        # By its place in /proc, as one that was opened for writing alone cannot be read.
+        self._files[found.st_ino] = Pages.of(f"/proc/self/fd/{fd}")
+
+    def _synced(self, number: int) -> Pages:
+        found = self._files.get(number)
+        if found is None:
+            found = self._files[number] = Pages()
+        return found
+
+    def free(self) -> Any:
+        """Return what statvfs says."""
+        free = 0 if self.full else 1 << 24
+        return SimpleNamespace(f_bavail=free, f_bfree=free, f_frsize=4096, f_blocks=1 << 25)
+
+    # -- faults --------------------------------------------------------------------------------------------------
+
+    def wipe(self) -> None:
+        """Be a new disk."""
+        shutil.rmtree(self.root)
+        self.root.mkdir()
+        self._files.clear()
+        self._names.clear()
+
+    def lose_power(self) -> None:
+        """Hold what is on the disk, and of the rest what happens to be."""
+        left = self.root.with_name(f"{self.root.name}.left")
+        left.mkdir()
+        self._leave(str(self.root), os.stat(self.root).st_ino, str(left))
+        shutil.rmtree(self.root)
+        left.rename(self.root)
+        self._files.clear()
+        self._names.clear()
+        self._maps.clear()
+        for folder, _, files in os.walk(self.root):
+            self._names[os.stat(folder).st_ino] = _names(folder)
+            for name in files:
+                self._files[os.stat(f"{folder}/{name}").st_ino] = Pages.of(f"{folder}/{name}")
+
+    def _leave(self, source: str, number: int, target: str) -> None:
+        now = _names(source)
+        before = self._names.get(number, {})
+        for name in sorted(now.keys() | before.keys()):
+            found = now.get(name)
+            if found != before.get(name) and self.random.random() < 0.5:
+                found = before.get(name)
+            if found is None:
+                continue
+            path = f"{source}/{name}"
+            is_now = now.get(name) == found
+            if is_now and os.path.isdir(path):
+                os.mkdir(f"{target}/{name}")
+                self._leave(path, found, f"{target}/{name}")
+            elif is_now:
+                self._left(self._files.get(found, Pages()), Pages.of(path)).write(f"{target}/{name}")
+            elif found in self._files:
+                self._files[found].write(f"{target}/{name}")
+
+    def _left(self, synced: Pages, now: Pages) -> Pages:
+        left = Pages()
+        left.size = now.size if now.size == synced.size else self.random.choice([now.size, synced.size])
+        share = self.random.choice([0.0, 0.3, 0.7, 1.0])
+        for number in sorted(synced.pages.keys() | now.pages.keys()):
+            old, new = synced.pages.get(number, _ZEROS), now.pages.get(number, _ZEROS)
+            if old != new and share:
+                sectors = [new if self.random.random() < share else old for _ in range(PAGE // SECTOR)]
+                old = b"".join(of[at * SECTOR : (at + 1) * SECTOR] for at, of in enumerate(sectors))
+            left.pages[number] = old
+        return left
+
+
+class _Entries:
+    def __init__(self, entries: list[Any]) -> None:
+        self._left = iter(entries)
+
+    def __iter__(self) -> Any:
+        return self._left
+
+    def __next__(self) -> Any:
+        return next(self._left)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def _in_any_order(names: list[Any]) -> list[Any]:
+    process = loop.current_process()
+    if process is not None:
+        process.node.disk.random.shuffle(names)
+    return names
+
+
+def _names(folder: str) -> dict[str, int]:
+    with _real_scandir(folder) as entries:
+        return {entry.name: entry.inode() for entry in entries}
+
+
+def install() -> None:
+    """Have the store's file layer ask the disk of the node that runs."""
+    from rocketspark.store.files import system_calls
+    from rocketspark.transport import dialing
+
+    if hasattr(dialing, "_family"):
+        dialing._family = lambda host: None
+    files = system_calls.OsFiles
+
+    def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *arguments: Any, **more: Any) -> Any:
+            process = loop.current_process()
+            if process is None:
+                return original(self, *arguments, **more)
+            disk = process.node.disk
+            disk.step(name)
+            if name == "sync_map":
+                return disk.sync_map(*arguments)
+            found = original(self, *arguments, **more)
+            if name == "map":
+                disk.mapped(arguments[0], found)
+            return found
+
+        return call
+
+    for name in sorted(_WRITES | _SYNCS | {"map"}):
+        setattr(files, name, wrapped(name, getattr(files, name)))
+
+    def populate(self: Any, mapped: Any, at: int, end: int, *, for_map: bool = True) -> bool:
+        return True
+
+    files.populate = populate  # type: ignore[method-assign]
+
+    def statvfs(path: Any) -> Any:
+        process = loop.current_process()
+        return _real_statvfs(path) if process is None else process.node.disk.free()
+
+    os.statvfs = statvfs
+
+    # A file system lists names in any order; here a seed says in which.
+    def listdir(path: Any = ".") -> list[Any]:
+        return _in_any_order(sorted(_real_listdir(path)))
+
+    def scandir(path: Any = ".") -> Any:
+        with _real_scandir(path) as entries:
+            return _Entries(_in_any_order(sorted(entries, key=lambda entry: entry.name)))
+
+    os.listdir, os.scandir = listdir, scandir  # type: ignore[assignment]
+    _replace_everywhere(system_calls.boot_id, lambda: str(loop.current_process().node.boot_id))
+
+
+def _replace_everywhere(original: object, replacement: object) -> None:
+    import sys
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("rocketspark"):
+            for attribute, value in list(vars(module).items()):
+                if value is original:
+                    setattr(module, attribute, replacement)
+
+
+def forget_locks(root: Path) -> None:
+    """Let go of the store locks of a process that died."""
+    from rocketspark.store.files import system_calls
+
+    for path in [path for path in system_calls._held if path.startswith(os.path.realpath(root) + "/")]:
+        system_calls._held.discard(path)

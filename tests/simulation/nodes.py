@@ -1,0 +1,195 @@
+"""Clusters of the real servers on simulated machines, with the settings that make a simulated minute cheap.
+
+Rule: a server is a process of its node: it has its own loop, and dies with its node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.world import Node, Process, World
+
+from rocketspark.broker.replication.controller_client import ControllerClient
+from rocketspark.broker.server import BrokerServer
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.controller.server import ControllerServer
+from rocketspark.controller.settings import ControllerSettings
+from rocketspark.errors import RocketSparkError
+from rocketspark.namesrv.server import NameServer
+from rocketspark.transport.connections import Connections
+
+NAMESRV_PORT, CONTROLLER_PORT, BROKER_PORT = 9876, 9877, 10911
+
+# Small files, so that a run crosses many of them and disks cost little.
+BROKER: dict[str, Any] = {
+    "refuse_when_behind": False,
+    "clean_by_force": False,
+    "log_file_bytes": 64 << 10,
+    "queue_file_bytes": 20 * 200,
+    "index_slots": 200,
+    "index_entries": 800,
+    "timers_enabled": False,
+    "timer_log_file_bytes": 104_000,
+    "default_topic_queue_count": 4,
+    "flush_interval_ms": 200,
+    "clean_interval_ms": 10_000,
+}
+# Times of replicas: short enough that an election fits into a run, with their proportions.
+REPLICA: dict[str, Any] = {
+    "heartbeat_interval_ms": 500,
+    "not_active_timeout_ms": 4000,
+    "metadata_interval_ms": 2000,
+    "sync_set_check_interval_ms": 2000,
+    "controller_interval_ms": 3000,
+    "ha_heartbeat_interval_ms": 2000,
+    "ha_housekeeping_interval_ms": 8000,
+    "slave_not_caught_up_ms": 6000,
+    "slave_timeout_ms": 2000,
+    "controller_timeout_ms": 5000,
+}
+
+
+async def serve(node: Node, server: Any) -> None:
+    """Start a server, say so, and let it run until the process is asked to stop."""
+    process = node.processes[-1]
+    for each in node.processes:
+        if each.loop is asyncio.get_running_loop():
+            process = each
+    stop = process.stop_wanted = asyncio.Event()
+    await server.start()
+    process.server = server
+    process.is_ready = True
+    node.world.record("ready", node=node.name)
+    await stop.wait()
+    await server.close()
+
+
+class Cluster:
+    """A NameServer and one broker name.
+
+    `replicas`: 1 for a single master; 2 and more for a controller and so many brokers that it elects from.
+    `settings`: of the brokers, over BROKER and REPLICA.
+    """
+
+    def __init__(self, world: World, *, replicas: int = 1, name: str = "broker-a", **settings: Any) -> None:
+        self.world = world
+        self.name = name
+        self.settings = settings
+        self.namesrv = world.node("namesrv")
+        self.controller = world.node("controller") if replicas > 1 else None
+        self.brokers = [world.node(f"{name}-{number}") for number in range(1, replicas + 1)]
+        # Those that are to run; a supervisor may look.
+        self.namesrv_address = f"{self.namesrv.ip}:{NAMESRV_PORT}"
+        self.controller_address = f"{self.controller.ip}:{CONTROLLER_PORT}" if self.controller else ""
+
+    @property
+    def servers(self) -> list[Node]:
+        return [self.namesrv, *([self.controller] if self.controller else []), *self.brokers]
+
+    def broker_settings(self, node: Node) -> BrokerSettings:
+        own: dict[str, Any] = {
+            "broker_name": self.name,
+            "store_root": str(self.store(node)),
+            "namesrv_addresses": self.namesrv_address,
+            "listen_host": node.ip,
+            "listen_port": BROKER_PORT,
+        }
+        if self.controller is not None:
+            own |= REPLICA | {
+                "controller_mode": True,
+                "controller_addresses": self.controller_address,
+                "broker_role": "SLAVE",
+                "broker_id": -1,
+                "all_ack_in_sync_set": True,
+                "slave_read": True,
+            }
+        return BrokerSettings(**{**BROKER, **own, **self.settings})
+
+    def start_server(self, node: Node) -> Process:
+        """Start what the node is for; it is not waited for."""
+        node.boot()
+        main: Callable[[Node], Awaitable[Any]]
+        if node is self.namesrv:
+
+            async def main(node: Node) -> None:
+                await serve(node, NameServer(node.ip, NAMESRV_PORT))
+        elif node is self.controller:
+
+            async def main(node: Node) -> None:
+                settings = ControllerSettings(
+                    {"scanInactiveMasterInterval": "500", "scanNotActiveBrokerInterval": "500"},
+                    listen=f"{node.ip}:{CONTROLLER_PORT}",
+                    folder=node.disk.root / "controller",
+                )
+                await serve(node, ControllerServer(settings))
+        else:
+
+            async def main(node: Node) -> None:
+                await serve(node, BrokerServer(self.broker_settings(node)))
+
+        return node.start(main, node.name)
+
+    def restart(self, node: Node) -> Process | None:
+        """Start it again on what its disk has, if it does not run."""
+        return None if node.processes else self.start_server(node)
+
+    async def start(self) -> None:
+        """Start all, and wait until they know each other."""
+        for node in self.servers:
+            process = self.start_server(node)
+            while not process.is_ready:
+                if process.has_ended:
+                    await process.wait()
+                await asyncio.sleep(0.01)
+        if self.controller is not None:
+            await self.wait_in_sync(len(self.brokers))
+
+    async def stop(self) -> None:
+        """Stop the servers that run as an operator would, brokers first."""
+        for node in reversed(self.servers):
+            for process in list(node.processes):
+                process.stop()
+                try:
+                    await process.wait()
+                except (RocketSparkError, OSError) as e:
+                    self.world.record("ended", node=node.name, error=repr(e))
+
+    def store(self, node: Node) -> Path:
+        return node.disk.root / "store"
+
+    def stores(self) -> dict[str, Path]:
+        """The stores of the brokers, by name of the node."""
+        return {node.name: self.store(node) for node in self.brokers}
+
+    async def master(self) -> Node | None:
+        """Return the node that the controller says is master; None while there is none."""
+        found = await self._known()
+        if found is None or found.master is None:
+            return None
+        return next((node for node in self.brokers if found.master.address.startswith(f"{node.ip}:")), None)
+
+    async def in_sync(self) -> int:
+        """Return how many replicas the controller knows in sync."""
+        found = await self._known()
+        return 0 if found is None or found.master is None else len(found.in_sync)
+
+    async def _known(self) -> Any:
+        connections = Connections()
+        client = ControllerClient([self.controller_address], connections=connections)
+        try:
+            return await client.replica_info(self.name)
+        except (RocketSparkError, OSError):
+            return None
+        finally:
+            await client.close()
+
+    async def wait_in_sync(self, count: int, limit_s: float = 120.0) -> None:
+        """Wait until so many replicas are in sync with an elected master."""
+        end_s = self.world.now_s + limit_s
+        while await self.in_sync() < count:
+            if self.world.now_s > end_s:
+                raise TimeoutError(f"no {count} replicas in sync within {limit_s:.0f} s")
+            await asyncio.sleep(0.2)
