@@ -54,6 +54,27 @@ def test_an_operator_sees_retries_and_drops(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows(
+    "a retry from the quarantine is on the disk before the item is gone: a power cut takes neither alone"
+)
+def test_what_a_retry_stored_is_on_the_disk_before_the_item_is_gone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path, flush_interval_ms=3_600_000) as server, connected(server.address) as peer:
+            ends: list[tuple[int, int]] = []
+
+            def retry(entry: Quarantined) -> None:
+                _, end, _ = server._pops._put_message.accept_own("T", 0, b"again", {b"UNIQ_KEY": b"x"}, 0)
+                ends.append((server.store.flushed_position, end))
+
+            server._quarantine.retries("delay", retry)
+            server._quarantine.add("delay", "T", 1, 2, 7, ValueError("odd"))
+            await admin_api.end_quarantine(peer, "delay-7", retry=True)
+            ((before, end),) = ends
+            assert before < end <= server.store.flushed_position
+
+    run(main())
+
+
 def test_the_commands_show_retry_and_drop_what_a_broker_quarantined(tmp_path: Path) -> None:
     async def main() -> None:
         async with (

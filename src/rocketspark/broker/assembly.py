@@ -106,6 +106,7 @@ def make_messages(
 ) -> Messages:
     """Make the ways of messages. Raises ConfigError for a file that cannot be read."""
     quarantine = Quarantine(config.file("quarantine.json", QuarantineTable))
+    quarantine.flush_log = store.flush_log
     delay_file = config.file("delayOffset.json", DelayOffsetTable, encode_delay_offsets)
     delays = ScheduleMessages(store, s.delays_ms(), delay_file, quarantine, lambda: s.delay_version_step)
     timer_rules = TimerRules(

@@ -47,6 +47,8 @@ class Quarantine:
         self._entries = {entry.name: entry for entry in table.entries}
         self._changed = False
         self._retries: dict[str, Retry] = {}
+        # Puts on the disk what a retry stored, before the item is forgotten.
+        self.flush_log: Callable[[], object] = lambda: None
         # Set aside since the start, by kind.
         self.counts: dict[str, int] = {}
 
@@ -134,6 +136,7 @@ class Quarantine:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"nothing here handles {entry.kind!r}: drop it")
         try:
             retry(entry)
+            self.flush_log()
         except Exception as e:
             entry.reason = _text(e)
             entry.attempts += 1

@@ -120,7 +120,7 @@ class PopLifecycle:
     def finish(self) -> None:
         """Commit the rest, after the store's last flush."""
         self._in_flight.offsets.commit_flushed(everything=True)
-        self._revive.commit()
+        self._revive.commit(everything=True)
         if self._store.written_position != self._stopped_at:
             return  # It was a slave since, whose offsets are older than its log.
         try:

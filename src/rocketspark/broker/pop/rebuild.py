@@ -115,6 +115,7 @@ class Rebuild:
     def take_over(self, consumer_offsets: ConsumerOffsets) -> None:
         """Store what is not done in the revive topics of former names in the one of now, before that is read."""
         group = topic_names.REVIVE_GROUP
+        taken: list[tuple[str, int, int]] = []
         for topic in self._revive.names.revive_topics():
             count = 0
             for queue_id in list(self._store.queues().get(topic, ())):
@@ -124,9 +125,14 @@ class Rebuild:
                     self._in_flight.take_over(stored, queue_id)
                     count += 1
                 if last >= 0 and done != last:
-                    consumer_offsets.commit(group, topic, queue_id, last)
+                    taken.append((topic, queue_id, last))
             if count:
                 log.warning("%d records about popped messages are taken over from %s", count, topic)
+        if taken:
+            # Before they count as done: else the power might take what they are now.
+            self._store.flush_log()
+        for topic, queue_id, last in taken:
+            consumer_offsets.commit(group, topic, queue_id, last)
 
     def _read_revive_queues(self) -> None:
         """Take the check points of each revive queue that are not done, and note the acknowledgements of all."""

@@ -120,6 +120,8 @@ class Revive:
         self._armed_s = self._due_s = 0.0
         self._delivered: DeliveryRecovery | None = None
         self._delivered_to: dict[int, int] = {}
+        # How far queues are done, to be committed once the log is on the disk up to a position.
+        self._noted: tuple[int, dict[int, int]] | None = None
         # How many messages were delivered again since the start.
         self.revived_count = 0
 
@@ -130,6 +132,7 @@ class Revive:
         self.queues.clear()
         self._due.clear()
         self._delivered_to.clear()
+        self._noted = None
         topic = self._in_flight.topic
         ids = {*range(self._settings.revive_queue_count), *self._store.queues().get(topic, ())}
         since_ms: int | None = None
@@ -234,13 +237,27 @@ class Revive:
                     return True
         return False
 
-    def commit(self) -> None:
-        """Note how far each queue is done."""
+    def commit(self, *, everything: bool = False) -> None:
+        """Note how far each queue is done, once the log has on the disk what was delivered of it; or everything.
+
+        What is set aside is in the quarantine's file by then. Raises StoreError if it cannot be.
+        """
         topic = self._in_flight.topic
-        for queue in self.queues.values():
-            done = queue.done_before() - 1
-            if done >= 0 and self._consumer_offsets.get(topic_names.REVIVE_GROUP, topic, queue.queue_id) != done:
-                self._consumer_offsets.commit(topic_names.REVIVE_GROUP, topic, queue.queue_id, done)
+        if self._noted is None or everything:
+            done = {queue.queue_id: queue.done_before() - 1 for queue in self.queues.values()}
+            committed = self._consumer_offsets.of(topic_names.REVIVE_GROUP, topic)
+            self._noted = (
+                self._store.written_position,
+                {queue_id: offset for queue_id, offset in done.items() if 0 <= offset != committed.get(queue_id)},
+            )
+        position, done = self._noted
+        if done and (everything or position <= self._store.flushed_position):
+            self._quarantine.save()
+            for queue_id, offset in done.items():
+                self._consumer_offsets.commit(topic_names.REVIVE_GROUP, topic, queue_id, offset)
+            done = {}
+        if not done:
+            self._noted = None
         if self._delivered is not None and all(
             self.queues[queue_id].done_before() >= end for queue_id, end in self._delivered_to.items()
         ):

@@ -231,6 +231,8 @@ class Rig:
         self.store.flush_log()
         self.timers.finish()
         self.pops.offsets.commit_flushed()
+        for _ in range(2):  # What was noted before, and the rest.
+            self.revive.commit()
         self.offsets.changes += 1
         self.offsets.save()
         path = self.root / "config" / "consumerOffset.json"
@@ -244,6 +246,19 @@ class Rig:
         """The same store after SIGKILL: with what is in files and maps, and nothing else."""
         self.timers.close()
         self.store.abandon()
+        return Rig(self.root, self.clock, **self.changes)
+
+    def without_power(self) -> Rig:
+        """The same store after a power cut: the log ends where it was on the disk, what was written since is zeros."""
+        flushed, size = self.store.flushed_position, self.store.log.file_bytes
+        self.timers.close()
+        self.store.abandon()
+        for path in (self.root / "commitlog").iterdir():
+            with path.open("r+b") as file:
+                kept = min(max(flushed - int(path.name), 0), size)
+                file.seek(kept)
+                file.write(bytes(size - kept))
+        (self.root / "abort").write_text("of another run of the machine")
         return Rig(self.root, self.clock, **self.changes)
 
 

@@ -254,7 +254,7 @@ def test_a_restart_loses_nothing_and_brings_nothing_again(rig: Rig, how: str, wh
 def test_the_progress_of_the_revive_group_is_the_last_record_that_is_done(rig: Rig) -> None:
     for _ in range(3):
         rig.pop(1)
-    rig.at(NOW + 12_000)
+    rig.at(NOW + 12_000).save()
     assert [rig.offsets.get(REVIVE_GROUP, REVIVE, queue_id) for queue_id in range(4)] == [None, 0, 0, 0]
 
 
@@ -284,6 +284,7 @@ def test_a_bad_record_hurts_only_itself(rig: Rig, body: bytes, why: str) -> None
     assert why in first.reason
     assert "neither a check point" in second.reason
     assert {(e.kind, e.topic, e.queue_id) for e in (first, second)} == {("pop", REVIVE, 1)}
+    rig.save()
     assert rig.offsets.get(REVIVE_GROUP, REVIVE, 1) == 3
 
 
