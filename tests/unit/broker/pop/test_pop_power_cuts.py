@@ -1,4 +1,4 @@
-"""The power goes: the log loses its end, and what is noted beside it of pops promises nothing of what went with that."""
+"""The power goes: the log loses its end, and what is noted beside it of pops promises nothing of what went then."""
 
 from __future__ import annotations
 
