@@ -102,6 +102,7 @@ class FakeBroker:
         state_version: int = 0,
         acting: bool | None = True,
         expiry_ms: int = 600_000,
+        zone: str | None = None,
     ) -> Answer:
         """REGISTER_BROKER with topics and their permissions."""
         body = json.dumps(registration(topics, counter, state_version)).encode()
@@ -114,6 +115,8 @@ class FakeBroker:
         }
         if acting is not None:
             fields["enableActingMaster"] = str(acting).lower()
+        if zone is not None:
+            fields["__ZONE_NAME"] = zone
         answer = self.link.ask(103, fields, body)
         assert answer is not None
         return answer

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.java.apache import ApacheNamesrv
+from tests.java.apache_pair import java_json
 from tests.java.fake_brokers import CLUSTER, FakeBroker, Link
 from tests.support.patience import LIMIT_S
 
@@ -308,3 +309,33 @@ def test_bodies_are_the_same_bytes(table: Table, brokers: Brokers) -> None:
         )
         % address
     )
+
+
+@pytest.mark.shows("zones of the NameServer")
+def test_a_route_for_one_zone_names_no_other(table: Table, brokers: Brokers) -> None:
+    east, west, nowhere, slave = (brokers(1, name)[0] for name in "ewns")
+    # A slave that stands in for its master is of its zone, as one.
+    for broker, broker_id, zone in ((east, 0, "East"), (west, 0, "west"), (nowhere, 0, None), (slave, 1, "west")):
+        assert broker.register(broker_id, {"Z": 6, "Y": 6}, acting=broker_id > 0, zone=zone).code == 0
+
+    def names(**fields: str) -> set[str]:
+        answer = table.ask(105, topic="Z", **fields)
+        assert answer.code == 0
+        # 5.5.0 writes what it filtered anew, with bare numbers as keys, whoever asks.
+        route = java_json(answer.body)
+        found = {b["brokerName"] for b in route["brokerDatas"]}
+        assert {q["brokerName"] for q in route["queueDatas"]} == found
+        return found
+
+    assert names() == set("ewns")
+    assert names(__ZONE_NAME="east", __ZONE_MODE="true") == {"e"}
+    assert names(__ZONE_NAME="WEST", __ZONE_MODE="TRUE") == {"w", "s"}
+    assert names(__ZONE_NAME="north", __ZONE_MODE="true") == set()
+    assert names(__ZONE_NAME="east", __ZONE_MODE="yes") == set("ewns")
+    assert names(__ZONE_NAME="east") == set("ewns")
+    assert names(__ZONE_NAME=" ", __ZONE_MODE="true") == set("ewns")
+    # Once moved it is another zone's, with its next registration.
+    assert east.register(0, {"Z": 6, "Y": 6}, acting=False, zone="west", counter=2).code == 0
+    assert names(__ZONE_NAME="east", __ZONE_MODE="true") == set()
+    (body,) = [b for b in java_json(table.ask(105, topic="Z").body)["brokerDatas"] if b["brokerName"] == "e"]
+    assert body["zoneName"] == "west"

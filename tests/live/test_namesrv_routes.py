@@ -17,6 +17,7 @@ from tests.support.ports import free_ports
 from tests.unit.protocol.json.registrations import encode_compressed
 
 from rocketspark.broker.operations import registration as registration_loop
+from rocketspark.client import AsyncProducer
 from rocketspark.errors import ConfigError, ConnectionLost, FrameError
 from rocketspark.model.route import TopicRoute
 from rocketspark.namesrv import handlers as namesrv
@@ -554,5 +555,66 @@ def test_a_registration_that_fails_in_a_way_nobody_thought_of_is_not_the_last(
             await create(peer, "again")
             while await route(other, "again") is None:
                 await asyncio.sleep(0)
+
+    run(main())
+
+
+# -- zones
+
+
+async def zoned(peer: Peer, **fields: str) -> tuple[set[str], set[str]]:
+    """The names of brokers and of queues in a route that was asked for with these fields."""
+    header = headers.RouteHeader(topic=TOPIC, standard_json=True, **fields)
+    reply = (await peer.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)).raise_for_code("route")
+    found = json.loads(reply.body)
+    return {b["brokerName"] for b in found["brokerDatas"]}, {q["brokerName"] for q in found["queueDatas"]}
+
+
+async def register_in_zones(peer: Peer) -> None:
+    """Masters in the zones east and west and in none, and a slave without a master in west."""
+    brokers = [("e", 0, "East"), ("w", 0, "west"), ("n", 0, None), ("s", 1, "west")]
+    for number, (name, broker_id, zone) in enumerate(brokers, 1):
+        changes = {"broker_name": name, "broker_id": broker_id, "zone": zone, "acting_master": False}
+        (await register(peer, address=f"127.0.0.1:{number}", **changes)).raise_for_code("register")
+
+
+async def check_zones(peer: Peer) -> None:
+    """What RocketMQ's ZoneRouteRPCHook does: the names of other zones go, but for those without a master."""
+    everything = {"e", "w", "n", "s"}
+    assert await zoned(peer) == (everything, everything)
+    for fields, left in [
+        ({"zone": "east", "zone_mode": "true"}, {"e", "s"}),
+        ({"zone": "WEST", "zone_mode": "TRUE"}, {"w", "s"}),
+        ({"zone": "north", "zone_mode": "true"}, {"s"}),
+        ({"zone": "east", "zone_mode": "yes"}, everything),
+        ({"zone": "east"}, everything),
+        ({"zone": "  ", "zone_mode": "true"}, everything),
+    ]:
+        assert await zoned(peer, **fields) == (left, left), fields
+
+
+@pytest.mark.shows("zones of the NameServer")
+def test_a_client_may_want_the_brokers_of_its_zone_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with name_server() as names, connected(names.address) as peer:
+            await register_in_zones(peer)
+            await check_zones(peer)
+            reply = await route_reply(peer)
+            assert [b.get("zoneName") for b in json.loads(reply.body)["brokerDatas"]] == ["East", "west", None, "west"]
+        # As brokers and clients of ours tell it: by the environment, as RocketMQ's do, a broker by its setting, too.
+        monkeypatch.setenv("ROCKETMQ_ZONE", "east")
+        async with name_server() as names, connected(names.address) as peer:
+            near, far = tmp_path / "near", tmp_path / "far"
+            async with (
+                broker(near, namesrv_addresses=names.address, broker_name="near") as first,
+                broker(far, namesrv_addresses=names.address, broker_name="far", zone="west") as second,
+            ):
+                for server in (first, second):
+                    async with connected(server.address) as own:
+                        await create(own)
+                for mode, left in (("false", {"near", "far"}), ("true", {"near"})):
+                    monkeypatch.setenv("ROCKETMQ_ZONE_MODE", mode)
+                    async with AsyncProducer(group="P", namesrv=names.address) as out:
+                        assert {q.broker_name for q in await out.queues(TOPIC)} == left
 
     run(main())

@@ -260,6 +260,8 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     controller_interval_ms: Interval = setting("syncControllerMetadataPeriod", 10_000, unit="ms", live=AT_USE)
     controller_timeout_ms: Limit = setting("controllerHeartBeatTimeoutMills", 10_000, unit="ms", live=AT_USE)
     election_priority: Priority = setting("brokerElectionPriority", INT_MAX)
+    # A property of the JVM in RocketMQ.
+    zone: str = setting("rocketmq.zone", "")
     epoch_file: str = setting("storePathEpochFile", "")
     identity_file: str = setting("storePathBrokerIdentity", "")
 
@@ -317,6 +319,11 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
                 f" {self.acl_file} and conf/acl"
             )
         return home
+
+    @property
+    def zone_name(self) -> str | None:
+        """The zone that NameServers and controllers are told, by the setting or the environment; None for none."""
+        return self.zone or os.environ.get("ROCKETMQ_ZONE") or None
 
     @property
     def sync_flush(self) -> bool:

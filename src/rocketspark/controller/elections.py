@@ -89,7 +89,7 @@ class Elections:
 
     async def _hold(self, h: ElectMasterHeader, why: str) -> Decision:
         def decide(sets: Sets) -> Decision:
-            return replicas_info.elect(sets, h, self._live, unclean=self._settings.unclean)
+            return replicas_info.elect(sets, h, self._live, unclean=self._settings.unclean, zones=self._settings.zones)
 
         decision = await self._journal.carry_out(decide)
         answer = decision.header

@@ -85,7 +85,7 @@ class LiveTable:
         epoch, offset = life.end[:2]
         reached = (h.epoch if h.epoch is not None else -1, h.max_offset if h.max_offset is not None else -1)
         # Heartbeats may come late: a log that is shorter in the same epoch is an older one (rule: 5.5.0).
-        life.end = LogEnd(*max((epoch, offset), reached), priority)
+        life.end = LogEnd(*max((epoch, offset), reached), priority, h.zone or "")
         if connection not in life.connections:
             life.connections.add(connection)
             self._by_connection.setdefault(connection, set()).add(broker)

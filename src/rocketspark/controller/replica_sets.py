@@ -6,7 +6,7 @@ ReplicasInfoManager and DefaultElectPolicy, 5.5.0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -127,11 +127,12 @@ def _cleaned(sets: Sets, event: Cleaned) -> Sets:
 
 
 class LogEnd(NamedTuple):
-    """How far a broker's log goes. `priority`: of two that are as far the lower one is elected."""
+    """How far a broker's log goes. `priority`: of two that are as far the lower is elected; `zone`: where it runs."""
 
     epoch: int = -1
     offset: int = -1
     priority: int = INT_MAX
+    zone: str = ""
 
 
 class Lives(Protocol):
@@ -147,16 +148,21 @@ class Lives(Protocol):
         """Return how far the broker's log goes."""
 
 
-def elected(s: ReplicaSet, live: Lives, *, designated: int | None, unclean: bool) -> int | None:
+def elected(
+    s: ReplicaSet, live: Lives, *, designated: int | None, unclean: bool, zones: Sequence[str] = ()
+) -> int | None:
     """Return the id of the master: the one that is, if it lives; the designated one; else whose log goes furthest.
 
-    Among those in sync; `unclean`: if none of them fits, among all. None if nobody can be.
+    Among those in sync, of which one in an earlier one of the `zones` goes first: each holds what was acknowledged.
+    `unclean`: if none of them fits, among all, by their logs alone. None if nobody can be.
     """
-    found = _best(s, s.in_sync, live, designated)
+    found = _best(s, s.in_sync, live, designated, zones)
     return _best(s, s.replicas, live, designated) if found is None and unclean else found
 
 
-def _best(s: ReplicaSet, among: Iterable[int], live: Lives, designated: int | None) -> int | None:
+def _best(
+    s: ReplicaSet, among: Iterable[int], live: Lives, designated: int | None, zones: Sequence[str] = ()
+) -> int | None:
     where = s.cluster, s.broker_name
     living = sorted(i for i in among if (live.may_live if i == s.master else live.alive)(*where, i))
     if s.master in living and designated in (None, s.master):
@@ -164,9 +170,10 @@ def _best(s: ReplicaSet, among: Iterable[int], live: Lives, designated: int | No
     if designated is not None:
         return designated if designated in living else None
 
-    def reach(broker_id: int) -> tuple[int, int, int]:
+    def reach(broker_id: int) -> tuple[int, int, int, int]:
         end = live.log_end(*where, broker_id)
-        return end.epoch, end.offset, -end.priority
+        behind = zones.index(end.zone) if end.zone in zones else len(zones)
+        return -behind, end.epoch, end.offset, -end.priority
 
     # RocketMQ compares by an int's difference, which is wrong for logs that are more than 2 GiB apart.
     return max(living, key=reach, default=None)

@@ -5,7 +5,7 @@ Rule: a decision changes nothing; its events do, once they are on disk. Rules: R
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from rocketspark.controller.replica_sets import (
@@ -215,10 +215,10 @@ def _refusal(
     return None
 
 
-def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool) -> Decision:
+def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones: Sequence[str] = ()) -> Decision:
     """CONTROLLER_ELECT_MASTER: the first broker that asks is master, later the one that `elected` returns.
 
-    `unclean`: also one that is not in sync.
+    `unclean`: also one that is not in sync; `zones`: those that go first, in this order.
     """
     s = sets.get(h.broker_name)
     need = ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
@@ -232,7 +232,7 @@ def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool) -> De
             return Decision(need, ElectMasterReply(), remark=why)
         found: int | None = asking
     else:
-        found = elected(s, live, designated=asking if h.designate_elect else None, unclean=unclean)
+        found = elected(s, live, designated=asking if h.designate_elect else None, unclean=unclean, zones=zones)
     if found is None:
         return _nobody(s, asking)
     members = ElectMasterBody(sync_state_set=[found])

@@ -30,7 +30,8 @@ _DEFAULTS: dict[str, str] = dict(
     bindAddress= controllerDLegerGroup=DefaultControllerGroup controllerDLegerPeers= controllerDLegerSelfId=n0
     controllerStorePath= controllerType=DLedger electMasterMaxRetryCount=3 enableElectUncleanMaster=false
     notifyBrokerRoleChanged=true scanInactiveMasterInterval=5000 scanNotActiveBrokerInterval=5000
-    configBlackList=configBlackList;configStorePath configStorePath= controllerRequestThreadPoolQueueCapacity=50000
+    electionZones= configBlackList=configBlackList;configStorePath configStorePath=
+    controllerRequestThreadPoolQueueCapacity=50000
     controllerThreadPoolNums=16 enableShutdownGracefully=false isProcessReadEvent=false listenPort=9877
     mappedFileSize=1073741824 metricGrpcExporterIntervalInMills=60000 metricGrpcExporterTimeOutInMills=3000
     metricLoggingExporterIntervalInMills=10000 metricsExporterType=DISABLE metricsGrpcExporterHeader=
@@ -114,6 +115,7 @@ class ControllerSettings:
             _number(values, "scanInactiveMasterInterval", SCAN_MS_MIN, SCAN_MS_MAX, "ms"),
             _number(values, "electMasterMaxRetryCount", 1, RETRIES_MAX, "tries"),
         )
+        self.zones = tuple(filter(None, (zone.strip() for zone in values["electionZones"].split(";"))))
         self.unclean, self.notify, self.scan_brokers_ms, self.scan_masters_ms, self.tries = read
 
     @property

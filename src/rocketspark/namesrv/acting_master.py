@@ -82,4 +82,5 @@ def acting(data: BrokerDataBody, queues: QueueDataBody) -> BrokerDataBody:
         broker_name=data.broker_name,
         broker_addrs=dict(sorted(addresses.items())),
         enable_acting_master=True,
+        zone_name=data.zone_name,
     )

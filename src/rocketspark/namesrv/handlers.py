@@ -11,6 +11,7 @@ from typing import Any
 
 from rocketspark.errors import ConnectionLost, ProtocolError, ServerError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.route import MASTER_ID
 from rocketspark.model.text import INT_MAX
 from rocketspark.namesrv.kv_config import ORDER_TOPICS, KvConfig
 from rocketspark.namesrv.registration_limits import check_broker, check_version
@@ -140,6 +141,9 @@ class NameServerHandlers:
             raise ServerError(
                 ResponseCode.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {topic}"
             )
+        h = request.ext
+        if h.zone and not h.zone.isspace() and (h.zone_mode or "").lower() == "true":
+            found = _of_zone(*found, h.zone)
         return reply(
             request.opaque,
             body=bodies.encode_route(
@@ -199,6 +203,7 @@ class NameServerHandlers:
             ha_address=h.ha_address,
             heard_ms=now_ms(),
             expiry_ms=min(max(h.expiry_ms, 1), INT_MAX) if h.expiry_ms else EXPIRY_MS,
+            zone=h.zone,
             version=topics.data_version,
             connection=peer,
         )
@@ -376,3 +381,16 @@ class AdminHandlers:
     def _topics(self, peer: Peer, request: Request[Any], mask: int, wanted: int) -> Answer:
         _check_enabled(self._settings.topic_list)
         return self._lists.answer(peer, request, lambda topics: self._registry.of_flag(topics, mask, wanted))
+
+
+def _of_zone(
+    brokers: list[bodies.BrokerDataBody], queues: list[bodies.QueueDataBody], zone: str
+) -> tuple[list[bodies.BrokerDataBody], list[bodies.QueueDataBody]]:
+    """Return a route without the masters of other zones; a name without a master stays, for its slaves are read.
+
+    Rule: ZoneRouteRPCHook, 5.5.0.
+    """
+    away = {
+        b.broker_name for b in brokers if MASTER_ID in b.broker_addrs and (b.zone_name or "").lower() != zone.lower()
+    }
+    return [b for b in brokers if b.broker_name not in away], [q for q in queues if q.broker_name not in away]

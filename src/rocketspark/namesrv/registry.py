@@ -67,6 +67,7 @@ class LiveBroker(msgspec.Struct, kw_only=True):
     ha_address: str
     heard_ms: int
     expiry_ms: int = EXPIRY_MS
+    zone: str | None = None
     version: DataVersion
     connection: Hashable
 
@@ -171,6 +172,7 @@ class Registry:
         )
         data.cluster = live.cluster
         data.enable_acting_master = acting_master
+        data.zone_name = live.zone or msgspec.UNSET
         lowered = live.broker_id < min(data.broker_addrs, default=MASTER_ID)
         changed = self._place(data, live.broker_id, live.key) or known is None or known.version != live.version
         self._forget(live.key)

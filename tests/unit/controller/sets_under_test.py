@@ -47,6 +47,7 @@ class Controlled:
         self.sets: Sets = {}
         self.lives = SetLives(living)
         self.unclean = False
+        self.zones: tuple[str, ...] = ()
 
     @property
     def set(self) -> ReplicaSet:
@@ -83,7 +84,7 @@ class Controlled:
         header = ElectMasterHeader(
             cluster_name=CLUSTER, broker_name=NAME, broker_id=broker_id, designate_elect=designate
         )
-        return self.done(replicas_info.elect(self.sets, header, self.lives, unclean=self.unclean))
+        return self.done(replicas_info.elect(self.sets, header, self.lives, unclean=self.unclean, zones=self.zones))
 
     def alter(self, master: int, epoch: int, members: Iterable[int], set_epoch: int) -> Decision:
         header = AlterSyncStateSetHeader(broker_name=NAME, master_broker_id=master, master_epoch=epoch)

@@ -83,6 +83,36 @@ def test_the_furthest_log_is_elected(two: LogEnd, three: LogEnd, master: int) ->
     assert (answer.master_broker_id, answer.master_address, answer.master_epoch) == (master, address(master), 2)
 
 
+@pytest.mark.parametrize(
+    ("zones", "master"),
+    [
+        ((), 2),
+        (("east",), 3),
+        (("west", "east"), 2),
+        (("north", "east"), 3),
+        # Nobody is there: whose log goes furthest.
+        (("north",), 2),
+    ],
+)
+@pytest.mark.shows("elections prefer the zone and the priority that settings name")
+def test_a_zone_goes_before_the_log_of_those_in_sync(zones: tuple[str, ...], master: int) -> None:
+    state = three_in_sync()
+    state.zones = zones
+    state.lives.living = {2, 3}
+    state.lives.ends = {2: LogEnd(1, 9, 1, "west"), 3: LogEnd(1, 3, 1, "east")}
+    assert elected(state.elect()).master_broker_id == master
+
+
+def test_a_zone_is_no_reason_among_those_not_in_sync() -> None:
+    state = three_in_sync()
+    assert state.alter(1, 1, [1], 2).code == 0
+    state.unclean, state.zones = True, ("east",)
+    state.lives.living = {2, 3}
+    state.lives.ends = {2: LogEnd(1, 9, 1, "west"), 3: LogEnd(1, 3, 1, "east")}
+    # Not in sync: what only the longer log has would be cut off.
+    assert elected(state.elect()).master_broker_id == 2
+
+
 def test_an_operator_chooses_among_those_that_live() -> None:
     state = three_in_sync()
     state.lives.living = {2, 3}

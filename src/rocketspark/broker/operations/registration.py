@@ -237,6 +237,7 @@ class Registration:
             expiry_ms=s.not_active_timeout_ms if s.slave_acting_master else None,
             compressed=False,
             crc=crc & 0x7FFFFFFF,
+            zone=s.zone_name,
         )
         peer = await self._connections.get(namesrv)
         self.may_tell()

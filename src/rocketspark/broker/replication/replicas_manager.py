@@ -370,6 +370,7 @@ class ReplicasManager:
             confirm_offset=self._store.confirmed_position,
             timeout_ms=s.controller_timeout_ms,
             election_priority=s.election_priority,
+            zone=s.zone_name,
         )
 
     async def _beat(self) -> None:

@@ -54,11 +54,11 @@ class QueriedMessages(NamedTuple):
 # -- NameServer ---------------------------------------------------------------------------------------------------
 
 
-async def fetch_route(namesrv: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS) -> TopicRoute:
-    """Return the route of a topic. Raises RouteNotFound if the NameServer has none."""
+async def fetch_route(namesrv: Peer, topic: str, *, zone: str = "", timeout_ms: float = TIMEOUT_MS) -> TopicRoute:
+    """Return the route of a topic, with a `zone` the brokers of that one. Raises RouteNotFound if there is none."""
     reply = await namesrv.request(
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
-        headers.RouteHeader(topic=topic, standard_json=True),
+        headers.RouteHeader(topic=topic, standard_json=True, zone=zone or None, zone_mode="true" if zone else None),
         timeout_ms=timeout_ms,
     )
     if reply.code == ResponseCode.TOPIC_NOT_EXIST:

@@ -22,7 +22,7 @@ from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.broker_requests import BrokerRequests
 from rocketspark.client.connection.credentials import Signer
 from rocketspark.client.connection.nameserver_discovery import fetch_addresses, where_to_look
-from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC, RouteCache, namesrv_addresses
+from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC, RouteCache, namesrv_addresses, own_zone
 from rocketspark.client.hooks import HookSet
 from rocketspark.client.validators import check_intervals
 from rocketspark.errors import ConfigError, NotSent, RocketSparkError, ServerError, StateError
@@ -133,6 +133,7 @@ class Instance:
             timeout_ms=how.timeout_ms,
             default_topic=how.default_topic,
             default_queue_count=how.default_queue_count,
+            zone=own_zone(),
             hooks=self.rpc_hooks,
             tls=tls,
         )

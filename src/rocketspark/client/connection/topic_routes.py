@@ -58,6 +58,12 @@ def namesrv_addresses(namesrv: str | None) -> list[str]:
     )
 
 
+def own_zone() -> str:
+    """Return the zone whose brokers alone this process uses, by RocketMQ's variables of the environment; empty: all."""
+    is_on = os.environ.get("ROCKETMQ_ZONE_MODE", "").lower() == "true"
+    return os.environ.get("ROCKETMQ_ZONE", "").strip() if is_on else ""
+
+
 def _told(route: TopicRoute) -> str:
     """Return a route for the log: each broker's queues, permission and addresses."""
     addresses = {b.broker_name: ",".join(a for _, a in sorted(b.addresses.items())) for b in route.brokers}
@@ -76,7 +82,8 @@ class RouteCache:
     """Routes of the topics in use.
 
     `default_topic`: whose brokers take a topic that does not exist yet, on at most `default_queue_count` queues each
-    (rule: DefaultMQProducer, 5.x). `changed` is told of a broker whose addresses differ from those known (None: none).
+    (rule: DefaultMQProducer, 5.x). `zone`: only its brokers are used, and slaves of a master that is gone; empty: all.
+    `changed` is told of a broker whose addresses differ from those known (None: none).
     """
 
     def __init__(
@@ -86,11 +93,13 @@ class RouteCache:
         timeout_ms: float = client_api.TIMEOUT_MS,
         default_topic: str = DEFAULT_TOPIC,
         default_queue_count: int = DEFAULT_QUEUE_COUNT,
+        zone: str = "",
         hooks: RpcHooks | None = None,
         tls: ClientTls | None = None,
     ) -> None:
         self.addresses: list[str] = []
         self._turn = 0
+        self._zone = zone
         self._whole_timeout_ms = timeout_ms
         self._default_topic = default_topic
         self._default_queue_count = default_queue_count
@@ -176,7 +185,9 @@ class RouteCache:
             task.exception()  # Looked at here, in case that nobody waits for it any more.
 
     async def _fetch(self, topic: str) -> TopicRoute:
-        route = await self.ask(lambda peer: client_api.fetch_route(peer, topic, timeout_ms=self._timeout_ms))
+        route = await self.ask(
+            lambda peer: client_api.fetch_route(peer, topic, zone=self._zone, timeout_ms=self._timeout_ms)
+        )
         if self._is_lost:
             self._is_lost = False
             log.warning("a NameServer answers again")

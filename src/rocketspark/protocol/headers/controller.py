@@ -78,6 +78,7 @@ class ReplicaHeartbeatHeader(Header, kw_only=True, gc=False):
     # RocketMQ's spelling; that of REGISTER_BROKER is another.
     timeout_ms: Long | None = field(name="heartbeatTimeoutMills", default=None)
     election_priority: Long | None = None
+    zone: str | None = field(name="__ZONE_NAME", default=None)
 
 
 class ElectMasterHeader(Header, kw_only=True, gc=False):

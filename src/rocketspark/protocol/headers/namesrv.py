@@ -12,6 +12,9 @@ class RouteHeader(Header, kw_only=True, gc=False):
 
     topic: str
     standard_json: bool = field(name="acceptStandardJsonOnly", default=False)
+    # Of whoever wants brokers of its own zone alone: `zone_mode` "true".
+    zone: str | None = field(name="__ZONE_NAME", default=None)
+    zone_mode: str | None = field(name="__ZONE_MODE", default=None)
 
 
 class RegisterBrokerHeader(Header, kw_only=True, gc=False):
@@ -26,6 +29,7 @@ class RegisterBrokerHeader(Header, kw_only=True, gc=False):
     acting_master: bool | None = field(name="enableActingMaster", default=None)
     compressed: bool = False
     crc: Long | None = field(name="bodyCrc32", default=None)
+    zone: str | None = field(name="__ZONE_NAME", default=None)
 
 
 class RegisterBrokerReply(Header, kw_only=True, gc=False):

@@ -84,6 +84,7 @@ class BrokerDataBody(Body):
     broker_name: str = ""
     broker_addrs: dict[int, str] = {}
     enable_acting_master: bool = False
+    zone_name: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class QueueDataBody(Body):
@@ -183,11 +184,12 @@ def _broker_data(broker: BrokerDataBody, quoted: bool) -> bytes:
         if quoted
         else java_json.encode_number_keys(broker.broker_addrs)
     )
-    return b'{"brokerAddrs":%b,"brokerName":%b,"cluster":%b,"enableActingMaster":%b}' % (
+    return b'{"brokerAddrs":%b,"brokerName":%b,"cluster":%b,"enableActingMaster":%b%b}' % (
         addresses,
         msgspec.json.encode(broker.broker_name),
         msgspec.json.encode(broker.cluster),
         b"true" if broker.enable_acting_master else b"false",
+        b',"zoneName":' + msgspec.json.encode(broker.zone_name) if broker.zone_name else b"",
     )
 
 
