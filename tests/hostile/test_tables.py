@@ -25,7 +25,9 @@ from tests.live.support import (
     sent,
     until,
 )
+from tests.support.stand_ins import like
 
+from rocketspark import machine
 from rocketspark.broker.consumers import assignments, connected_clients, message_filters, rebalance_locks
 from rocketspark.broker.consumers import subscription_groups as groups
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
@@ -241,7 +243,7 @@ def test_a_crowd_of_filters_is_looked_at_over_many_turns(tmp_path: Path, monkeyp
         tick += 0.01
         return tick
 
-    monkeypatch.setattr(message_filters, "clock", clock)
+    monkeypatch.setattr(message_filters, "machine", like(machine, perf_counter=clock))
 
     async def main() -> None:
         async with broker(tmp_path, property_filter=True) as server, connected(server.address) as peer:

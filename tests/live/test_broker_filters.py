@@ -24,7 +24,9 @@ from tests.live.support import (
     until,
 )
 from tests.support.patience import LIMIT_S
+from tests.support.stand_ins import like
 
+from rocketspark import machine
 from rocketspark.broker.consumers import long_polling, message_filters
 from rocketspark.filters import sql92
 from rocketspark.protocol.codes import RequestCode
@@ -49,7 +51,7 @@ async def filled(peer: Peer, count: int) -> None:
 def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at the clock finds that a turn's time is over: one record in a turn."""
     ticks = itertools.count()
-    monkeypatch.setattr(message_filters, "clock", lambda: float(next(ticks)))
+    monkeypatch.setattr(message_filters, "machine", like(machine, perf_counter=lambda: float(next(ticks))))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_who_waits_with_a_costly_filter_holds_up_nobody_who_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks = itertools.count()
-    monkeypatch.setattr(long_polling, "clock", lambda: float(next(ticks)))
+    monkeypatch.setattr(long_polling, "machine", like(machine, perf_counter=lambda: float(next(ticks))))
 
     async def main() -> None:
         held = long_polling.LongPolling()

@@ -9,7 +9,9 @@ import pytest
 from tests.live.pop_support import ack, messages, pop, pop_header, popped
 from tests.live.support import GROUP, TOPIC, broker, connected, run, sent, until
 from tests.live.test_broker_pop import HOLD, bodies_of, filled
+from tests.support.stand_ins import like
 
+from rocketspark import machine
 from rocketspark.broker.consumers import message_filters
 from rocketspark.broker.pop import reading, revive
 from rocketspark.protocol import headers
@@ -33,13 +35,13 @@ def test_retries_of_the_other_form_are_left_for_a_pop_that_finds_nothing(
         async with broker(tmp_path, revive_interval_ms=100) as server, connected(server.address) as peer:
             await filled(peer, 0)
             # Retries last.
-            monkeypatch.setattr(reading, "randrange", lambda below: 99)
+            monkeypatch.setattr(reading, "machine", like(machine, randrange=lambda below: 99))
             for form, name in ((b"V1", f"%RETRY%{GROUP}_{TOPIC}"), (b"V2", f"%RETRY%{GROUP}+{TOPIC}")):
                 server.settings.retry_topics_v2 = form == b"V2"
                 await sent(peer, form, TOPIC, 0)
                 assert bodies_of(await popped(peer, count_max=1, invisible_time_ms=300)) == [form]
                 await until(lambda name=name: server.store.queue_range(name, 0)[1] == 1)
-            monkeypatch.setattr(reading, "randrange", lambda below: chance)
+            monkeypatch.setattr(reading, "machine", like(machine, randrange=lambda below: chance))
             for name, value in ({"retry_topics_v2": False} | settings).items():
                 setattr(server.settings, name, value)
             found = [bodies_of(await popped(peer)) for _ in range(len(order) + 1)]
@@ -85,7 +87,7 @@ def test_a_filter_that_takes_many_turns_finds_what_is_there(
     if beside:
         monkeypatch.setattr(message_filters, "COST_MAX", 0)
     else:
-        monkeypatch.setattr(message_filters, "clock", itertools.count().__next__)
+        monkeypatch.setattr(message_filters, "machine", like(machine, perf_counter=itertools.count().__next__))
 
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:

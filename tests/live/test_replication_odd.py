@@ -24,6 +24,7 @@ from tests.live.test_replication import Pair, pair
 from tests.support.patience import LIMIT_S
 from tests.support.ports import free_ports
 
+from rocketspark import machine
 from rocketspark.broker.operations.clock_watch import ClockWatch
 from rocketspark.broker.replication import members
 from rocketspark.broker.replication.role import Role
@@ -201,8 +202,8 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0
         wall, wall_ns = time.time, time.time_ns
-        monkeypatch.setattr(time, "time", lambda: wall() + self.ahead_s)
-        monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + self.ahead_s * 1_000_000_000)
+        monkeypatch.setattr(machine, "time", lambda: wall() + self.ahead_s)
+        monkeypatch.setattr(machine, "time_ns", lambda: wall_ns() + self.ahead_s * 1_000_000_000)
 
 
 @pytest.mark.shows("a clock that jumps")

@@ -12,10 +12,7 @@ import contextlib
 import errno
 import logging
 import os
-import queue
-import threading
-import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -25,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.errors import ServerError, StoreUnwritable
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
@@ -103,10 +101,11 @@ class AuditFile:
         self._logger = logger
         self._lost_line = lost_line
         self._untold = 0
-        self._queue: queue.Queue[bytes | None] = queue.Queue(LINES_WAITING_MAX)
+        self._lines: deque[bytes] = deque()
+        self._wanted = machine.Event()
         self._descriptor = -1
         self._size = 0
-        self._thread: threading.Thread | None = None
+        self._thread: machine.Joinable | None = None
         self._closed = False
 
     def check(self) -> None:
@@ -122,11 +121,11 @@ class AuditFile:
             return
         if self._thread is None:
             # A disk that hangs keeps no process from ending.
-            self._thread = threading.Thread(target=self._run, name="rocketspark-audit", daemon=True)
-            self._thread.start()
-        try:
-            self._queue.put_nowait(line)
-        except queue.Full:
+            self._thread = machine.start_steps(self._write_forever(), "rocketspark-audit")
+        if len(self._lines) < LINES_WAITING_MAX:
+            self._lines.append(line)
+            self._wanted.set()
+        else:
             self.lost += 1
             self._untold += 1
 
@@ -136,25 +135,31 @@ class AuditFile:
             return
         self._closed = True
         if self._thread is not None:
-            with contextlib.suppress(queue.Full):
-                self._queue.put(None, timeout=CLOSE_TIMEOUT_S)
+            self._wanted.set()
             self._thread.join(CLOSE_TIMEOUT_S)
             if self._thread.is_alive():
                 return
         self._shut()
 
-    def _run(self) -> None:
-        while (line := self._queue.get()) is not None:
-            self._tell(line)
-            if self._untold and self._write(self._lost_line(self._untold)):
-                self._untold = 0
-            if self._write(line):
-                self.written += 1
-            else:
-                self.lost += 1
-                self._untold += 1
-            if self._closed and self._queue.empty():
-                return
+    def _write_forever(self) -> machine.Steps:
+        closed = False
+        while not closed:
+            yield self._wanted, None
+            self._wanted.clear()
+            # Told before the lines are taken: none comes after it.
+            closed = self._closed
+            while self._lines:
+                self._write_next(self._lines.popleft())
+
+    def _write_next(self, line: bytes) -> None:
+        self._tell(line)
+        if self._untold and self._write(self._lost_line(self._untold)):
+            self._untold = 0
+        if self._write(line):
+            self.written += 1
+        else:
+            self.lost += 1
+            self._untold += 1
 
     def _tell(self, line: bytes) -> None:
         # A handler that an application set may raise; the file does not depend on it.
@@ -256,8 +261,8 @@ class Audit:
         what: What,
         bytes_max: int = 16 << 20,
         files_max: int = 10,
-        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        now_s: Callable[[], float] = time.monotonic,
+        wall_ms: Callable[[], int] = lambda: machine.time_ns() // 1_000_000,
+        now_s: Callable[[], float] = lambda: machine.monotonic(),
     ) -> None:
         # By check and request; and outcomes of changes by request.
         self.refusals: Counter[tuple[Check, int]] = Counter()

@@ -6,11 +6,11 @@ time; it ends at once if the user changes. A bad one, and one that was let throu
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.access.tables import Tables, User
 from rocketspark.protocol.request_signing import ACCESS_KEY, is_recent, is_signature, is_signed_with, is_too_old
 from rocketspark.transport.processor_table import ReceivedRequest
@@ -40,7 +40,7 @@ class Authentication:
         remember_s: float,
         now_s: Callable[[], float],
         age_max_ms: int = 0,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = lambda: machine.time_ns() // 1_000_000,
     ) -> None:
         self._tables = tables
         self._remember_s = remember_s

@@ -9,13 +9,13 @@ puts on record what it refused and each change.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.access.audit import FILE_NAME, Audit, Check, Decided, Decision, nobody_told
 from rocketspark.access.tables import subject_of
 from rocketspark.errors import ConfigError
@@ -70,7 +70,7 @@ class WriteGate:
         reads: frozenset[int] = READS,
         age_max_ms: int = 0,
         audit_path: str = "",
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = lambda: machine.time_ns() // 1_000_000,
     ) -> None:
         self._secrets = {name: secret.encode() for name, secret in secrets.items()}
         self._reads = reads

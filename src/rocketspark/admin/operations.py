@@ -5,12 +5,12 @@ client.connection (admin_api, client_api); the command line only shows its resul
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.admin.access import AccessOperations
 from rocketspark.admin.cluster_client import Aside, QueueProgress, QueueState, TopicMade, TopicState, done_or_raise
 from rocketspark.admin.groups import GroupOperations
@@ -122,8 +122,8 @@ class Operations(AccessOperations, GroupOperations):
 
     async def _await_route(self, topic: str, names: set[str]) -> None:
         # Brokers tell the NameServer at once, but not before they answer.
-        end_s = time.monotonic() + ROUTE_WAIT_S
-        while time.monotonic() < end_s:
+        end_s = machine.monotonic() + ROUTE_WAIT_S
+        while machine.monotonic() < end_s:
             try:
                 if names <= {q.broker_name for q in (await self._routes.refresh(topic)).queues}:
                     return

@@ -6,10 +6,10 @@ and is never refused; what the broker makes for a group that is there (retries, 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sized
 from enum import Enum
 
+from rocketspark import machine
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ServerError
 from rocketspark.model.limited_log import LimitedLog
@@ -35,7 +35,7 @@ class Made(Enum):
 class AutomaticCreation:
     """The bounds of one broker, under its present settings."""
 
-    def __init__(self, settings: BrokerSettings, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: BrokerSettings, now: Callable[[], float] = lambda: machine.monotonic()) -> None:
         self._settings = settings
         self._now = now
         self._since = now()

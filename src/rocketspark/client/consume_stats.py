@@ -4,10 +4,11 @@ last minute, and how many messages failed in the last hour.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 
 import msgspec
+
+from rocketspark import machine
 
 SAMPLE_S = 10.0
 MINUTE_S = 60.0
@@ -45,7 +46,7 @@ class ConsumeStats:
     def __init__(self) -> None:
         self._topics: dict[str, TopicCounts] = {}
         self._samples: deque[tuple[float, dict[str, TopicCounts]]] = deque(maxlen=int(HOUR_S / SAMPLE_S))
-        self._began_s = time.monotonic()
+        self._began_s = machine.monotonic()
 
     def of(self, topic: str) -> TopicCounts:
         """Return the sums of a topic, to be added to."""
@@ -54,10 +55,10 @@ class ConsumeStats:
     def sample(self) -> None:
         """Take a sample; called every 10 s."""
         copies = {topic: msgspec.structs.replace(counts) for topic, counts in self._topics.items()}
-        self._samples.append((time.monotonic(), copies))
+        self._samples.append((machine.monotonic(), copies))
 
     def _before(self, topic: str, span_s: float) -> tuple[float, TopicCounts]:
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         for at_s, counts in self._samples:
             if now_s - at_s <= span_s:
                 if now_s - self._began_s <= span_s:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.client.callbacks import in_thread, on_loop, passes_on
 from rocketspark.client.results import SendResult
 from rocketspark.errors import ConfigError
@@ -150,14 +150,14 @@ def hooked(
         consuming = Consuming(group=group, messages=given if isinstance(given, list) else [given])
         for each in hooks:
             guarded(each.before_consume, consuming)
-        began_s = time.monotonic()
+        began_s = machine.monotonic()
         try:
             yield consuming
         except BaseException as e:
             consuming.success, consuming.error = False, e
             raise
         finally:
-            consuming.cost_ms = (time.monotonic() - began_s) * 1000
+            consuming.cost_ms = (machine.monotonic() - began_s) * 1000
             for each in hooks:
                 guarded(each.after_consume, consuming)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections import deque
 
+from rocketspark import machine
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.hooks import Consuming, Ending, Hooks, HookSet, Sending
 from rocketspark.client.producer.in_flight_send import AwaitedSend, InFlightSend
@@ -89,7 +89,7 @@ class Tracer(Hooks):
         """Trace the end of a transaction."""
         self._put(
             trace.Ended(
-                time_ms=int(time.time() * 1000),
+                time_ms=int(machine.time() * 1000),
                 region=DEFAULT_REGION,
                 group=ending.group,
                 topic=ending.topic,
@@ -109,7 +109,7 @@ class Tracer(Hooks):
     def before_consume(self, consuming: Consuming) -> None:
         """Trace that messages are handed to a listener."""
         consuming.notes["trace"] = request_id = unique_ids.next()
-        now_ms = int(time.time() * 1000)
+        now_ms = int(machine.time() * 1000)
         for message in _traced(consuming):
             keys = " ".join(message.keys)
             region = message.properties.get(properties.REGION, DEFAULT_REGION)
@@ -129,7 +129,7 @@ class Tracer(Hooks):
 
     def after_consume(self, consuming: Consuming) -> None:
         """Trace that a listener has finished messages."""
-        now_ms = int(time.time() * 1000)
+        now_ms = int(machine.time() * 1000)
         cost_ms = int(consuming.cost_ms / max(len(consuming.messages), 1))
         context = 0 if consuming.success else 2 if consuming.error is not None else 4
         for message in _traced(consuming):

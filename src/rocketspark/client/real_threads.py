@@ -9,7 +9,6 @@ import _thread
 import math
 import sys
 import threading
-import time
 
 # The one in C, which gevent does not replace.
 from _queue import SimpleQueue
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
+from rocketspark import machine
 from rocketspark.errors import StateError
 
 __all__ = ["DaemonThreads", "RealThread", "SimpleQueue", "check_threads", "hold_hub", "real_lock"]
@@ -106,9 +106,9 @@ class RealThread:
         """Wait until it has ended, or the time is over."""
         if self._thread is not None:
             self._thread.join(timeout_s)
-        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while self._runs and self._thread is None and time.monotonic() < end_s:
-            time.sleep(0.002)  # gevent's: others go on.
+        end_s = math.inf if timeout_s is None else machine.monotonic() + timeout_s
+        while self._runs and self._thread is None and machine.monotonic() < end_s:
+            machine.sleep(0.002)  # gevent's: others go on.
 
 
 class DaemonThreads(ThreadPoolExecutor):

@@ -4,10 +4,10 @@ RocketMQ's SelectMessageQueueByHash, ByRandom and ByMachineRoom.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rocketspark import machine
 from rocketspark.errors import UsageError
 from rocketspark.model import Message, MessageQueue
 from rocketspark.model.text import string_hash
@@ -23,7 +23,7 @@ def by_hash(queues: Sequence[MessageQueue], message: Message, argument: Any) -> 
 
 def by_random(queues: Sequence[MessageQueue], message: Message, argument: Any) -> MessageQueue:
     """Choose any queue."""
-    return random.choice(queues)
+    return machine.choice(queues)
 
 
 def by_machine_room(*rooms: str) -> Selector:
@@ -32,7 +32,7 @@ def by_machine_room(*rooms: str) -> Selector:
 
     def select(queues: Sequence[MessageQueue], message: Message, argument: Any) -> MessageQueue:
         near = [q for q in queues if q.broker_name.startswith(prefixes)]
-        return random.choice(near or queues)
+        return machine.choice(near or queues)
 
     return select
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from copy import copy
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
+from rocketspark import machine
 from rocketspark.client.connection.loop_thread import LoopThread, ThreadWaiter
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX
 from rocketspark.client.consumer.pop.simple_consumer import AsyncSimpleConsumer
@@ -94,12 +94,12 @@ class ProducerFacade(QueriesFacade[P]):
         while True:
             turn = ThreadWaiter(accumulator.close() if accumulator is not None else asyncio.sleep(0))
             thread.put(turn)
-            turn.lock.acquire(timeout=max(end_s - time.monotonic(), 0))
-            self._callbacks.wait(max(end_s - time.monotonic(), 0))
+            turn.lock.acquire(timeout=max(end_s - machine.monotonic(), 0))
+            self._callbacks.wait(max(end_s - machine.monotonic(), 0))
             left = self._room.wait_empty(0)
-            if not left or time.monotonic() >= end_s:
+            if not left or machine.monotonic() >= end_s:
                 return left
-            self._room.wait_empty(min(end_s, time.monotonic() + LOOK_S))
+            self._room.wait_empty(min(end_s, machine.monotonic() + LOOK_S))
 
     resend = blocking(AsyncProducer.resend)
     send_batch = blocking(AsyncProducer.send_batch)

@@ -6,10 +6,10 @@ RocketMQ counts the connection of the first heartbeat alone, however many others
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
+from rocketspark import machine
 from rocketspark.controller.replica_sets import LogEnd
 from rocketspark.model.text import INT_MAX, LONG_MAX
 from rocketspark.protocol.headers.controller import ReplicaHeartbeatHeader
@@ -23,7 +23,7 @@ ADVANCE_MS_MAX = 1500
 class Clock:
     """Ms that stand still while this process does: who was not listened to has not been silent."""
 
-    def __init__(self, read_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, read_s: Callable[[], float] = lambda: machine.monotonic()) -> None:
         self._read_s = read_s
         self._ticked_s = read_s()
         self._then_ms = 0

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+from rocketspark import machine
 from rocketspark.model.text import shown
 
 LINES_MAX = 10
@@ -36,7 +36,7 @@ class LimitedLog:
         *,
         lines_max: int = LINES_MAX,
         period_s: float = PERIOD_S,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = lambda: machine.monotonic(),
     ) -> None:
         self._log = logging.getLogger(name)
         self._lines_max = lines_max

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator
 from typing import Any
 
+from rocketspark import machine
 from rocketspark.errors import ConnectionLost, ProtocolError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID
@@ -54,7 +54,7 @@ DEFLATED = 32
 
 def now_ms() -> int:
     """Return the time in ms of a clock that is never set: a jump must not make every broker look silent."""
-    return int(time.monotonic() * 1000)
+    return int(machine.monotonic() * 1000)
 
 
 class TopicLists:

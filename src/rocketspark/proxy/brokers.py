@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
+from rocketspark import machine
 from rocketspark.client.connection import admin_api
 from rocketspark.client.connection.topic_routes import RouteCache, namesrv_addresses
 from rocketspark.errors import NotSent, RocketSparkError, RouteNotFound, TransportError
@@ -90,7 +90,7 @@ class _Cache(Generic[T]):
     def age_s(self, name: str) -> float:
         """Return for how long the value is known as it is."""
         found = self._found.get(name)
-        return time.monotonic() - found[0] if found is not None else math.inf
+        return machine.monotonic() - found[0] if found is not None else math.inf
 
     def known(self, name: str) -> T | None:
         """Return the value if it is known and not too old."""
@@ -100,7 +100,7 @@ class _Cache(Generic[T]):
     def _fresh(self, name: str) -> tuple[float, T] | None:
         """Return what is not too old; what soon is begins to be fetched anew."""
         found = self._found.get(name)
-        if found is None or (age_s := time.monotonic() - found[0]) >= self._life_s:
+        if found is None or (age_s := machine.monotonic() - found[0]) >= self._life_s:
             return None
         if age_s >= self._life_s * AHEAD and name not in self._begun:
             self.begin(name)
@@ -121,7 +121,7 @@ class _Cache(Generic[T]):
         except TransportError:
             if (old := self._found.get(name)) is not None:
                 # Asked again soon, but nobody waits for it.
-                self._found[name] = (time.monotonic() - self._life_s * AHEAD + AGAIN_S, old[1])
+                self._found[name] = (machine.monotonic() - self._life_s * AHEAD + AGAIN_S, old[1])
             raise
         except RocketSparkError:
             self._found.pop(name, None)
@@ -129,7 +129,7 @@ class _Cache(Generic[T]):
         self._found.pop(name, None)
         if len(self._found) >= CACHED_MAX:
             del self._found[next(iter(self._found))]
-        self._found[name] = (time.monotonic(), value)
+        self._found[name] = (machine.monotonic(), value)
         return value
 
     def _ended(self, name: str, task: asyncio.Task[T]) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rocketspark import machine
 from rocketspark.client.callbacks import Tasks
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json.bodies import GroupConfig
@@ -128,7 +128,7 @@ class ProxyClient:
         # Set while it has lost all of these.
         self.ending: asyncio.TimerHandle | None = None
         self.heard_s = 0.0
-        self.began_ms = self.told_ms = int(time.time() * 1000)
+        self.began_ms = self.told_ms = int(machine.time() * 1000)
 
     @property
     def is_connected(self) -> bool:
@@ -272,7 +272,7 @@ class Clients:
         return client
 
     def _tell(self, client: ProxyClient) -> None:
-        client.told_ms = max(int(time.time() * 1000), client.told_ms + 1)
+        client.told_ms = max(int(machine.time() * 1000), client.told_ms + 1)
         for act in self._told_settings:
             act(client)
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rocketspark import machine
 from rocketspark.access import wire_forms
 from rocketspark.access.access_control import AccessControl as RemotingAccess
 from rocketspark.access.audit import Check, Decided, Decision, nobody_told
@@ -203,12 +203,12 @@ class FetchedTables:
         limit_s = self._refresh_s
         if username is not None and username not in self.users:
             limit_s = min(limit_s, LOOK_AGAIN_S)
-        if time.monotonic() - self._tried_s < limit_s:
+        if machine.monotonic() - self._tried_s < limit_s:
             if self._task is not None and not self.users:
                 await asyncio.shield(self._task)
             return
         if self._task is None or self._task.done():
-            self._tried_s = time.monotonic()
+            self._tried_s = machine.monotonic()
             self._task = asyncio.ensure_future(self._fetch())
         await asyncio.shield(self._task)
 
@@ -223,7 +223,7 @@ class FetchedTables:
                 except RocketSparkError as e:
                     why = e
                     continue
-                self._fetched_s = time.monotonic()
+                self._fetched_s = machine.monotonic()
                 self._take(users, acls)
                 return
         except RocketSparkError as e:
@@ -232,7 +232,7 @@ class FetchedTables:
             log.exception("users and rules could not be fetched")
             why = e
         log.warning("users and rules could not be fetched: %s", why)
-        if time.monotonic() - self._fetched_s > self._life_s:
+        if machine.monotonic() - self._fetched_s > self._life_s:
             self._take({}, {})
 
     def _take(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
@@ -278,7 +278,7 @@ class AccessControl:
 
     def of_remoting(self) -> RemotingAccess:
         """Return the same checks for requests of remoting."""
-        authentication = Authentication(self.tables, remember_s=0, now_s=time.monotonic)
+        authentication = Authentication(self.tables, remember_s=0, now_s=machine.monotonic)
         return RemotingAccess(
             authentication if self._authenticates else None,
             self._authorization if self._authorizes else None,

@@ -12,11 +12,11 @@ import errno
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rocketspark import machine
 from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.protocol.message.record_layout import BLANK_BYTES_MIN
 from rocketspark.store.files import config_files
@@ -130,7 +130,7 @@ def _described(folder: Path) -> dict[str, Any] | None:
 
 
 def _describe(folder: Path, state: str) -> None:
-    made_ms = time.time_ns() // 1_000_000
+    made_ms = machine.time_ns() // 1_000_000
     about = {"version": VERSION, "state": state, "madeMs": made_ms, "sealed": True}
     _write(folder / DESCRIPTION, json.dumps(about))
 

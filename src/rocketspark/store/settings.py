@@ -4,10 +4,11 @@ Rule: sizes are those of the files on disk and stay as they are; the time is han
 
 from __future__ import annotations
 
-import time
 from typing import Protocol
 
 import msgspec
+
+from rocketspark import machine
 
 DELAY_LEVELS_MS = (
     *(1_000, 5_000, 10_000, 30_000),
@@ -50,7 +51,7 @@ class SystemClock:
     """The machine's clock."""
 
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return machine.time_ns() // 1_000_000
 
 
 class ManualClock:

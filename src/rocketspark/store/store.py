@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
+from rocketspark import machine
 from rocketspark.errors import ConfigError, RecordError, StoreFull, StoreUnwritable
 from rocketspark.protocol.message import record
 from rocketspark.store import expired_files, recovery
@@ -183,7 +184,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
 
     def _mark_open(self, path: str) -> None:
         try:
-            self._files.write_file(path, f"{os.getpid()} {boot_id()}".encode())
+            self._files.write_file(path, f"{machine.getpid()} {boot_id()}".encode())
             self._files.sync_directory(self.settings.root)
         except OSError as e:
             # Only its existence counts.

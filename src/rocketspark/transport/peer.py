@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from time import perf_counter as now_s
 from typing import Any, cast
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.errors import ConnectionLost, FrameError, NotSent, RocketSparkError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol import frames, headers, request_signing
@@ -296,7 +296,7 @@ class Peer(Outgoing):
         out = self._out = []
         by_prefix = self._by_prefix
         large = 0
-        until_s = now_s() + TURN_S if len(received) > 1 and self.bounds is not None else NEVER
+        until_s = machine.perf_counter() + TURN_S if len(received) > 1 and self.bounds is not None else NEVER
         self._begun = 0
         self._received = rest = iter(received)
         try:
@@ -319,7 +319,7 @@ class Peer(Outgoing):
                                 # The other side does not read: its other requests wait until it does.
                                 self._held = list(rest)
                                 return
-                if until_s is not NEVER and (now_s() > until_s or self._begun >= TASKS_IN_TURN):
+                if until_s is not NEVER and (machine.perf_counter() > until_s or self._begun >= TASKS_IN_TURN):
                     self.rest()
         except FrameError as e:
             self._flush(out, apart=large > 0)

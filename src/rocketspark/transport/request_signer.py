@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
+from rocketspark import machine
 from rocketspark.errors import ConfigError
 from rocketspark.model import typed_json
 from rocketspark.protocol import request_signing
@@ -38,7 +37,7 @@ class RequestSigner:
 
     def before_request(self, address: str, code: int, ext: dict[str, str], body: bytes) -> None:
         """Sign a request, and the time with it."""
-        ext[request_signing.SIGNED_TIME] = str(time.time_ns() // 1_000_000)
+        ext[request_signing.SIGNED_TIME] = str(machine.time_ns() // 1_000_000)
         request_signing.sign(ext, body, self._access_key, self._secret, self._token)
 
     def after_response(self, address: str, code: int, reply: Reply | None, error: BaseException | None) -> None:

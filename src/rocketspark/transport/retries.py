@@ -5,10 +5,10 @@ are reached, the last error is raised.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
+from rocketspark import machine
 from rocketspark.errors import RocketSparkError
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class RetryRule(NamedTuple):
 class Retries:
     """The attempts of one piece of work."""
 
-    def __init__(self, rule: RetryRule, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rule: RetryRule, *, clock_s: Callable[[], float] = lambda: machine.monotonic()) -> None:
         self._rule = rule
         self._clock_s = clock_s
         self.failed = 0

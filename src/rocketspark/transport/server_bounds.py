@@ -19,13 +19,13 @@ import logging
 import math
 import resource
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.errors import FrameError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol import frames, headers
@@ -306,7 +306,7 @@ class Overload:
         self,
         refuse_with: Callable[[int, str], bytes],
         *,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = lambda: machine.monotonic(),
         call_soon: Callable[[Callable[[], None]], object] = lambda act: asyncio.get_running_loop().call_soon(act),
     ) -> None:
         self._refuse_with = refuse_with

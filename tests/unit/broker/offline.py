@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from tests.live.support import settings as broker_settings
+from tests.support.stand_ins import like
 
+from rocketspark import machine
 from rocketspark.broker import server
 from rocketspark.broker.handlers import send_message as send_handler
 from rocketspark.broker.messages import op_messages, put_message, send_rules
@@ -129,7 +131,7 @@ class Broker:
 
 def same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers stamp the same store time and address, so that their files can be compared."""
-    monkeypatch.setattr(put_message, "time", lambda: NOW)
+    monkeypatch.setattr(put_message, "machine", like(machine, time=lambda: NOW))
     monkeypatch.setattr(op_messages, "now_ms", lambda: int(NOW * 1000))
     monkeypatch.setattr(server, "pack_host", lambda host, port: HOST)
     for module in (send_rules, send_handler):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from tests.support.stand_ins import like
 
+from rocketspark import machine
 from rocketspark.client import consume_stats
 from rocketspark.client.consume_stats import ConsumeStats
 
 
 def test_over_the_last_minute_and_failures_over_the_last_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
-    monkeypatch.setattr(consume_stats, "time", like(time, monotonic=lambda: now_s))
+    monkeypatch.setattr(consume_stats, "machine", like(machine, monotonic=lambda: now_s))
     made = ConsumeStats()
     counts = made.of("t")
     assert set(made.status("t").values()) == {0}

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter, defaultdict
 from collections.abc import Coroutine, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
+from tests.support.stand_ins import like
+
+from rocketspark import machine
 from rocketspark.client.connection.client_api import PullResult
 from rocketspark.client.consumer.offsets import BrokerOffsets
 from rocketspark.client.consumer.puller import Puller
@@ -124,8 +126,8 @@ class World:
         self._patches = [
             mock.patch(f"rocketspark.client.connection.client_api.{n}", getattr(self, f"_{n}")) for n in REQUESTS
         ]
-        clock = SimpleNamespace(monotonic=self.loop.time, time=time.time)
-        self._patches += [mock.patch(f"rocketspark.client.consumer.{name}.time", clock) for name in CLOCKS]
+        clock = like(machine, monotonic=self.loop.time)
+        self._patches += [mock.patch(f"rocketspark.client.consumer.{name}.machine", clock) for name in CLOCKS]
         self._watch(Puller.start, BrokerOffsets.commit, QueueLocks.release, Rebalance.take)
         for patch in self._patches:
             patch.start()

@@ -35,7 +35,7 @@ class Source:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.answer, self.asked = 100.0, 1, 0
         self.error: Exception | None = None
-        monkeypatch.setattr(brokers, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(brokers, "machine", SimpleNamespace(monotonic=lambda: self.now_s))
         self.copy: _Cache[int] = _Cache(self.fetch, LIFE_S)
 
     async def fetch(self, name: str) -> int:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from rocketspark import machine
 from rocketspark.access.access_control import AccessControl, Standing
 from rocketspark.access.audit import Check, Decided, Decision, nobody_told
 from rocketspark.access.authentication import Authentication
@@ -212,7 +212,7 @@ class Access:
         authentication = Authentication(
             self.users,
             remember_s=remember_s,
-            now_s=time.monotonic,
+            now_s=machine.monotonic,
             age_max_ms=access.signature_age_minutes_max * 60_000,
         )
         return AccessControl(

@@ -9,11 +9,11 @@ ReadersAnew keeps who read a topic that was deleted: the next pull of such a gro
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Awaitable, Callable, Container, Generator, Iterable, Iterator, Mapping
 from functools import partial
 
+from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.automatic_creation import AutomaticCreation, Made
 from rocketspark.broker.background_thread import BackgroundThread
@@ -168,7 +168,7 @@ class ConsumerOffsets:
         version_step: Callable[[], int] = lambda: VERSION_STEP,
         anew: JsonFile[ReadersTable] | None = None,
     ) -> None:
-        self._run = os.urandom(8).hex()
+        self._run = machine.token_bytes(8).hex()
         self._version_step = version_step
         self._commits_left = version_step()
         table = file.load() or OffsetTable()

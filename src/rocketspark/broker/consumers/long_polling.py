@@ -8,12 +8,12 @@ end with their owner.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection, Hashable
 from typing import Any, TypeVar
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.headers import Request
 from rocketspark.transport.server_bounds import SHARE_OF_ADDRESS, place_of
@@ -35,8 +35,6 @@ CHARACTERS_KEPT_OF_WEIGHT = 1024
 # Waiters looked at in one turn of the loop: some ms, but for those with costly filters.
 LOOKED_AT_MAX = 500
 TURN_S = 0.02
-
-clock = time.perf_counter
 
 
 def request_weight(request: Request[Any], codes: Collection[int] | None, expression: str | None) -> int:
@@ -233,9 +231,9 @@ class LongPolling:
         for key in marked:
             self._due.update(self._waiting.get(key, {}))
         due, self._due = self._due, {}
-        until = clock() + TURN_S
+        until = machine.perf_counter() + TURN_S
         for number, waiter in enumerate(due):
-            if number >= LOOKED_AT_MAX or (number and clock() >= until):
+            if number >= LOOKED_AT_MAX or (number and machine.perf_counter() >= until):
                 # Before those that became due meanwhile.
                 self._due = dict.fromkeys(list(due)[number:]) | self._due
                 self._schedule()

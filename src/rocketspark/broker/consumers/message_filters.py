@@ -7,10 +7,10 @@ request is looked at once more; records are filtered in turns of some millisecon
 from __future__ import annotations
 
 import asyncio
-import time
 from functools import lru_cache
 from typing import NamedTuple
 
+from rocketspark import machine
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.connected_clients import ConnectedClients
 from rocketspark.broker.settings import BrokerSettings
@@ -29,7 +29,6 @@ ALL_TURN_S = 0.02
 COST_MAX = 4_000_000
 # Up to so many characters an expression is compiled within some 10 ms.
 COMPILED_HERE_MAX = 1024
-clock = time.perf_counter
 
 
 class FilterTurn:
@@ -43,10 +42,10 @@ class FilterTurn:
         """Tell whether nothing more is to be looked at in this turn; the first that asks in a turn begins it."""
         if not self._began:
             self._began = True
-            self._until = clock() + ALL_TURN_S
+            self._until = machine.perf_counter() + ALL_TURN_S
             asyncio.get_running_loop().call_soon(self._end)
             return False
-        return clock() >= self._until
+        return machine.perf_counter() >= self._until
 
     def _end(self) -> None:
         self._began = False
@@ -71,11 +70,11 @@ class PullFilter:
     def begin(self, *, in_own_turn: bool = True) -> None:
         """Begin a turn of the loop; at least one record is looked at in it, unless others used it up."""
         self.cut, self._worked = False, not in_own_turn
-        self._until = clock() + TURN_S if in_own_turn else 0.0
+        self._until = machine.perf_counter() + TURN_S if in_own_turn else 0.0
 
     def __call__(self, stored: memoryview) -> bool | None:
         """Tell whether a record passes; None to end the read here."""
-        if self._worked and clock() >= self._until:
+        if self._worked and machine.perf_counter() >= self._until:
             self.cut = True
             return None
         self._worked = True

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketspark import machine
 from rocketspark.broker.messages.half_batches import too_many
 from rocketspark.broker.messages.half_messages import HALF_GONE
 from rocketspark.broker.messages.put_message import AcceptedBatch, FixedFields, pairs_of
@@ -114,9 +114,9 @@ class HalfRanges:
     def _end_single(self, topic: str, group: str, outcome: int, first: int, positions: list[int]) -> EndedRange:
         gone: list[int] = []
         end: int | None = None
-        until = perf_counter() + SINGLE_S
+        until = machine.perf_counter() + SINGLE_S
         for done, position in enumerate(positions):
-            if done and perf_counter() >= until:
+            if done and machine.perf_counter() >= until:
                 return EndedRange(done, gone, end, TURN)
             header = EndTransactionHeader(
                 topic=topic, producer_group=group, half_offset=first + done, physical_offset=position, outcome=outcome

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Generator, Iterator
-from random import randrange
 from typing import Any
 
+from rocketspark import machine
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.long_polling import request_weight
 from rocketspark.broker.consumers.message_filters import PopFilter, PopFilters, ToCompile
@@ -301,7 +301,7 @@ class PeekHandler:
             raise ServerError(
                 ResponseCode.INVALID_PARAMETER, f"{h.count_max} messages are to be peeked, 1 to {COUNT_MAX} may be"
             )
-        chance = randrange(100)
+        chance = machine.randrange(100)
         queues = [h.queue_id]
         if h.queue_id < 0:
             queues = [(chance + n) % config.read_queue_nums for n in range(config.read_queue_nums)]

@@ -12,13 +12,13 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from hashlib import blake2b
-from time import time
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages.half_batch_records import (
     HalfForm,
@@ -375,7 +375,7 @@ class BatchedHalves:
         if accepted is None:
             return None
         count_all(self._stats.committed, run.topic, np.diff(np.asarray(accepted.positions), append=accepted.end))
-        took_s = max(0, int(time() * 1000) - form.born_time_ms) // 1000
+        took_s = max(0, int(machine.time() * 1000) - form.born_time_ms) // 1000
         finished = self._stats.finished.setdefault(run.topic, Histogram(FINISH_BOUNDS))
         finished.add_all(np.full(count, took_s))
         return accepted.end

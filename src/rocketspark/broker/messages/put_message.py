@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Generator, Sequence
-from time import time
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages import batch_properties
@@ -202,7 +202,7 @@ class PutMessage:
         else:
             stored = self.marked(stored, pairs, marks)
         tags = pairs.get(b"TAGS")
-        now_ms = int(time() * 1000)
+        now_ms = int(machine.time() * 1000)
         real_topic = topic
         if delayed and not _PARKING.isdisjoint(pairs):
             topic, queue_id, stored, tags, code = self._park(topic, queue_id, stored, pairs, tags, now_ms)
@@ -337,7 +337,7 @@ class PutMessage:
 
         Those before the first that cannot be stored: `accept` tells what is wrong with that one.
         """
-        placed = self._append_run(messages, int(time() * 1000), born_host)
+        placed = self._append_run(messages, int(machine.time() * 1000), born_host)
         self.stored()
         if self._awaited or self._listeners or self._long_polling.keeps_recent:
             for message in messages[: len(placed)]:
@@ -357,7 +357,9 @@ class PutMessage:
                 # An id is made once, when the message is stored; with this one it is as long.
                 pairs[b"UNIQ_KEY"] = b"0" * 32
                 stored = properties.of_pairs(pairs)
-            self._park(topic, queue_id, self.marked(stored, pairs, self.rules.marks), pairs, None, int(time() * 1000))
+            self._park(
+                topic, queue_id, self.marked(stored, pairs, self.rules.marks), pairs, None, int(machine.time() * 1000)
+            )
 
     def _park(
         self,
@@ -494,7 +496,7 @@ class PutMessage:
         born_host: bytes,
     ) -> list[Accepted]:
         """Store the messages of a batch, decoded. They carry no marks of the broker's, as RocketMQ stores them."""
-        now_ms = int(time() * 1000)
+        now_ms = int(machine.time() * 1000)
         rows = []
         for item in items:
             if len(item.body) > self.rules.body_bytes_max or len(item.properties) > properties.BYTES_MAX:
@@ -559,7 +561,7 @@ class PutMessage:
                 if not NOT_IN_BATCHES.isdisjoint(wanted.names):
                     return None
             accepted = self._store.append_layout(
-                name, queue_id, layout, found, int(time() * 1000), sys_flag, born_time_ms, born_host, commits
+                name, queue_id, layout, found, int(machine.time() * 1000), sys_flag, born_time_ms, born_host, commits
             )
         except (StoreError, MessageIllegal, struct.error) as e:
             raise self._refused(e) from e

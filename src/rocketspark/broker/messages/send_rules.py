@@ -6,12 +6,12 @@ comes from the store as an error, for which `refused` has the reply.
 
 from __future__ import annotations
 
-import random
 import struct
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.topics import Topics, check_inner_batch, has_batch_queues
@@ -284,4 +284,4 @@ def refused(error: StoreError | MessageIllegal | struct.error) -> ServerError:
 
 def any_queue(count: int) -> int:
     """Return a random queue id below `count`, for senders that leave the choice to the broker."""
-    return random.randrange(count) if count > 0 else 0
+    return machine.randrange(count) if count > 0 else 0

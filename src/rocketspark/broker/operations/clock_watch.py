@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
+
+from rocketspark import machine
 
 log = logging.getLogger("rocketspark.broker")
 
@@ -17,7 +18,9 @@ class ClockWatch:
     """Compares the wall clock with one that never jumps. `wall`, `steady`: both in seconds."""
 
     def __init__(
-        self, wall: Callable[[], float] = lambda: time.time(), steady: Callable[[], float] = time.monotonic
+        self,
+        wall: Callable[[], float] = lambda: machine.time(),
+        steady: Callable[[], float] = lambda: machine.monotonic(),
     ) -> None:
         self._wall = wall
         self._steady = steady

@@ -9,9 +9,8 @@ topic of thousands of queues some are looked at in one turn, and the request goe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from random import randrange
-from time import perf_counter
 
+from rocketspark import machine
 from rocketspark.broker.consumers.message_filters import PopFilter
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.pop.in_flight import InFlightMessages
@@ -161,7 +160,7 @@ class PopReading:
             wanted.accepts.begin()
         if f"{h.topic}@{h.group}" not in self._offsets.table:
             self._offsets.admit(h.group, h.topic, address)
-        chance = randrange(100)
+        chance = machine.randrange(100)
         retries = [] if h.order else self._retry_topics(h.topic, h.group, chance)
         retries_first = chance < s.pop_retry_percent
         if retries_first and retries:
@@ -265,7 +264,7 @@ class PopReading:
     ) -> tuple[int, GetMessageResult]:
         """Read a queue; return from where it was, and what was read."""
         count_max = h.count_max - found.count
-        began = perf_counter()
+        began = machine.perf_counter()
         accepts = own_retries(topic, h.group, wanted.accepts)
         read = self._store.read(topic, queue_id, offset, count_max, bytes_max, wanted.codes, accepts)
         if read.status in _MOVED:
@@ -274,7 +273,7 @@ class PopReading:
             offset = read.next_offset
             read = self._store.read(topic, queue_id, offset, count_max, bytes_max, wanted.codes, accepts)
         if read.count:
-            took_ms = (perf_counter() - began) * 1000
+            took_ms = (machine.perf_counter() - began) * 1000
             self._stats.pulled(h.group, topic, queue_id, read.count, read.size, took_ms)
         else:
             self._stats.missed()

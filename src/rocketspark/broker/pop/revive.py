@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable, Hashable, Iterator
-from time import perf_counter
 
+from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
@@ -207,7 +207,7 @@ class Revive:
         return RETRY_S
 
     def _work(self) -> float:
-        until = perf_counter() + TURN_S
+        until = machine.perf_counter() + TURN_S
         more = self._read_until(until)
         now = self._clock()
         more |= self._gone.look(now)
@@ -215,7 +215,7 @@ class Revive:
         more = more or (self._put_message.door is None and self.late.look(now))
         try:
             while self._due and self._due[0][0] <= now:
-                if perf_counter() >= until:
+                if machine.perf_counter() >= until:
                     more = True
                     break
                 if not self._deliver(self._due[0][2]):
@@ -231,7 +231,7 @@ class Revive:
         """Read what came to the queues; True if there may be more."""
         for queue in self.queues.values():
             while self._read_some(queue):
-                if perf_counter() >= until:
+                if machine.perf_counter() >= until:
                     # The next turn begins with the others.
                     self.queues[queue.queue_id] = self.queues.pop(queue.queue_id)
                     return True

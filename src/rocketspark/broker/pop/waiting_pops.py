@@ -9,9 +9,9 @@ fill tells nothing of where it did not look. No waiter has a task of its own.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Hashable, Iterable
 
+from rocketspark import machine
 from rocketspark.broker.consumers.long_polling import LongPolling, dropped
 from rocketspark.model.limited_log import LimitedLog
 
@@ -23,7 +23,6 @@ TURN_S = 0.02
 # No request is held for longer, whatever it asks.
 HOLD_MS_MAX = 300_000
 
-clock = time.perf_counter
 # A topic and a group.
 Pair = tuple[str, str]
 # A queue (or all), and what tells waiters apart that may find different messages there: order, filter.
@@ -225,10 +224,10 @@ class WaitingPops:
 
     def _wake_due(self) -> None:
         self._scheduled = False
-        until = clock() + TURN_S
+        until = machine.perf_counter() + TURN_S
         alone, self._due_alone = self._due_alone, {}
         for number, waiter in enumerate(alone):
-            if number and clock() >= until:
+            if number and machine.perf_counter() >= until:
                 self._due_alone = dict.fromkeys(list(alone)[number:]) | self._due_alone
                 self._schedule()
                 break
@@ -246,7 +245,7 @@ class WaitingPops:
         for line in self._lines_of(pair, queue_id):
             left: int | None = None
             for number, waiter in enumerate(self._in_order(pair, line)):
-                if number and clock() >= until:
+                if number and machine.perf_counter() >= until:
                     return False
                 waiter.woken = True
                 found = self._try(waiter, final=False)

@@ -8,11 +8,10 @@ leads. The codes with which a controller refuses are raised as ServerError (Resp
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from rocketspark import machine
 from rocketspark.errors import NotSent, RocketSparkError, ServerError, TransportError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -95,7 +94,7 @@ class ControllerClient:
         self._connections = connections or Connections(connect_timeout_ms=timeout_ms, language="JAVA")
         self.leader: str | None = None
         # This process, and how many requests about its in-sync set it made.
-        self._asker, self._asked = secrets.randbits(62), 0
+        self._asker, self._asked = machine.randbits(62), 0
 
     async def find_leader(self) -> str:
         """Ask the controllers in turn who leads, until one knows. Raises TransportError if none does."""
@@ -282,4 +281,4 @@ def _state(broker_id: int | None, address: str | None, epoch: int | None, body: 
 
 
 def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return machine.time_ns() // 1_000_000

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable, Set
 from typing import Any
 
+from rocketspark import machine
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.replication.broker_identity import Applied, identity_of
@@ -221,7 +221,7 @@ class ReplicasManager:
         return True
 
     def _tell_failure(self, what: str, why: str) -> None:
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         before, told_s = self._told.get(what, ("", 0.0))
         if why != before or now_s - told_s >= TELL_S:
             self._told[what] = why, now_s
@@ -234,7 +234,7 @@ class ReplicasManager:
         applied = self._identity.applied()
         if applied is None and self.own_id is None:
             broker_id = await controller.next_id(s.cluster_name, s.broker_name)
-            applied = Applied(broker_id, f"{self._address};{time.time_ns() // 1_000_000}")
+            applied = Applied(broker_id, f"{self._address};{machine.time_ns() // 1_000_000}")
             self._identity.apply(applied)
         if applied is not None:
             try:

@@ -6,10 +6,10 @@ It only reads: which slaves are connected, how far each one has copied, and whic
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
+from rocketspark import machine
 from rocketspark.broker.replication.in_sync_set import InSyncSet
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.ha_listener import HaListener
@@ -88,7 +88,7 @@ def master_status(
 def slave_status(client: HaClient, end_position: int, now_s: float, master_flushed: int = 0) -> dict[str, Any]:
     """Return a slave's HARuntimeInfo. `now_s`: the loop's time."""
     link = client.link
-    ahead_ms = time.time() * 1000 - now_s * 1000
+    ahead_ms = machine.time() * 1000 - now_s * 1000
     return {
         "master": False,
         "masterCommitLogMaxOffset": 0,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.static_topics.mappings import StaticTopics
@@ -85,7 +86,7 @@ class MappingCleaning:
         others: OtherBrokers,
         role: BrokerRole,
         *,
-        hour: Callable[[], int] = lambda: datetime.datetime.now().hour,
+        hour: Callable[[], int] = lambda: datetime.datetime.fromtimestamp(machine.time()).hour,
     ) -> None:
         self._settings = settings
         self._statics = statics

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from functools import partial
-from time import perf_counter
 from typing import Any
 
+from rocketspark import machine
 from rocketspark.broker.topic_names import is_system_topic
 from rocketspark.errors import ServerError
 from rocketspark.model.histogram import Histogram
@@ -82,7 +82,7 @@ class RequestTimes:
 
     def _timed(self, handler: Handler) -> Handler:
         def timed(peer: Peer, request: Request[Any], body: bytes) -> Answer:
-            began = perf_counter()
+            began = machine.perf_counter()
             try:
                 answer = handler(peer, request, body)
             except ServerError as e:
@@ -103,7 +103,7 @@ class RequestTimes:
 
     def _timed_run(self, code: int, run: Run) -> Run:
         def timed(peer: Peer, data: bytes, at: int, out: list[bytes]) -> int:
-            began, before = perf_counter(), len(out)
+            began, before = machine.perf_counter(), len(out)
             waiting = peer.awaited_answers
             if waiting is None:
                 waiting = peer.awaited_answers = {}
@@ -118,7 +118,7 @@ class RequestTimes:
             if len(out) > before:
                 # Each of them was answered when all were.
                 row = self.rows.setdefault((code, 0, False), Histogram(RPC_BOUNDS))
-                took_ms = (perf_counter() - began) * 1000
+                took_ms = (machine.perf_counter() - began) * 1000
                 for _ in range(len(out) - before):
                     row.add(took_ms)
             return end
@@ -127,7 +127,7 @@ class RequestTimes:
 
     def _told_later(self, code: int, began: float, answer: bytes) -> None:
         row = self.rows.setdefault((code, _code_of(answer), False), Histogram(RPC_BOUNDS))
-        row.add((perf_counter() - began) * 1000)
+        row.add((machine.perf_counter() - began) * 1000)
 
     async def _awaited(
         self, answer: Awaitable[bytes | Parts | None], request: Request[Any], began: float
@@ -155,7 +155,7 @@ class RequestTimes:
         waiting[request.opaque] = told
 
     def _took(self, request: Request[Any], code: int, began: float, *, held: bool = False) -> None:
-        took_ms = (perf_counter() - began) * 1000
+        took_ms = (machine.perf_counter() - began) * 1000
         key = request.code, code, held
         row = self.rows.get(key)
         if row is None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
-import threading
-import time
 from collections.abc import Callable
 
+from rocketspark import machine
 from rocketspark.errors import StoreError, StoreFull, StoreUnwritable
 from rocketspark.store.store import Store
 
@@ -36,12 +35,12 @@ class FlushService:
         self._store = store
         self._waiting: collections.deque[Waiting] = collections.deque()
         self._waiting_count = 0
-        self._wanted, self._queues_wanted, self._stop_wanted = (threading.Event() for _ in range(3))
+        self._wanted, self._queues_wanted, self._stop_wanted = (machine.Event() for _ in range(3))
         self.set_times(interval_ms=interval_ms, queue_interval_ms=queue_interval_ms, timeout_ms=timeout_ms)
         for event in (self._wanted, self._queues_wanted):
             event.clear()
         self._stopping = False
-        self._threads: list[threading.Thread] = []
+        self._threads: list[machine.Joinable] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self.failed: StoreError | None = None
@@ -63,10 +62,8 @@ class FlushService:
     def start(self) -> None:
         """Start the threads."""
         self._loop = asyncio.get_running_loop()
-        for target in (self._flush_forever, self._flush_queues_forever, self._populate_forever):
-            thread = threading.Thread(target=target, name=f"rocketspark-{target.__name__.strip('_')}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        for steps in (self._flush_forever, self._flush_queues_forever, self._populate_forever):
+            self._threads.append(machine.start_steps(steps(), f"rocketspark-{steps.__name__.strip('_')}"))
 
     def reached(self, position: int, tell: Callable[[bool], None], count: int = 1) -> None:
         """Call `tell(True)` once the log is durable up to `position`, `tell(False)` if that fails or takes too long.
@@ -117,30 +114,30 @@ class FlushService:
         if self._waiting:
             self._sweeper = self._loop.call_later(self._waiting[0][1] - now, self._time_out)
 
-    def _flush_forever(self) -> None:
+    def _flush_forever(self) -> machine.Steps:
         while not self._stopping and self.failed is None:
-            self._wanted.wait(self._interval_s)
+            yield self._wanted, self._interval_s
             self._wanted.clear()
             try:
                 flushed = self._store.flush_log()
             except Exception as e:
                 if not self._may_mend("the log", e):
                     return
-                self._stop_wanted.wait(RETRY_S)
+                yield self._stop_wanted, RETRY_S
                 continue
             self._mended("the log")
             if self._waiting:
                 self._tell(self._release, flushed)
 
-    def _flush_queues_forever(self) -> None:
+    def _flush_queues_forever(self) -> machine.Steps:
         """Flush queues and indexes. Thousands take seconds, so no send waits: after a kill they come from the log."""
         pause_s = self._queue_interval_s
         while self.failed is None:
-            self._queues_wanted.wait(pause_s)
+            yield self._queues_wanted, pause_s
             if self._stopping:
                 return
             self._queues_wanted.clear()
-            began = time.monotonic()
+            began = machine.monotonic()
             try:
                 self._store.flush_queues()
                 self._store.flush_indexes()
@@ -152,7 +149,7 @@ class FlushService:
                 continue
             self._mended("queues and indexes")
             # The disk is the log's at least half of the time.
-            pause_s = max(self._queue_interval_s, time.monotonic() - began)
+            pause_s = max(self._queue_interval_s, machine.monotonic() - began)
 
     def _may_mend(self, what: str, error: Exception) -> bool:
         """Tell whether to flush again after an error, which is logged once; otherwise writes are refused from here on.
@@ -185,7 +182,7 @@ class FlushService:
         self._wanted.set()
         self._tell(self._time_out)
 
-    def _populate_forever(self) -> None:
+    def _populate_forever(self) -> machine.Steps:
         written = -1
         while not self._stopping:
             try:
@@ -197,7 +194,7 @@ class FlushService:
                     self._troubles["room ahead"] = type(e)
                     log.warning("the log cannot be extended ahead: %s", e)
             busy, written = self._store.written_position != written, self._store.written_position
-            self._stop_wanted.wait(POPULATE_BUSY_S if busy else POPULATE_IDLE_S)
+            yield self._stop_wanted, POPULATE_BUSY_S if busy else POPULATE_IDLE_S
 
     def _tell(self, function: Callable[..., None], *args: object) -> None:
         assert self._loop is not None

@@ -7,11 +7,11 @@ begins and once when it is over.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from rocketspark import machine
 from rocketspark.errors import ConfigError, ProtocolError, StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json import java_json
@@ -54,7 +54,7 @@ _log = logging.getLogger("rocketspark.broker")
 
 def now_ms() -> int:
     """Return the wall clock in ms."""
-    return int(time.time() * 1000)
+    return int(machine.time() * 1000)
 
 
 def first_version() -> DataVersion:

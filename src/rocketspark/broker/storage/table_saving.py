@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from rocketspark import machine
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.storage.json_tables import sorted_json
 from rocketspark.errors import RocketSparkError, StoreError
@@ -72,7 +72,7 @@ def joined(parts: Iterable[bytes]) -> bytes:
     found = []
     for part in parts:
         found.append(part)
-        time.sleep(0)
+        machine.sleep(0)
     return b"".join(found)
 
 

@@ -9,14 +9,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.client.callbacks import Tasks, ends_loop, trouble_log
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.broker_requests import BrokerRequests
@@ -50,7 +49,7 @@ _named: WeakSet[Instance] = WeakSet()
 
 def unique_name() -> str:
     """Return a name that no other client has: process id, start time, number within the process."""
-    return f"{os.getpid()}#{time.time_ns()}#{next(_numbers)}"
+    return f"{machine.getpid()}#{machine.time_ns()}#{next(_numbers)}"
 
 
 class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +169,7 @@ class Instance:
             return made
         for found in _named:
             # A forked child has no use for its parent's connections.
-            if found._process not in (None, os.getpid()) or found._closed:
+            if found._process not in (None, machine.getpid()) or found._closed:
                 continue
             if found._id == made._id and found._places & made._places:
                 if (found._how, found._asked_hooks) != (how, made._asked_hooks):
@@ -189,7 +188,7 @@ class Instance:
         if self._loop not in (None, loop):
             raise StateError(f"instance {self._name!r} runs on another event loop: give this client another name")
         if self._process is None:
-            self._process = os.getpid()
+            self._process = machine.getpid()
             self._name = "@".join(filter(None, (self._name or unique_name(), self._id[-1])))
         if producer in self.producers or consumer in self._joined:
             what = f"producer group {producer!r}" if producer else f"consumer group {consumer!r}"

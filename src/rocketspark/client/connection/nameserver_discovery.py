@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
 
+from rocketspark import machine
 from rocketspark.client.connection.topic_routes import NAMESRV_VARIABLES
 from rocketspark.errors import ConfigError, NoNameServer
 from rocketspark.model.text import shown
@@ -59,11 +59,11 @@ async def fetch_addresses(url: str, timeout_ms: float) -> list[str]:
 
 
 def _get(url: str, timeout_s: float) -> str:
-    until_s = time.monotonic() + timeout_s
+    until_s = machine.monotonic() + timeout_s
     with urllib.request.urlopen(url, timeout=timeout_s) as answer:
         found = bytearray()
         while len(found) < BYTES_MAX and (chunk := answer.read1(BYTES_MAX)):
             found += chunk
-            if time.monotonic() > until_s:
+            if machine.monotonic() > until_s:
                 raise TimeoutError(f"the answer was not whole within {timeout_s:.1f} s")
     return found.decode()

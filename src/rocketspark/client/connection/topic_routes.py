@@ -10,11 +10,10 @@ import asyncio
 import logging
 import math
 import os
-import random
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
+from rocketspark import machine
 from rocketspark.client.connection import client_api
 from rocketspark.errors import (
     BrokerNotFound,
@@ -126,7 +125,7 @@ class RouteCache:
 
         Rule: NettyRemotingClient, 5.x.
         """
-        self._turn = random.randrange(max(len(self.addresses), 1))
+        self._turn = machine.randrange(max(len(self.addresses), 1))
 
     async def ask(self, call: Callable[[Peer], Awaitable[T]]) -> T:
         """Make a call on the first NameServer that answers. Raises NotSent if none does."""
@@ -195,7 +194,7 @@ class RouteCache:
         if before is not None and before != route and _told(before) != _told(route):
             log.info("the route of topic %s changed from %s to %s", topic, _told(before), _told(route))
         self._learn(route)
-        self._fetched_s[topic] = time.monotonic()
+        self._fetched_s[topic] = machine.monotonic()
         self._routes[topic] = route
         self._assumed.pop(topic, None)
         self._write_queues[topic] = route.producer_queues()
@@ -214,7 +213,7 @@ class RouteCache:
 
     def age_s(self, topic: str) -> float:
         """Return for how long a topic's route is known as it is."""
-        return time.monotonic() - self._fetched_s.get(topic, -math.inf)
+        return machine.monotonic() - self._fetched_s.get(topic, -math.inf)
 
     def is_without_master(self, topic: str) -> bool:
         """Tell whether brokers of the topic are known, and none of them has a master: one may be elected."""

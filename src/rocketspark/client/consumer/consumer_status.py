@@ -8,11 +8,11 @@ import asyncio
 import logging
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rocketspark import machine
 from rocketspark.client.callbacks import on_loop, passes_on
 from rocketspark.client.consumer.pop.popper import Popper
 from rocketspark.client.consumer.puller import Puller
@@ -43,7 +43,7 @@ class PullConsumerStatus:
     def __init__(self, rebalance: Rebalance, settings: Mapping[str, object]) -> None:
         self._rebalance = rebalance
         self._settings = settings
-        self._began_ms = int(time.time() * 1000)
+        self._began_ms = int(machine.time() * 1000)
 
     async def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Do nothing: the application that polls decides where to read."""
@@ -160,7 +160,7 @@ class PushConsumerStatus(PullConsumerStatus):
         if message.topic == RETRY_PREFIX + self._rebalance.group:
             message.topic = message.properties.get(properties.RETRY_TOPIC, message.topic)
         given = [self._bare(message)] if self._batched else self._bare(message)
-        began_s = time.monotonic()
+        began_s = machine.monotonic()
         remark = None
         try:
             if is_coroutine_function(self._listener):
@@ -179,7 +179,7 @@ class PushConsumerStatus(PullConsumerStatus):
             "consumeResult": result,
             "order": self._ordered,
             "remark": remark,
-            "spentTimeMills": int((time.monotonic() - began_s) * 1000),
+            "spentTimeMills": int((machine.monotonic() - began_s) * 1000),
         }
         return bodies.encode({k: v for k, v in told.items() if v is not None})
 

@@ -7,10 +7,10 @@ is finished when the next one is asked for; one that was passed over, as its que
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from rocketspark import machine
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.model import ReceivedMessage
 
@@ -100,7 +100,7 @@ class HandedOut:
         """Hand out up to so many of the messages that were fetched."""
         taken: list[Run] = []
         room = count_max
-        now_ms = int(time.time() * 1000)
+        now_ms = int(machine.time() * 1000)
         fetched = self.fetched
         while fetched and room > 0:
             puller, messages = fetched.popleft()

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
+from rocketspark import machine
 from rocketspark.client.callbacks import in_thread, on_loop, passes_on
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.hooks import is_coroutine_function
@@ -171,7 +171,7 @@ class ThreadListeners:
                 slots[key] = unit
                 if not puller.dropped:
                     # One call per report is timed: all of slow ones, few of quick ones.
-                    began_s = 0.0 if self._told else time.monotonic()
+                    began_s = 0.0 if self._told else machine.monotonic()
                     try:
                         returned = listener(given)
                         if returned is not None and returned is not False:
@@ -181,7 +181,7 @@ class ThreadListeners:
                         log_failure(given, e)
                         failed.append(unit)
                     if began_s:
-                        puller.counts.call((time.monotonic() - began_s) * 1000)
+                        puller.counts.call((machine.monotonic() - began_s) * 1000)
                 self._finished += 1
                 if not self._told:
                     # One wake-up for all that end before the loop looks.
@@ -273,7 +273,7 @@ class TaskListeners:
                 if puller.dropped:
                     continue
                 slots[key] = unit
-                began_s = 0.0 if self._told else time.monotonic()
+                began_s = 0.0 if self._told else machine.monotonic()
                 try:
                     returned = await self._listener(given)
                     if returned is not None and returned is not False:
@@ -287,7 +287,7 @@ class TaskListeners:
                     log_failure(given, e)
                     self._failed.append(unit)
                 if began_s:
-                    puller.counts.call((time.monotonic() - began_s) * 1000)
+                    puller.counts.call((machine.monotonic() - began_s) * 1000)
                 self._tell()
                 in_a_row += 1
                 if in_a_row % 32 == 0:
@@ -447,10 +447,10 @@ class OrderedListeners:
     async def _run(self, queue_calls: QueueCalls) -> None:
         async with self._room:
             while self._goes_on(queue_calls):
-                counts, began_s = queue_calls.units[0][0].counts, time.monotonic()
+                counts, began_s = queue_calls.units[0][0].counts, machine.monotonic()
                 done, failed = await self._stay(queue_calls)
                 if calls := len(done) + (failed is not None):
-                    counts.call((time.monotonic() - began_s) * 1000, calls)
+                    counts.call((machine.monotonic() - began_s) * 1000, calls)
                 if done:
                     self._report(done, [])
                 if failed is not None:
@@ -481,7 +481,7 @@ class OrderedListeners:
     def _stay_in_thread(self, queue_calls: QueueCalls) -> tuple[list[Unit], Unit | None]:
         done: list[Unit] = []
         units, listener = queue_calls.units, self._listener
-        end_s = time.monotonic() + STAY_S
+        end_s = machine.monotonic() + STAY_S
         while units and len(done) < STAY_CALLS and self._may_run(queue_calls.queue):
             unit = units.popleft()
             if unit[0].dropped:
@@ -494,7 +494,7 @@ class OrderedListeners:
                 log_failure(unit[1], e)
                 return done, unit
             done.append(unit)
-            if self._closing or time.monotonic() > end_s:
+            if self._closing or machine.monotonic() > end_s:
                 break
         return done, None
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
+from rocketspark import machine
 from rocketspark.client import validators
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
@@ -170,7 +171,7 @@ class LocalOffsets:
         """Remove unfinished files of processes that were killed; a process that is alive may still write its own."""
         for path in self.path.parent.glob("offsets.json.*.tmp"):
             number = path.name.split(".")[2]
-            if number != str(os.getpid()) and not (number.isdigit() and _lives(int(number))):
+            if number != str(machine.getpid()) and not (number.isdigit() and _lives(int(number))):
                 with contextlib.suppress(OSError):
                     path.unlink()
 
@@ -217,7 +218,7 @@ class LocalOffsets:
             path = self.path
             path.parent.mkdir(parents=True, exist_ok=True)
             # A forked child, or another process of this client id, may write its own at the same time.
-            fresh = path.with_name(f"offsets.json.{os.getpid()}.tmp")
+            fresh = path.with_name(f"offsets.json.{machine.getpid()}.tmp")
             try:
                 with fresh.open("wb") as file:
                     file.write(data)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from numbers import Real
@@ -17,6 +16,7 @@ from typing import Any, Self, Unpack
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.client import validators
 from rocketspark.client.callbacks import Tasks, end_all, every
 from rocketspark.client.consumer.consumer_options import PullConsumerOptions, PullConsumerSettings
@@ -322,11 +322,11 @@ class AsyncPullConsumer(ConsumerLife):
             self._in_a_row = 0
             await asyncio.sleep(0)
         found = self._take(count_max)
-        end_s = time.monotonic() + min(timeout_ms / 1000, WAIT_MAX_S)
+        end_s = machine.monotonic() + min(timeout_ms / 1000, WAIT_MAX_S)
         while not found and self._state == "started":
             if (refusal := self._rebalance.take_refusal()) is not None:
                 raise copy(refusal)
-            left_s = end_s - time.monotonic()
+            left_s = end_s - machine.monotonic()
             if left_s <= 0:
                 break
             self._in_a_row = 0

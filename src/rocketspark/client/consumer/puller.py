@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from rocketspark import machine
 from rocketspark.client.callbacks import passes_on, trouble_log
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
@@ -228,7 +228,7 @@ class Puller:
         self._broken_replies = 0
         self.counts = counts or TopicCounts()
         self.pulled_ms = 0
-        self.began_ms = self.consumed_ms = int(time.time() * 1000)
+        self.began_ms = self.consumed_ms = int(machine.time() * 1000)
         self._broker_id = 0
         self._pull_ms = 0.0
         self._is_retry = queue.topic.startswith(RETRY_PREFIX)
@@ -261,7 +261,7 @@ class Puller:
                     if asking is None:
                         await process_queue.room()
                         asking = asyncio.ensure_future(self._pull(process_queue.next_offset))
-                    asked_s = time.monotonic()
+                    asked_s = machine.monotonic()
                     pulled = await asking
                     asking = self.refusal = None
                     self._broker_id = pulled.header.suggested_broker_id
@@ -270,7 +270,7 @@ class Puller:
                         self._follow(pulled)
                         if self.dropped:
                             return
-                        if stays and time.monotonic() - asked_s < UNHELD_PAUSE_S:
+                        if stays and machine.monotonic() - asked_s < UNHELD_PAUSE_S:
                             # A broker that does not hold pulls must not be asked in a tight loop.
                             await asyncio.sleep(UNHELD_PAUSE_S)
                         continue
@@ -320,10 +320,10 @@ class Puller:
             bytes_max=how.bytes_max,
             broker_name=self.queue.broker_name,
         )
-        asked_s = time.monotonic()
-        self.pulled_ms = int(time.time() * 1000)
+        asked_s = machine.monotonic()
+        self.pulled_ms = int(machine.time() * 1000)
         pulled = await client_api.pull(peer, header, timeout_ms=how.suspend_ms + REPLY_SPARE_MS)
-        self._pull_ms = (time.monotonic() - asked_s) * 1000
+        self._pull_ms = (machine.monotonic() - asked_s) * 1000
         return pulled
 
     async def _take(self, pulled: client_api.PullResult) -> None:

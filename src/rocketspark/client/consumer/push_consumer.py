@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import time
 from collections.abc import Callable
 from itertools import chain, groupby, repeat
 from operator import itemgetter
@@ -16,6 +15,7 @@ from typing import Any, TypeVar, Unpack
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.client.consumer.consumer_options import PushConsumerOptions, PushConsumerSettings
 from rocketspark.client.consumer.consumer_status import PushConsumerStatus
 from rocketspark.client.consumer.lifecycle import ConsumerLife, filter_of
@@ -326,7 +326,7 @@ class AsyncPushConsumer(ConsumerLife):
     def _finished(self, done: list[Unit], failed: list[Unit]) -> None:
         if self._popping is not None:
             done, failed = self._popping.finished(done, failed)
-        now_ms = int(time.time() * 1000)
+        now_ms = int(machine.time() * 1000)
         for puller, units in groupby(done, key=itemgetter(0)):
             given = [unit[1] for unit in units]
             if self._how.batch_max > 1:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
+from rocketspark import machine
 from rocketspark.client.callbacks import every
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
@@ -46,7 +46,7 @@ class QueueLocks:
 
     def holds(self, queue: MessageQueue) -> bool:
         """Tell whether the queue is locked, so that it may be read in order now."""
-        return self._until_s.get(queue, 0) > time.monotonic()
+        return self._until_s.get(queue, 0) > machine.monotonic()
 
     def locked_ms(self, queue: MessageQueue) -> int:
         """Return when the queue's lock was last confirmed, in ms since 1970; 0 if never."""
@@ -68,7 +68,7 @@ class QueueLocks:
         return locked
 
     async def _ask(self, queues: list[MessageQueue]) -> set[MessageQueue]:
-        asked_s = time.monotonic()
+        asked_s = machine.monotonic()
         try:
             peer = await self._instance.master_of(queues[0])
             got = await client_api.lock(peer, self._group, self._instance.client_id, queues)
@@ -80,7 +80,7 @@ class QueueLocks:
         for queue in queues:
             if queue in got:
                 self._until_s[queue] = asked_s + self._life_s
-                self._locked_ms[queue] = int(time.time() * 1000)
+                self._locked_ms[queue] = int(machine.time() * 1000)
                 self.changed(queue)
             else:
                 self._until_s.pop(queue, None)

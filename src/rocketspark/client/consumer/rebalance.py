@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.client import validators
 from rocketspark.client.callbacks import Tasks, end_all, ends_loop, every, trouble_log
 from rocketspark.client.connection import client_api
@@ -150,7 +149,7 @@ class Rebalance:
         self.joined = False
         if with_retries:
             topic = validators.RETRY_PREFIX + self.group
-            self.subscriptions[topic] = subscribe(topic, version=int(time.time() * 1000))
+            self.subscriptions[topic] = subscribe(topic, version=int(machine.time() * 1000))
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -163,7 +162,7 @@ class Rebalance:
         """Set the filter of a topic, also for its queues that are being read."""
         validators.check_topic(topic)
         before = self.subscriptions.get(topic)
-        wanted = subscribe(topic, expression, version=int(time.time() * 1000), kind=kind)
+        wanted = subscribe(topic, expression, version=int(machine.time() * 1000), kind=kind)
         if before is not None and (before.expression, before.expression_type) == (wanted.expression, kind):
             return
         self.subscriptions[topic] = wanted
@@ -366,7 +365,7 @@ class Rebalance:
     async def _members(self, route: TopicRoute) -> list[str] | None:
         """Return the group's members, sorted; None while the broker asked does not list this client."""
         brokers = [b for b in route.brokers if b.addresses]
-        random.shuffle(brokers)
+        machine.shuffle(brokers)
         for broker in brokers:
             address = broker.addresses[min(broker.addresses)]
             try:

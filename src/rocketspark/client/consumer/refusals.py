@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import time
 from collections.abc import Callable, Mapping
 
+from rocketspark import machine
 from rocketspark.client.callbacks import Tasks, on_loop, passes_on
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
@@ -61,7 +60,7 @@ class OtherSubscriptions:
         if not addresses or not self._may_ask:
             return
         try:
-            peer = await self._instance.broker(random.choice(addresses))
+            peer = await self._instance.broker(machine.choice(addresses))
             told = await client_api.group_subscriptions(peer, self._group)
             own = {t: s.expression for t, s in subscriptions.items() if not t.startswith(RETRY_PREFIX)}
             if not told or told in (own, self._told):
@@ -86,7 +85,7 @@ class ErrorCalls:
 
     def tell(self, error: RocketSparkError) -> None:
         """Have the function called with an error, unless it was with the same one just before."""
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         text = refusal_text(error)
         if now_s - self._told_s.get(text, -AGAIN_S) < AGAIN_S:
             return

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import time
 from collections.abc import Callable
 
+from rocketspark import machine
 from rocketspark.client import validators
 from rocketspark.client.callbacks import Tasks, end_all
 from rocketspark.client.connection import client_api
@@ -172,7 +172,7 @@ class ReturnedMessages:
             topic=topic,
             queue_id=queue.queue_id,
             sys_flag=0,
-            born_time_ms=int(time.time() * 1000),
+            born_time_ms=int(machine.time() * 1000),
             flag=message.flag,
             properties=properties.encode(pairs),
             reconsume_times=times,

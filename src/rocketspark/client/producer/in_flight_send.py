@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.client import validators
 from rocketspark.client.callbacks import trouble_log
 from rocketspark.client.producer.prepared_message import PreparedMessage
@@ -91,7 +91,7 @@ class InFlightSend(msgspec.Struct, eq=False):
 
     def __post_init__(self) -> None:
         path, out = self.path, self.out
-        self.began_s = time.monotonic()
+        self.began_s = machine.monotonic()
         if self.timeout_ms is None:
             self.end_s = self.began_s + path.timeout_s
         else:
@@ -122,7 +122,7 @@ class InFlightSend(msgspec.Struct, eq=False):
         limit_s = self.path.attempts.attempt_s
         if limit_s is None or len(self._brokers) + 1 >= self.attempts:
             return self.end_s
-        return min(self.end_s, time.monotonic() + limit_s)
+        return min(self.end_s, machine.monotonic() + limit_s)
 
     def follow(self, queue: MessageQueue) -> None:
         """Go to a queue, behind all that went there before: one at a time."""
@@ -196,7 +196,7 @@ class InFlightSend(msgspec.Struct, eq=False):
             return False
         self._awaited, self._what, self._went_to = lack.future, lack.what, lack.queue
         end_s = self.end_s if lack.queue is None else self.attempt_end_s()
-        left_s = max(end_s - time.monotonic(), 0.001)
+        left_s = max(end_s - machine.monotonic(), 0.001)
         self._timer = asyncio.get_running_loop().call_later(left_s, self._be_late)
         self.path.waiting[self] = None
         lack.future.add_done_callback(self._go_on)
@@ -331,7 +331,7 @@ class InFlightSend(msgspec.Struct, eq=False):
         if in_hand is not None:
             return in_hand
         assert self._cause is not None
-        cost_ms = (time.monotonic() - self.began_s) * 1000
+        cost_ms = (machine.monotonic() - self.began_s) * 1000
         brokers = self._brokers
         raise SendFailed(out.topic, self._cause, attempts=len(brokers), brokers=brokers, cost_ms=cost_ms)
 
@@ -356,7 +356,7 @@ class InFlightSend(msgspec.Struct, eq=False):
     def _may_look_again(self, error: RouteNotFound, look: int) -> bool:
         """Tell whether a broker that was there may be back within the send's time."""
         attempts, topic = self.path.attempts, self.out.topic
-        left_s = self.end_s - time.monotonic()
+        left_s = self.end_s - machine.monotonic()
         if self.attempts > 1 and type(error) is RouteNotFound and attempts.was_known(topic) and left_s > LAST_LOOK_S:
             return True
         return look + 1 < self.attempts and attempts.is_without_master(topic)
@@ -378,7 +378,7 @@ class InFlightSend(msgspec.Struct, eq=False):
         if self.state is not State.RETRIED:
             self.state = AFTER_FAIL[self.state]
         queue = await attempts.next_queue(self.out.topic, last, fixed, cause, made - 1, end_s, self.sharding_key)
-        return queue if time.monotonic() < end_s else None
+        return queue if machine.monotonic() < end_s else None
 
     # -- back from the socket ------------------------------------------------------------------------------------
 
@@ -433,7 +433,7 @@ class InFlightSend(msgspec.Struct, eq=False):
         if self.path.attempts.is_logged:
             return  # There is a line of this attempt already.
         text = "attempt %d to send to topic %s, at %s, failed %.0f ms after the send began: %s"
-        cost_ms = (time.monotonic() - self.began_s) * 1000
+        cost_ms = (machine.monotonic() - self.began_s) * 1000
         trouble_log.warning(text, len(self._brokers), self.out.topic, queue.broker_name, cost_ms, cause)
 
     def finish(self, result: SendResult | None, error: BaseException | None) -> None:

@@ -5,10 +5,10 @@ Rule: MQFaultStrategy and LatencyFaultToleranceImpl; off unless asked for. Pure:
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from rocketspark import machine
 from rocketspark.errors import ConfigError
 
 
@@ -60,7 +60,7 @@ class LatencyFaults:
     def __init__(self, table: FaultTable) -> None:
         self._table = table
         self._known: dict[str, _Fault] = {}
-        self._turn = random.randrange(1 << 16)
+        self._turn = machine.randrange(1 << 16)
         self.unreachable: set[str] = set()
 
     def sent(self, broker_name: str, latency_ms: float, now_s: float) -> None:

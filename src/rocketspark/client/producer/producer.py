@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from collections.abc import Collection, Sequence
 from typing import Any, Unpack
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.client import validators
 from rocketspark.client.connection import client_api
 from rocketspark.client.hooks import LogSends
@@ -248,7 +247,7 @@ class AsyncProducer(Queries):
         send.accumulator = self.send_path.accumulator
         end_s = send.end_s
         ttl_ms = (end_s - send.began_s) * 1000
-        correlation_id = str(uuid.uuid4())
+        correlation_id = str(machine.uuid4())
         send.out = msgspec.structs.replace(
             out, properties=out.properties + request_text(correlation_id, self.client_id, ttl_ms)
         )
@@ -260,7 +259,7 @@ class AsyncProducer(Queries):
         self._requests.add(waiting)
         try:
             await send.outcome()
-            async with asyncio.timeout(max(end_s - time.monotonic(), 0)):
+            async with asyncio.timeout(max(end_s - machine.monotonic(), 0)):
                 return await waiting
         except TimeoutError:
             text = f"the request to topic {message.topic!r} was sent, but no reply came within {ttl_ms:.0f} ms"
@@ -289,7 +288,7 @@ class AsyncProducer(Queries):
             raise UsageError(f"{handle!r} is no recall handle: take a SendResult's recall_handle") from None
         end_s = self._send_attempts.end_s(timeout_ms)
         peer = await self._send_attempts.connect(MessageQueue(topic, broker_name, 0), end_s)
-        left_ms = max((end_s - time.monotonic()) * 1000, 1)
+        left_ms = max((end_s - machine.monotonic()) * 1000, 1)
         return await client_api.recall(peer, topic, handle, group=self.group, timeout_ms=left_ms)
 
     async def queues(self, topic: str) -> list[MessageQueue]:

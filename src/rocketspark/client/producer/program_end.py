@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import atexit
 import logging
-import time
 import weakref
 from typing import Protocol
+
+from rocketspark import machine
 
 log = logging.getLogger("rocketspark.client")
 
@@ -37,7 +38,7 @@ class CancelledSends:
 
     def add(self) -> None:
         """Count the send of a coroutine that was cancelled."""
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         self._count = self._count + 1 if now_s - self._last_s < LAST_S else 1
         self._last_s = now_s
 
@@ -47,14 +48,14 @@ class CancelledSends:
 
     def count(self) -> int:
         """Return how many were cancelled just now."""
-        return self._count if time.monotonic() - self._last_s < LAST_S else 0
+        return self._count if machine.monotonic() - self._last_s < LAST_S else 0
 
 
 cancelled_sends = CancelledSends()
 
 
 def _finish_all(wait_s: float) -> int:
-    end_s = time.monotonic() + wait_s
+    end_s = machine.monotonic() + wait_s
     return sum(producer._finish_by(end_s) for producer in list(open_producers))
 
 

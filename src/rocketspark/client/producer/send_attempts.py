@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
-import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from rocketspark import machine
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
 from rocketspark.client.hooks import HookSet, LogSends, Sending, guarded
@@ -125,7 +124,7 @@ class SendAttempts:
 
     def end_s(self, timeout_ms: float | None, began_s: float | None = None) -> float:
         """Return the monotonic time at which the budget of a send ends that begins now, or began at `began_s`."""
-        began_s = time.monotonic() if began_s is None else began_s
+        began_s = machine.monotonic() if began_s is None else began_s
         if timeout_ms is None:
             return began_s + self.timeout_s
         if not isinstance(timeout_ms, Real) or not math.isfinite(timeout_ms):
@@ -217,7 +216,7 @@ class SendAttempts:
 
     async def attempt(self, send: Attempted, queue: MessageQueue) -> SendResult:
         """Send it once, to a queue, and wait for the reply. Raises what this attempt failed with."""
-        began_s, end_s = time.monotonic(), send.attempt_end_s()
+        began_s, end_s = machine.monotonic(), send.attempt_end_s()
         try:
             if self._hooks.sends or self._instance.rpc_hooks is not None:
                 result = await self._attempt_hooked(send, queue, end_s)
@@ -239,7 +238,7 @@ class SendAttempts:
         """Note for later sends what an attempt, also a one-way one, came to."""
         if self._faults is None:
             return
-        now_s, name = time.monotonic(), self._routes.leader(queue)
+        now_s, name = machine.monotonic(), self._routes.leader(queue)
         cost_ms = (now_s - began_s) * 1000
         if error is None:
             self._faults.sent(name, cost_ms, now_s)
@@ -255,12 +254,12 @@ class SendAttempts:
     async def _attempt_hooked(self, send: Attempted, queue: MessageQueue, end_s: float) -> SendResult:
         out = send.out
         sending, given = self._begin(out, queue)
-        began_s = time.monotonic()
+        began_s = machine.monotonic()
         try:
             peer = await self._writable_peer(queue, end_s)
             header = self._header(out, sending, given)
             send.state = AFTER_WRITE[send.state]
-            left_ms = max((end_s - time.monotonic()) * 1000, 1)
+            left_ms = max((end_s - machine.monotonic()) * 1000, 1)
             reply = await peer.request(out.code, header, sending.body, timeout_ms=left_ms)
             send.state = AFTER_REPLY[send.state]
             told = stored(reply)
@@ -281,13 +280,15 @@ class SendAttempts:
         Raises NotSent if the connection ended, FrameError if it is over 16 MiB.
         """
         opaque = peer.next_opaque()
-        frame = target.frames.frame(opaque, out.body, out.properties, out.sys_flag, int(time.time() * 1000), out.flag)
+        frame = target.frames.frame(
+            opaque, out.body, out.properties, out.sys_flag, int(machine.time() * 1000), out.flag
+        )
         if waiting is None:
             if not peer.is_open:
                 raise NotSent(f"no connection to {peer.address}: the message was not sent", address=peer.address)
             peer.send(frame)
         else:
-            peer.ask_for(waiting, opaque, frame, out.code, max((end_s - time.monotonic()) * 1000, 1))
+            peer.ask_for(waiting, opaque, frame, out.code, max((end_s - machine.monotonic()) * 1000, 1))
 
     def may_retry(self, cause: RocketSparkError | None, codes: Collection[int] | None, last: MessageQueue) -> bool:
         """Tell whether a send to `last` may be tried again after `cause`; None: it is stored, but not safely."""
@@ -325,7 +326,7 @@ class SendAttempts:
             properties=dict(given),
             body=out.body,
             body_bytes=len(out.body),
-            born_time_ms=int(time.time() * 1000),
+            born_time_ms=int(machine.time() * 1000),
             oneway=oneway,
         )
         sending.keys = sending.properties.get(properties.KEYS, "")
@@ -338,7 +339,7 @@ class SendAttempts:
         return sending, given
 
     def _end(self, sending: Sending, began_s: float) -> None:
-        sending.cost_ms = (time.monotonic() - began_s) * 1000
+        sending.cost_ms = (machine.monotonic() - began_s) * 1000
         for hooks in self._hooks.sends:
             guarded(hooks.after_send, sending)
 
@@ -365,7 +366,7 @@ class SendAttempts:
 
     async def send_oneway(self, send: Attempted, queue: MessageQueue) -> None:
         """Send it once, without waiting for a reply. Raises what is known before it leaves."""
-        out, began_s, end_s = send.out, time.monotonic(), send.attempt_end_s()
+        out, began_s, end_s = send.out, machine.monotonic(), send.attempt_end_s()
         try:
             if self._hooks.sends or self._instance.rpc_hooks is not None:
                 sending, given = self._begin(out, queue, oneway=True)
@@ -421,11 +422,11 @@ class SendAttempts:
         """Return the next queue in turn, of a broker that is available and not `avoid`, as far as there is one."""
         turn = self._turns.get(topic)
         if turn is None:
-            turn = random.randrange(len(queues))
+            turn = machine.randrange(len(queues))
         if self._faults is None and avoid is None:
             self._turns[topic] = turn = turn + 1
             return queues[turn % len(queues)]
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         faults = self._faults
         spare: MessageQueue | None = None
         for step in range(1, len(queues) + 1):
@@ -475,7 +476,7 @@ class SendAttempts:
         """Fetch the route, if that is possible in time."""
         try:
             # Half of the time left, so that one attempt more is possible even if no NameServer answers.
-            async with asyncio.timeout((end_s - time.monotonic()) / 2):
+            async with asyncio.timeout((end_s - machine.monotonic()) / 2):
                 await self._routes.find_write_queues(topic, refresh=True)
         except (RocketSparkError, TimeoutError):
             pass  # What is known is tried again; the send's own error tells more than this one.
@@ -486,7 +487,7 @@ class SendAttempts:
 
     async def pause(self, attempt: int, end_s: float) -> None:
         """Wait before the same broker is tried again."""
-        left_s = end_s - time.monotonic()
+        left_s = end_s - machine.monotonic()
         await asyncio.sleep(max(0.0, min(PAUSE_S[min(attempt, len(PAUSE_S) - 1)], left_s / 2)))
 
     @property
@@ -546,7 +547,7 @@ class SendAttempts:
     async def within(self, end_s: float, act: Awaitable[T], what: str) -> T:
         """Return the result of `act`. Raises NotSent at `end_s`."""
         try:
-            async with asyncio.timeout(max(end_s - time.monotonic(), 0.001)):
+            async with asyncio.timeout(max(end_s - machine.monotonic(), 0.001)):
                 return await act
         except TimeoutError:
             raise not_in_time(what) from None

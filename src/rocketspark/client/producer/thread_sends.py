@@ -13,7 +13,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.client.producer.in_flight_send import InFlightSend
 from rocketspark.client.real_threads import RealThread, SimpleQueue
 from rocketspark.client.results import SendResult
@@ -184,7 +184,7 @@ class ThreadInFlightLimit:
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
-        self._process = os.getpid()
+        self._process = machine.getpid()
         self._left = 0
         self._numbers = itertools.count(1)
         self._freed = threading.Condition()
@@ -204,7 +204,7 @@ class ThreadInFlightLimit:
         try:
             with self._freed:
                 while number - self._left > self._count_max:
-                    left_s = end_s - time.monotonic()
+                    left_s = end_s - machine.monotonic()
                     if left_s <= 0:
                         text = f"nothing was sent: {self._count_max} sends are in flight"
                         raise TooManyInFlight(f"{text}; send slower, or allow more with in_flight_max")
@@ -217,7 +217,7 @@ class ThreadInFlightLimit:
     def wait_empty(self, end_s: float) -> int:
         """Wait until nothing is in flight, at most until the monotonic time `end_s`; returns what is left."""
         with self._freed:
-            while (left := self._count()) and (left_s := end_s - time.monotonic()) > 0:
+            while (left := self._count()) and (left_s := end_s - machine.monotonic()) > 0:
                 self._waiting = True
                 self._freed.wait(min(left_s, 0.1))
         return left
@@ -229,7 +229,7 @@ class ThreadInFlightLimit:
 
     def is_dead(self) -> bool:
         """Tell whether no thread calls `leave` any more."""
-        return sys.is_finalizing() or os.getpid() != self._process
+        return sys.is_finalizing() or machine.getpid() != self._process
 
     def leave(self) -> None:
         """Note that one send less is in flight. Called by the loop's thread alone."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import os
-import secrets
 import struct
-import time
 from datetime import datetime
 from functools import lru_cache
 
+from rocketspark import machine
 from rocketspark.errors import UsageError
 
 
@@ -52,16 +51,16 @@ class UniqueIds:
     """
 
     def __init__(self, ip: bytes = b"\x7f\x00\x00\x01", pid: int | None = None) -> None:
-        process = (os.getpid() if pid is None else pid) & 0xFFFF
+        process = (machine.getpid() if pid is None else pid) & 0xFFFF
         # A random constant where Java has a class loader's hash: tells apart processes that share ip and pid.
-        self._prefix = (ip + struct.pack(">HI", process, secrets.randbits(32))).hex().upper()
+        self._prefix = (ip + struct.pack(">HI", process, machine.randbits(32))).hex().upper()
         # A step of it is one in C: no two threads get one number, and none waits for a lock.
         self._numbers = itertools.count()
         self._month_ms = (0, 0)
 
     def next(self) -> str:
         """Return a new id: 32 hex digits, 56 with IPv6."""
-        now_ms = int(time.time() * 1000)
+        now_ms = int(machine.time() * 1000)
         start_ms, end_ms = self._month_ms
         if not start_ms <= now_ms < end_ms:
             start_ms, _ = self._month_ms = _month_of(now_ms)
@@ -72,7 +71,7 @@ class UniqueIdBlocks:
     """Unique ids by the block, for many at a time. Its own random constant: no other has its ids."""
 
     def __init__(self, ip: bytes = b"\x7f\x00\x00\x01") -> None:
-        process = struct.pack(">HI", os.getpid() & 0xFFFF, secrets.randbits(32))
+        process = struct.pack(">HI", machine.getpid() & 0xFFFF, machine.randbits(32))
         self._prefix = (ip + process).hex().upper()
         self._month_ms = (0, 0)
         self._next = 0
@@ -82,7 +81,7 @@ class UniqueIdBlocks:
 
         A number is ms since the month began and a counter of 16 bits: a larger block takes numbers of the time ahead.
         """
-        now_ms = int(time.time() * 1000)
+        now_ms = int(machine.time() * 1000)
         start_ms, end_ms = self._month_ms
         if not start_ms <= now_ms < end_ms:
             start_ms, _ = self._month_ms = _month_of(now_ms)

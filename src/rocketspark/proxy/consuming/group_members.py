@@ -10,11 +10,10 @@ the proxy knows; of a client that does not answer the broker is told that, in ti
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from rocketspark import machine
 from rocketspark.access.policies import SUB
 from rocketspark.client.callbacks import Tasks
 from rocketspark.client.connection import client_api
@@ -172,17 +171,17 @@ class GroupMembers:
     # -- telling -------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        all_at_s = time.monotonic() + self._interval_s
+        all_at_s = machine.monotonic() + self._interval_s
         while True:
             try:
-                async with asyncio.timeout(max(all_at_s - time.monotonic(), 0)):
+                async with asyncio.timeout(max(all_at_s - machine.monotonic(), 0)):
                     await self._wanted.wait()
             except TimeoutError:
                 pass
             self._wanted.clear()
             new, self._new = self._new, set()
-            if time.monotonic() >= all_at_s:
-                all_at_s = time.monotonic() + self._interval_s
+            if machine.monotonic() >= all_at_s:
+                all_at_s = machine.monotonic() + self._interval_s
                 members = list(self._members.values())
             else:
                 members = [member for name in new if (member := self._members.get(name)) is not None]
@@ -333,7 +332,7 @@ class Questions:
         return reply(request.opaque, body=b"{%b}" % b",".join(parts))
 
     async def _stacks(self, client: ProxyClient) -> str:
-        nonce = uuid.uuid4().hex
+        nonce = machine.uuid4().hex
         command = messages.TelemetryCommand(print_thread_stack_trace_command={"nonce": nonce})
         try:
             answer = await self._ask(client, command, "thread_stack_trace", nonce)
@@ -375,11 +374,11 @@ class Questions:
         if not await self._clients.may_be_sent(client, topic, SUB):
             text = f"client {shown(client.client_id)} may not be sent it: no Sub for its user on topic {shown(topic)}"
             return reply(request.opaque, ResponseCode.NO_PERMISSION, remark=text)
-        nonce = uuid.uuid4().hex
+        nonce = machine.uuid4().hex
         command = messages.TelemetryCommand()
         command.verify_message_command.nonce = nonce
         command.verify_message_command.message.CopyFrom(message_of(stored, topic, pairs, now_ms()))
-        began_s = time.monotonic()
+        began_s = machine.monotonic()
         try:
             answer = await self._ask(client, command, "verify_message_result", nonce)
         except TimeoutError as e:
@@ -393,7 +392,7 @@ class Questions:
             "consumeResult": result,
             "order": bool(client.settings.subscription.fifo),
             "remark": "from gRPC client",
-            "spentTimeMills": int((time.monotonic() - began_s) * 1000),
+            "spentTimeMills": int((machine.monotonic() - began_s) * 1000),
         }
         return reply(request.opaque, body=bodies.encode(told))
 

@@ -6,10 +6,10 @@ Rule: requests leave at once, without a task each, if their broker's connection 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Iterable
 from typing import Any, NamedTuple
 
+from rocketspark import machine
 from rocketspark.client.callbacks import Tasks
 from rocketspark.client.connection.pop_api import ack_header, change_header
 from rocketspark.errors import ProtocolError, RocketSparkError
@@ -45,7 +45,7 @@ class Held(NamedTuple):
 
 def now_ms() -> int:
     """Return the time of day in ms since 1970."""
-    return int(time.time() * 1000)
+    return int(machine.time() * 1000)
 
 
 def read_handle(text: str) -> ReceiptHandle:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.errors import NotSent, RecordError, RocketSparkError, TransportError
 from rocketspark.model import Subscription, subscribe
 from rocketspark.model.limited_log import LimitedLog
@@ -421,7 +421,7 @@ class Receives:
                 await write(messages.ReceiveMessageResponse(status=status(Code.OK)))
                 for one in found:
                     answer = messages.ReceiveMessageResponse()
-                    fill(answer.message, one.record, wanted.topic, one.pairs, int(time.time() * 1000))
+                    fill(answer.message, one.record, wanted.topic, one.pairs, int(machine.time() * 1000))
                     if wanted.renews:
                         # Before the client can acknowledge it.
                         held = Held(wanted.group, wanted.topic, one.handle)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from typing import Any
 
+from rocketspark import machine
 from rocketspark.access.policies import PUB
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import unique_name
@@ -151,7 +151,7 @@ class Orphans:
         if not self._data.add_checked(group, transaction_id, place, monotonic_ms()):
             log.info("transaction %s has its end: nobody is asked", shown(transaction_id))
             return
-        message = message_of(half, topic, pairs, int(time.time() * 1000))
+        message = message_of(half, topic, pairs, int(machine.time() * 1000))
         recovery = messages.RecoverOrphanedTransactionCommand(message=message, transaction_id=transaction_id)
         command = messages.TelemetryCommand(recover_orphaned_transaction_command=recovery)
         await self._ask(group, topic, transaction_id, command)

@@ -10,12 +10,11 @@ handle names (RecallMessageActivity, 5.5.0).
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
+from rocketspark import machine
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.client_api import SendFrames
 from rocketspark.errors import NotSent, ProtocolError, TransportError, UsageError
@@ -78,7 +77,7 @@ class QueueChoice:
         """Return the next queue in turn; of a broker in `avoid`, which did not answer lately, only if it must be."""
         turn = self._turns.get(topic)
         if turn is None:
-            turn = random.randrange(len(queues))
+            turn = machine.randrange(len(queues))
             if len(self._turns) >= TOPICS_KEPT:
                 self._turns.clear()
         if avoid:
@@ -134,7 +133,7 @@ class Sends:
             return await self._send_batch(call, listed)
         message = listed[0]
         topic = checked_topic(message.topic.name)
-        form = stored_form(message, topic, call.remote_address, int(time.time() * 1000), self._limits)
+        form = stored_form(message, topic, call.remote_address, int(machine.time() * 1000), self._limits)
         if self._check_types and self._brokers.known_topic_type(topic) != form.type:
             await check_type(self._brokers, topic, form.type)
         reply, broker_name = await self._send(call, topic, form.message_group, form)
@@ -147,7 +146,7 @@ class Sends:
             raise Refused(Code.MESSAGE_CORRUPTED, "messages: there is none")
         first = listed[0].topic
         topic = checked_topic(first.name)
-        now_ms = int(time.time() * 1000)
+        now_ms = int(machine.time() * 1000)
         forms, items = [], []
         for at, message in enumerate(listed):
             if message.topic != first:
@@ -178,7 +177,7 @@ class Sends:
     ) -> tuple[Reply, str]:
         """Send it to one queue, to another if it did not leave. Raises Refused, RocketSparkError."""
         timeout_ms = call.ask_timeout_ms
-        end_s = time.monotonic() + timeout_ms / 1000
+        end_s = machine.monotonic() + timeout_ms / 1000
         queues = self._brokers.write_queues(topic) or await self._find_queues(topic)
         tried: set[str] = set()
         while True:
@@ -191,16 +190,16 @@ class Sends:
             try:
                 reply = await self._ask(topic, queue, name, form, code, end_s)
             except TransportError as e:
-                if timeout_ms < ASK_TIMEOUT_MS and time.monotonic() >= end_s:
+                if timeout_ms < ASK_TIMEOUT_MS and machine.monotonic() >= end_s:
                     # The client did not wait long enough to say that the broker is away.
                     raise
-                self._avoided[name] = time.monotonic()
+                self._avoided[name] = machine.monotonic()
                 self._brokers.note_lost(name)
                 tried.add(queue.broker_name)
                 if (
                     isinstance(e, NotSent)
                     and not message_group
-                    and time.monotonic() < end_s
+                    and machine.monotonic() < end_s
                     and any(q.broker_name not in tried for q in queues)
                 ):
                     continue
@@ -221,7 +220,7 @@ class Sends:
     def _avoided_now(self) -> dict[str, float]:
         avoided = self._avoided
         if avoided:
-            now_s = time.monotonic()
+            now_s = machine.monotonic()
             for name in [n for n, since_s in avoided.items() if now_s - since_s > AVOIDED_S]:
                 del avoided[name]
         return avoided
@@ -232,7 +231,7 @@ class Sends:
         peer = self._brokers.open_peer(broker_name)
         if peer is None or not peer.is_writable:
             peer = await self._ready(broker_name, end_s)
-        timeout_ms = max((end_s - time.monotonic()) * 1000, 1)
+        timeout_ms = max((end_s - machine.monotonic()) * 1000, 1)
         if peer.hooks is not None or code != _SEND or (form.delivery_attempt and topic.startswith("%RETRY%")):
             return await peer.ask(code, _header(topic, queue, form, code), form.body, timeout_ms=timeout_ms)
         frames = self._frames.get(queue)
@@ -247,7 +246,7 @@ class Sends:
     async def _ready(self, broker_name: str, end_s: float) -> Peer:
         """Return the connection to a broker once it can be written to. Raises NotSent if it cannot in time."""
         try:
-            async with asyncio.timeout(max(end_s - time.monotonic(), 0.001)):
+            async with asyncio.timeout(max(end_s - machine.monotonic(), 0.001)):
                 peer = await self._brokers.peer(broker_name)
                 if not peer.is_writable:
                     await peer.writable()

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
+from rocketspark import machine
 from rocketspark.client.connection import client_api
 from rocketspark.errors import NoReply, NotSent
 from rocketspark.model import MessageQueue, ReceivedMessage
@@ -55,7 +55,7 @@ def _key(topic: str, transaction_id: str) -> Key:
 
 def monotonic_ms() -> int:
     """Return a time that no change of the clock moves."""
-    return time.monotonic_ns() // 1_000_000
+    return machine.monotonic_ns() // 1_000_000
 
 
 class HalfPlace(NamedTuple):

@@ -12,11 +12,11 @@ import fcntl
 import mmap
 import os
 import resource
-import secrets
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from rocketspark import machine
 from rocketspark.errors import StoreFull, StoreLocked, StoreUnwritable
 
 PAGE = mmap.PAGESIZE
@@ -37,7 +37,7 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
-        return secrets.token_hex(8)
+        return machine.token_hex(8)
 
 
 def remove_file(path: str) -> None:

@@ -8,9 +8,9 @@ spent on handshakes is followed by `SHARE - 1` times as long without, beyond a s
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
 
+from rocketspark import machine
 from rocketspark.transport.tls.stream import TlsStream
 
 COUNT_MAX = 1024
@@ -62,7 +62,7 @@ class Handshakes:
     def _step(self, stream: TlsStream) -> None:
         if stream in self._queued:
             return
-        if not self._queued and self._free_at_s <= time.monotonic():
+        if not self._queued and self._free_at_s <= machine.monotonic():
             self._shake(stream)
             return
         stream.pause_reading()
@@ -71,18 +71,18 @@ class Handshakes:
             self._wait()
 
     def _shake(self, stream: TlsStream) -> None:
-        began_s = time.monotonic()
+        began_s = machine.monotonic()
         stream.shake()
-        spent_s = time.monotonic() - began_s
+        spent_s = machine.monotonic() - began_s
         self._free_at_s = max(self._free_at_s, began_s - BURST_S) + spent_s * SHARE
 
     def _wait(self) -> None:
-        wait_s = max(self._free_at_s - time.monotonic(), 0.0)
+        wait_s = max(self._free_at_s - machine.monotonic(), 0.0)
         self._next = asyncio.get_running_loop().call_later(wait_s, self._go_on)
 
     def _go_on(self) -> None:
         self._next = None
-        while self._queued and self._free_at_s <= time.monotonic():
+        while self._queued and self._free_at_s <= machine.monotonic():
             stream, _ = self._queued.popitem(last=False)
             stream.resume_reading()
             self._shake(stream)

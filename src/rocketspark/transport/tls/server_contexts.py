@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import ssl
 import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from rocketspark import machine
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.transport.tls import certificate_files
@@ -94,7 +94,7 @@ class ServerContexts:
                 continue
             await self._reload()
             newest_s = max((stamp[0] for stamp in found if stamp), default=0) / 1e9
-            known = None if abs(time.time() - newest_s) < YOUNG_S else found
+            known = None if abs(machine.time() - newest_s) < YOUNG_S else found
 
     async def _reload(self) -> None:
         try:

@@ -379,8 +379,10 @@ def test_a_full_disk_costs_lines_that_are_counted_and_tears_none(
     audit = made(path)
     for _ in range(3):
         audit.decided(DENIED)
-    audit._file._queue.put(None)
+    audit._file._closed = True
+    audit._file._wanted.set()
     audit._file._thread.join(60)  # type: ignore[union-attr]
+    audit._file._closed = False
     assert (audit.lines["lost"], path.read_bytes()) == (3, b"")
     full[0] = False
     audit._file._thread = None

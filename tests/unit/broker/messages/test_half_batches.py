@@ -17,8 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.live.support import until
+from tests.support.stand_ins import like
 from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig
 
+from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.handlers import end_transaction
 from rocketspark.broker.handlers.end_transaction import EndedRange, HalfRanges
@@ -76,8 +78,8 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 def stop_clocks(patch: pytest.MonkeyPatch, now_ms: Callable[[], int]) -> None:
     for module in (transactions, op_messages, end_transaction):
         patch.setattr(module, "now_ms", now_ms)
-    patch.setattr(put_message, "time", lambda: now_ms() / 1000)
-    patch.setattr(half_batches, "time", lambda: now_ms() / 1000)
+    patch.setattr(put_message, "machine", like(machine, time=lambda: now_ms() / 1000))
+    patch.setattr(half_batches, "machine", like(machine, time=lambda: now_ms() / 1000))
 
 
 @pytest.fixture

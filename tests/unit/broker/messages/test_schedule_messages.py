@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.stand_ins import like
 from tests.unit.broker.offline import quarantine_in, records_in, rules_in
 
+from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages import put_message as put_message_module
@@ -106,7 +108,7 @@ def test_each_comes_once_wherever_the_broker_is_killed(
     now_ms = [NOW]
     wanted: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(put_message_module, "time", lambda: now_ms[0] / 1000)
+        patch.setattr(put_message_module, "machine", like(machine, time=lambda: now_ms[0] / 1000))
         patch.setattr(delays_module, "now_ms", lambda: now_ms[0])
         lives = iter([*kills, None])
         rig = Rig(Path(folder), now_ms, next(lives))
@@ -133,7 +135,7 @@ def test_each_comes_once_wherever_the_broker_is_killed(
 def test_messages_that_were_not_parked_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One with the same id that came directly is no delivery."""
     now_ms = [NOW]
-    monkeypatch.setattr(put_message_module, "time", lambda: now_ms[0] / 1000)
+    monkeypatch.setattr(put_message_module, "machine", like(machine, time=lambda: now_ms[0] / 1000))
     monkeypatch.setattr(delays_module, "now_ms", lambda: now_ms[0])
     rig = Rig(tmp_path, now_ms, left=0)
     rig.park("K", 1)

@@ -19,6 +19,7 @@ from tests.unit.broker.messages import test_schedule_messages as schedule_rig
 from tests.unit.broker.messages.test_schedule_messages import BORN, LEVELS_MS, NOW, Rig
 from tests.unit.broker.offline import quarantine_in
 
+from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages import put_message as put_message_module
 from rocketspark.broker.messages import schedule_messages as delays_module
@@ -72,7 +73,7 @@ class Clock(list[int]):
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock([NOW])
-    monkeypatch.setattr(put_message_module, "time", lambda: made[0] / 1000)
+    monkeypatch.setattr(put_message_module, "machine", like(machine, time=lambda: made[0] / 1000))
     monkeypatch.setattr(delays_module, "now_ms", lambda: made[0])
     return made
 
@@ -379,7 +380,7 @@ class DelaysMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.patch = pytest.MonkeyPatch()
         self.now: list[int] = [NOW]
-        self.patch.setattr(put_message_module, "time", lambda: self.now[0] / 1000)
+        self.patch.setattr(put_message_module, "machine", like(machine, time=lambda: self.now[0] / 1000))
         self.patch.setattr(delays_module, "now_ms", lambda: self.now[0])
         self.folder = tempfile.TemporaryDirectory()
         self.lives = 0

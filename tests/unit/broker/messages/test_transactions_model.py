@@ -19,8 +19,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.support.stand_ins import like
 from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig
 
+from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages import op_messages, put_message, transactions
 from rocketspark.broker.messages.half_messages import CheckLimits
@@ -67,7 +69,7 @@ class Machine(RuleBasedStateMachine):
         self.now = START_MS
         self.patch.setattr(transactions, "now_ms", lambda: self.now)
         self.patch.setattr(op_messages, "now_ms", lambda: self.now)
-        self.patch.setattr(put_message, "time", lambda: self.now / 1000)
+        self.patch.setattr(put_message, "machine", like(machine, time=lambda: self.now / 1000))
         self.root = Path(tempfile.mkdtemp())
         self.state: dict[str, str] = {}
         self.immune_until: dict[str, int] = {}

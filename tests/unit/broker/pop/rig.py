@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from tests.live.support import settings as broker_settings
+from tests.support.stand_ins import like
 from tests.unit.broker.offline import quarantine_in
 
+from rocketspark import machine
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
@@ -55,7 +57,7 @@ class Clock:
 def clock_of(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that the store's times follow."""
     made = Clock()
-    monkeypatch.setattr(put_message_module, "time", lambda: made.now_ms / 1000)
+    monkeypatch.setattr(put_message_module, "machine", like(machine, time=lambda: made.now_ms / 1000))
     return made
 
 

@@ -13,7 +13,9 @@ from unittest import mock
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.stand_ins import like
 
+from rocketspark import machine
 from rocketspark.broker.consumers.long_polling import LongPolling, request_weight
 from rocketspark.broker.pop import waiting_pops as waiting_pops_module
 from rocketspark.broker.pop.waiting_pops import WaitingPop, WaitingPops
@@ -163,7 +165,8 @@ def test_no_message_stays_while_somebody_waits_for_it(
         assert not rig.waiting._counts
 
     # A turn has time for one, or for all.
-    with mock.patch.object(waiting_pops_module, "clock", itertools.count().__next__ if slow else time.perf_counter):
+    clock = like(machine, perf_counter=itertools.count().__next__) if slow else machine
+    with mock.patch.object(waiting_pops_module, "machine", clock):
         asyncio.run(main())
 
 

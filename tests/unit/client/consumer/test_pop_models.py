@@ -8,17 +8,18 @@ with, nothing is given out twice or late, and what nobody has is given back.
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
+from tests.support.stand_ins import like
 from tests.unit.client.consumer.test_consumer_models import Machine, Pausing, which
 from tests.unit.client.machines import run_machine
 from tests.unit.client.world import QUEUES, Line, World
 
+from rocketspark import machine
 from rocketspark.client import AsyncPushConsumer, AsyncSimpleConsumer
 from rocketspark.client.connection.pop_api import PopResult
 from rocketspark.client.consumer.pop.pop_calls import GIVEN_BACK_MS
@@ -77,10 +78,10 @@ class PopWorld(World):
         self.troubled = False
         # What each member may pop, if the broker has said so.
         self.shares: dict[str, list[MessageQueue]] = {}
-        clock = SimpleNamespace(monotonic=self.loop.time, time=self.loop.time)
+        clock = like(machine, monotonic=self.loop.time, time=self.loop.time)
         names = ["pop", "ack", "ack_all", "change_invisible_time", "query_assignment"]
         more = [mock.patch(f"rocketspark.client.connection.pop_api.{n}", getattr(self, f"_pop_{n}")) for n in names]
-        more += [mock.patch(f"rocketspark.client.consumer.pop.{n}.time", clock) for n in ("pop_calls", "popper")]
+        more += [mock.patch(f"rocketspark.client.consumer.pop.{n}.machine", clock) for n in ("pop_calls", "popper")]
         for patch in more:
             patch.start()
         self._patches += more

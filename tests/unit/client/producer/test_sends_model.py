@@ -18,7 +18,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.support.stand_ins import like
 
+from rocketspark import machine
 from rocketspark.client import AsyncProducer
 from rocketspark.client.connection.topic_routes import RouteCache
 from rocketspark.client.hooks import Hooks, Sending
@@ -179,7 +181,10 @@ class Sends(RuleBasedStateMachine):
         self.patch.setattr("rocketspark.client.producer.producer.AwaitedSend", self.watch.watched(AwaitedSend))
         self.patch.setattr("rocketspark.client.producer.accumulator.Batch", self.watch.watched(Batch))
         for module in ("producer", "send_attempts", "thread_sends", "in_flight_send"):
-            self.patch.setattr(f"rocketspark.client.producer.{module}.time", _Time(self.loop))
+            self.patch.setattr(
+                f"rocketspark.client.producer.{module}.machine",
+                like(machine, monotonic=self.loop.time, time=self.loop.time),
+            )
         self.wire = Wire()
         self.stored: list[bytes] = []
         self.numbers = itertools.count()
@@ -425,14 +430,6 @@ class Sends(RuleBasedStateMachine):
 
 class Gathered(Sends):
     linger_ms = 10.0
-
-
-class _Time:
-    """The module `time` with the machine's clock."""
-
-    def __init__(self, loop: Clocked) -> None:
-        self.monotonic: Callable[[], float] = loop.time
-        self.time: Callable[[], float] = loop.time
 
 
 def _bodies(frame: bytes) -> list[bytes]:

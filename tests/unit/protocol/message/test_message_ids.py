@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from datetime import datetime
 from typing import Any
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.stand_ins import like
 from tests.unit.protocol.golden import hashes
 
+from rocketspark import machine
 from rocketspark.errors import UsageError
 from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import message_ids
@@ -112,7 +112,7 @@ def test_body_crc(sample: dict[str, Any]) -> None:
 
 def test_ids_by_the_block_are_unique_and_say_when(monkeypatch: pytest.MonkeyPatch) -> None:
     now = datetime(2026, 2, 3, 4, 5, 6).timestamp()
-    monkeypatch.setattr(message_ids, "time", like(time, time=lambda: now))
+    monkeypatch.setattr(message_ids, "machine", like(machine, time=lambda: now))
     ids = UniqueIdBlocks()
     since_month_ms = ((2 * 24 + 4) * 3600 + 5 * 60 + 6) * 1000
     prefix, first = ids.take(3)

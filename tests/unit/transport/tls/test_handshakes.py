@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from tests.support.certificates import Issuer
 from tests.support.raw_tls import ECHO, place, raw_tls, serving, settings
 from tests.support.stand_ins import like
 
+from rocketspark import machine
 from rocketspark.transport.connections import dial
 from rocketspark.transport.server import Server
 from rocketspark.transport.tls import ClientTls
@@ -141,7 +141,7 @@ def test_work_on_handshakes_leaves_time_for_others_and_all_come_through(
 
     run(main())
     # The rule itself, on a clock of its own: a step of 10 ms is followed by 30 ms without.
-    monkeypatch.setattr(handshakes_module, "time", like(time, monotonic=lambda: clock["now"]))
+    monkeypatch.setattr(handshakes_module, "machine", like(machine, monotonic=lambda: clock["now"]))
 
     class Step:
         def shake(self) -> None:

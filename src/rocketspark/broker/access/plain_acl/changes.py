@@ -6,10 +6,10 @@ AuthMigrator, 5.5.0, migrateAuthFromV1Enabled). No refusal repeats a secret.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from rocketspark import machine
 from rocketspark.access.policies import (
     ALL,
     ALLOW,
@@ -104,7 +104,7 @@ def with_white(document: Document, addresses: tuple[str, ...]) -> Document:
 
 def _next(document: Document) -> Document:
     counter = document.version.counter if document.version else 0
-    return replace(document, version=Version(time.time_ns() // 1_000_000, counter + 1))
+    return replace(document, version=Version(machine.time_ns() // 1_000_000, counter + 1))
 
 
 def split(text: str | None) -> tuple[str, ...] | None:

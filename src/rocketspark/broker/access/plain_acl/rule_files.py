@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from rocketspark import machine
 from rocketspark.broker.access.plain_acl import documents
 from rocketspark.broker.access.plain_acl.addresses import Matches
 from rocketspark.broker.access.plain_acl.documents import FILE_BYTES_MAX, AccountEntry, Document, Version
@@ -87,7 +87,7 @@ class RuleFiles:
 
     def load(self) -> LoadedRules:
         """Read all files. Raises ConfigError naming the file that is wrong, and what is."""
-        loaded_ms = time.time_ns() // 1_000_000
+        loaded_ms = machine.time_ns() // 1_000_000
         read, owners, warnings = {}, {}, []
         accounts: dict[str, Account] = {}
         white: list[Matches] = []

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
 import struct
 from collections.abc import Iterator
 
+from rocketspark import machine
 from rocketspark.errors import ReplicationError
 
 MAGIC = b"RSHA"
@@ -51,7 +51,7 @@ class _Greeting:
 
     def __init__(self, credentials: Credentials, channel: bytes = b"") -> None:
         self._credentials, self._channel = credentials, channel
-        self._mine = secrets.token_bytes(RANDOM_BYTES)
+        self._mine = machine.token_bytes(RANDOM_BYTES)
         self._theirs = b""
         self.rest = b""
         self.is_done = False

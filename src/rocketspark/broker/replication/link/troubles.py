@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import collections
 import logging
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rocketspark import machine
 from rocketspark.errors import ConfigError, FrameError, ReplicationError
 from rocketspark.model.text import shown
 
@@ -32,7 +32,7 @@ class _Told(NamedTuple):
 class Troubles:
     """`counts`: how often, by reason (a word: diverged, ahead, removed, file-size, frame, state, stalled, …)."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = lambda: machine.monotonic()) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
         self._now = now
         self._told: dict[str, _Told] = {}

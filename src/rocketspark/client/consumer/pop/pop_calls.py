@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from rocketspark import machine
 from rocketspark.client.callbacks import Tasks
 from rocketspark.client.connection import admin_api, pop_api
 from rocketspark.client.connection.instance import Instance
@@ -104,7 +104,7 @@ class PopCalls:
                 raise ServerError(found.code, "too many pops wait at the broker", address=peer.address, retriable=True)
             return []
         reply = found.header
-        self._clock_ms[queue.broker_name] = reply.pop_time_ms - time.monotonic() * 1000
+        self._clock_ms[queue.broker_name] = reply.pop_time_ms - machine.monotonic() * 1000
         inflation = record.Inflation(INFLATED_BYTES, check_crc=False, to_end=True)
         messages = record.decode_messages(found.records, queue.broker_name, inflation)
         popped = Popped(
@@ -176,7 +176,7 @@ class PopCalls:
     def late_ms(self, handle: ReceiptHandle) -> float | None:
         """Return for how long a message is visible again, less than 0 if it is not; None if that cannot be told."""
         clock_ms = self._clock_ms.get(handle.broker_name)
-        return None if clock_ms is None else clock_ms + time.monotonic() * 1000 - handle.next_visible_ms
+        return None if clock_ms is None else clock_ms + machine.monotonic() * 1000 - handle.next_visible_ms
 
     def _full_topic(self, message: ReceivedMessage) -> str:
         return namespace.wrap(self._namespace, message.topic)
@@ -227,7 +227,7 @@ class PopCalls:
 
     async def attempts_max(self, message: ReceivedMessage) -> int:
         """Return after how many attempts a message is a dead letter, as its broker has it for the group."""
-        broker_name, now_s = message.broker_name, time.monotonic()
+        broker_name, now_s = message.broker_name, machine.monotonic()
         since_s, asking = self._attempts_max.get(broker_name, (-ATTEMPTS_MAX_AGE_S, None))
         if asking is None or now_s - since_s >= ATTEMPTS_MAX_AGE_S:
             asking = asyncio.create_task(self._ask_attempts_max(self._full_topic(message), broker_name))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from itertools import groupby
 from operator import itemgetter
 
+from rocketspark import machine
 from rocketspark.client.callbacks import Tasks, end_all, trouble_log
 from rocketspark.client.connection import pop_api
 from rocketspark.client.consume_stats import ConsumeStats
@@ -84,7 +84,7 @@ class PopReading:
         brokers = [b for b in route.brokers if b.addresses]
         if not brokers:
             return None
-        addresses = random.choice(brokers).addresses
+        addresses = machine.choice(brokers).addresses
         peer = await self._instance.broker(addresses[min(addresses)])
         found = await pop_api.query_assignment(
             peer, topic, self._group, self._instance.client_id, self._strategy, timeout_ms=self._instance.timeout_ms

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.client.callbacks import passes_on, trouble_log
 from rocketspark.client.consume_stats import TopicCounts
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX, INVISIBLE_MS_MAX, PopCalls, Wanted
@@ -86,12 +86,12 @@ class PopBatch:
         # Of a batch that is stored as one record, how many messages with its handle are not done; None without any.
         handles = Counter(m.receipt_handle for m in messages)
         self._shared = handles if len(handles) < len(messages) else None
-        self._over = asyncio.get_running_loop().call_later(max(end_s - time.monotonic(), 0), self._expire)
+        self._over = asyncio.get_running_loop().call_later(max(end_s - machine.monotonic(), 0), self._expire)
 
     @property
     def dropped(self) -> bool:
         """Tell whether the invisible time is over, so that the messages come again."""
-        return time.monotonic() >= self._end_s
+        return machine.monotonic() >= self._end_s
 
     def to_acknowledge(self, done: list[ReceivedMessage]) -> list[ReceivedMessage]:
         """Return those of these messages by which brokers are told: of several with one handle the last to be done."""
@@ -170,7 +170,7 @@ class Popper:
             while self._paused or self.waiting >= self._how.backlog_count_max:
                 self._room.clear()
                 await self._room.wait()
-            began_s = time.monotonic()
+            began_s = machine.monotonic()
             try:
                 messages = await self._pop()
             except BaseException as e:
@@ -178,7 +178,7 @@ class Popper:
                     raise
                 await self._rest(e)
                 continue
-            cost_s = time.monotonic() - began_s
+            cost_s = machine.monotonic() - began_s
             if messages:
                 self.counts.pull(cost_s * 1000, len(messages))
                 self._take(messages)
@@ -189,7 +189,7 @@ class Popper:
         how = self._how
         count = min(how.count_max, how.backlog_count_max - self.waiting)
         wanted = Wanted(self.queue, self._subscription(), how.invisible_ms, count, from_first=how.from_first)
-        self.popped_ms = int(time.time() * 1000)
+        self.popped_ms = int(machine.time() * 1000)
         asking = asyncio.ensure_future(self._calls.pop(wanted, POLL_MS))
         try:
             return await asyncio.shield(asking)
@@ -200,7 +200,7 @@ class Popper:
 
     def _take(self, messages: list[ReceivedMessage]) -> None:
         self.waiting += len(messages)
-        batch = PopBatch(self, messages, time.monotonic() + self._how.invisible_ms / 1000)
+        batch = PopBatch(self, messages, machine.monotonic() + self._how.invisible_ms / 1000)
         self.batches.add(batch)
         self._deliver(batch, messages)
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
 from numbers import Real
 from typing import Unpack
 
+from rocketspark import machine
 from rocketspark.client import validators
 from rocketspark.client.callbacks import Tasks, end_all, trouble_log
 from rocketspark.client.consumer.lifecycle import ConsumerLife, filter_of
@@ -283,7 +282,7 @@ class AsyncSimpleConsumer(ConsumerLife):
     def _ask(self, place: Place, count_max: int, poll_ms: int) -> asyncio.Task[list[ReceivedMessage]]:
         queue, invisible_ms = place
         subscription = self._subscriptions.get(queue.topic) or subscribe(queue.topic)
-        attempt = self._attempts.setdefault(queue, str(uuid.uuid4())) if self._ordered else None
+        attempt = self._attempts.setdefault(queue, str(machine.uuid4())) if self._ordered else None
         wanted = Wanted(
             queue,
             subscription,
@@ -412,4 +411,4 @@ def _same(one: Subscription, other: Subscription | None) -> bool:
 
 
 def _now_ms() -> int:
-    return int(time.time() * 1000)
+    return int(machine.time() * 1000)

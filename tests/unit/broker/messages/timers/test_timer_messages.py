@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.golden_stores import unpack
+from tests.support.stand_ins import like
 from tests.unit.broker.offline import quarantine_in, records_in, rules_in
 
+from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages import put_message as put_message_module
@@ -53,7 +55,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(put_message_module, "time", lambda: made.now_ms / 1000)
+    monkeypatch.setattr(put_message_module, "machine", like(machine, time=lambda: made.now_ms / 1000))
     return made
 
 
@@ -594,7 +596,7 @@ def test_whatever_happens_each_is_delivered_once_in_its_time_and_the_recalled_ne
 ) -> None:
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(put_message_module, "time", lambda: clock.now_ms / 1000)
+        patch.setattr(put_message_module, "machine", like(machine, time=lambda: clock.now_ms / 1000))
         broker = Rig(tmp_path_factory.mktemp("timers") / "store", clock, roll_slots=15)
         due: dict[str, int] = {}
         slots: dict[str, int] = {}

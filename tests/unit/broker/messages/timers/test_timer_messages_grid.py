@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.stand_ins import like
 from tests.unit.broker.messages.timers.test_timer_messages import NOW, Clock, Rig, clock, rig
 
+from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages import put_message as put_message_module
 from rocketspark.broker.messages.put_message import pairs_of
@@ -319,7 +321,7 @@ def test_whatever_is_changed_each_is_delivered_once_not_early_and_the_recalled_n
 ) -> None:
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(put_message_module, "time", lambda: clock.now_ms / 1000)
+        patch.setattr(put_message_module, "machine", like(machine, time=lambda: clock.now_ms / 1000))
         broker = Rig(tmp_path_factory.mktemp("timers") / "store", clock)
         due: dict[str, int] = {}
         slots: dict[str, int] = {}
