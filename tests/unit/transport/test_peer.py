@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 from tests.live.support import run, until
+from tests.support.stand_ins import like
 
+from rocketspark import machine
 from rocketspark.errors import ConnectionLost, FrameError, NoReply, NotSent, ServerError, StoreFull
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.frames import Frame
@@ -526,7 +528,7 @@ def test_many_requests_of_one_read_leave_turns_to_others(monkeypatch: pytest.Mon
     async def main() -> None:
         served: list[int] = []
         # 1 ms each.
-        monkeypatch.setattr(peers, "now_s", lambda: len(served) / 1000)
+        monkeypatch.setattr(peers, "machine", like(machine, perf_counter=lambda: len(served) / 1000))
 
         def work(peer: Peer, request: Any, body: bytes) -> bytes:
             served.append(request.opaque)
