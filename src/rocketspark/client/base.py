@@ -119,8 +119,7 @@ class AsyncClient(Life):
 
     def __init__(self, namesrv: str | None, options: ClientOptions, **more: Any) -> None:
         super().__init__()
-        for name in options.keys() - ClientOptions.__optional_keys__:
-            raise unknown_argument(type(self).__name__, name, arguments_of(type(self).__init__))
+        self._check_names(options)
         hooks = options.pop("hooks", ())
         trace = options.pop("trace", False)
         telemetry = options.pop("telemetry", None)
@@ -131,6 +130,10 @@ class AsyncClient(Life):
         self._namespace = self._instance.namespace
         self._trace_topic = TRACE_TOPIC if trace is True else (trace or None)
         self._tracer: Tracer | None = None
+
+    def _check_names(self, options: ClientOptions) -> None:
+        for name in options.keys() - ClientOptions.__optional_keys__:
+            raise unknown_argument(type(self).__name__, name, arguments_of(type(self).__init__))
 
     def _trace_as(self, group: str, what: str) -> None:
         if self._trace_topic:

@@ -158,7 +158,9 @@ def names_arguments(function: F) -> F:
             known = arguments_of(function) if kwargs else []
             for name in kwargs:
                 if name not in known:
-                    raise unknown_argument(f"{function.__qualname__}()", name, known) from None
+                    owner = function.__qualname__.removesuffix(".__init__")
+                    called = f"{owner}()" if owner == function.__qualname__ else owner
+                    raise unknown_argument(called, name, known) from None
             raise
 
     if inspect.iscoroutinefunction(function):

@@ -105,6 +105,10 @@ async def call_async(kind: Any, name: str, **wrong: Any) -> None:
             lambda: PullConsumer(NAMESRV, "g").poll(timeout=5),  # type: ignore[call-arg]
             "PullConsumer.poll() has no argument 'timeout': did you mean 'timeout_ms'?",
         ),
+        (
+            lambda: PullConsumer(NAMESRV, groupp="g"),
+            "AsyncPullConsumer has no argument 'groupp': did you mean 'group'?",
+        ),
         (lambda: make_message("T", b"x", {"tags": "a"}), "a send has no argument 'tags': did you mean 'tag'?"),  # type: ignore[typeddict-unknown-key]
         (lambda: make_message("T", b"x", {"timeout": 1}), "did you mean 'timeout_ms'?"),  # type: ignore[typeddict-unknown-key]
         (

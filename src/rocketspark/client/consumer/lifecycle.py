@@ -38,6 +38,8 @@ class ConsumerLife(Queries):
         if offset_file:
             # The name has to be the same the next time.
             options.setdefault("instance_name", "DEFAULT")
+        # Before the group: one whose name is mistaken is missing.
+        self._check_names(options)
         full = namespace.wrap(options.get("namespace") or "", validators.check_group(group))
         super().__init__(namesrv, options)
         self.group = full
