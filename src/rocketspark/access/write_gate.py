@@ -166,6 +166,7 @@ CHANGES = frozenset(
         RequestCode.CONTROLLER_ELECT_MASTER,
         RequestCode.UPDATE_CONTROLLER_CONFIG,
         RequestCode.CLEAN_BROKER_DATA,
+        RequestCode.CONTROLLER_GROUP_CHANGE,
     )
 )
 _SETTINGS = (RequestCode.UPDATE_NAMESRV_CONFIG, RequestCode.UPDATE_CONTROLLER_CONFIG)

@@ -13,6 +13,7 @@ from rocketspark.cli.commands import (
     acl,
     backup,
     consume,
+    controllers,
     group,
     outbox,
     pipeline,
@@ -45,6 +46,7 @@ app.command("server")(servers.server)
 app.command("namesrv")(servers.namesrv)
 app.command("broker")(servers.broker)
 app.command("controller")(servers.controller)
+app.add_typer(controllers.app, name="controllers")
 app.command("proxy")(proxy.proxy)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)

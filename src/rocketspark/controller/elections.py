@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Iterable
 
 from rocketspark.controller import replicas_info
-from rocketspark.controller.journal import Journal
+from rocketspark.controller.decisions import Decisions
+from rocketspark.controller.group.entries import State
 from rocketspark.controller.live_table import Broker, LiveTable
-from rocketspark.controller.replica_sets import Sets
 from rocketspark.controller.replicas_info import Decision
 from rocketspark.controller.settings import ControllerSettings
-from rocketspark.errors import RocketSparkError
+from rocketspark.errors import RocketSparkError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers.controller import ElectMasterHeader, ElectMasterReply
@@ -63,7 +63,7 @@ class RoleNotices:
 class Elections:
     """The elections of one controller: those that brokers and operators ask for, and its own."""
 
-    def __init__(self, settings: ControllerSettings, journal: Journal, live: LiveTable, notices: RoleNotices) -> None:
+    def __init__(self, settings: ControllerSettings, journal: Decisions, live: LiveTable, notices: RoleNotices) -> None:
         self._settings = settings
         self._journal = journal
         self._live = live
@@ -88,8 +88,9 @@ class Elections:
             task.exception()  # Told to who asked, if that one still waits.
 
     async def _hold(self, h: ElectMasterHeader, why: str) -> Decision:
-        def decide(sets: Sets) -> Decision:
-            return replicas_info.elect(sets, h, self._live, unclean=self._settings.unclean, zones=self._settings.zones)
+        def decide(state: State) -> Decision:
+            zones = self._settings.zones
+            return replicas_info.elect(state.sets, h, self._live, unclean=self._settings.unclean, zones=zones)
 
         decision = await self._journal.carry_out(decide)
         answer = decision.header
@@ -117,7 +118,9 @@ class Elections:
         self._notices.tell(living, answer, bodies.encode(body))
 
     def gone(self, broker: Broker, how: str) -> None:
-        """Elect another master if the broker that is gone was it."""
+        """Elect another master if the broker that is gone was it, and this controller leads."""
+        if not self._journal.leads:
+            return
         s = self._journal.sets.get(broker.broker_name)
         if s is None or s.cluster != broker.cluster or broker.broker_id not in s.replicas:
             return
@@ -126,7 +129,9 @@ class Elections:
             self._begin(broker.broker_name, f"master {broker.broker_id} {how}")
 
     def scan(self) -> None:
-        """Elect a master for each set that has none while some replica lives."""
+        """Elect a master for each set that has none while some replica lives, if this controller leads."""
+        if not self._journal.leads:
+            return
         for name in replicas_info.without_master(self._journal.sets, self._live):
             self._begin(name, f"master {self._journal.sets[name].master} is not alive")
 
@@ -142,6 +147,9 @@ class Elections:
                     await self.hold(ElectMasterHeader(broker_name=broker_name), why)
                     return
                 except RocketSparkError as e:
+                    if isinstance(e, ServerError) and e.code == ResponseCode.CONTROLLER_NOT_LEADER:
+                        log.warning("%s: no election was held (%s): %s", broker_name, why, e)
+                        return
                     log.error("%s: no election could be held (%s), %d more tries: %s", broker_name, why, left, e)
         finally:
             del self._under_way[broker_name]

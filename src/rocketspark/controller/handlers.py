@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from rocketspark.controller import replicas_info
+from rocketspark.controller.decisions import Decisions, Leadership
 from rocketspark.controller.elections import Elections
-from rocketspark.controller.journal import Journal
+from rocketspark.controller.group.entries import State
 from rocketspark.controller.live_table import LiveTable
-from rocketspark.controller.replica_sets import Sets
 from rocketspark.controller.replicas_info import Decision
 from rocketspark.controller.settings import ControllerSettings
 from rocketspark.errors import ServerError
@@ -18,7 +18,6 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.headers.controller import (
     AlterSyncStateSetHeader,
-    AlterSyncStateSetReply,
     ApplyBrokerIdHeader,
     BrokerSetHeader,
     CleanBrokerDataHeader,
@@ -40,23 +39,21 @@ NAMES_MAX = 10_000
 
 
 class ControllerHandlers:
-    """The requests of one controller. `leader`: the address that it tells as the leader's, its own."""
+    """The requests of one controller. `leadership`: what it tells of who leads."""
 
     def __init__(
         self,
         settings: ControllerSettings,
-        journal: Journal,
+        journal: Decisions,
         live: LiveTable,
         elections: Elections,
-        leader: Callable[[], str],
+        leadership: Callable[[], Leadership],
     ) -> None:
         self._settings = settings
         self._journal = journal
         self._live = live
         self._elections = elections
-        self._leader = leader
-        # Of a set's master, by name and id: the process that looked last, and its count of requests then.
-        self._looked: dict[tuple[str, int], tuple[int, int]] = {}
+        self._leadership = leadership
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -84,45 +81,41 @@ class ControllerHandlers:
         return reply(request.opaque)
 
     def metadata(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """CONTROLLER_GET_METADATA_INFO (1005): this one leads, alone."""
-        leader, node = self._leader(), self._settings.node
+        """CONTROLLER_GET_METADATA_INFO (1005): who leads, as far as this one knows."""
+        found = self._leadership()
         return reply(
             request.opaque,
             header=ControllerMetadataReply(
                 group=self._settings.group,
-                controller_leader_id=node,
-                controller_leader_address=leader,
-                is_leader=True,
-                peers=f"{node}:{leader};",
+                controller_leader_id=found.node or None,
+                controller_leader_address=found.address or None,
+                is_leader=found.is_own,
+                peers=found.peers,
             ),
         )
 
-    def next_id(self, peer: Peer, request: Request[BrokerSetHeader], body: bytes) -> bytes:
+    async def next_id(self, peer: Peer, request: Request[BrokerSetHeader], body: bytes) -> bytes:
         """CONTROLLER_GET_NEXT_BROKER_ID (1012): an id that no broker of the set has or had."""
-        return _answer(request, replicas_info.next_id(self._journal.sets, request.ext))
+        h = request.ext
+        return _answer(request, await self._journal.carry_out(lambda state: replicas_info.next_id(state.sets, h)))
 
     async def replica_info(self, peer: Peer, request: Request[ReplicaInfoHeader], body: bytes) -> bytes:
         """CONTROLLER_GET_REPLICA_INFO (1004), after what is being written; a master's ends what it asked for before."""
         h = request.ext
-        s = self._journal.sets.get(h.broker_name)
-        asked = None
-        if s is not None and h.master_broker_id in s.replicas and h.asker is not None and h.asked is not None:
-            self._looked[h.broker_name, h.master_broker_id] = h.asker, h.asked
-            asked = h.asked
-        decision = await self._journal.carry_out(lambda sets: replicas_info.replica_info(sets, h.broker_name, asked))
-        return _answer(request, decision)
+        return _answer(request, await self._journal.carry_out(lambda state: replicas_info.replica_info(state.sets, h)))
 
-    def sync_state(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+    async def sync_state(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """CONTROLLER_GET_SYNC_STATE_DATA (1006): masters and in-sync sets of the broker sets named."""
         names = java_json.decode_request(body, list[str]) if body else []
         if not 0 < len(names) <= NAMES_MAX:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"1 to {NAMES_MAX} names of brokers are needed")
-        return _answer(request, replicas_info.sync_state(self._journal.sets, names, self._live))
+        decision = await self._journal.carry_out(lambda state: replicas_info.sync_state(state.sets, names, self._live))
+        return _answer(request, decision)
 
     async def apply_id(self, peer: Peer, request: Request[ApplyBrokerIdHeader], body: bytes) -> bytes:
         """CONTROLLER_APPLY_BROKER_ID (1013): give a broker the id that it applies for, if it is free or its own."""
         h = request.ext
-        decision = await self._journal.carry_out(lambda sets: replicas_info.apply_id(sets, h))
+        decision = await self._journal.carry_out(lambda state: replicas_info.apply_id(state.sets, h))
         if decision.events:
             log.info("%s: id %d is that of %s", h.broker_name, h.applied_broker_id, h.register_check_code)
         return _answer(request, decision)
@@ -130,7 +123,7 @@ class ControllerHandlers:
     async def register(self, peer: Peer, request: Request[RegisterToControllerHeader], body: bytes) -> bytes:
         """CONTROLLER_REGISTER_BROKER (1003): note a broker's address, and tell it the master if that lives."""
         h = request.ext
-        decision = await self._journal.carry_out(lambda sets: replicas_info.register(sets, h, self._live))
+        decision = await self._journal.carry_out(lambda state: replicas_info.register(state.sets, h, self._live))
         if decision.events:
             log.info("%s: %d listens on %s now", h.broker_name, h.broker_id, h.broker_address)
         return _answer(request, decision)
@@ -139,18 +132,8 @@ class ControllerHandlers:
         """CONTROLLER_ALTER_SYNC_STATE_SET (1001): the master of a broker set asks for another in-sync set."""
         h, wanted = request.ext, java_json.decode_request(body, SyncStateSet)
 
-        looked = self._looked.get((h.broker_name, h.master_broker_id))
-        if looked is not None and h.asker is not None and (h.asker != looked[0] or (h.asked or 0) < looked[1]):
-            # Over a connection that its master has given up: it goes by what it was told since.
-            why = (
-                f"the in-sync set of {h.broker_name}: its master looked at it after it asked for another; it asks again"
-            )
-            log.info("%s", why)
-            code = ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
-            return _answer(request, Decision(code, AlterSyncStateSetReply(), remark=why))
-
-        def decide(sets: Sets) -> Decision:
-            return replicas_info.alter(sets, h, wanted, self._live)
+        def decide(state: State) -> Decision:
+            return replicas_info.alter(state.sets, h, wanted, self._live, state.looked.get(h.broker_name))
 
         decision = await self._journal.carry_out(decide)
         if decision.events:
@@ -167,7 +150,7 @@ class ControllerHandlers:
     async def clean(self, peer: Peer, request: Request[CleanBrokerDataHeader], body: bytes) -> bytes:
         """CLEAN_BROKER_DATA (1011): forget brokers of a set, or the whole set."""
         h = request.ext
-        decision = await self._journal.carry_out(lambda sets: replicas_info.clean(sets, h, self._live))
+        decision = await self._journal.carry_out(lambda state: replicas_info.clean(state.sets, h, self._live))
         if decision.events:
             log.warning("%s: %s cleaned by %s", h.broker_name, h.broker_controller_ids_to_clean or "all", peer.address)
         return _answer(request, decision)

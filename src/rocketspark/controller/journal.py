@@ -7,14 +7,15 @@ taken for an older state: epochs that fall would make two masters of one epoch.
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import zlib
 from collections.abc import Callable
 
 import msgspec
 
-from rocketspark.controller.replica_sets import ReplicaSet, Sets, apply
+from rocketspark.controller.group.entries import State, advance
+from rocketspark.controller.group.raft_log import RaftLog
+from rocketspark.controller.replica_sets import ReplicaSet, Sets
 from rocketspark.controller.replicas_info import Decision
 from rocketspark.errors import ConfigError
 from rocketspark.model import typed_json
@@ -57,6 +58,11 @@ class StateFile:
             raise failure(e, "make", self._folder) from e
         self._lock.acquire()
         try:
+            if RaftLog.is_in(self._folder):
+                raise ConfigError(
+                    f"{self._folder} is that of a member of several controllers: --peers and --id, or"
+                    " controllerDLegerPeers, have to name them"
+                )
             sets = self._read()
             # A folder that cannot be written is told now, not at the first election.
             self.write(sets)
@@ -113,20 +119,27 @@ def decode(content: bytes, path: str) -> Sets:
 
 
 class Journal:
-    """The sets as they are on disk. `sets`: for those who only read."""
+    """The sets as they are on disk. `sets`: for those who only read. This controller always leads."""
+
+    leads = True
 
     def __init__(self, file: StateFile) -> None:
         self._file = file
-        self.sets: Sets = {}
+        self._state = State()
         self._turn = asyncio.Lock()
         self._under_way: set[asyncio.Task[Decision]] = set()
 
     def open(self) -> None:
         """Read the sets. Raises ConfigError, StoreError."""
-        self.sets = self._file.open()
+        self._state = State(sets=self._file.open())
 
-    async def carry_out(self, decide: Callable[[Sets], Decision]) -> Decision:
-        """Decide on the sets as they are, write what follows, and return the decision. Raises StoreError.
+    @property
+    def sets(self) -> Sets:
+        """The sets as they are on disk."""
+        return self._state.sets
+
+    async def carry_out(self, decide: Callable[[State], Decision]) -> Decision:
+        """Decide on the state as it is, write what follows, and return the decision. Raises StoreError.
 
         Whoever asks may go away meanwhile: what was begun is done.
         """
@@ -140,14 +153,14 @@ class Journal:
         if not task.cancelled():
             task.exception()  # Told to who asked, if that one still waits.
 
-    async def _carry_out(self, decide: Callable[[Sets], Decision]) -> Decision:
+    async def _carry_out(self, decide: Callable[[State], Decision]) -> Decision:
         async with self._turn:
-            decision = decide(self.sets)
+            decision = decide(self._state)
+            after = advance(self._state, decision.events, (decision.looked,) if decision.looked else ())
             if decision.events:
-                sets = functools.reduce(apply, decision.events, self.sets)
                 # A sync takes as long as the disk does: brokers are answered meanwhile.
-                await asyncio.to_thread(self._file.write, sets)
-                self.sets = sets
+                await asyncio.to_thread(self._file.write, after.sets)
+            self._state = after
             return decision
 
     async def close(self) -> None:

@@ -52,7 +52,7 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 Sets = dict[str, ReplicaSet]
 
 
-class IdApplied(msgspec.Struct, frozen=True):
+class IdApplied(msgspec.Struct, frozen=True, tag=True):
     """A broker has an id."""
 
     cluster: str
@@ -61,7 +61,7 @@ class IdApplied(msgspec.Struct, frozen=True):
     replica: Replica
 
 
-class AddressChanged(msgspec.Struct, frozen=True):
+class AddressChanged(msgspec.Struct, frozen=True, tag=True):
     """A broker listens elsewhere."""
 
     broker_name: str
@@ -69,21 +69,21 @@ class AddressChanged(msgspec.Struct, frozen=True):
     address: str
 
 
-class MasterElected(msgspec.Struct, frozen=True):
+class MasterElected(msgspec.Struct, frozen=True, tag=True):
     """A broker is master, alone in sync; None: the set has no master."""
 
     broker_name: str
     broker_id: int | None
 
 
-class SetAltered(msgspec.Struct, frozen=True):
+class SetAltered(msgspec.Struct, frozen=True, tag=True):
     """These replicas are in sync."""
 
     broker_name: str
     members: tuple[int, ...]
 
 
-class Cleaned(msgspec.Struct, frozen=True):
+class Cleaned(msgspec.Struct, frozen=True, tag=True):
     """Replicas were removed; None: the whole set."""
 
     broker_name: str
@@ -91,6 +91,18 @@ class Cleaned(msgspec.Struct, frozen=True):
 
 
 Event = IdApplied | AddressChanged | MasterElected | SetAltered | Cleaned
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """How far the master of a set looked at it: the process that did, and its count of requests then.
+
+    What it asked for before comes over a connection that it has given up, and is not taken any more.
+    """
+
+    broker_name: str
+    master_id: int
+    asker: int
+    asked: int
 
 
 def apply(sets: Sets, event: Event) -> Sets:

@@ -15,6 +15,7 @@ from rocketspark.controller.replica_sets import (
     Event,
     IdApplied,
     Lives,
+    Looked,
     MasterElected,
     Replica,
     ReplicaSet,
@@ -37,6 +38,7 @@ from rocketspark.protocol.headers.controller import (
     NextBrokerIdReply,
     RegisterToControllerHeader,
     RegisterToControllerReply,
+    ReplicaInfoHeader,
     ReplicaInfoReply,
 )
 from rocketspark.protocol.json import bodies
@@ -56,13 +58,17 @@ REPLICAS_MAX = 10_000
 
 
 class Decision(NamedTuple):
-    """The answer to a request, and the events that must be on disk before it is given."""
+    """The answer to a request, and the events that must be on disk before it is given.
+
+    `looked`: the request was a look of a set's master, which ends what it asked for before.
+    """
 
     code: int = 0
     header: Header | None = None
     body: bytes = b""
     remark: str | None = None
     events: tuple[Event, ...] = ()
+    looked: Looked | None = None
 
 
 def next_id(sets: Sets, h: BrokerSetHeader) -> Decision:
@@ -138,16 +144,22 @@ def register(sets: Sets, h: RegisterToControllerHeader, live: Lives) -> Decision
     return Decision(header=answer, body=body, events=(event,))
 
 
-def replica_info(sets: Sets, broker_name: str, asked: int | None = None) -> Decision:
-    """CONTROLLER_GET_REPLICA_INFO: the master and the in-sync set; `asked`: what a master that asks has counted."""
-    s = sets.get(broker_name)
+def replica_info(sets: Sets, h: ReplicaInfoHeader) -> Decision:
+    """CONTROLLER_GET_REPLICA_INFO: the master and the in-sync set; a master's ends what it asked for before."""
+    s = sets.get(h.broker_name)
     if s is None:
         code = ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST
-        return Decision(code, ReplicaInfoReply(asked=asked), remark=f"broker set {broker_name} is not known")
+        return Decision(code, ReplicaInfoReply(), remark=f"broker set {h.broker_name} is not known")
+    looked = None
+    if h.master_broker_id in s.replicas and h.asker is not None and h.asked is not None:
+        looked = Looked(h.broker_name, h.master_broker_id, h.asker, h.asked)
     answer = ReplicaInfoReply(
-        master_broker_id=s.master, master_address=s.address(s.master), master_epoch=s.master_epoch, asked=asked
+        master_broker_id=s.master,
+        master_address=s.address(s.master),
+        master_epoch=s.master_epoch,
+        asked=looked.asked if looked else None,
     )
-    return Decision(header=answer, body=_members(s))
+    return Decision(header=answer, body=_members(s), looked=looked)
 
 
 def sync_state(sets: Sets, broker_names: Collection[str], live: Lives) -> Decision:
@@ -174,8 +186,16 @@ def sync_state(sets: Sets, broker_names: Collection[str], live: Lives) -> Decisi
     return Decision(body=bodies.encode(ReplicasInfo(replicas_info_table=table)))
 
 
-def alter(sets: Sets, h: AlterSyncStateSetHeader, wanted: SyncStateSet, live: Lives) -> Decision:
-    """CONTROLLER_ALTER_SYNC_STATE_SET: the master names who is in sync, by the epochs as they are."""
+def alter(
+    sets: Sets, h: AlterSyncStateSetHeader, wanted: SyncStateSet, live: Lives, looked: Looked | None = None
+) -> Decision:
+    """CONTROLLER_ALTER_SYNC_STATE_SET: the master names who is in sync, by the epochs as they are.
+
+    `looked`: how far the set's master looked at it.
+    """
+    if _is_late(h, looked):
+        why = f"the in-sync set of {h.broker_name}: its master looked at it after it asked for another; it asks again"
+        return Decision(ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH, AlterSyncStateSetReply(), remark=why)
     members = tuple(sorted(set(wanted.sync_state_set)))
     s = sets.get(h.broker_name)
     if s is None:
@@ -188,6 +208,13 @@ def alter(sets: Sets, h: AlterSyncStateSetHeader, wanted: SyncStateSet, live: Li
     body = bodies.encode(SyncStateSet(sync_state_set=list(members), sync_state_set_epoch=epoch))
     answer = AlterSyncStateSetReply(new_sync_state_set_epoch=epoch)
     return Decision(header=answer, body=body, events=(SetAltered(h.broker_name, members),))
+
+
+def _is_late(h: AlterSyncStateSetHeader, looked: Looked | None) -> bool:
+    """Tell whether a request came over a connection that its master has given up: it goes by what it was told since."""
+    if looked is None or looked.master_id != h.master_broker_id or h.asker is None:
+        return False
+    return h.asker != looked.asker or (h.asked or 0) < looked.asked
 
 
 def _refusal(

@@ -1,4 +1,4 @@
-"""A controller of one node: listens, looks after the brokers' lives. Wiring only."""
+"""A controller, alone or of a group: listens, looks after the brokers' lives. Wiring only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 
 from rocketspark.access.audit import Audit
 from rocketspark.access.write_gate import audit_of
+from rocketspark.controller.decisions import Leadership
 from rocketspark.controller.elections import Elections, RoleNotices
+from rocketspark.controller.group.group_journal import GroupJournal
 from rocketspark.controller.handlers import ControllerHandlers
 from rocketspark.controller.journal import Journal, StateFile
 from rocketspark.controller.live_table import Clock, LiveTable
@@ -29,16 +31,29 @@ class ControllerServer:
 
     def __init__(self, settings: ControllerSettings, *, share: float = SHARE_ALONE) -> None:
         self.settings = settings
-        self._file = StateFile(settings.folder)
-        self._journal = Journal(self._file)
+        self._journal: Journal | GroupJournal
+        if settings.own_member is None:
+            self._journal = Journal(StateFile(settings.folder))
+        else:
+            self._journal = GroupJournal(
+                settings.folder,
+                settings.group,
+                settings.own_member,
+                settings.members,
+                hooks=settings.signer,
+                tls=settings.tls.client(),
+            )
+            self._journal.leads_now = self._leads_now
         self._clock = Clock()
         self._live = LiveTable(self._clock.now_ms)
         self._notices = RoleNotices(Connections(language="JAVA", hooks=settings.signer, tls=settings.tls.client()))
         self._elections = Elections(settings, self._journal, self._live, self._notices)
         routes = Routes()
         routes.gate = settings.gate
-        handlers = ControllerHandlers(settings, self._journal, self._live, self._elections, lambda: self.address)
+        handlers = ControllerHandlers(settings, self._journal, self._live, self._elections, self._leadership)
         handlers.routes(routes)
+        if isinstance(self._journal, GroupJournal):
+            self._journal.routes(routes)
         self._routes = routes
         self._audit: Audit | None = None
         self._server = Server(routes, on_close=self._peer_closed, tls=settings.tls)
@@ -59,16 +74,40 @@ class ControllerServer:
         except BaseException:
             await self._journal.close()
             raise
-        self.address = self.settings.listening(self._server.port)
+        settings = self.settings
+        self.address = settings.listening(self._server.port)
         now_ms = self._clock.tick()
-        self._brokers_at_ms = now_ms + self.settings.scan_brokers_ms
-        self._masters_at_ms = now_ms + self.settings.scan_masters_ms
+        self._brokers_at_ms = now_ms + settings.scan_brokers_ms
+        self._masters_at_ms = now_ms + settings.scan_masters_ms
         self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        log.warning(
-            "controller on %s is a single node: while it is down no master is elected, and its state (%s) has no copy",
-            self.address,
-            self._file.path,
-        )
+        if isinstance(self._journal, GroupJournal):
+            self._journal.begin()
+        else:
+            log.warning(
+                "controller on %s is a single node: while it is down no master is elected, and its state (in %s) has no"
+                " copy",
+                self.address,
+                settings.folder,
+            )
+
+    @property
+    def leads(self) -> bool:
+        """True while this controller decides."""
+        return self._journal.leads
+
+    def _leadership(self) -> Leadership:
+        node = self.settings.node
+        if not isinstance(self._journal, GroupJournal):
+            return Leadership(node, self.address, True, f"{node}:{self.address};")
+        peers = "".join(f"{each.node}:{each.address};" for each in self._journal.members)
+        leader = self._journal.leader
+        if leader is None:
+            return Leadership("", "", False, peers)
+        return Leadership(leader.node, leader.address, leader.node == node, peers)
+
+    def _leads_now(self) -> None:
+        # What the leader before had no time for: masters that went with it.
+        self._elections.scan()
 
     def _tick(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A controller's settings by RocketMQ's names in controller.conf. Rule: a promise that one node cannot keep refuses.
+"""A controller's settings by RocketMQ's names in controller.conf. Rule: what only Apache's has refuses.
 
 Defaults: 5.5.0's, but for the addresses, the folder and the names of the node and its group. A change while it runs is
 whole or not at all, and is written into the file that the settings came from.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from rocketspark.access import write_gate
+from rocketspark.controller.group.members import Member, own_node, parse_members
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.conf_lines import parse_request
 from rocketspark.model.limited_log import LimitedLog
@@ -45,7 +46,10 @@ _DEFAULTS: dict[str, str] = dict(
 )
 # What only a group of controllers has, or a part that is not here: any other value refuses to start.
 _ONLY = {
-    "controllerType": ("DLedger", "a replicated controller on jRaft is Apache's; remove it"),
+    "controllerType": (
+        "DLedger",
+        "several controllers agree without jRaft here: name them in controllerDLegerPeers",
+    ),
     "metricsExporterType": ("DISABLE", "a controller has no metrics of its own; use DISABLE"),
 }
 _FIXED = frozenset(
@@ -96,7 +100,10 @@ class ControllerSettings:
         for key, (needed, why) in _ONLY.items():
             if self._table[key] != needed:
                 raise ConfigError(f"{key}={shown(self._table[key])!r} is not supported: {why}")
-        self.peer = _own_peer(self._table["controllerDLegerPeers"], self._table["controllerDLegerSelfId"])
+        # Of a group all; none of a single one without an address.
+        self.members, own = _members(self._table["controllerDLegerPeers"], self._table["controllerDLegerSelfId"])
+        self.own_member = own if len(self.members) > 1 else None
+        self.peer = own.address if own else ""
         self.host, self.port = parse_address_of_listener(listen or self.peer or DEFAULT_ADDRESS)
         if listen is None and self._table["bindAddress"]:
             self.host = self._table["bindAddress"]
@@ -125,7 +132,7 @@ class ControllerSettings:
 
     @property
     def group(self) -> str:
-        """The name of the group of controllers, which is this one."""
+        """The name of the group of controllers."""
         return self._table["controllerDLegerGroup"]
 
     @property
@@ -139,11 +146,9 @@ class ControllerSettings:
         if not told or told.endswith(":0"):
             host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
             told = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._table |= {
-            "bindAddress": self.host,
-            "listenPort": str(port),
-            "controllerDLegerPeers": f"{self.node}-{told}",
-        }
+        self._table |= {"bindAddress": self.host, "listenPort": str(port)}
+        if self.own_member is None:
+            self._table["controllerDLegerPeers"] = f"{self.node}-{told}"
         return told
 
     def properties(self) -> dict[str, str]:
@@ -191,23 +196,37 @@ def parse_address_of_listener(address: str) -> tuple[str, int]:
     return parse_address(address)
 
 
-def _own_peer(peers: str, node: str) -> str:
-    """Return the address in controllerDLegerPeers, empty for none. Raises ConfigError for a group of several."""
-    found = [peer.strip() for peer in peers.split(";") if peer.strip()]
-    if len(found) > 1:
-        raise ConfigError(
-            f"controllerDLegerPeers names {len(found)} nodes: this controller is a single node; a replicated one is"
-            " Apache's (org.apache.rocketmq.controller.ControllerStartup)"
-        )
-    if not found:
-        return ""
-    name, dash, address = found[0].partition("-")
-    if not dash or not name:
-        raise ConfigError(f"controllerDLegerPeers={shown(peers)!r}: id-host:port is needed, as in n0-127.0.0.1:9877")
-    if name != node:
+def _members(peers: str, node: str) -> tuple[list[Member], Member | None]:
+    """Return the controllers in controllerDLegerPeers, and which of them this one is. Raises ConfigError."""
+    words = [peer.strip() for peer in peers.split(";") if peer.strip()]
+    if len(words) == 1:
+        # Alone it may listen on a free port.
+        name, dash, address = words[0].partition("-")
+        if not dash or not name:
+            raise ConfigError(
+                f"controllerDLegerPeers={shown(peers)!r}: id-host:port is needed, as in n0-127.0.0.1:9877"
+            )
+        parse_address_of_listener(address)
+        found = [Member(name, address)]
+    else:
+        found = parse_members(peers)
+    own = next((each for each in found if each.node == node), None)
+    if found and own is None:
         raise ConfigError(f"controllerDLegerSelfId={shown(node)!r} is not in controllerDLegerPeers={shown(peers)!r}")
-    parse_address_of_listener(address)
-    return address
+    return found, own
+
+
+def named(peers: str, node: str | None) -> dict[str, str]:
+    """Return the settings of the controller `node` of a group that a command line names. Raises ConfigError."""
+    members = parse_members(peers)
+    if len(members) < 2:
+        raise ConfigError("--peers names all controllers of a group, two at least: --listen is for one alone")
+    if node is None:
+        raise ConfigError(f"--peers needs --id: which of {', '.join(each.node for each in members)} is this one?")
+    return {
+        "controllerDLegerPeers": ";".join(each.name for each in members),
+        "controllerDLegerSelfId": own_node(members, node),
+    }
 
 
 def _switch(values: dict[str, str], key: str) -> bool:

@@ -24,7 +24,8 @@ from rocketspark.cli.serving.serve import loop_factory, start_in
 from rocketspark.client.validators import unknown_argument
 from rocketspark.errors import ConfigError, StateError
 from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
-from rocketspark.testing.replicas import Replicas, start_controller
+from rocketspark.testing.controllers import Controllers
+from rocketspark.testing.replicas import Replicas
 
 # A broker of a test holds little: small files keep it lean. A slow test machine is no load.
 SMALL_FILES: dict[str, Any] = {
@@ -42,7 +43,7 @@ class Cluster:
 
     `namesrv`: "host:port" of the NameServer; `brokers`: "host:port" of each broker, in the order of their names
     broker-a, broker-b, …, all replicas of a name one after the other, the first master first; `store`: the folder that
-    holds one store folder for each broker; `controller`: "host:port" of the controller, "" without replicas;
+    holds one store folder for each broker; `controller`: "host:port" of the controller, of several with ; between, "" without replicas;
     `client_options`: what clients need to come in, empty if everybody may, as in `Producer(cluster.namesrv,
     **cluster.client_options)`. With `secure=True` these are `access_key` and `secret_key` of a user who may do
     everything, `use_tls`, and `tls_ca`, the file of the certificate. `grpc_endpoint`: "host:port" for clients of
@@ -64,6 +65,7 @@ class Cluster:
         self.client_options = client_options or {}
         self.grpc_endpoint = ""
         self._ask: Callable[[Callable[[Replicas], Awaitable[Any]], str], Any] | None = None
+        self._ask_controllers: Callable[[Callable[[Controllers], Awaitable[Any]]], Any] | None = None
 
     def master(self, name: str = "broker-a") -> str:
         """Return the address of the broker that is master of the name now. Raises StateError if there is none."""
@@ -88,6 +90,23 @@ class Cluster:
         """
         return str(self._of(name, lambda replicas: replicas.wait_in_sync(count)))
 
+    def leading_controller(self) -> str:
+        """Return the address of the controller that leads. Raises StateError if none does within a minute."""
+        return str(self._of_controllers(lambda controllers: controllers.leader()))
+
+    def kill_controller(self) -> str:
+        """End the controller that leads; returns its address. With `controllers=3` another one leads by itself."""
+        return str(self._of_controllers(lambda controllers: controllers.kill_leader()))
+
+    def start_controllers_again(self) -> None:
+        """Start the controllers that were ended, on their folders and ports."""
+        self._of_controllers(lambda controllers: controllers.start())
+
+    def _of_controllers(self, act: Callable[[Controllers], Awaitable[Any]]) -> Any:
+        if self._ask_controllers is None:
+            raise StateError("this cluster has no controller: run_cluster(replicas=2) makes one")
+        return self._ask_controllers(act)
+
     def _of(self, name: str, act: Callable[[Replicas], Awaitable[Any]]) -> Any:
         if self._ask is None:
             raise StateError("this cluster has no replicas: run_cluster(replicas=2) makes them")
@@ -100,6 +119,7 @@ def run_cluster(
     store: str | Path | None = None,
     *,
     replicas: int = 1,
+    controllers: int = 1,
     secure: bool = False,
     grpc: bool = False,
     **broker_settings: Any,
@@ -111,6 +131,7 @@ def run_cluster(
         store: folder for the messages, kept afterwards; None: a temporary one, removed afterwards.
         replicas: how many of each name; with 2 and more a controller elects the masters, and a send is answered once
             all in sync have it. The block begins when they are.
+        controllers: how many, with replicas; with 3 one of them may end. It takes the extra `controllers`.
         grpc: serve RocketMQ 5's gRPC protocol as well, by a process beside; it takes the extra `grpc`.
         secure: take TLS and signed requests alone, as `rocketspark server --secure`; the cluster's `client_options`
             are what a client needs. It takes the extra `tls`.
@@ -120,7 +141,7 @@ def run_cluster(
     """
     settings = BrokerSettings.__struct_fields__
     for name in broker_settings.keys() - settings:
-        own = ("brokers", "store", "replicas", "secure", "grpc")
+        own = ("brokers", "store", "replicas", "controllers", "secure", "grpc")
         raise unknown_argument("run_cluster()", name, (*own, *settings))
     if not 1 <= brokers <= 26:
         raise ValueError(f"brokers={brokers}: 1 to 26 can be run")
@@ -128,9 +149,15 @@ def run_cluster(
         raise ConfigError(EXTRA)
     if not 1 <= replicas <= 9:
         raise ValueError(f"replicas={replicas}: 1 to 9 can be run")
+    if not 1 <= controllers <= 9:
+        raise ValueError(f"controllers={controllers}: 1 to 9 can be run")
+    if controllers > 1 and replicas == 1:
+        raise ValueError("controllers elect among replicas: replicas=2 or more is needed")
     folder = Path(store) if store is not None else Path(tempfile.mkdtemp(prefix="rocketspark-"))
     try:
-        thread = _ServerThread(folder, brokers, replicas, broker_settings, secure=secure, grpc=grpc)
+        thread = _ServerThread(
+            folder, brokers, replicas, broker_settings, controllers=controllers, secure=secure, grpc=grpc
+        )
         try:
             yield thread.start()
         finally:
@@ -150,6 +177,7 @@ class _ServerThread:
         replica_count: int,
         settings: dict[str, Any],
         *,
+        controllers: int = 1,
         secure: bool = False,
         grpc: bool = False,
     ) -> None:
@@ -157,6 +185,8 @@ class _ServerThread:
         self._broker_count = broker_count
         self._replica_count = replica_count
         self._replicas: dict[str, Replicas] = {}
+        self._controller_count = controllers
+        self._controllers: Controllers | None = None
         self._settings = {**SMALL_FILES, **settings}
         self._secure, self._grpc = secure, grpc
         self._door: SecureFolder | None = None
@@ -212,7 +242,12 @@ class _ServerThread:
             addresses = []
             controller = ""
             if self._replica_count > 1:
-                controller = await start_controller(servers, self._folder / "controller", common, writers)
+                count = self._controller_count
+                folder = self._folder / ("controller" if count == 1 else "controllers")
+                self._controllers = Controllers(folder, common, writers, count)
+                servers.push_async_callback(self._controllers.close)
+                await self._controllers.start()
+                controller = ";".join(self._controllers.addresses)
             for number in range(self._broker_count):
                 settings = self._broker_settings(number, nameserver.address)
                 if controller:
@@ -232,6 +267,7 @@ class _ServerThread:
                 self._cluster.grpc_endpoint = proxy.address
             if controller:
                 self._cluster._ask = self._ask
+                self._cluster._ask_controllers = self._ask_controllers
             self._started.set()
             await self._stop.wait()
 
@@ -243,6 +279,14 @@ class _ServerThread:
         async def run() -> Any:
             return await act(self._replicas[name])
 
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+    def _ask_controllers(self, act: Callable[[Controllers], Awaitable[Any]]) -> Any:
+        async def run() -> Any:
+            assert self._controllers is not None
+            return await act(self._controllers)
+
+        assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     def _broker_settings(self, number: int, namesrv: str) -> BrokerSettings:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
-from pathlib import Path
 
 import msgspec
 
-from rocketspark.broker.inner_connections import inner_connections, signer_of
+from rocketspark.broker.inner_connections import inner_connections
 from rocketspark.broker.replication.controller_client import ControllerClient, SetState
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.cli.serving.serve import start_in
 from rocketspark.errors import RocketSparkError, StateError
+from rocketspark.transport.connections import parse_addresses
 
 LIMIT_S = 60.0
 LOOK_S = 0.01
@@ -28,25 +26,8 @@ QUICK = {
 }
 
 
-async def start_controller(
-    servers: AsyncExitStack, folder: Path, brokers: BrokerSettings, askers: dict[str, str] | None = None
-) -> str:
-    """Start a controller that ends with the other servers; returns its address. Of `brokers`: TLS and signatures.
-
-    `askers`: who may ask it, and their secrets; None for everybody.
-    """
-    from rocketspark.controller.server import ControllerServer
-    from rocketspark.controller.settings import ControllerSettings
-
-    settings = ControllerSettings({"scanInactiveMasterInterval": "500"}, listen="127.0.0.1:0", folder=folder)
-    settings.tls, settings.signer = brokers.tls, signer_of(brokers)
-    if askers:
-        settings.let_ask(askers)
-    return (await start_in(servers, ControllerServer(settings, share=0.25))).address
-
-
 class Replicas:
-    """The brokers of one name. `settings`: of each, but for its folder and port."""
+    """The brokers of one name. `settings`: of each, but for its folder and port; `controller`: addresses, ; between."""
 
     def __init__(self, settings: BrokerSettings, controller: str) -> None:
         defaults = BrokerSettings()
@@ -60,7 +41,7 @@ class Replicas:
             slave_read=True,
             **{name: ms for name, ms in QUICK.items() if getattr(settings, name) == getattr(defaults, name)},
         )
-        self._controller = ControllerClient([controller], connections=inner_connections(settings))
+        self._controller = ControllerClient(parse_addresses(controller), connections=inner_connections(settings))
         self._running: dict[int, BrokerServer] = {}
         self._ports: dict[int, int] = {}
 

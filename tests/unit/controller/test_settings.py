@@ -78,15 +78,15 @@ def test_where_it_listens_and_what_brokers_are_told(
 @pytest.mark.parametrize(
     ("values", "error"),
     [
-        (
-            {"controllerDLegerPeers": "n0-a:1;n1-b:1"},
-            "names 2 nodes: this controller is a single node; a replicated one",
-        ),
+        ({"controllerDLegerPeers": "n0-a:1;n0-b:1"}, "names a controller twice"),
+        ({"controllerDLegerPeers": "n0-a:1;n1-a:1"}, "names a controller twice"),
+        ({"controllerDLegerPeers": "n0-a:1;x"}, "id-host:port is needed|is no address"),
+        ({"controllerDLegerPeers": "n1-a:1;n2-b:1"}, "controllerDLegerSelfId='n0' is not in controllerDLegerPeers"),
         ({"controllerDLegerPeers": "a:1"}, "id-host:port is needed"),
         ({"controllerDLegerPeers": "-a:1"}, "id-host:port is needed"),
         ({"controllerDLegerPeers": "n0-a"}, "is no address"),
         ({"controllerDLegerPeers": "n1-a:1"}, "controllerDLegerSelfId='n0' is not in controllerDLegerPeers='n1-a:1'"),
-        ({"controllerType": "jRaft"}, "a replicated controller on jRaft is Apache's"),
+        ({"controllerType": "jRaft"}, "several controllers agree without jRaft here"),
         ({"metricsExporterType": "PROM"}, "use DISABLE"),
         ({"enableElectUncleanMaster": "yes"}, "true or false is needed"),
         ({"scanNotActiveBrokerInterval": "0"}, "ms from 100 to 86400000 are needed"),

@@ -29,6 +29,9 @@ def test_request_codes() -> None:
         "GET_BROKER_STATE",
         "SEND_HALF_BATCH",
         "END_HALF_RANGES",
+        "CONTROLLER_GROUP_MESSAGE",
+        "CONTROLLER_GROUP_HELLO",
+        "CONTROLLER_GROUP_CHANGE",
     }
 
 

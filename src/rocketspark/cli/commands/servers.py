@@ -64,8 +64,21 @@ class Fleet(NamedTuple):
             help="How many copies of each broker, each a process of its own; a controller elects the master.",
         ),
     ] = 1
+    controllers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=9,
+            help="How many controllers, with --replicas; 3 go on without one of them, each a process of its own.",
+        ),
+    ] = 1
     controller_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The controller's port, with --replicas; 0 takes a free one.")
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="The controller's port, with --replicas, and the next ones of further controllers; 0 takes free ones.",
+        ),
     ] = 9877
 
 
@@ -141,10 +154,12 @@ def server(
     """Run a NameServer and a broker in one process, or with --brokers N several broker processes of one cluster.
 
     With --replicas N a controller runs too, and each broker is N processes: a master and its slaves. A send is answered
-    once all in sync have the message; when the master dies a slave goes on.
+    once all in sync have the message; when the master dies a slave goes on. With --controllers 3 the controller is
+    three processes, of which one may die.
 
     When ready it prints one line, `ready namesrv=HOST:PORT broker=HOST:PORT`, with several brokers their addresses
-    separated by commas; with replicas `controller=HOST:PORT` stands between, and of each broker the master comes first;
+    separated by commas; with replicas `controller=HOST:PORT` stands between (with several their addresses, separated by
+    commas), and of each broker the master comes first;
     ` grpc=HOST:PORT` ends it where gRPC is served.
     SIGTERM or Ctrl-C stops it cleanly.
 
@@ -154,15 +169,20 @@ def server(
 
     Example: `rocketspark server --store ./store --replicas 2`
 
+    Example: `rocketspark server --store ./store --replicas 3 --controllers 3`
+
     Example: `rocketspark server --store ./store --secure`
     """
     from rocketspark.broker.inner_connections import signer_of, writers_beside
     from rocketspark.broker.server import BrokerServer
+    from rocketspark.cli.serving.controller_processes import start_controllers
     from rocketspark.cli.serving.secure import how_to_enter
     from rocketspark.cli.serving.serve import serve, start_in
     from rocketspark.controller.settings import ControllerSettings
     from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 
+    if fleet.controllers > 1 and fleet.replicas <= 1:
+        raise ConfigError("--controllers needs --replicas: without replicas nobody is elected")
     settings = beside.settings()
     settings.tls = tls.over(settings.tls)
     options = [*_options(beside.config, log_level), *tls.arguments()]
@@ -187,7 +207,15 @@ def server(
             nameserver.let_write(writers)
         await start_in(servers, nameserver)
         settings.namesrv_addresses = ";".join(filter(None, [nameserver.address, settings.namesrv_addresses]))
-        if fleet.replicas > 1:
+        if fleet.controllers > 1:
+            given = [*_options(None, log_level), *tls.arguments()]
+            given += ["--secure", str(door.folder)] if door else []
+            found = await start_controllers(
+                servers, settings, fleet.controllers, fleet.controller_port, given, {} if door else writers
+            )
+            addresses = await _replicated(servers, settings, fleet, ";".join(found), options)
+            between = f" controller={','.join(found)}"
+        elif fleet.replicas > 1:
             inside = ControllerSettings(
                 listen=f"{settings.listen_host or '127.0.0.1'}:{fleet.controller_port}",
                 folder=Path(settings.store_root) / "controller",
@@ -439,6 +467,17 @@ def controller(
             " [default: the address in controllerDLegerPeers, else 127.0.0.1:9877]."
         ),
     ] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            help="All controllers of a group, this one among them, HOST:PORT,HOST:PORT,HOST:PORT, which are n0, n1, n2;"
+            " or n0-HOST:PORT;n1-HOST:PORT;… [default: controllerDLegerPeers]."
+        ),
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option("--id", help="Which of them this one is, as in n1 or 1 [default: controllerDLegerSelfId]."),
+    ] = None,
     store: Annotated[
         Path | None, typer.Option(help="Folder of its state [default: controllerStorePath, else ./controller].")
     ] = None,
@@ -448,12 +487,14 @@ def controller(
 ) -> None:
     """Run a controller: it elects the masters of brokers in controller mode.
 
-    It is a single node, for one machine, tests and development: while it is down no master is elected, and its state
-    has no copy. A replicated controller is Apache's.
+    Alone it is for one machine, tests and development: while it is down no master is elected, and its state has no
+    copy. Of three, named by --peers, one leads, and two go on without the third. At their first start all are needed.
 
     When ready it prints one line, `ready controller=HOST:PORT`. SIGTERM or Ctrl-C stops it cleanly.
 
     Example: `rocketspark controller --listen 127.0.0.1:9877 --store ./controller`
+
+    Example: `rocketspark controller --peers a:9877,b:9877,c:9877 --id n0 --store ./controller`
 
     Example: `rocketspark controller -c controller.conf`
 
@@ -461,9 +502,13 @@ def controller(
     """
     from rocketspark.cli.serving.serve import serve, start_in
     from rocketspark.controller.server import ControllerServer
-    from rocketspark.controller.settings import ControllerSettings, read_controller_conf
+    from rocketspark.controller.settings import ControllerSettings, named, read_controller_conf
 
     values = read_controller_conf(config) if config else {}
+    if peers is not None:
+        values |= named(peers, node)
+    elif node is not None:
+        raise ConfigError("--id needs --peers: the controllers of the group, this one among them")
     try:
         settings = ControllerSettings(values, listen=listen, folder=store or "", conf_path=config or "")
     except ConfigError as e:

@@ -1,0 +1,110 @@
+"""What a group of controllers agrees on: the entries of its log, the state that they make, and the snapshot. Pure.
+
+Rule: an entry names the state that it was decided on, by the count of changes, and changes nothing if that is not the
+state it meets: whoever decided it did not know of a change that came before. All members see that alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+
+import msgspec
+
+from rocketspark.controller.replica_sets import Event, Looked, Sets, apply
+from rocketspark.errors import ConfigError
+
+FORMAT = "rocketspark controller snapshot"
+VERSION = 1
+
+
+class State(msgspec.Struct, frozen=True):
+    """What a controller knows. `version`: counts the changes; `looked`: by broker name, how far its master looked."""
+
+    version: int = 0
+    sets: Sets = {}
+    looked: dict[str, Looked] = {}
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One entry of the log. Without a change it shows that whoever asks led, and knew all, when it was written."""
+
+    base: int
+    events: tuple[Event, ...] = ()
+    looked: tuple[Looked, ...] = ()
+
+
+def advance(state: State, events: tuple[Event, ...], looked: tuple[Looked, ...]) -> State:
+    """Return the state after changes; `version` stays if there are none."""
+    if not events and not looked:
+        return state
+    sets = functools.reduce(apply, events, state.sets)
+    seen = state.looked | {each.broker_name: each for each in looked}
+    return State(state.version + 1, sets, {name: each for name, each in seen.items() if name in sets})
+
+
+def applied(state: State, entry: Entry) -> State | None:
+    """Return the state after an entry; None if the entry was decided on another one."""
+    return advance(state, entry.events, entry.looked) if entry.base == state.version else None
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """Return an entry's bytes."""
+    return msgspec.msgpack.encode(entry)
+
+
+_entries = msgspec.msgpack.Decoder(Entry)
+
+
+def decode_entry(content: bytes) -> Entry:
+    """Return the entry of these bytes. Raises msgspec.DecodeError."""
+    return _entries.decode(content)
+
+
+class LogEntry(msgspec.Struct, frozen=True, array_like=True):
+    """An entry as it stands in the log of the library."""
+
+    command: bytes
+    index: int
+    term: int
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The state after the entry `last`, with who the members were; `previous`: the entry before it."""
+
+    state: State
+    last: LogEntry
+    previous: LogEntry
+    members: tuple[str, ...]
+
+
+class _Head(msgspec.Struct):
+    format: str
+    version: int
+    crc: int = 0
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """Return the content of a snapshot's file."""
+    body = msgspec.msgpack.encode(snapshot)
+    return msgspec.json.encode(_Head(FORMAT, VERSION, zlib.crc32(body))) + b"\n" + body
+
+
+def decode_snapshot(content: bytes, path: str) -> Snapshot:
+    """Return the snapshot of a file's content. Raises ConfigError if it is damaged or of another version."""
+    first, _, body = content.partition(b"\n")
+    try:
+        head = msgspec.json.decode(first, type=_Head)
+        if head.format == FORMAT and head.version != VERSION:
+            raise ConfigError(
+                f"{path} is of version {head.version}, this RocketSpark reads version {VERSION}: start the one that"
+                " wrote it"
+            )
+        if head.format == FORMAT and head.crc == zlib.crc32(body):
+            return msgspec.msgpack.decode(body, type=Snapshot)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    raise ConfigError(f"{path} is damaged: {START_ANEW}")
+
+
+START_ANEW = "empty this controller's folder, and it takes all from the other members"

@@ -1,0 +1,142 @@
+"""What the members of a group tell each other: one-way requests over a connection of their own, each way.
+
+It is the controllers' own port: TLS, the signature and the gate are those of every request there. Rule: what one member
+sends another one comes in order, or the way ends; a message of a way that has ended is not taken after those of the
+next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Container, Iterable
+from typing import Any
+
+import msgspec
+
+from rocketspark.controller.group.members import parse_member
+from rocketspark.errors import RocketSparkError, ServerError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.transport.connections import dial
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import RpcHooks
+from rocketspark.transport.tls.client_tls import ClientTls
+
+log = LimitedLog("rocketspark.controller", lines_max=2, period_s=60.0)
+
+RETRY_S = 0.3
+DIAL_MS = 2000
+# A member that does not read is taken for gone.
+UNREAD_BYTES_MAX = 32 << 20
+
+
+class Letter(msgspec.Struct, frozen=True, array_like=True):
+    """One message. `start`, `number`: when its sender started, and how many it sent since: they only rise."""
+
+    group: str
+    sender: str
+    receiver: str
+    start: int
+    number: int
+    message: dict[str, Any]
+
+
+_letters = msgspec.msgpack.Decoder(Letter)
+
+
+class Links:
+    """The ways of one member to the others, on the running loop. `told`: hears when one opens and ends."""
+
+    def __init__(
+        self,
+        group: str,
+        own: str,
+        told: Callable[[str, bool], None],
+        *,
+        hooks: RpcHooks | None,
+        tls: ClientTls | None,
+    ) -> None:
+        self._group, self._own = group, own
+        self._told = told
+        self._hooks, self._tls = hooks, tls
+        self._ways: dict[str, asyncio.Task[None]] = {}
+        self._peers: dict[str, Peer] = {}
+        self._start, self._number = time.time_ns(), 0
+        self._last: dict[str, tuple[int, int]] = {}
+
+    def reach(self, names: Iterable[str]) -> None:
+        """Keep a way to each of these members, and to no other."""
+        wanted = set(names) - {self._own}
+        for name in self._ways.keys() - wanted:
+            self._ways.pop(name).cancel()
+        for name in wanted - self._ways.keys():
+            self._ways[name] = asyncio.create_task(self._keep(name))
+
+    async def _keep(self, name: str) -> None:
+        address = parse_member(name).address
+        while True:
+            try:
+                peer = await dial(address, timeout_ms=DIAL_MS, hooks=self._hooks, tls=self._tls)
+            except RocketSparkError as e:
+                log.warning("controller %s cannot be reached: %s", name, e)
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._peers[name] = peer
+            self._told(name, True)
+            try:
+                await peer.wait_closed()
+            finally:
+                del self._peers[name]
+                self._told(name, False)
+                peer.close()
+            await asyncio.sleep(RETRY_S)
+
+    def send(self, name: str, message: dict[str, Any]) -> None:
+        """Send a message if there is a way."""
+        peer = self._peers.get(name)
+        if peer is None or not peer.is_open:
+            return
+        if peer.unread_bytes > UNREAD_BYTES_MAX:
+            log.warning("controller %s does not read: its connection is ended", name)
+            peer.abort()
+            return
+        self._number += 1
+        letter = Letter(self._group, self._own, name, self._start, self._number, message)
+        peer.oneway(RequestCode.CONTROLLER_GROUP_MESSAGE, None, msgspec.msgpack.encode(letter))
+
+    def read(self, body: bytes, known: Container[str]) -> Letter | None:
+        """Return the letter in a request; None for one that is late, of nobody who is known, or for others.
+
+        Raises ServerError if it is none.
+        """
+        try:
+            letter = _letters.decode(body)
+        except (msgspec.DecodeError, RecursionError) as e:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"this is no message of a controller: {e}") from None
+        if (letter.group, letter.receiver) != (self._group, self._own):
+            log.warning(
+                "a message of %s is for %s of %s, and this is %s of %s: its list of controllers is another",
+                letter.sender,
+                letter.receiver,
+                letter.group,
+                self._own,
+                self._group,
+            )
+            return None
+        if letter.sender not in known:
+            return None
+        came = letter.start, letter.number
+        if came <= self._last.get(letter.sender, (0, 0)):
+            return None
+        self._last[letter.sender] = came
+        return letter
+
+    async def close(self) -> None:
+        """End all ways."""
+        ways = list(self._ways.values())
+        for task in ways:
+            task.cancel()
+        for peer in list(self._peers.values()):
+            peer.close()
+        await asyncio.gather(*ways, return_exceptions=True)

@@ -1,0 +1,348 @@
+"""One member of the group: pysyncobj's Raft, with this project's disk, wire and encoding in the place of its own.
+
+What is put in its place, and why: the journal, which the library does not sync (raft_log); the transport, which is a
+port of its own, open to everybody or under one password, and takes pickles, which run whatever a stranger wrote
+(links); the encoding of commands and snapshots, which are pickles too. What it calls here is private to it in part,
+so its version is fixed in pyproject.toml; `tests/unit/controller/group` breaks where another one differs.
+
+Rule: nothing is sent before all that it rests on is on the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import pysyncobj.syncobj as library
+from pysyncobj import SyncObj, SyncObjConf
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
+
+from rocketspark.controller.group.entries import (
+    LogEntry,
+    Snapshot,
+    State,
+    applied,
+    decode_entry,
+    decode_snapshot,
+    encode_snapshot,
+)
+from rocketspark.controller.group.raft_log import LEARNER, VOTER, WAITING, RaftLog
+from rocketspark.errors import RocketSparkError
+from rocketspark.store.files.system_calls import OsFiles, failure
+
+SNAPSHOT = "controllerSnapshot"
+_REGULAR, _MEMBERSHIP = b"\0", b"\2"
+_LEADER = 2
+# Elections begin after so long without a word of the leader; a leader that hears no majority for so long leads no more.
+ELECTION_S_MIN, ELECTION_S_MAX = 0.8, 1.6
+LEADER_ALONE_S = 1.5
+HEARTBEAT_S = 0.15
+# A leader whose connection ended has ended, most likely: the members try to replace it within this time.
+GONE_S_MAX = 0.4
+ENTRIES_MAX = 1000
+SNAPSHOT_PIECE_BYTES = 1 << 18
+# One message of the library's; an entry is shorter, or it would come as a pickle in pieces.
+MESSAGE_BYTES = 1 << 20
+ENTRY_BYTES_MAX = MESSAGE_BYTES // 2
+
+_journal_of_the_library = library.createJournal
+
+
+def _journal(given: Any) -> Any:
+    return given if isinstance(given, RaftLog) else _journal_of_the_library(given)
+
+
+library.createJournal = _journal
+
+
+class _Wire(Transport):  # type: ignore[misc]
+    """What the library sends and is told. `send`: by the name of a member; `changed`: who they are has changed."""
+
+    def __init__(
+        self, flush: Callable[[], None], send: Callable[[str, dict[str, Any]], None], changed: Callable[[], None]
+    ) -> None:
+        super().__init__(None, None, ())
+        self._flush, self._send, self._changed = flush, send, changed
+        self.term: Callable[[], int] = lambda: 0
+
+    def send(self, node: Any, message: dict[str, Any]) -> bool:
+        if message["type"] not in _TYPES:
+            # Commands go to the leader by the controllers' own way.
+            return False
+        if message["type"] == "next_node_idx":
+            # The library's answer does not say which term it belongs to: one that comes late would count as another's.
+            message["term"] = self.term()
+        self._flush()
+        self._send(node.id, message)
+        return True
+
+    def addNode(self, node: Any) -> None:
+        self._changed()
+
+    def dropNode(self, node: Any) -> None:
+        self._changed()
+
+
+_TYPES = frozenset(("request_vote", "response_vote", "append_entries", "next_node_idx", "timeout_now"))
+
+
+class RaftMember(SyncObj):  # type: ignore[misc]
+    """A member. `state`: after all entries that are agreed on; `changed`: hears of each new one.
+
+    `own`, `others`: names of the members; others count once the log or the snapshot names others. Raises ConfigError
+    if the snapshot cannot be used, StoreError.
+    """
+
+    def __init__(
+        self,
+        own: str,
+        others: Iterable[str],
+        log: RaftLog,
+        folder: str,
+        send: Callable[[str, dict[str, Any]], None],
+        changed: Callable[[State], None],
+        members_changed: Callable[[], None],
+        files: OsFiles | None = None,
+    ) -> None:
+        self.state = State()
+        self.failure: RocketSparkError | None = None
+        self._changed = changed
+        self._log = log
+        self._folder = folder
+        self._files = files or OsFiles()
+        self._running = False
+        path = os.path.join(folder, SNAPSHOT)
+        snapshot = self._read(path) if os.path.exists(path) else None
+        if snapshot is not None:
+            log.align(snapshot.last, snapshot.previous)
+        members = self._members_in_log(snapshot.members if snapshot else (own, *others))
+        self._wire = _Wire(log.flush, send, members_changed)
+        conf = SyncObjConf(
+            autoTick=False,
+            commandsWaitLeader=False,
+            dynamicMembershipChange=True,
+            journalFile=log,
+            fullDumpFile=path,
+            serializer=self._write,
+            deserializer=self._load,
+            useFork=False,
+            raftMinTimeout=ELECTION_S_MIN,
+            raftMaxTimeout=ELECTION_S_MAX,
+            leaderFallbackTimeout=LEADER_ALONE_S,
+            appendEntriesPeriod=HEARTBEAT_S,
+            appendEntriesBatchSizeBytes=MESSAGE_BYTES,
+            logCompactionMinEntries=ENTRIES_MAX,
+            logCompactionMinTime=3600,
+            logCompactionBatchSize=SNAPSHOT_PIECE_BYTES,
+        )
+        super().__init__(
+            Node(own), [Node(each) for each in members if each != own], conf, nodeClass=Node, transport=self._wire
+        )
+        self._wire.term = lambda: int(self.raftCurrentTerm)
+
+    # -- what happens to it -----------------------------------------------------------------------------------------
+
+    def received(self, sender: str, message: dict[str, Any]) -> None:
+        """Take a message of another member. Raises StoreError, ConfigError."""
+        node = self._node(sender)
+        kind = message.get("type")
+        if node is None or kind not in _TYPES or "transmission" in message:
+            return
+        if kind == "request_vote" and self._log.standing == LEARNER:
+            return
+        if kind == "next_node_idx" and message["term"] != self.raftCurrentTerm:
+            return
+        if "entries" in message:
+            message["entries"] = [(command, index, term) for command, index, term in message["entries"]]
+        self._wire._onMessageReceived(node, message)
+        self._settle()
+
+    def up(self, name: str) -> None:
+        """The way to another member is open."""
+        node = self._node(name)
+        if node is not None:
+            self._wire._onNodeConnected(node)
+
+    def down(self, name: str) -> None:
+        """It is closed: whatever was on it is lost."""
+        node = self._node(name)
+        if node is None:
+            return
+        self._wire._onNodeDisconnected(node)
+        # What it was to have of a snapshot is gone with the rest.
+        self._SyncObj__serializer.cancelTransmisstion(node)
+        if self._getLeader() == node:
+            soon = time.monotonic() + GONE_S_MAX * (self._SyncObj__generateRaftTimeout() / ELECTION_S_MAX)
+            deadline: float = self._SyncObj__raftElectionDeadline  # type: ignore[has-type]
+            self._SyncObj__raftElectionDeadline = min(deadline, soon)
+
+    def step(self) -> None:
+        """Go on: time has passed, or something was taken. Raises StoreError, ConfigError."""
+        if not self._may_be_elected:
+            self._SyncObj__raftElectionDeadline = time.monotonic() + ELECTION_S_MAX
+        if self._log.is_long:
+            self.forceLogCompaction()
+        self.doTick(0)
+        if self.failure is not None:
+            raise self.failure
+        self._running = True
+        self._settle()
+        self._log.flush()
+
+    def propose(self, entry: bytes, done: Callable[[bool | None, int], None]) -> None:
+        """Ask for an entry, as the leader. `done` is told whether it was taken by the state, and the library's code: 0
+        once it is agreed on. It is not told if this member leads no more.
+        """
+        self._applyCommand(_REGULAR + entry, done)
+        self._send_now()
+
+    def change_members(self, what: str, name: str, done: Callable[[Any, int], None]) -> None:
+        """Ask, as the leader, to "add" or "rem" a member."""
+        self._applyCommand(_MEMBERSHIP + msgspec.json.encode([what, name]), done)
+        self._send_now()
+
+    def _send_now(self) -> None:
+        self.step()
+        # The library would wait for the next heartbeat.
+        self._SyncObj__newAppendEntriesTime = 0
+        self.step()
+
+    # -- what it knows ----------------------------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """True while this member leads, as far as it knows."""
+        return bool(self._isLeader())
+
+    @property
+    def leader(self) -> str | None:
+        """The name of the leader; None if none is known, or the one that is cannot be reached."""
+        found = self._getLeader()
+        if found is None or (found != self.selfNode and not self.isNodeConnected(found)):
+            return None
+        return str(found.id)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The names of all members, this one among them."""
+        return tuple(sorted([self.selfNode.id, *(node.id for node in self.otherNodes)]))
+
+    @property
+    def has_agreed(self) -> bool:
+        """True once it knows of an entry that a leader wrote and a majority has."""
+        return self.raftLastApplied > 1 and bool(self._is_current)
+
+    @property
+    def _may_be_elected(self) -> bool:
+        return self._log.standing not in (LEARNER, WAITING)
+
+    def _node(self, name: str) -> Any:
+        return next((node for node in self.otherNodes if node.id == name), None)
+
+    @property
+    def _is_current(self) -> bool:
+        """True if an entry of the present term is agreed on, and this member has it and all before."""
+        at = self.raftLastApplied - self._log[0][1]
+        return (
+            0 <= at < len(self._log)
+            and self._log[at][2] == self.raftCurrentTerm > 0
+            and self._SyncObj__leaderCommitIndex is not None
+            and self.raftLastApplied >= self._SyncObj__leaderCommitIndex
+        )
+
+    def _settle(self) -> None:
+        """Vote from now on, if this member had to catch up first, and has."""
+        if self._log.standing != VOTER and self._is_current:
+            self._log.stand(VOTER)
+
+    # -- in the place of the library's own --------------------------------------------------------------------------
+
+    def _SyncObj__doApplyCommand(self, command: bytes) -> bool | None:
+        change = self._SyncObj__parseChangeClusterRequest(command)
+        if change is not None:
+            self._SyncObj__doChangeCluster(change)
+        if command[:1] != _REGULAR:
+            return None
+        after = applied(self.state, decode_entry(command[1:]))
+        if after is None:
+            return False
+        if after is not self.state:
+            self.state = after
+            self._changed(after)
+        return True
+
+    def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> list[str] | None:
+        return msgspec.json.decode(command[1:], type=list[str]) if command[:1] == _MEMBERSHIP else None
+
+    def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
+        SyncObj._SyncObj__loadDumpFile(self, clearJournal)
+        # The library goes on without the state that it could not read.
+        if self.failure is not None:
+            raise self.failure
+        self._changed(self.state)
+
+    def _members_in_log(self, members: Iterable[str]) -> list[str]:
+        """Return the members after those changes in the log that follow: each counts once it is there."""
+        found = list(members)
+        for i in range(len(self._log)):
+            change = self._SyncObj__parseChangeClusterRequest(self._log[i][0])
+            if change is not None and change[0] == "add" and change[1] not in found:
+                found.append(change[1])
+            elif change is not None and change[0] == "rem" and change[1] in found:
+                found.remove(change[1])
+        return found
+
+    def _read(self, path: str) -> Snapshot:
+        try:
+            with open(path, "rb") as file:
+                return decode_snapshot(file.read(), path)
+        except OSError as e:
+            raise failure(e, "read", path) from e
+
+    def _load(self, path: str) -> tuple[Any, Any, Any]:
+        try:
+            snapshot = self._read(path)
+            try:
+                # One that another member sent has been written, and no more.
+                self._files.sync_file(path)
+                self._files.sync_directory(self._folder)
+            except OSError as e:
+                raise failure(e, "flush", path) from e
+        except RocketSparkError as e:
+            self.failure = e
+            raise
+        self.state = snapshot.state
+        last, previous = snapshot.last, snapshot.previous
+        members = snapshot.members if self._running else self._members_in_log(snapshot.members)
+        return (
+            (last.command, last.index, last.term),
+            (previous.command, previous.index, previous.term),
+            {Node(name) for name in members},
+        )
+
+    def _write(self, path: str, data: tuple[Any, Any, Any]) -> None:
+        last, previous, nodes = data
+        members = tuple(sorted(node.id for node in nodes))
+        content = encode_snapshot(Snapshot(self.state, LogEntry(*last), LogEntry(*previous), members))
+        try:
+            self._files.write_file(path, content)
+        except OSError as e:
+            self.failure = failure(e, "write", path, len(content))
+            raise
+
+
+def write_first(folder: str, state: State, members: Iterable[str], files: OsFiles) -> None:
+    """Put a snapshot of a state into a new member's folder, as if it had been agreed on. Raises StoreError."""
+    noop = b"\1"
+    # Later than anything that a member without a state has: it wins each comparison.
+    first = Snapshot(state, LogEntry(noop, 3, 1), LogEntry(noop, 2, 1), tuple(sorted(members)))
+    path, content = os.path.join(folder, SNAPSHOT), encode_snapshot(first)
+    try:
+        files.write_file(path, content)
+        files.sync_directory(folder)
+    except OSError as e:
+        raise failure(e, "write", path, len(content)) from e

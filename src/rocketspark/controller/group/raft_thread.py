@@ -1,0 +1,214 @@
+"""The thread of one member: the library is driven, and waits for its disk, beside the controller's loop.
+
+Rule: a member whose disk fails is silent, says so in one line, and begins anew from what its disk holds: it answers
+nothing that it could not keep.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+from rocketspark.controller.group.entries import State
+from rocketspark.controller.group.raft_log import RaftLog
+from rocketspark.errors import RocketSparkError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.store.files.system_calls import OsFiles
+
+log = LimitedLog("rocketspark.controller")
+
+TICK_S = 0.05
+RETRY_S = 3.0
+TURN_MAX = 200
+
+
+class Status(NamedTuple):
+    """What a member knows of its group. `agreed`: that it holds all that its leader has."""
+
+    leads: bool = False
+    leader: str | None = None
+    term: int = 0
+    members: tuple[str, ...] = ()
+    agreed: bool = False
+    standing: str = ""
+
+
+class Hears(Protocol):
+    """Who is told of what happens, each in the member's thread."""
+
+    def send(self, name: str, message: dict[str, Any]) -> None:
+        """Send a message to another member."""
+
+    def state(self, state: State) -> None:
+        """The state has changed."""
+
+    def status(self, status: Status) -> None:
+        """The status has changed."""
+
+
+# True: it was taken. False: it was not, and never will be. None: nobody knows.
+Outcome = bool | None
+Done = Callable[[Outcome], None]
+
+
+class RaftThread:
+    """A member that runs until `stop`. `own`: its name; `others`: those of the members when the group began."""
+
+    def __init__(
+        self, own: str, others: Iterable[str], folder: str, hears: Hears, files: OsFiles | None = None
+    ) -> None:
+        self._own, self._others = own, tuple(others)
+        self._folder = folder
+        self._hears = hears
+        self._files = files or OsFiles()
+        self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="rocketspark-controller", daemon=True)
+        self._stopping = False
+        self._status = Status()
+        self._up: set[str] = set()
+        # What was asked for and has no outcome yet.
+        self._waiting: set[Done] = set()
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and wait until the thread has; it may be in a write."""
+        self._stopping = True
+        self._inbox.put(("stop",))
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # -- from the loop ----------------------------------------------------------------------------------------------
+
+    def received(self, sender: str, message: dict[str, Any]) -> None:
+        """Take a message of another member."""
+        self._inbox.put(("received", sender, message))
+
+    def way(self, name: str, *, is_open: bool) -> None:
+        """The way to another member was opened, or has ended."""
+        self._inbox.put(("way", name, is_open))
+
+    def propose(self, entry: bytes, done: Done) -> None:
+        """Ask for an entry; `done` is told in the member's thread."""
+        self._inbox.put(("propose", entry, done))
+
+    def change_members(self, what: str, name: str, done: Done) -> None:
+        """Ask to "add" or "rem" a member; `done`: False if this cannot be now."""
+        self._inbox.put(("members", what, name, done))
+
+    def hand_over(self) -> None:
+        """Have another member lead."""
+        self._inbox.put(("hand_over",))
+
+    # -- in the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._run_member()
+            except RocketSparkError as e:
+                log.error("this controller takes no part until its disk does: %s", e)
+            except Exception:
+                log.exception("this controller begins anew")
+            self._give_up()
+            self._tell(Status(members=self._status.members))
+            self._wait(RETRY_S)
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._stopping and (left := end - time.monotonic()) > 0:
+            try:
+                item = self._inbox.get(timeout=left)
+            except queue.Empty:
+                return
+            if item[0] == "way":
+                (self._up.add if item[2] else self._up.discard)(item[1])
+            elif item[0] in ("propose", "members"):
+                item[-1](None)
+
+    def _run_member(self) -> None:
+        from rocketspark.controller.group.raft_member import RaftMember
+
+        raft_log = RaftLog(self._folder, self._files)
+        raft_log.open()
+        member = RaftMember(
+            self._own,
+            self._others,
+            raft_log,
+            self._folder,
+            self._hears.send,
+            self._hears.state,
+            lambda: None,
+            self._files,
+        )
+        for name in self._up:
+            member.up(name)
+        while not self._stopping:
+            member.step()
+            self._tell_of(member, raft_log)
+            try:
+                item = self._inbox.get(timeout=TICK_S)
+            except queue.Empty:
+                continue
+            for _ in range(TURN_MAX):
+                self._take(member, item)
+                try:
+                    item = self._inbox.get_nowait()
+                except queue.Empty:
+                    break
+            else:
+                self._take(member, item)
+
+    def _take(self, member: Any, item: tuple[Any, ...]) -> None:
+        kind = item[0]
+        if kind == "received":
+            member.received(item[1], item[2])
+        elif kind == "way":
+            (self._up.add if item[2] else self._up.discard)(item[1])
+            (member.up if item[2] else member.down)(item[1])
+        elif kind in ("propose", "members"):
+            done: Done = item[-1]
+            if not member.leads:
+                done(False)
+                return
+            self._waiting.add(done)
+            if kind == "propose":
+                member.propose(item[1], lambda taken, code: self._ended(done, taken, code))
+            else:
+                # Who is a member counts once the entry is in the log; an answer waits until it is agreed on.
+                member.change_members(item[1], item[2], lambda _, code: self._ended(done, code == 0, code))
+        elif kind == "hand_over":
+            member.transferLeadership()
+
+    def _ended(self, done: Done, taken: bool | None, code: int) -> None:
+        if done not in self._waiting:
+            return
+        self._waiting.discard(done)
+        done(bool(taken) if code in _CERTAIN else None)
+
+    def _give_up(self) -> None:
+        waiting, self._waiting = self._waiting, set()
+        for done in waiting:
+            done(None)
+
+    def _tell_of(self, member: Any, raft_log: RaftLog) -> None:
+        status = Status(
+            member.leads, member.leader, member.raftCurrentTerm, member.members, member.has_agreed, raft_log.standing
+        )
+        if self._waiting and not status.leads:
+            self._give_up()
+        self._tell(status)
+
+    def _tell(self, status: Status) -> None:
+        if status != self._status:
+            self._status = status
+            self._hears.status(status)
+
+
+# Of the library's codes: agreed on; no room; no leader; another entry has its place; refused.
+_CERTAIN = frozenset((0, 1, 2, 3, 6))

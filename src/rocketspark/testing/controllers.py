@@ -1,0 +1,90 @@
+"""The controllers of a test's cluster: one, or a group whose leader can be ended. All on one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+from rocketspark.broker.inner_connections import signer_of
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.controller.server import ControllerServer
+from rocketspark.controller.settings import ControllerSettings
+from rocketspark.errors import StateError
+
+LIMIT_S = 60.0
+LOOK_S = 0.01
+QUICK = {"scanInactiveMasterInterval": "500"}
+
+
+class Controllers:
+    """Controllers that end with the other servers. Of `brokers`: TLS and signatures.
+
+    `askers`: who may ask them, and their secrets; None for everybody.
+    """
+
+    def __init__(
+        self, folder: Path, brokers: BrokerSettings, askers: dict[str, str] | None = None, count: int = 1
+    ) -> None:
+        self._folder, self._brokers, self._askers = folder, brokers, askers
+        self._names = [f"n{i}" for i in range(count)]
+        self._peers = ""
+        self._running: dict[str, ControllerServer] = {}
+        self.addresses: list[str] = []
+
+    async def start(self) -> None:
+        """Start those that do not run, and wait until one leads."""
+        if len(self._names) > 1 and not self._peers:
+            self.addresses = [f"127.0.0.1:{port}" for port in _free_ports(len(self._names))]
+            pairs = zip(self._names, self.addresses, strict=True)
+            self._peers = ";".join(f"{name}-{address}" for name, address in pairs)
+        for name in self._names:
+            if name not in self._running:
+                self._running[name] = server = ControllerServer(self._settings(name), share=0.25)
+                await server.start()
+                self.addresses = self.addresses or [server.address]
+        await self.leader()
+
+    def _settings(self, name: str) -> ControllerSettings:
+        if self._peers:
+            values = QUICK | {"controllerDLegerPeers": self._peers, "controllerDLegerSelfId": name}
+            settings = ControllerSettings(values, folder=self._folder / name)
+        else:
+            settings = ControllerSettings(QUICK, listen="127.0.0.1:0", folder=self._folder)
+        settings.tls, settings.signer = self._brokers.tls, signer_of(self._brokers)
+        if self._askers:
+            settings.let_ask(self._askers)
+        return settings
+
+    async def leader(self) -> str:
+        """Wait until one leads; returns its address."""
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                while not (leading := [each for each in self._running.values() if each.leads]):
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            raise StateError(f"no controller leads: {len(self._running)} of {len(self._names)} run") from None
+        return leading[0].address
+
+    async def kill_leader(self) -> str:
+        """End the one that leads; returns its address."""
+        address = await self.leader()
+        name, server = next((n, each) for n, each in self._running.items() if each.address == address)
+        del self._running[name]
+        await server.close()
+        return address
+
+    async def close(self) -> None:
+        """End them."""
+        await asyncio.gather(*(server.close() for server in self._running.values()))
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
