@@ -26,6 +26,7 @@ OPENERS = {
     "dial": {
         "transport/connections.py": "Connections",
         "namesrv/min_id_notices.py": "the NameServer's settings",
+        "controller/group/links.py": "the controller's settings",
         "proxy/remoting.py": "the proxy's TLS; its clients sign their requests themselves",
     },
     "Connections": {
@@ -33,6 +34,8 @@ OPENERS = {
         "client/connection/topic_routes.py": "handed on by the instance, or by Access",
         "broker/inner_connections.py": "a broker's settings",
         "controller/server.py": "the controller's settings",
+        "controller/group/group_journal.py": "the controller's settings",
+        "cli/commands/controllers.py": "the command's options",
         "spark/client_access.py": "Access",
         "proxy/brokers.py": "the proxy's own keys and TLS",
     },

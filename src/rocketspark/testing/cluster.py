@@ -43,7 +43,8 @@ class Cluster:
 
     `namesrv`: "host:port" of the NameServer; `brokers`: "host:port" of each broker, in the order of their names
     broker-a, broker-b, …, all replicas of a name one after the other, the first master first; `store`: the folder that
-    holds one store folder for each broker; `controller`: "host:port" of the controller, of several with ; between, "" without replicas;
+    holds one store folder for each broker; `controller`: "host:port" of the controller, of several with ; between, ""
+    without replicas;
     `client_options`: what clients need to come in, empty if everybody may, as in `Producer(cluster.namesrv,
     **cluster.client_options)`. With `secure=True` these are `access_key` and `secret_key` of a user who may do
     everything, `use_tls`, and `tls_ca`, the file of the certificate. `grpc_endpoint`: "host:port" for clients of

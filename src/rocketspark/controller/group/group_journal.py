@@ -200,8 +200,8 @@ class GroupJournal:
             body = msgspec.json.encode(Hello(self._own, self._group))
             found = await peer.request(RequestCode.CONTROLLER_GROUP_HELLO, None, body, timeout_ms=ASK_MS)
             hello = msgspec.json.decode(found.raise_for_code("the other controller").body, type=Hello)
-        except (RocketSparkError, msgspec.DecodeError) as e:
-            log.debug("controller %s does not say what it is: %s", name, e)
+        except (RocketSparkError, msgspec.DecodeError):
+            # What is wrong is told once it has lasted: at a start others are not up yet.
             return None
         if (hello.name, hello.group) != (name, self._group):
             log.warning("%s is %s of %s, not %s of %s", name, hello.name, hello.group, name, self._group)
