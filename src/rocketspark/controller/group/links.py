@@ -8,12 +8,12 @@ next one.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.controller.group.members import parse_member
 from rocketspark.errors import RocketSparkError, ServerError
 from rocketspark.model.limited_log import LimitedLog
@@ -62,7 +62,7 @@ class Links:
         self._hooks, self._tls = hooks, tls
         self._ways: dict[str, asyncio.Task[None]] = {}
         self._peers: dict[str, Peer] = {}
-        self._start, self._number = time.time_ns(), 0
+        self._start, self._number = machine.time_ns(), 0
         self._last: dict[str, tuple[int, int]] = {}
 
     def reach(self, names: Iterable[str]) -> None:

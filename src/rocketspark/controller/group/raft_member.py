@@ -11,7 +11,6 @@ Rule: nothing is sent before all that it rests on is on the disk.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,6 +20,7 @@ from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
+from rocketspark import machine
 from rocketspark.controller.group.entries import (
     LogEntry,
     Snapshot,
@@ -56,17 +56,25 @@ def _journal(given: Any) -> Any:
     return given if isinstance(given, RaftLog) else _journal_of_the_library(given)
 
 
+class _Chance:
+    """In the place of the library's `random`."""
+
+    @staticmethod
+    def random() -> float:
+        return machine.randrange(1 << 53) / (1 << 53)
+
+
 library.createJournal = _journal
+library.monotonicTime = lambda: machine.monotonic()
+library.random = _Chance
 
 
 class _Wire(Transport):  # type: ignore[misc]
-    """What the library sends and is told. `send`: by the name of a member; `changed`: who they are has changed."""
+    """What the library sends and is told. `send`: by the name of a member."""
 
-    def __init__(
-        self, flush: Callable[[], None], send: Callable[[str, dict[str, Any]], None], changed: Callable[[], None]
-    ) -> None:
+    def __init__(self, flush: Callable[[], None], send: Callable[[str, dict[str, Any]], None]) -> None:
         super().__init__(None, None, ())
-        self._flush, self._send, self._changed = flush, send, changed
+        self._flush, self._send = flush, send
         self.term: Callable[[], int] = lambda: 0
 
     def send(self, node: Any, message: dict[str, Any]) -> bool:
@@ -80,11 +88,9 @@ class _Wire(Transport):  # type: ignore[misc]
         self._send(node.id, message)
         return True
 
-    def addNode(self, node: Any) -> None:
-        self._changed()
-
     def dropNode(self, node: Any) -> None:
-        self._changed()
+        # Should it be a member again one day, its way is another.
+        self._onNodeDisconnected(node)
 
 
 _TYPES = frozenset(("request_vote", "response_vote", "append_entries", "next_node_idx", "timeout_now"))
@@ -105,7 +111,6 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         folder: str,
         send: Callable[[str, dict[str, Any]], None],
         changed: Callable[[State], None],
-        members_changed: Callable[[], None],
         files: OsFiles | None = None,
     ) -> None:
         self.state = State()
@@ -120,7 +125,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         if snapshot is not None:
             log.align(snapshot.last, snapshot.previous)
         members = self._members_in_log(snapshot.members if snapshot else (own, *others))
-        self._wire = _Wire(log.flush, send, members_changed)
+        self._wire = _Wire(log.flush, send)
         conf = SyncObjConf(
             autoTick=False,
             commandsWaitLeader=False,
@@ -176,14 +181,14 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         # What it was to have of a snapshot is gone with the rest.
         self._SyncObj__serializer.cancelTransmisstion(node)
         if self._getLeader() == node:
-            soon = time.monotonic() + GONE_S_MAX * (self._SyncObj__generateRaftTimeout() / ELECTION_S_MAX)
+            soon = machine.monotonic() + GONE_S_MAX * (self._SyncObj__generateRaftTimeout() / ELECTION_S_MAX)
             deadline: float = self._SyncObj__raftElectionDeadline  # type: ignore[has-type]
             self._SyncObj__raftElectionDeadline = min(deadline, soon)
 
     def step(self) -> None:
         """Go on: time has passed, or something was taken. Raises StoreError, ConfigError."""
         if not self._may_be_elected:
-            self._SyncObj__raftElectionDeadline = time.monotonic() + ELECTION_S_MAX
+            self._SyncObj__raftElectionDeadline = machine.monotonic() + ELECTION_S_MAX
         if self._log.is_long:
             self.forceLogCompaction()
         self.doTick(0)

@@ -6,12 +6,11 @@ nothing that it could not keep.
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+from rocketspark import machine
 from rocketspark.controller.group.entries import State
 from rocketspark.controller.group.raft_log import RaftLog
 from rocketspark.errors import RocketSparkError
@@ -64,8 +63,9 @@ class RaftThread:
         self._folder = folder
         self._hears = hears
         self._files = files or OsFiles()
-        self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="rocketspark-controller", daemon=True)
+        self._inbox: deque[tuple[Any, ...]] = deque()
+        self._wake = machine.Event()
+        self._steps: machine.Joinable | None = None
         self._stopping = False
         self._status = Status()
         self._up: set[str] = set()
@@ -74,64 +74,68 @@ class RaftThread:
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        self._steps = machine.start_steps(self._run(), "rocketspark-controller")
 
     def stop(self) -> None:
         """End, and wait until the thread has; it may be in a write."""
         self._stopping = True
-        self._inbox.put(("stop",))
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._put("stop")
+        if self._steps is not None:
+            self._steps.join()
+
+    def _put(self, *item: Any) -> None:
+        self._inbox.append(item)
+        self._wake.set()
 
     # -- from the loop ----------------------------------------------------------------------------------------------
 
     def received(self, sender: str, message: dict[str, Any]) -> None:
         """Take a message of another member."""
-        self._inbox.put(("received", sender, message))
+        self._put("received", sender, message)
 
     def way(self, name: str, *, is_open: bool) -> None:
         """The way to another member was opened, or has ended."""
-        self._inbox.put(("way", name, is_open))
+        self._put("way", name, is_open)
 
     def propose(self, entry: bytes, done: Done) -> None:
         """Ask for an entry; `done` is told in the member's thread."""
-        self._inbox.put(("propose", entry, done))
+        self._put("propose", entry, done)
 
     def change_members(self, what: str, name: str, done: Done) -> None:
         """Ask to "add" or "rem" a member; `done`: False if this cannot be now."""
-        self._inbox.put(("members", what, name, done))
+        self._put("members", what, name, done)
 
     def hand_over(self) -> None:
         """Have another member lead."""
-        self._inbox.put(("hand_over",))
+        self._put("hand_over")
 
     # -- in the thread ----------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self) -> machine.Steps:
         while not self._stopping:
             try:
-                self._run_member()
+                yield from self._run_member()
             except RocketSparkError as e:
                 log.error("this controller takes no part until its disk does: %s", e)
             except Exception:
                 log.exception("this controller begins anew")
             self._give_up()
             self._tell(Status(members=self._status.members))
-            self._wait(RETRY_S)
+            again = machine.monotonic() + RETRY_S
+            while not self._stopping and machine.monotonic() < again:
+                self._refuse()
+                yield self._wake, TICK_S
 
-    def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not self._stopping and (left := end - time.monotonic()) > 0:
-            try:
-                item = self._inbox.get(timeout=left)
-            except queue.Empty:
-                return
+    def _refuse(self) -> None:
+        self._wake.clear()
+        while self._inbox:
+            item = self._inbox.popleft()
             if item[0] == "way":
                 (self._up.add if item[2] else self._up.discard)(item[1])
             elif item[0] in ("propose", "members"):
                 item[-1](None)
 
-    def _run_member(self) -> None:
+    def _run_member(self) -> machine.Steps:
         from rocketspark.controller.group.raft_member import RaftMember
 
         raft_log = RaftLog(self._folder, self._files)
@@ -143,26 +147,18 @@ class RaftThread:
             self._folder,
             self._hears.send,
             self._hears.state,
-            lambda: None,
             self._files,
         )
         for name in self._up:
             member.up(name)
         while not self._stopping:
+            self._wake.clear()
+            for _ in range(min(len(self._inbox), TURN_MAX)):
+                self._take(member, self._inbox.popleft())
             member.step()
             self._tell_of(member, raft_log)
-            try:
-                item = self._inbox.get(timeout=TICK_S)
-            except queue.Empty:
-                continue
-            for _ in range(TURN_MAX):
-                self._take(member, item)
-                try:
-                    item = self._inbox.get_nowait()
-                except queue.Empty:
-                    break
-            else:
-                self._take(member, item)
+            if not self._inbox:
+                yield self._wake, TICK_S
 
     def _take(self, member: Any, item: tuple[Any, ...]) -> None:
         kind = item[0]
