@@ -13,6 +13,8 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from rocketspark.proxy.call import Refused
+from rocketspark.proxy.service import Asked, Service
 from rocketspark.proxy.wire import messages
 
 HEALTH = "grpc.health.v1.Health"
@@ -83,10 +85,12 @@ def _question(name: str) -> Callable[[bytes], Any]:
 
 
 class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Serves health checks and reflection."""
+    """Serves health checks and reflection. `service`: counts what is at work."""
 
-    def __init__(self) -> None:
-        check = {
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        read = functools.partial(Asked, _question("Check"))
+        watch = {
             "request_deserializer": _question("Check"),
             "response_serializer": _class("Health").SerializeToString,
         }
@@ -95,8 +99,8 @@ class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
             "response_serializer": _class("Tell").SerializeToString,
         }
         self._handlers = {
-            f"/{HEALTH}/Check": grpc.unary_unary_rpc_method_handler(self._check, **check),
-            f"/{HEALTH}/Watch": grpc.unary_stream_rpc_method_handler(self._watch, **check),
+            f"/{HEALTH}/Check": grpc.unary_unary_rpc_method_handler(self._check, read),
+            f"/{HEALTH}/Watch": grpc.unary_stream_rpc_method_handler(self._watch, **watch),
         }
         for name in REFLECTIONS:
             handler = grpc.stream_stream_rpc_method_handler(self._reflect, **ask)
@@ -108,10 +112,16 @@ class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Return the handler of a method; None for one that nobody serves."""
         return self._handlers.get(handler_call_details.method)
 
-    async def _check(self, request: Any, context: Any) -> Any:
-        if request.service not in ("", *self._services):
+    async def _check(self, asked: Asked, context: Any) -> bytes:
+        try:
+            await self._service.enter("Check", context, asked)
+        except Refused as e:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(e))
+        if asked.request.service not in ("", *self._services):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
-        return _class("Health")(status=SERVING)
+        found: bytes = _class("Health")(status=SERVING).SerializeToString()
+        self._service.work.answered(asked.work, len(found))
+        return found
 
     async def _watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         known = request.service in ("", *self._services)

@@ -159,6 +159,11 @@ class RelayedClients:
         """Relay a connection that has begun to speak HTTP/2."""
         return Relay(self, peer, below, data)
 
+    def close(self, address: str) -> None:
+        """End the connections of an address at once."""
+        for relay in [one for one in self.open if one.address == address]:
+            relay.abort()
+
 
 class Relay(Http2):
     """The client's side. `data`: what it sent already."""

@@ -156,6 +156,8 @@ class Producing:
 SWEEP_S = 5.0
 # Calls at work of one connection.
 STREAMS_MAX = 10_000
+# Of a call's messages, before they are asked for.
+LOOKAHEAD_BYTES = 64 << 10
 
 
 class ProxyServer:
@@ -204,6 +206,7 @@ class ProxyServer:
         )
         self.service.address_of = self.front.address_of
         self.front.clients.when_left = self.clients.connection_ended
+        self.service.work.close = self.front.clients.close
         self._routes = QueryRoutes(settings, self.brokers)
         self._telemetry = Telemetry(settings, self.brokers, self.clients)
         self.producing = Producing(settings, self.brokers, self.clients, self.service)
@@ -263,9 +266,12 @@ class ProxyServer:
             ("grpc.max_connection_idle_ms", s.client_idle_ms),
             ("grpc.server_handshake_timeout_ms", 10_000),
             ("grpc.max_concurrent_streams", STREAMS_MAX),
+            # What a call may send behind its request, or before it is its turn: else it grows to 64 MiB for each.
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
         ]
         self._server = grpc.aio.server(options=options)
-        self._server.add_generic_rpc_handlers((self.service, Tools()))
+        self._server.add_generic_rpc_handlers((self.service, Tools(self.service)))
         try:
             inner_port = self._server.add_insecure_port(f"{HOST}:0")
         except RuntimeError:
@@ -291,6 +297,7 @@ class ProxyServer:
     def _sweep(self) -> None:
         self.clients.expire()
         self.producing.sweep()
+        self.service.work.sweep()
         if self._audit is not None:
             self._audit.tick()
         self._sweep_later()

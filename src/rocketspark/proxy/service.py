@@ -3,11 +3,17 @@ that nobody serves, and streams whose answer has no status, end with an error of
 
 A unary call is served by `async f(call, request) -> response`; one with a stream of answers by `async f(call, request)`
 and Telemetry by `async f(call, requests)`, which write by themselves and so learn that the client is gone.
+
+A call counts until gRPC has done with it: gRPC keeps a request, and what was answered, until the answer has left, which
+is the client's to let it. Of one host three quarters of what all may have count (`Shares`). A refusal waits as any
+answer does: past `REFUSALS_BYTES_MAX` of them a call ends with an error of gRPC, for which nothing waits. Who leaves an
+answer unread for `UNREAD_S` loses the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,7 +22,7 @@ from google.protobuf import message_factory
 
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.proxy.call import CANCELLED, AddressOf, Call, CallTimes, Refused, address_of, status, status_of
-from rocketspark.proxy.checks import check_size
+from rocketspark.proxy.checks import Shares, check_size
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import Code
 
@@ -24,10 +30,109 @@ log = LimitedLog("rocketspark.proxy")
 
 # Looks at a call before it is served; raises Refused.
 Guard = Callable[[Call, Any], Awaitable[None]]
-# Calls at work in one process; receives that wait count.
-CALLS_MAX = 20_000
 # So long a stream's status waits for a client that does not read; until then its call counts.
 STATUS_S = 5.0
+
+
+# Calls at work in one process, receives that wait and answers that are not read among them; telemetry streams, which
+# last as long as their clients, as many more.
+CALLS_MAX = 20_000
+# Of all requests at work, and of all answers that are not read, which stand in memory three to four times; smaller
+# ones are bounded by their number.
+REQUESTS_BYTES_MAX = ANSWERS_BYTES_MAX = 128 << 20
+COUNTED_BYTES_MIN = 4 << 10
+# Of requests that were refused for want of room, each with what its call costs.
+REFUSALS_BYTES_MAX = 32 << 20
+REFUSAL_BYTES = 8 << 10
+UNREAD_S = 30.0
+
+
+class Work:
+    """One call. `host`, `address`: of its client, once they are known."""
+
+    __slots__ = ("_taken", "address", "answered_s", "host")
+
+    def __init__(self) -> None:
+        self.host = self.address = ""
+        self.answered_s = 0.0
+        self._taken: list[tuple[Shares, int]] = []
+
+    def take(self, shares: Shares, size: int) -> None:
+        """Count something until the call is over. Raises Refused."""
+        shares.take(self.host, size)
+        self._taken.append((shares, size))
+
+    def over(self) -> None:
+        """Count nothing of it any more."""
+        for shares, size in self._taken:
+            shares.give(self.host, size)
+        self._taken.clear()
+
+
+class AtWork:
+    """All calls of one proxy. `close`: ends the connections of an address."""
+
+    def __init__(self, calls_max: int = CALLS_MAX) -> None:
+        self.calls = Shares(calls_max, "as many calls are at work as the proxy takes")
+        self.streams = Shares(calls_max, "as many streams are open as the proxy takes")
+        self.requests = Shares(REQUESTS_BYTES_MAX, "as much is asked at once as the proxy takes")
+        self.answers = Shares(ANSWERS_BYTES_MAX, "as much waits for clients to read it as the proxy takes")
+        self.refusals = Shares(REFUSALS_BYTES_MAX, "as many refusals wait for clients to read them as may")
+        self.close: Callable[[str], None] = lambda address: None
+        # Those whose answers are not read, in the order of these.
+        self._answered: dict[Work, None] = {}
+
+    def begin(self, context: Any) -> Work:
+        """Return what a call is counted by; it ends by itself with the call."""
+        work = Work()
+        context.add_done_callback(functools.partial(self._over, work))
+        return work
+
+    def _over(self, work: Work, context: Any) -> None:
+        self._answered.pop(work, None)
+        work.over()
+
+    async def admit(self, work: Work, context: Any, size: int) -> None:
+        """Count a call with a request of some bytes. Raises Refused, or ends the call if too many refusals wait."""
+        try:
+            work.take(self.calls, 1)
+            if size >= COUNTED_BYTES_MIN:
+                work.take(self.requests, size)
+        except Refused as e:
+            try:
+                work.take(self.refusals, size + REFUSAL_BYTES)
+            except Refused:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{int(e.code)} {e}")
+            raise
+
+    def answered(self, work: Work, size: int) -> None:
+        """Count an answer that is about to leave. Raises Refused if it may not wait for its client."""
+        self._answered[work] = None
+        work.answered_s = asyncio.get_running_loop().time()
+        if size >= COUNTED_BYTES_MIN:
+            work.take(self.answers, size)
+
+    def sweep(self) -> None:
+        """End the connections of clients that do not read what they were answered."""
+        until_s = asyncio.get_running_loop().time() - UNREAD_S
+        late = set()
+        for work in self._answered:
+            if work.answered_s > until_s:
+                break
+            late.add(work.address)
+        for address in late:
+            log.warning("%s does not read what it was answered: connection closed", address)
+            self.close(address)
+
+
+class Asked:
+    """A request as it came: its bytes, and the call that it is of, once that is begun."""
+
+    __slots__ = ("request", "size", "work")
+
+    def __init__(self, read: Callable[[bytes], Any], data: bytes) -> None:
+        self.size, self.request = len(data), read(data)
+        self.work: Work
 
 
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -39,17 +144,26 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._times = times
         self.guards: list[Guard] = []
         self.address_of: AddressOf = address_of
-        # Calls at work but telemetry streams, and those: they last as long as their clients.
-        self.at_work = self.streams = 0
-        self._calls_max = calls_max
+        self.work = AtWork(calls_max)
         self._handlers: dict[str, Any] = {}
+
+    @property
+    def at_work(self) -> int:
+        """The calls at work but telemetry streams."""
+        return self.work.calls.total
+
+    @property
+    def streams(self) -> int:
+        """The telemetry streams that are open."""
+        return self.work.streams.total
 
     def serve(self, rpc: str, function: Callable[..., Any]) -> None:
         """Serve a method of MessagingService, such as "SendMessage"."""
         method = messages.service().methods_by_name[rpc]
         takes = message_factory.GetMessageClass(method.input_type)
         gives = message_factory.GetMessageClass(method.output_type)
-        coders = {"request_deserializer": takes.FromString, "response_serializer": gives.SerializeToString}
+        read = functools.partial(Asked, takes.FromString)
+        coders: dict[str, Any] = {"request_deserializer": read, "response_serializer": gives.SerializeToString}
         path = f"/{messages.SERVICE}/{rpc}"
         if method.client_streaming:
             # In a box that is emptied: gRPC keeps what it gave until the next one comes.
@@ -62,47 +176,65 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         else:
             serve = self._unary(rpc, function, gives)
             timed = serve if self._times is None else self._times.unary(rpc, serve)
-            self._handlers[path] = grpc.unary_unary_rpc_method_handler(timed, **coders)
+            self._handlers[path] = grpc.unary_unary_rpc_method_handler(self._answered(timed, gives), read)
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of a method; None for one that nobody serves."""
         return self._handlers.get(handler_call_details.method)
 
-    def _begin(self, rpc: str, context: Any) -> Call:
+    def _call(self, rpc: str, context: Any, work: Work) -> Call:
         call = Call(rpc, context, self.address_of)
-        _ = call.remote_address, call.client_id
-        if self.at_work >= self._calls_max:
-            raise Refused(Code.TOO_MANY_REQUESTS, "flow limit: as many calls are at work as the proxy takes")
+        work.address, work.host = call.remote_address, call.remote_host
         return call
+
+    async def enter(self, rpc: str, context: Any, asked: Asked) -> Call:
+        """Return a call that counts as at work until gRPC has done with it. Raises Refused, or ends the call."""
+        work = asked.work = self.work.begin(context)
+        try:
+            return self._call(rpc, context, work)
+        finally:
+            # One that is refused waits for its client as any other.
+            await self.work.admit(work, context, asked.size)
+
+    async def _begin(self, rpc: str, context: Any, asked: Asked) -> Any:
+        """Return (the call, its request), whose sender may make it. Raises Refused."""
+        call = await self.enter(rpc, context, asked)
+        _ = call.client_id
+        check_size(rpc, asked.request)
+        await self._guard(call, asked.request)
+        return call, asked.request
 
     async def _guard(self, call: Call, request: Any) -> None:
         for guard in self.guards:
             await guard(call, request)
 
     def _unary(self, rpc: str, function: Callable[..., Any], gives: Any) -> Callable[..., Any]:
-        async def serve(request: Any, context: Any) -> Any:
-            self.at_work += 1
+        async def serve(asked: Asked, context: Any) -> Any:
             try:
-                call = self._begin(rpc, context)
-                check_size(rpc, request)
-                if self.guards:
-                    await self._guard(call, request)
-                return await function(call, request)
+                return await function(*await self._begin(rpc, context, asked))
+            except grpc.aio.AbortError:
+                raise
             except Exception as e:
                 return gives(status=status_of(e))
-            finally:
-                self.at_work -= 1
 
         return serve
 
-    def _streaming(self, rpc: str, function: Callable[..., Any], gives: Any) -> Callable[..., Any]:
-        async def serve(request: Any, context: Any) -> int:
-            self.at_work += 1
+    def _answered(self, serve: Callable[..., Any], gives: Any) -> Callable[..., Any]:
+        async def answered(asked: Asked, context: Any) -> bytes:
+            data: bytes = (await serve(asked, context)).SerializeToString()
             try:
-                call = self._begin(rpc, context)
-                check_size(rpc, request)
-                if self.guards:
-                    await self._guard(call, request)
+                self.work.answered(asked.work, len(data))
+            except Refused as e:
+                data = gives(status=status_of(e)).SerializeToString()
+            return data
+
+        return answered
+
+    def _streaming(self, rpc: str, function: Callable[..., Any], gives: Any) -> Callable[..., Any]:
+        async def serve(asked: Asked, context: Any) -> int:
+            try:
+                call: Call
+                call, request = await self._begin(rpc, context, asked)
                 await function(call, request)
                 return call.code
             except Exception as e:
@@ -118,17 +250,17 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
                     log.info("%s was not answered: %s", rpc, gone)
                 return int(found.code)
             finally:
-                self.at_work -= 1
+                self.work.answered(asked.work, 0)
 
         return serve
 
     def _both(self, rpc: str, function: Callable[..., Any]) -> Callable[..., Any]:
         async def serve(requests: Any, context: Any) -> None:
-            self.streams += 1
+            work = self.work.begin(context)
             try:
-                call = self._begin(rpc, context)
-                if self.streams > self._calls_max:
-                    raise Refused(Code.TOO_MANY_REQUESTS, "flow limit: as many streams are open as the proxy takes")
+                call = self._call(rpc, context, work)
+                _ = call.client_id
+                work.take(self.work.streams, 1)
                 await function(call, self._guarded(call, requests))
             except asyncio.CancelledError:
                 raise
@@ -137,8 +269,6 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             except Exception as e:
                 found = status_of(e)
                 await context.abort(grpc.StatusCode.INTERNAL, found.message)
-            finally:
-                self.streams -= 1
 
         return serve
 
