@@ -32,7 +32,7 @@ from rocketspark.protocol.headers.controller import (
     ReplicaInfoReply,
 )
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.protocol.json.operator_bodies import ElectMasterBody, SyncStateSet
+from rocketspark.protocol.json.operator_bodies import ElectMasterBody, ReplicasInfo, SyncStateSet
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.request_frames import Reply
 
@@ -81,6 +81,13 @@ class AcceptedSet(NamedTuple):
 
     members: frozenset[int]
     epoch: int
+
+
+class LiveReplica(NamedTuple):
+    """A replica that lives. `is_master`: for the controller."""
+
+    address: str
+    is_master: bool
 
 
 class ControllerClient:
@@ -217,6 +224,18 @@ class ControllerClient:
         found = reply.raise_for_code(f"replicas of {broker_name}").header(ReplicaInfoReply)
         state = _state(found.master_broker_id, found.master_address, found.master_epoch, reply.body)
         return state._replace(ends_earlier=header.asked is not None and found.asked == header.asked)
+
+    async def live_replica(self, broker_name: str, broker_id: int) -> LiveReplica | None:
+        """Return where a replica listens; None for one that is not alive, or not known. Raises TransportError."""
+        names = bodies.encode([broker_name])
+        reply = await self._ask_leader(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, Header(), names)
+        if reply.code or not reply.body:
+            return None
+        s = java_json.decode(reply.body, ReplicasInfo).replicas_info_table.get(broker_name)
+        for found in [*s.in_sync_replicas, *s.not_in_sync_replicas] if s is not None else []:
+            if found.broker_id == broker_id and found.alive:
+                return LiveReplica(found.broker_address, s is not None and s.master_broker_id == broker_id)
+        return None
 
     async def heartbeat(self, header: ReplicaHeartbeatHeader) -> None:
         """Tell the leader that this broker lives, and wait until it knows: before an election is asked for.

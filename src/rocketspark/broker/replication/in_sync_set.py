@@ -183,6 +183,8 @@ class InSyncReplicas:
         self.set = InSyncSet(NO_NUMBER)
         self.confirmed = store.confirmed_position
         self._began_at = 0
+        # By slave, the furthest that it held since this broker took office.
+        self._held: dict[int, int] = {}
         self._asking: asyncio.Task[None] | None = None
         self._is_on = False
         # Of the newest request whose answer was lost: the epoch that it names, and when that was.
@@ -199,6 +201,7 @@ class InSyncReplicas:
         # acknowledged before a restart may go beyond what is known as confirmed.
         self._began_at = store.written_position
         self.confirmed = min(store.confirmed_position, self._began_at)
+        self._held.clear()
         self.set.begin(members, epoch, asyncio.get_running_loop().time())
         self._is_on = True
         self._changed()
@@ -227,6 +230,15 @@ class InSyncReplicas:
         replica_id = link.replica_id
         if not self._is_on or replica_id is None:
             return
+        held = self._held.get(replica_id, 0)
+        if link.acked < min(held, self.confirmed):
+            # Its machine lost power, say, and it is back before its old link ended: elected, it would cut the others.
+            self._held[replica_id] = link.acked
+            if self.set.lost(replica_id) is not None:
+                log.warning("broker %d holds less than it did: it is in sync once it has all again", replica_id)
+                self._ask_soon()
+            return
+        self._held[replica_id] = max(held, link.acked)
         if link.caught_up_s is not None and not link.learner:
             self.set.caught_up(replica_id, link.caught_up_s)
         if not link.learner:

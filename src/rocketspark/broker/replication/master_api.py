@@ -118,6 +118,20 @@ async def tell_ha_info(connections: Connections, address: str, info: HaInfo) -> 
     reply.raise_for_code("tell the address of replication")
 
 
+class NamedBroker(Body):
+    """Who a broker under a controller is: its name, and its number, or 0 while it is the master."""
+
+    broker_name: str = ""
+    broker_id: int = -1
+
+
+async def ask_who(connections: Connections, address: str) -> NamedBroker:
+    """Ask a broker under a controller who it is. Raises RocketSparkError."""
+    peer = await connections.get(address)
+    reply = await peer.request(RequestCode.GET_BROKER_EPOCH_CACHE, Header(), timeout_ms=TIMEOUT_MS)
+    return java_json.decode(reply.raise_for_code("ask for a broker's number").body, NamedBroker)
+
+
 class PageAsked(NamedTuple):
     """What to ask for: rows from a number on, of a version (None for the first page)."""
 

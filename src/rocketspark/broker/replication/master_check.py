@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from rocketspark.broker.replication.link.links import another_log
 from rocketspark.broker.replication.master_api import ask_ha_info
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, RecordError, ReplicationError, RocketSparkError
@@ -79,12 +80,7 @@ class MasterIdentity:
         except (TimeoutError, RocketSparkError):
             return
         if reply.code == ResponseCode.SUCCESS and reply.body != record:
-            raise ReplicationError(
-                f"the log here is no copy of this master's: at {position}, where its last record is, the master has"
-                " another one. Nothing is copied. Stop this broker, save what it alone has, remove its store and start"
-                " it again",
-                reason="diverged",
-            )
+            raise another_log(position)
 
     async def _owner(self, address: str) -> tuple[str, str, str] | None:
         """Return (cluster, name, address) of the broker with that address of replication, None if it is not known."""

@@ -20,10 +20,12 @@ from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.replication.broker_identity import Applied, identity_of
 from rocketspark.broker.replication.controller_client import ControllerClient, Elected, SetState
 from rocketspark.broker.replication.in_sync_set import NO_NUMBER, InSyncReplicas, InSyncSet
+from rocketspark.broker.replication.master_api import ask_who
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import RocketSparkError, ServerError
+from rocketspark.errors import ReplicationError, RocketSparkError, ServerError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.headers.controller import ElectMasterReply, ReplicaHeartbeatHeader
@@ -31,7 +33,7 @@ from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.operator_bodies import SyncStateSet
 from rocketspark.store.files.epoch_file import EpochList
 from rocketspark.store.store import Store
-from rocketspark.transport.connections import parse_addresses
+from rocketspark.transport.connections import Connections, parse_addresses
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
@@ -145,7 +147,8 @@ class ControlledRole:
 class ReplicasManager:
     """Follows the controller.
 
-    `controlled`: carries out the role; `own_id`: this broker's number, None before it has one.
+    `controlled`: carries out the role; `own_id`: this broker's number, None before it has one; `connections`: to other
+    brokers, None to ask none of them.
     """
 
     def __init__(
@@ -156,6 +159,7 @@ class ReplicasManager:
         epochs: EpochList,
         controlled: ControlledRole,
         controller: ControllerClient,
+        connections: Connections | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -163,6 +167,7 @@ class ReplicasManager:
         self._epochs = epochs
         self._controlled = controlled
         self._controller = controller
+        self._connections = connections
         self._identity = identity_of(settings)
         if not store.written_position and not epochs and self._identity.outlives(settings.store_root):
             self._identity.give_up(f"the store in {settings.store_root} is empty")
@@ -246,11 +251,36 @@ class ReplicasManager:
             self._identity.grant(applied.broker_id)
             self.own_id = applied.broker_id
             limited.info("this broker is number %d of %s", self.own_id, s.broker_name)
+        else:
+            await self._refuse_copy()
         assert self.own_id is not None
         found = await controller.register(s.cluster_name, s.broker_name, self.own_id, self._address)
         await controller.heartbeat(self._heartbeat())
         self._controlled.begin(self.own_id)
         await self._take(found)
+
+    async def _refuse_copy(self) -> None:
+        """Raise ReplicationError if another broker has this one's number and lives: one store is a copy of the other.
+
+        Both would be masters at once, of one epoch, and acknowledge what the other does not have.
+        """
+        s, own_id = self._settings, self.own_id
+        if self._connections is None or own_id is None:
+            return
+        found = await self._controller.live_replica(s.broker_name, own_id)
+        if found is None or found.address == self._address:
+            return
+        try:
+            told = await ask_who(self._connections, found.address)
+        except RocketSparkError:
+            return  # It was this broker, before it moved.
+        if told.broker_name == s.broker_name and told.broker_id == (MASTER_ID if found.is_master else own_id):
+            raise ReplicationError(
+                f"the broker at {found.address} is number {own_id} of {s.broker_name} too: one of the two stores is a"
+                " copy of the other. This one stays fenced: stop it, and remove its brokerIdentity (restore:"
+                " --new-identity) to get a number of its own; or stop the other one",
+                reason="two-of-one-number",
+            )
 
     # -- who is master --------------------------------------------------------------------------------------------
 

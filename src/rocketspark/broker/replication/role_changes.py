@@ -21,6 +21,7 @@ from rocketspark.broker.replication.link.doors import connect_of, hall_of
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.ha_listener import HaListener
 from rocketspark.broker.replication.link.links import (
+    NOWHERE,
     LinkState,
     MasterLink,
     SlaveLink,
@@ -37,7 +38,7 @@ from rocketspark.broker.replication.role import Refusal, Role, Situation, refusa
 from rocketspark.broker.replication.slave_synchronize import Arrivals, SlaveSynchronize
 from rocketspark.broker.replication.standing import LOOK_S, Standing, all_copied, heirs
 from rocketspark.broker.replication.waits import Mode
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, ReplicationError
 from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.headers import Request
 from rocketspark.store.files.epoch_file import EpochList
@@ -114,6 +115,8 @@ class Replication(RoleDriver):
         self._is_joined = False
         # A master that is not registered yet, from which this broker copies already.
         self._coming: HaInfo | None = None
+        # Where this log's last record begins, if the master has another one there; of the last look before a link.
+        self._other_at = NOWHERE
         self.manager: ReplicasManager | None = None
         if settings.controller_mode:
             self._be_controlled()
@@ -132,7 +135,7 @@ class Replication(RoleDriver):
             s, store, self.role, self.listener, self._waits, self.epochs, controller, self._long_polling
         )
         self.controlled = ControlledRole(store, self.role, self.epochs, self, in_sync, self._long_polling)
-        self.manager = ReplicasManager(s, store, self.role, self.epochs, self.controlled, controller)
+        self.manager = ReplicasManager(s, store, self.role, self.epochs, self.controlled, controller, self._connections)
         self.manager.routes(self._routes)
         self.listener.on_report = in_sync.reported
         self.listener.on_lost = in_sync.lost
@@ -177,6 +180,7 @@ class Replication(RoleDriver):
             replica_id=self.controlled.own_id,
             confirm=self.controlled.confirmed,
             learner=self.synchronize is None or not self.synchronize.is_taken,
+            other_at=self._other_at,
         )
 
     def _tables_taken(self) -> None:
@@ -456,13 +460,20 @@ class Replication(RoleDriver):
     async def _check_master(self, address: str) -> None:
         """Raise ReplicationError for another's master, or another log; whom a controller or a NameServer told is right.
 
-        Under a controller the epochs tell where two logs part. What is damaged here is mended first.
+        Under a controller the epochs tell where two logs part, and another log is refused where they do not. What is
+        damaged here is mended first.
         """
         identity, master = MasterIdentity(self._settings, self._connections), self.role.master_address
-        if self.manager is None:
+        newest, self._other_at = self._store.newest_record(), NOWHERE
+        if self.manager is not None:
+            if master is not None and newest is not None:
+                try:
+                    await identity.check_log(master, *newest)
+                except ReplicationError:
+                    self._other_at = newest[0]
+        else:
             if address == self._configured_master:
                 master = await identity.check(address)
-            newest = self._store.newest_record()
             if master is None and self._coming is not None and self._coming.ha_address == address:
                 master = self._coming.master_address
             if master is not None and newest is not None:

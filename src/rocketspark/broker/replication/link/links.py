@@ -19,6 +19,18 @@ from rocketspark.errors import ReplicationError
 from rocketspark.protocol import ha
 from rocketspark.store.files.epoch_file import Epoch, EpochList
 
+# In place of a position: there is no such place.
+NOWHERE = -1
+
+
+def another_log(position: int) -> ReplicationError:
+    """Return the error of a slave whose last record, at a position, is another one than the master's there."""
+    return ReplicationError(
+        f"the log here is no copy of this master's: at {position}, where its last record is, the master has another"
+        " one. Nothing is copied. Stop this broker, save what it alone has, remove its store and start it again",
+        reason="diverged",
+    )
+
 
 class FlowWindow:
     """Counts the bytes that a link carries, second by second."""
@@ -455,7 +467,10 @@ class SwitchSlaveLink(SlaveLink):
 
     This log is cut first where the master's epochs show that the two logs differ. `epochs`: those of this log;
     `confirm`: called with the position up to which the members of the in-sync set hold what this log holds;
-    `learner`: this slave must not become a member of the in-sync set.
+    `learner`: this slave must not become a member of the in-sync set; `other_at`: where this log's last record begins
+    if the master has another one there, else NOWHERE.
+
+    Epochs do not tell the logs of one master apart that lost its end and went on in its epoch: nothing is cut for it.
     """
 
     def __init__(
@@ -468,9 +483,11 @@ class SwitchSlaveLink(SlaveLink):
         replica_id: int,
         confirm: Callable[[int], None],
         learner: bool = False,
+        other_at: int = NOWHERE,
     ) -> None:
         super().__init__(log, settings, now_s)
         self.learner = learner or settings.async_learner
+        self._other_at = other_at
         self._reader = ha.SwitchFrames()
         self._epochs = epochs
         self._replica_id = replica_id
@@ -528,7 +545,18 @@ class SwitchSlaveLink(SlaveLink):
                 f" {_listed(master.epochs)}). Stop this broker, remove its store and start it again",
                 reason="diverged",
             )
+        if NOWHERE < self._other_at < point:
+            raise another_log(self._other_at)
         if point < own_end:
+            mine = self._epochs.of_position(own_end - 1)
+            if mine is not None and (mine.epoch, mine.start) == master.epochs[-1]:
+                raise ReplicationError(
+                    f"the master's log ends at {master.end_position}, and this one at {own_end}, in the same epoch"
+                    f" {mine.epoch}: the master lost the end of its log, and nothing is cut here for it. Elect this"
+                    " broker to keep what it holds (enableElectUncleanMaster at the controller, mqadmin electMaster),"
+                    " or stop it, save what it alone has, remove its store and start it again",
+                    reason="ahead",
+                )
             if not log.record_begins(point):
                 raise ReplicationError(
                     f"this log and the master's part at {point}, in the middle of a record here. Stop this broker,"

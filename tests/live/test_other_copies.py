@@ -1,0 +1,158 @@
+"""Stores under a controller that are not what their broker's number says: older ones, copied ones, others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.live.support import TOPIC, connected, create, run, send, sent, until
+from tests.live.test_acting_master import bodies_of
+from tests.live.test_controller_mode import Group, group
+from tests.live.test_unconfirmed import SLOW, pair
+
+from rocketspark.broker.replication.link.ha_client import _Connection
+from rocketspark.broker.replication.link.links import LinkState
+from rocketspark.broker.replication.role import Role
+from rocketspark.protocol.codes import ResponseCode
+
+COUNT = 5
+# Longer than a test waits.
+SLOWER = SLOW | {"slave_not_caught_up_ms": 600_000, "ha_housekeeping_interval_ms": 600_000}
+
+
+async def send_some(address: str, mark: str, count: int = COUNT) -> None:
+    """Each record of the same size, so that those of two logs begin at the same places."""
+    async with connected(address) as peer:
+        for number in range(count):
+            await sent(peer, b"%b %02d" % (mark.encode(), number))
+
+
+@contextmanager
+def reading_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Slaves that greet their master, and read nothing of its log."""
+    receive = _Connection.data_received
+
+    def received(connection: _Connection, data: bytes) -> None:
+        if connection.link.state is not LinkState.TRANSFER:
+            receive(connection, data)
+
+    with monkeypatch.context() as m:
+        m.setattr(_Connection, "data_received", received)
+        yield
+
+
+@pytest.mark.shows("a slave that is back with less than it held, while its old link still seems open, is not elected")
+def test_a_slave_that_is_back_with_less_is_in_sync_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with group(tmp_path, **SLOWER) as g:
+            first, second = await pair(g)
+            async with connected(first.address) as peer:
+                await create(peer)
+            await send_some(first.address, "a")
+            store = tmp_path / "store2"
+            shutil.copytree(store, tmp_path / "older")
+            end = second.store.written_position
+            await send_some(first.address, "b")
+            in_sync = first.replication.controlled.in_sync
+            await until(lambda: in_sync.confirmed == first.store.written_position > end)
+            link = second.replication.client._connection
+            assert link is not None
+            assert link._transport is not None
+            # As after a loss of power: nobody closes the connection.
+            held = os.dup(link._transport.get_extra_info("socket").fileno())
+            try:
+                await g.brokers.pop(2).kill()
+                shutil.rmtree(store)
+                (tmp_path / "older").rename(store)
+                assert in_sync.set.members == {1, 2}
+                with reading_nothing(monkeypatch):
+                    second = await g.start(2)
+                    await until(lambda: in_sync.set.members == {1})
+                    await g.brokers.pop(1).kill()
+                    await asyncio.sleep(1)
+                    assert second.role.kind is not Role.MASTER
+            finally:
+                os.close(held)
+            # With the first all comes back.
+            first = await g.start(1)
+            await until(lambda: first.role.kind is Role.MASTER)
+            await g.in_sync(2)
+            assert len(bodies_of(second.store)) == 2 * COUNT
+
+    run(main())
+
+
+async def _all_lose_power(g: Group, folder: Path, after: int) -> None:
+    """The controller and two brokers: the first is back with less than the second, and takes `after` messages."""
+    first, second = await pair(g)
+    async with connected(first.address) as peer:
+        await create(peer)
+    await send_some(first.address, "a")
+    await until(lambda: second.store.written_position == first.store.written_position)
+    shutil.copytree(folder / "store1", folder / "older")
+    await send_some(first.address, "b")
+    await until(lambda: second.store.written_position == first.store.written_position)
+    port = int(g.controller.address.rpartition(":")[2])
+    await g.controller.close()
+    await asyncio.gather(g.brokers.pop(1).kill(), g.brokers.pop(2).kill())
+    shutil.rmtree(folder / "store1")
+    (folder / "older").rename(folder / "store1")
+    g.controller = g._controller(port)
+    await g.controller.start()
+    first = await g.start(1)
+    await until(lambda: first.role.kind is Role.MASTER)
+    assert first.role.epoch == 1
+    await send_some(first.address, "c", after)
+
+
+@pytest.mark.shows("a master that lost its end and went on in its epoch: another log is not taken for a copy, nor cut")
+@pytest.mark.parametrize(("after", "reason"), [(2 * COUNT, "diverged"), (2, "ahead")])
+def test_a_log_that_holds_what_its_master_lost_is_no_copy(tmp_path: Path, after: int, reason: str) -> None:
+    async def main() -> None:
+        async with group(tmp_path) as g:
+            await _all_lose_power(g, tmp_path, after)
+            first, second = g.brokers[1], await g.start(2)
+            end = second.store.written_position
+            await until(lambda: second.replication.troubles.counts[reason])
+            in_sync = first.replication.controlled.in_sync
+            await until(lambda: in_sync.set.members == {1})
+            # What it alone has is not cut off, and what it lacks does not count as held by two.
+            assert second.store.written_position == end
+            newest = second.store.newest_record()
+            assert newest is not None
+            assert b"b 04" in newest[1]
+            await send_some(first.address, "d", 1)
+            assert second.store.written_position == end
+
+    run(main())
+
+
+@pytest.mark.shows("two brokers on copies of one store, so of one number: the one that comes second takes no office")
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_copy_of_a_store_does_not_come_beside_its_original(
+    tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with group(tmp_path) as g:
+            first, _ = await pair(g)
+            async with connected(first.address) as peer:
+                await create(peer)
+            await send_some(first.address, "a")
+            shutil.copytree(tmp_path / f"store{number}", tmp_path / "store3")
+            copy = await g.start(3)
+            await until(lambda: f"is number {number} of broker-a too" in caplog.text)
+            assert copy.role.kind is Role.FENCED
+            async with connected(copy.address) as peer:
+                assert (await send(peer, b"x")).code == ResponseCode.SERVICE_NOT_AVAILABLE
+            # The original's end makes room for it.
+            original = g.brokers.pop(number)
+            await original.close()
+            await until(lambda: copy.role.kind is not Role.FENCED)
+            await until(lambda: (master := g.master()) is not None and bool(bodies_of(master.store, TOPIC)))
+
+    run(main())
