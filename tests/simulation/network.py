@@ -68,6 +68,12 @@ class Network:
             else:
                 del self._cut[link]
 
+    def open(self, source: Node, target: Node) -> None:
+        """Let everything through again from one to the other."""
+        link = source.ip, target.ip
+        if (number := self._cut.get(link)) is not None:
+            self.world.scheduler.after(self.random.uniform(0.001, AGAIN_S), partial(self._open, link, number))
+
     def _open(self, link: tuple[str, str], number: int) -> None:
         if self._cut.get(link) == number:
             del self._cut[link]

@@ -81,7 +81,8 @@ class Cluster:
         self.namesrv = world.node("namesrv")
         self.controller = world.node("controller") if replicas > 1 else None
         self.brokers = [world.node(f"{name}-{number}") for number in range(1, replicas + 1)]
-        # Those that are to run; a supervisor may look.
+        # By node: the process that was started last, alive or not.
+        self.latest: dict[str, Process] = {}
         self.namesrv_address = f"{self.namesrv.ip}:{NAMESRV_PORT}"
         self.controller_address = f"{self.controller.ip}:{CONTROLLER_PORT}" if self.controller else ""
 
@@ -130,7 +131,9 @@ class Cluster:
             async def main(node: Node) -> None:
                 await serve(node, BrokerServer(self.broker_settings(node)))
 
-        return node.start(main, node.name)
+        process = node.start(main, node.name)
+        self.latest[node.name] = process
+        return process
 
     def restart(self, node: Node) -> Process | None:
         """Start it again on what its disk has, if it does not run."""
@@ -175,6 +178,33 @@ class Cluster:
         """Return how many replicas the controller knows in sync."""
         found = await self._known()
         return 0 if found is None or found.master is None else len(found.in_sync)
+
+    def known_in_sync(self) -> int:
+        """Return how many replicas are in sync as the controller's disk says; it may be down."""
+        assert self.controller is not None
+        server = self.latest[self.controller.name].server
+        found = server._journal.sets.get(self.name) if server is not None else None
+        return 0 if found is None or found.master is None else len(found.in_sync)
+
+    async def elect(self, node: Node) -> None:
+        """Ask the controller to make a broker the master; it may refuse."""
+        number = next(
+            (
+                process.server.replication.manager.own_id
+                for process in node.processes
+                if process.server is not None and process.server.replication.manager is not None
+            ),
+            None,
+        )
+        if number is None:
+            return
+        client = ControllerClient([self.controller_address], connections=Connections())
+        try:
+            await client.elect("DefaultCluster", self.name, number, designate=True)
+        except (RocketSparkError, OSError) as e:
+            self.world.record("not elected", node=node.name, error=str(e)[:200])
+        finally:
+            await client.close()
 
     async def _known(self) -> Any:
         connections = Connections()

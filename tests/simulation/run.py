@@ -13,7 +13,6 @@ replaced.replace_all()
 import argparse
 import gc
 import importlib
-import itertools
 import json
 import logging
 import os
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation import disk
+from tests.simulation.seeds import run_many
 from tests.simulation.world import World
 
 LONG = ("history", "logs", "packets")
@@ -57,7 +57,14 @@ class _Lines(logging.Handler):
             self.world.logs.append("".join(traceback.format_exception(*record.exc_info)))
 
 
-def run_here(scenario: Scenario, seed: Any, *, level: int = logging.WARNING, limit_s: float = 3600.0) -> dict[str, Any]:
+def run_here(
+    scenario: Scenario,
+    seed: Any,
+    *,
+    level: int = logging.WARNING,
+    limit_s: float = 3600.0,
+    only: dict[str, list[int]] | None = None,
+) -> dict[str, Any]:
     """Run one seed in this process, which is of no use afterwards; returns what came of it."""
     gc.disable()
     replaced.begin(seed)
@@ -66,6 +73,7 @@ def run_here(scenario: Scenario, seed: Any, *, level: int = logging.WARNING, lim
     os.chdir(folder)
     began = time.process_time()
     world = World(seed, Path("disks"))
+    world.only = only or {}
     logger = logging.getLogger("rocketspark")
     logger.setLevel(level)
     logger.propagate = False
@@ -81,6 +89,7 @@ def run_here(scenario: Scenario, seed: Any, *, level: int = logging.WARNING, lim
         "seed": seed,
         "error": error,
         "result": result,
+        "plan": world.plan,
         "digest": world.digest(),
         "simulated_s": world.now_s,
         "cpu_s": time.process_time() - began,
@@ -131,48 +140,68 @@ def prepare() -> None:
     """Make ready for children: what they would all import, and do, once."""
     importlib.import_module("tests.simulation.nodes")
     importlib.import_module("tests.simulation.scenarios")
+    importlib.import_module("tests.simulation.failover")
     disk.install()
     gc.collect()
     gc.freeze()
 
 
+def run_named(name: str, seed: Any, **more: Any) -> dict[str, Any]:
+    """Run one seed of a scenario by its name, without the history of one that went well."""
+    return run_seed(scenario_named(name), seed, brief=True, **more)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--scenario", default="single")
-    parser.add_argument("--seed", type=int, action="append")
-    parser.add_argument("--log", default="WARNING")
-    parser.add_argument("--history", action="store_true")
-    parser.add_argument("--json", action="store_true")
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.run")
+    parser.add_argument("--scenario", default="single", help="of scenarios.py, or module:function")
+    parser.add_argument("--seed", type=int, action="append", help="one seed; may be repeated")
+    parser.add_argument("--seeds", help="FIRST-LAST: many, of which those that fail are told")
+    parser.add_argument("--seconds", type=float, default=0.0, help="begin no more seeds after so long")
+    parser.add_argument("--shrink", action="store_true", help="leave out what a failure does not need")
+    parser.add_argument("--only", action="append", default=[], help="PART=0,3: these steps of a part of the plan alone")
+    parser.add_argument("--log", default="WARNING", help="the level of the log that is shown")
+    parser.add_argument("--history", action="store_true", help="show log and history")
+    parser.add_argument("--json", action="store_true", help="one line of JSON a seed")
     wanted = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         # Sets are gone through in the same order everywhere.
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
     scenario = scenario_named(wanted.scenario)
     prepare()
-    failed, numbers = 0, itertools.count()
-    for seed in wanted.seed or [1]:
-        outcome = run_seed(scenario, seed, level=getattr(logging, wanted.log))
-        if packets := outcome.pop("packets", None):
-            Path(os.environ["SIMULATION_PACKETS"]).with_suffix(f".{next(numbers)}").write_text("\n".join(packets))
-        if wanted.json:
-            print(
-                json.dumps(
-                    {name: value for name, value in outcome.items() if name not in ("history", "logs", "packets")}
-                )
-            )
-            continue
-        if wanted.history or outcome["error"]:
-            for line in outcome.pop("logs", []):
-                print(line)
-        if wanted.history:
-            for line in outcome.get("history", []):
-                print(line)
+    if wanted.seeds:
+        first, _, last = wanted.seeds.partition("-")
+        numbers = range(int(first), int(last or first) + 1)
+        tally = run_many(run_named, wanted.scenario, numbers, limit_s=wanted.seconds, shrinks=wanted.shrink)
+        print(tally.text())
+        return 1 if tally.failed else 0
+    only = {part: [int(n) for n in kept.split(",") if n] for part, _, kept in (o.partition("=") for o in wanted.only)}
+    failed = 0
+    for number, seed in enumerate(wanted.seed or [1]):
+        outcome = run_seed(scenario, seed, level=getattr(logging, wanted.log), only=only)
         failed += bool(outcome["error"])
-        for line in [outcome["error"], *outcome.get("troubles", [])]:
-            if line:
-                print(line)
-        print({k: v for k, v in outcome.items() if k not in ("history", "logs", "error", "troubles")})
+        show(outcome, number, wanted)
     return 1 if failed else 0
+
+
+def show(outcome: dict[str, Any], number: int, wanted: argparse.Namespace) -> None:
+    """Print what came of a seed."""
+    if packets := outcome.pop("packets", None):
+        Path(os.environ["SIMULATION_PACKETS"]).with_suffix(f".{number}").write_text("\n".join(packets))
+    if wanted.json:
+        print(json.dumps({name: value for name, value in outcome.items() if name not in LONG}))
+        return
+    lines = []
+    if wanted.history:
+        told = [(line["t"], " ".join(f"{k}={v}" for k, v in line.items() if k != "t")) for line in outcome["history"]]
+        lines = [f"{at:10.4f} {'-':12} - {text}" for at, text in told]
+        # Log and history by time; of the same time the log first.
+        lines = sorted(outcome["logs"] + lines, key=lambda line: (line[:10], line[10:24] == " -"))
+    for line in [*lines, outcome["error"], *outcome.get("troubles", [])]:
+        if line:
+            print(line)
+    for part, steps in outcome.get("plan", {}).items():
+        print(f"{part}:", *(steps if isinstance(steps, list) else [steps]), sep="\n  ")
+    print({name: value for name, value in outcome.items() if name not in (*LONG, "error", "troubles", "plan")})
 
 
 if __name__ == "__main__":

@@ -91,3 +91,10 @@ async def pair(world: World) -> dict[str, Any]:
     sent = await sending.wait()
     await cluster.stop()
     return {"sent": sent}
+
+
+async def failover(world: World) -> dict[str, Any]:
+    """See failover.py."""
+    from tests.simulation import failover as found
+
+    return await found.failover(world)

@@ -155,8 +155,8 @@ class Node:
                 strand.scheduler.give_way()
 
     def kill_at_call(self, count: int, *, power: bool = False) -> None:
-        """Die at a system call, the next one with 1; `power`: with all that is not synced."""
-        self._calls_left, self._call_power = count, power
+        """Die at a system call, the next one with 1, never with 0; `power`: with all that is not synced."""
+        self._calls_left, self._call_power = count or None, power
 
     def kill(self) -> None:
         """SIGKILL for all that runs here."""
@@ -167,6 +167,9 @@ class Node:
     def power_loss(self) -> None:
         """Lose power: nobody is told, and the disk has what was synced. The machine is up again with `boot`."""
         if not self.is_up:
+            return
+        if not self.world.may_lose_power(self):
+            self.kill()
             return
         self.world.record("power loss", node=self.name)
         self._end_all(silent=True)
@@ -216,6 +219,9 @@ class World:
         self.troubles: list[str] = []
         # What is dead is not collected: its `finally` would run.
         self.keep: list[Any] = []
+        # What of the plan is done, by its part; all of what is not named.
+        self.only: dict[str, list[int]] = {}
+        self.plan: dict[str, Any] = {}
         self.nodes: dict[str, Node] = {}
         self.by_ip: dict[str, Node] = {}
         self._pid = 1000
@@ -225,6 +231,8 @@ class World:
         self._packets = 0
         self._packets_sum = 0
         self.network = Network(self)
+        # Whether a promise covers it; who draws faults says so. Else the processes are killed alone.
+        self.may_lose_power: Callable[[Node], bool] = lambda node: True
 
     @property
     def now_s(self) -> float:
@@ -245,6 +253,12 @@ class World:
             found = self.nodes[name] = Node(self, name, len(self.nodes) + 1)
             self.by_ip[found.ip] = found
         return found
+
+    def planned(self, part: str, drawn: list[Any]) -> list[Any]:
+        """Note a part of the plan; returns what of it is to be done."""
+        kept = self.only.get(part)
+        self.plan[part] = drawn
+        return drawn if kept is None else [drawn[number] for number in kept if number < len(drawn)]
 
     def at(self, when_s: float, call: Callable[[], None]) -> None:
         """Have something done at a time."""

@@ -1,0 +1,151 @@
+"""A broker name under faults, with the plainest of checks: what was acknowledged is there, once, where it was said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import Any
+
+from tests.simulation.nodes import Cluster
+from tests.simulation.plan import Faults, draw_faults
+from tests.simulation.world import Node, World
+
+from rocketspark import AsyncProducer, AsyncPullConsumer, Message, MessageQueue, RocketSparkError, SendStatus
+
+FAULTS_FROM_S, FAULTS_UNTIL_S = 5.0, 40.0
+SETTLE_S = 90.0
+
+
+class Lost(AssertionError):
+    """A promise was broken."""
+
+
+async def failover(world: World) -> dict[str, Any]:
+    """Senders and a reader beside faults; then everything is mended and has to agree."""
+    chance = world.random("plan")
+    replicas = chance.choice([2, 2, 2, 3])
+    settings: dict[str, Any] = {
+        "flush_disk_type": chance.choice(["ASYNC_FLUSH", "SYNC_FLUSH"]),
+        "in_sync_replicas_min": chance.choice([1, 1, 2]),
+    }
+    world.plan["cluster"] = {"replicas": replicas, **settings}
+    cluster = Cluster(world, replicas=replicas, **settings)
+    senders = [world.node(f"sender-{number}") for number in range(chance.randint(1, 3))]
+    reader = world.node("reader")
+    drawn = draw_faults(chance, cluster, [*senders, reader], begin_s=FAULTS_FROM_S, end_s=FAULTS_UNTIL_S)
+    faults = world.planned("faults", drawn)
+    await cluster.start()
+    sent: dict[str, tuple[int, int]] = {}
+    tried: set[str] = set()
+    read: dict[tuple[int, int], str] = {}
+    until_s = FAULTS_UNTIL_S + 20
+
+    async def send(node: Node) -> None:
+        pauses = world.random(f"{node.name} pauses")
+        async with AsyncProducer(
+            cluster.namesrv_address, "senders", send_timeout_ms=1500, retries=pauses.choice([0, 2, 5])
+        ) as producer:
+            number = 0
+            while world.now_s < until_s:
+                number += 1
+                body = f"{node.name}:{number}"
+                tried.add(body)
+                try:
+                    result = await producer.send(Message("t", body.encode() + b" " * pauses.choice([0, 0, 2000])))
+                except (RocketSparkError, OSError) as e:
+                    world.record("not sent", body=body, error=str(e)[:150])
+                else:
+                    at = result.queue.queue_id, result.queue_offset
+                    world.record("sent", body=body, at=at, status=result.status.name)
+                    if result.status is SendStatus.SEND_OK:
+                        sent[body] = at
+                await asyncio.sleep(pauses.choice([0.01, 0.05, 0.2, 0.5]))
+
+    async def follow(node: Node) -> None:
+        async with AsyncPullConsumer(
+            cluster.namesrv_address, "readers", consume_from="first", commit_interval_ms=1000
+        ) as consumer:
+            consumer.subscribe("t")
+            while world.now_s < until_s + 5:
+                try:
+                    found = await consumer.poll(500)
+                except (RocketSparkError, OSError) as e:
+                    world.record("not read", error=str(e)[:150])
+                    await asyncio.sleep(0.5)
+                    continue
+                for message in found:
+                    at, body = (message.queue_id, message.queue_offset), message.body.decode().strip()
+                    world.record("read", body=body, at=at)
+                    if read.setdefault(at, body) != body:
+                        raise Lost(f"{at} was {read[at]} and is {body}")
+
+    running = [node.start(send) for node in senders] + [reader.start(follow)]
+    await Faults(cluster).run(faults)
+    mended_s = world.now_s
+    await cluster.wait_in_sync(replicas, SETTLE_S)
+    world.record("settled", after=round(world.now_s - mended_s, 3))
+    for process in running:
+        await process.wait()
+    await cluster.wait_in_sync(replicas, SETTLE_S)
+    there = await reader.run(lambda node: read_all(cluster))
+    check(sent, tried, read, there)
+    await asyncio.sleep(3)
+    compare_logs(cluster)
+    await cluster.stop()
+    elections = sum("is master in epoch" in line for line in world.logs)
+    return {"sent": len(sent), "tried": len(tried), "read": len(read), "faults": len(faults), "elections": elections}
+
+
+async def read_all(cluster: Cluster) -> dict[tuple[int, int], str]:
+    """Read every queue from its begin to its end."""
+    found: dict[tuple[int, int], str] = {}
+    async with AsyncPullConsumer(cluster.namesrv_address, "checkers", auto_commit=False) as consumer:
+        queues: list[MessageQueue] = await consumer.queues("t")
+        ends = {queue.queue_id: await consumer.end_offset(queue) for queue in queues}
+        await consumer.assign(queues)
+        for queue in queues:
+            await consumer.seek_to_begin(queue)
+        while len(found) < sum(ends.values()):
+            messages = await consumer.poll(5000)
+            if not messages:
+                raise Lost(f"{sum(ends.values())} messages are said to be there, {len(found)} come")
+            for message in messages:
+                found[message.queue_id, message.queue_offset] = message.body.decode().strip()
+    return found
+
+
+def check(
+    sent: dict[str, tuple[int, int]],
+    tried: set[str],
+    read: dict[tuple[int, int], str],
+    there: dict[tuple[int, int], str],
+) -> None:
+    places = defaultdict(list)
+    for at, body in there.items():
+        places[body].append(at)
+    lost = {body: at for body, at in sent.items() if there.get(at) != body}
+    if lost:
+        told = {body: (at, there.get(at), places.get(body)) for body, at in list(lost.items())[:5]}
+        raise Lost(f"{len(lost)} acknowledged messages are not where they were: {told}")
+    gone = {at: body for at, body in read.items() if there.get(at) != body}
+    if gone:
+        raise Lost(f"{len(gone)} messages that were read are no more: {dict(list(gone.items())[:5])}")
+    strange = set(places) - tried
+    if strange:
+        raise Lost(f"nobody sent {sorted(strange)[:5]}")
+
+
+def compare_logs(cluster: Cluster) -> None:
+    """Hold the logs of all replicas against each other, byte by byte."""
+    logs = {}
+    for node in cluster.brokers:
+        folder = cluster.store(node) / "commitlog"
+        logs[node.name] = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    names = sorted(logs)
+    for name in names[1:]:
+        for file in logs[names[0]].keys() & logs[name].keys():
+            one, other = logs[names[0]][file], logs[name][file]
+            if one != other:
+                at = next(at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+                told = f"{one[at - 8 : at + 60].hex()} and {other[at - 8 : at + 60].hex()}"
+                raise Lost(f"the logs of {names[0]} and {name} differ at {int(file) + at}: {told}")
