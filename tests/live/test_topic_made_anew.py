@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.pop_support import popped
-from tests.live.support import GROUP, TOPIC, broker, connected, create, create_group, pull, pulled, run, sent, until
+from tests.live.pop_support import ack, popped
+from tests.live.support import (
+    GROUP,
+    TOPIC,
+    broker,
+    connected,
+    create,
+    create_group,
+    pull,
+    pulled,
+    run,
+    sent,
+    settings,
+    until,
+)
 from tests.live.test_controller_mode import group
 
+from rocketspark.broker.server import BrokerServer
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
     CloneOffsetsHeader,
@@ -42,6 +58,13 @@ async def moved_to(peer: Peer, offset: int, **changes: Any) -> int | None:
     """Where a pull is sent to; None if it is not."""
     reply = await pull(peer, TOPIC, 0, offset, **{"sys_flag": 6} | changes)
     return reply.header(PullReply).next_offset if reply.code == ResponseCode.PULL_OFFSET_MOVED else None
+
+
+async def sent_and_goes_there(peer: Peer, offset: int, **changes: Any) -> bool:
+    """Whether a pull is sent to the first message, as often as it asks, until it pulls there."""
+    told = [await moved_to(peer, offset, **changes) for _ in range(2)]
+    await pull(peer, TOPIC, 0, 0, **{"sys_flag": 6} | changes)
+    return told == [0, 0]
 
 
 async def commit(peer: Peer, offset: int) -> None:
@@ -297,7 +320,7 @@ def test_with_a_topic_no_retries_of_others_are_deleted(
 @pytest.mark.parametrize("count", [3, 25])
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_reader_is_sent_there_after_a_start_too(tmp_path: Path, end: str, count: int) -> None:
-    """One that commits nothing, whom the broker knows by its pulls alone; once it was told it is not told again."""
+    """One that commits nothing, whom the broker knows by its pulls alone; once it went there it is not told again."""
     folder, copy = tmp_path / "store", tmp_path / "copy"
 
     async def old() -> None:
@@ -312,7 +335,7 @@ def test_a_reader_is_sent_there_after_a_start_too(tmp_path: Path, end: str, coun
 
     async def told() -> None:
         async with broker(folder if end == "stop" else copy) as server, connected(server.address) as peer:
-            assert await moved_to(peer, 10) == 0
+            assert await sent_and_goes_there(peer, 10)
             assert await moved_to(peer, min(count, 10)) is None
 
     async def again() -> None:
@@ -345,7 +368,7 @@ def test_a_kill_in_the_midst_of_the_deletion_forgets_no_reader(tmp_path: Path) -
             await create(peer, queues=1)
             for number in range(3):
                 await sent(peer, b"new %d" % number)
-            assert await moved_to(peer, 1) == 0
+            assert await sent_and_goes_there(peer, 1)
             assert await moved_to(peer, 1) is None
 
     run(old())
@@ -367,7 +390,7 @@ def test_a_reader_is_sent_there_by_who_was_a_slave_and_not_by_a_slave(tmp_path: 
                 assert len(await pulled(peer)) == 10
                 assert len(await pulled(peer, group="other")) == 10
                 await remade(peer, 25)
-                assert await moved_to(peer, 10, group="other") == 0
+                assert await sent_and_goes_there(peer, 10, group="other")
             synchronize = second.replication.synchronize
             assert synchronize is not None
             await until(lambda: second._offsets.anew.table() == {f"{TOPIC}@{GROUP}": [0]})
@@ -376,7 +399,7 @@ def test_a_reader_is_sent_there_by_who_was_a_slave_and_not_by_a_slave(tmp_path: 
                 assert await moved_to(peer, 10) is None
                 await g.stop(1)
                 await until(lambda: g.master())
-                assert await moved_to(peer, 10) == 0
+                assert await sent_and_goes_there(peer, 10)
                 assert await moved_to(peer, 10) is None
                 assert await moved_to(peer, 10, group="other") is None
 
@@ -401,5 +424,57 @@ def test_after_a_kill_nothing_popped_of_the_one_before_comes_again(came: bool, t
         async with broker(tmp_path) as server, connected(server.address) as peer:
             assert len(server._pops.check_points) == 0
             assert [message.body for message in await popped(peer)] == [b"new 0"]
+
+    run(main())
+
+
+@pytest.mark.shows("an ordered message of a deleted topic, acknowledged late, moves no offset of the topic made anew")
+def test_a_late_acknowledgement_in_order_passes_over_no_message_of_the_new_topic(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await create_group(peer)
+            for number in range(3):
+                await sent(peer, b"old %d" % number)
+            held = await popped(peer, order=True)
+            await remade(peer, 0)
+            assert await popped(peer, order=True) == []
+            # Not in the millisecond of the pop.
+            await until(lambda: time.time() * 1000 > int(held[0].handle.split()[1]) + 2)
+            for number in range(3):
+                await sent(peer, b"new %d" % number)
+            for message in held:
+                await ack(peer, message)
+            assert [m.body for m in await popped(peer, order=True)] == [b"new 0", b"new 1", b"new 2"]
+
+    run(main())
+
+
+def test_after_a_kill_no_batch_of_the_old_topic_is_acknowledged_in_the_new_one(tmp_path: Path) -> None:
+    """The ordered batch was noted before the deletion; what was noted since of the new topic is gone with the kill."""
+
+    async def main() -> None:
+        server = BrokerServer(settings(tmp_path))
+        await server.start()
+        async with connected(server.address) as peer:
+            await create(peer, queues=1)
+            await create_group(peer)
+            for number in range(3):
+                await sent(peer, b"old %d" % number)
+            held = await popped(peer, order=True)
+            server._pop_state.save()
+            noted = (tmp_path / "config" / "consumerOrderInfo.json").read_bytes()
+            await remade(peer, 5)
+            assert json.loads((tmp_path / "config" / "consumerOrderInfo.json").read_text())["table"] == {}
+            assert len(await popped(peer, order=True, count_max=2)) == 2
+            server._offsets.save()
+            await server.kill()
+        # As brokers left it that wrote it later.
+        (tmp_path / "config" / "consumerOrderInfo.json").write_bytes(noted)
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            for message in held:
+                await ack(peer, message)
+            found = await popped(peer, order=True)
+            assert [m.body for m in found] == [b"new %d" % number for number in range(5)]
 
     run(main())

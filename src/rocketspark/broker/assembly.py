@@ -92,7 +92,7 @@ def keep_within_queues(store: Store, tables: Tables, ordered: OrderedPops) -> No
         return store.stored_range(topic, queue_id)[1]
 
     tables.offsets.keep_within(end, lambda topic: topic in queues or topics.get(topic) is not None)
-    ordered.keep_within(end)
+    ordered.keep_within(end, store.store_time_at)
 
 
 def make_messages(

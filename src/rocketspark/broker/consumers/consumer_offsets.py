@@ -3,7 +3,8 @@
 Rule: an offset is the next to consume; a message may be delivered again after a kill, never skipped: none lies beyond
 its queue's end when a broker begins, and an operator is answered once its change is on the disk. The version rises
 once in so many commits (consumerOffsetUpdateVersionStep), as in RocketMQ: a master compares it with its slaves'.
-ReadersAnew keeps who read a topic that was deleted: the next pull of such a group may name an offset of the old topic.
+ReadersAnew keeps whose next pull names an offset that means nothing any more: who read a topic that was deleted, and
+whose offset was set by hand. Rule: who follows is told until it pulls there, as an answer may be lost.
 """
 
 from __future__ import annotations
@@ -34,18 +35,25 @@ Reader = tuple[str, str, int]
 
 
 class ReadersAnew:
-    """The groups that read a queue of a topic that was deleted, on one broker; the queue may be there anew.
+    """The groups that are sent elsewhere at their next pull of a queue, on one broker.
 
-    `file`: None keeps them in memory alone; `changes`: how often they changed; `readers`: for those who only look.
+    `file`: None keeps them in memory alone; `changes`: how often they changed; `readers`: those of a queue of a topic
+    that was deleted, which may be there anew; `resets`: where those go on whose offset was set by hand.
     """
 
     def __init__(self, file: JsonFile[ReadersTable] | None = None) -> None:
-        found = file.load() if file is not None else None
-        self.readers: dict[Reader, None] = {} if found is None else dict.fromkeys(_readers(found.readers))
+        found = (file.load() if file is not None else None) or ReadersTable()
+        self.readers: dict[Reader, None] = dict.fromkeys(_readers(found.readers))
+        self.resets: dict[Reader, int] = {
+            (group, topic, queue_id): found.resets[f"{topic}@{group}"][queue_id]
+            for group, topic, queue_id in _readers(found.resets)
+        }
+        # Those that were told, and did not pull there yet.
+        self._told: set[Reader] = set()
         self.changes = self._noted = 0
         self.unsaved = UnsavedChanges(
             FILE_NAME,
-            lambda: self.readers,
+            lambda: range(len(self.readers) + len(self.resets)),
             self._snapshot,
             lambda text: None if file is None else file.write(text),
         )
@@ -66,10 +74,44 @@ class ReadersAnew:
         self.changes += 1
         return True
 
+    def set(self, reader: Reader, offset: int) -> None:
+        """Note that an offset was set by hand."""
+        self.resets[reader] = offset
+        self.changes += 1
+
+    def take_reset(self, reader: Reader) -> int | None:
+        """Forget that an offset was set by hand, and return it; None if none was. It is saved soon."""
+        offset = self.resets.pop(reader, None)
+        if offset is not None:
+            self._told.discard(reader)
+            self.changes += 1
+            self.save()
+        return offset
+
+    def sent_to(self, reader: Reader, at: int, *, follows: bool) -> int | None:
+        """Return where one that pulls is to go on instead; None if it goes on there, or is where it was to go.
+
+        `follows`: it reads on as messages come: it is told until it pulls there. Others are told once of offsets that
+        were set by hand, and of no topic made anew.
+        """
+        is_anew = reader in self.readers
+        wanted = self.resets.get(reader, 0 if is_anew else None)
+        if wanted is None or (is_anew and not follows and reader not in self.resets and reader not in self._told):
+            return None
+        if at == wanted or not follows:
+            self.take(reader)
+            self.take_reset(reader)
+            self._told.discard(reader)
+            return None if at == wanted else wanted
+        self._told.add(reader)
+        return wanted
+
     def forget(self, *, group: str | None = None, topic: str | None = None) -> None:
         """Forget the readers of a group, or of a topic."""
-        for reader in [r for r in self.readers if r[0] == group or r[1] == topic]:
+        for reader in [r for r in (*self.readers, *self.resets) if r[0] == group or r[1] == topic]:
             self.take(reader)
+            self.take_reset(reader)
+            self._told.discard(reader)
 
     def table(self) -> dict[str, list[int]]:
         """Return the queue ids of all readers, by "topic@group"."""
@@ -85,8 +127,17 @@ class ReadersAnew:
             self.readers = readers
             self.changes += 1
 
+    def replace_resets(self, resets: Mapping[Reader, int]) -> None:
+        """Replace what was set by hand by what a master knows of."""
+        if resets != self.resets:
+            self.resets = dict(resets)
+            self.changes += 1
+
     def _snapshot(self) -> Iterator[bytes]:
-        return pieces(ReadersTable(), "readers", self.table())
+        resets: dict[str, dict[int, int]] = {}
+        for (group, topic, queue_id), offset in self.resets.items():
+            resets.setdefault(f"{topic}@{group}", {})[queue_id] = offset
+        return pieces(ReadersTable(resets=resets), "readers", self.table())
 
     def save(self) -> None:
         """Write the file if they changed since."""
@@ -178,10 +229,10 @@ class ConsumerOffsets:
         self.creation: AutomaticCreation | None = None
         self.changes = self._noted = 0
         self.unsaved = UnsavedChanges("consumerOffset.json", self.rows, self.snapshot, lambda text: file.write(text))
-        # Offsets set by an operator, until the consumer's next pull is told of them.
-        self._resets: dict[tuple[str, str, int], int] = {}
-        self._pulled: dict[tuple[str, str, int], int] = {}
+        self._pulled: dict[Reader, int] = {}
         self.anew = ReadersAnew(anew)
+        # Where another offset stands by now a broker that knows of no such file served meanwhile.
+        self.anew.replace_resets({r: offset for r, offset in self.anew.resets.items() if self.get(*r) == offset})
         # Called with an operator's change and waited for; what it returns is called once all offsets are on the disk.
         self.set_by_hand: Callable[[], Awaitable[Callable[[], None]]] | None = None
 
@@ -252,22 +303,31 @@ class ConsumerOffsets:
         return _groups_of(topic, self.table)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set an offset by hand: the consumer's own commits count for nothing until its next pull heard of it."""
+        """Set an offset by hand: the consumer's own commits count for nothing until it pulls there."""
         self.commit(group, topic, queue_id, offset)
-        self._resets[(group, topic, queue_id)] = offset
+        self.anew.set((group, topic, queue_id), offset)
 
     def is_reset(self, group: str, topic: str, queue_id: int) -> bool:
         """Tell whether an offset set by hand waits for the consumer."""
-        return bool(self._resets) and (group, topic, queue_id) in self._resets
+        return bool(self.anew.resets) and (group, topic, queue_id) in self.anew.resets
 
-    def take_reset(self, group: str, topic: str, queue_id: int, *, follows: bool = True) -> int | None:
-        """Return, once, the offset set by hand, or the first one of a queue that was made anew; None for no such.
+    def drop_reset(self, group: str, topic: str, queue_id: int) -> None:
+        """Forget an offset that was set by hand: another was, which is the committed one."""
+        self.anew.take_reset((group, topic, queue_id))
 
-        `follows`: it is asked by one that reads on as messages come, not by a tool that looks at a place.
-        """
-        if self.anew.readers and follows and self.anew.take((group, topic, queue_id)):
-            return self._resets.pop((group, topic, queue_id), 0)
-        return self._resets.pop((group, topic, queue_id), None) if self._resets else None
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return, once, the offset set by hand, or the first one of a queue that was made anew; None for no such."""
+        if not self.anew.readers and not self.anew.resets:
+            return None
+        is_anew = self.anew.take((group, topic, queue_id))
+        offset = self.anew.take_reset((group, topic, queue_id))
+        return 0 if offset is None and is_anew else offset
+
+    def sent_to(self, group: str, topic: str, queue_id: int, at: int, *, follows: bool) -> int | None:
+        """Return where one that pulls at an offset is to go on instead, as `ReadersAnew.sent_to`."""
+        if not self.anew.readers and not self.anew.resets:
+            return None
+        return self.anew.sent_to((group, topic, queue_id), at, follows=follows)
 
     def asked(self, group: str, topic: str, queue_id: int) -> None:
         """Note that a consumer asks where to begin, or is told by hand: it names no offset of a deleted topic."""
@@ -288,6 +348,7 @@ class ConsumerOffsets:
         others = [queue_id for queue_id in queues if queue_id not in queue_ids]
         for queue_id in others:
             del queues[queue_id]
+            self.drop_reset(group, topic, queue_id)
         self.changes += bool(others)
         return others
 
@@ -300,9 +361,8 @@ class ConsumerOffsets:
 
     def drop_resets(self, *, group: str | None = None, topic: str | None = None) -> None:
         """Forget offsets set by hand for a group or a topic that is deleted."""
-        for table in (self._resets, self._pulled):
-            for key in [k for k in table if k[0] == group or k[1] == topic]:
-                del table[key]
+        for key in [k for k in self._pulled if k[0] == group or k[1] == topic]:
+            del self._pulled[key]
         self.anew.forget(group=group, topic=topic)
 
     # -- from another broker of the name ---------------------------------------------------------------------------
@@ -334,11 +394,11 @@ class ConsumerOffsets:
 
     def resets(self) -> list[tuple[str, str, int, int]]:
         """Return (group, topic, queue id, offset) of each offset set by hand that waits for its consumer."""
-        return [(*key, offset) for key, offset in self._resets.items()]
+        return [(*reader, offset) for reader, offset in self.anew.resets.items()]
 
     def take_resets(self, resets: Iterable[tuple[str, str, int, int]]) -> None:
         """Make the offsets set by hand that wait a master's; the offsets themselves came with the table."""
-        self._resets = {(group, topic, queue_id): offset for group, topic, queue_id, offset in resets}
+        self.anew.replace_resets({(group, topic, queue_id): offset for group, topic, queue_id, offset in resets})
 
     def state(self) -> tuple[int, int, DataVersion]:
         """Return a value that differs whenever `snapshot` or `anew` differs."""

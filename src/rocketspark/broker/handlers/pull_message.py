@@ -358,8 +358,7 @@ class PullHandler:
             return None
         # Where a master serves it knows whom it told.
         follows = bool(h.sys_flag & sysflags.PULL_SUSPEND) and not self._role.has_live_master
-        reset_to = self._offsets.take_reset(h.group, h.topic, h.queue_id, follows=follows)
-        return None if reset_to == at == 0 else reset_to
+        return self._offsets.sent_to(h.group, h.topic, h.queue_id, at, follows=follows)
 
     # -- where to pull from ---------------------------------------------------------------------------------------
 

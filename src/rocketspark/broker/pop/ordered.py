@@ -237,12 +237,18 @@ class OrderedPops:
         if self.table.get(f"{topic}@{group}", {}).pop(queue_id, None) is not None:
             self._changes += 1
 
-    def keep_within(self, end: Callable[[str, int], int]) -> None:
-        """Forget batches with messages beyond a queue's end, that others will stand in the place of."""
+    def keep_within(
+        self, end: Callable[[str, int], int], stored_ms: Callable[[str, int, int], int] = lambda topic, q, offset: 0
+    ) -> None:
+        """Forget batches with messages beyond a queue's end, that others will stand in the place of.
+
+        `stored_ms`: when the message at an offset of a queue was stored: one that was popped before is another.
+        """
         for key, queues in self.table.items():
             topic = key.rpartition("@")[0]
             for queue_id, batch in list(queues.items()):
-                if max(batch.offsets(), default=-1) >= end(topic, queue_id):
+                last = max(batch.offsets(), default=-1)
+                if last >= end(topic, queue_id) or stored_ms(topic, queue_id, last) > batch.pop_time_ms:
                     del queues[queue_id]
                     self._changes += 1
 

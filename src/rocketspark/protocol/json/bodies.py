@@ -420,9 +420,13 @@ class OffsetTable(Body):
 
 
 class ReadersTable(Body):
-    """readersAnew.json, ours: "topic@group" to ids of queues that were read before their topic was deleted."""
+    """readersAnew.json, ours: "topic@group" to ids of queues that were read before their topic was deleted.
+
+    `resets`: "topic@group" to queue id to the offset that was set by hand, which the consumer has not followed yet.
+    """
 
     readers: dict[str, list[int]] = {}
+    resets: dict[str, dict[int, int]] = {}
 
 
 class DelayOffsetTable(Body):

@@ -89,6 +89,7 @@ class AdminHandler:
         self._transactions = messages.transactions
         self._stats = stats
         self._quarantine = messages.quarantine
+        self._pops = messages.pops
         self._acts = acts
         self._long_scans = long_scans
 
@@ -282,6 +283,7 @@ class AdminHandler:
         """CLEAN_UNUSED_TOPIC (316): queues of topics that the broker does not have (any more), and offsets in them."""
         for topic in list(self._store.queues()):
             if self._topics.get(topic) is None and not topic_names.is_system_topic(topic):
+                self._pops.delete_topic(topic)
                 self._offsets.delete_topic(topic)
                 self._store.delete_topic(topic)
                 self._stats.forget_topic(topic)

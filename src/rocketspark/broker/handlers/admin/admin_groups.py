@@ -14,6 +14,7 @@ from rocketspark.broker.consumers.connected_clients import ConnectedClient
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.declared_settings import QUEUES_MAX
 from rocketspark.broker.handlers.admin.admin_topics import merged_attributes
+from rocketspark.broker.handlers.consumer_manage import QUEUE_IDS_KEPT
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.pop.pops import Pops
@@ -165,6 +166,7 @@ class GroupHandler:
             has = self._pops.in_flight.check_points.of_group(request.ext.group)
             async for part in self._long_scans.pieces(has):
                 self._pops.in_flight.give_up(part)
+        self._pops.ordered.save()
         await self._groups.unsaved.saved()
         await self._offsets.saved()
         return reply(request.opaque)
@@ -369,6 +371,8 @@ class GroupHandler:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {h.topic} does not exist")
         if self._groups.table.get(h.group) is None:
             raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {h.group} does not exist")
+        if h.queue_id >= max(config.read_queue_nums, config.write_queue_nums, QUEUE_IDS_KEPT):
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"Topic {h.topic} has no queue {h.queue_id}")
         rows = []
         ids = [h.queue_id] if h.queue_id >= 0 else range(config.read_queue_nums)
         async for part in self._long_scans.pieces(ids):
@@ -376,6 +380,7 @@ class GroupHandler:
                 target = self._reset_queue(h, queue_id)
                 queue = QueueBody.of(MessageQueue(h.topic, self._settings.broker_name, queue_id))
                 rows.append(java_json.encode_object_key(queue, target))
+        self._pops.ordered.save()
         await self._offsets.saved()
         return reply(request.opaque, body=b'{"offsetTable":{%b}}' % b",".join(rows))
 
@@ -466,12 +471,14 @@ class GroupHandler:
         there = ((h.source, topic) for topic in topics if self._topics.get(topic) is not None)
         async for topic, queue_id, offset in self._offsets_in_turns(there):
             self._offsets.asked(h.target, topic, queue_id)
+            self._offsets.drop_reset(h.target, topic, queue_id)
             self._offsets.commit(h.target, topic, queue_id, offset)
             self._pops.reset(topic, h.target, queue_id)
             cloned.setdefault(topic, set()).add(queue_id)
         for topic, queue_ids in cloned.items():
             for queue_id in self._offsets.keep_only(h.target, topic, queue_ids):
                 self._pops.reset(topic, h.target, queue_id)
+        self._pops.ordered.save()
         await self._offsets.saved()
         return reply(request.opaque)
 

@@ -150,6 +150,7 @@ class TopicHandler:
                 self._offsets.delete_topic(name)
                 self._store.delete_topic(name)
                 self._traffic.forget_topic(name)
+        self._pops.ordered.save()
         await self._offsets.saved()
         return reply(request.opaque)
 
