@@ -100,10 +100,11 @@ class PopLifecycle:
     async def _set_by_hand(self) -> Callable[[], None]:
         """Offsets are set by hand: those that follow pops of before are no more to come back after a kill.
 
-        So the offsets of other pops, which wait for the disk, are to be written with them.
+        So the offsets of other pops, which wait for the disk, are to be written with them; and the log has that end on
+        the disk, or a power cut would leave a note that seems to be of another log.
         """
         end, offsets = self._store.written_position, self._in_flight.offsets
-        if offsets.is_waiting:
+        if offsets.is_waiting or self._store.flushed_position < end:
             await asyncio.get_running_loop().run_in_executor(None, self._store.flush_log)
             offsets.commit_flushed()
         return lambda: config_files.write(str(self._note), str(end), keep_before=False)
