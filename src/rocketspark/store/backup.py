@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from rocketspark import machine
 from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.protocol.message.record_layout import BLANK_BYTES_MIN
+from rocketspark.store.deleted_topics import VERSION as DELETED_VERSION
+from rocketspark.store.deleted_topics import topics_of
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import failure
 
@@ -41,6 +43,7 @@ _LAST = tuple(
     for name in ("topics", "topicQueueMapping", "subscriptionGroup", "deletedTopics")
     for end in ("", ".bak")
 )
+_DELETED = "config/deletedTopics.json"
 _IDENTITY = ("brokerIdentity", "brokerIdentity-temp")
 _PIECE_BYTES = 8 << 20
 _END_BYTES = 64 << 10
@@ -83,6 +86,7 @@ def backup(
     copy.log(log, target / _LOG)
     for name in _LAST:
         copy.whole(root / name, target / name)
+    _bound_deletions(target)
     # Recovery then looks at everything.
     _write(target / "abort", "backup")
     _describe(target, "whole")
@@ -137,6 +141,19 @@ def _describe(folder: Path, state: str) -> None:
 
 def _write(path: Path, text: str) -> None:
     config_files.write(str(path), text, keep_before=False)
+
+
+def _bound_deletions(target: Path) -> None:
+    """Let deletions noted after the log was copied count where its copy ends: beyond it they count for nothing."""
+    path, log_files = target / _DELETED, [file for file in (target / _LOG).glob("*") if file.name.isdigit()]
+    try:
+        topics = topics_of(config_files.unsealed(config_files.read(str(path)) or "{}"))
+        end = max((int(file.name) + file.stat().st_size for file in log_files), default=0)
+        bounded = {topic: min(int(at), end) for topic, at in topics.items()}
+    except (ValueError, TypeError, AttributeError):
+        return  # Damaged as it was; a start says so.
+    if bounded != topics:
+        _write(path, config_files.sealed({"version": DELETED_VERSION, "topics": bounded}))
 
 
 class _Copy:

@@ -37,7 +37,8 @@ class Recovered(NamedTuple):
     `end`: of the log; `replayed`: number of records; `cut`: the log is shorter than the checkpoint says, `promised`;
     `skipped`: (begin, end) in the log of what is damaged and was passed over; `unnamed`: records of topics that no
     directory can be named after, which are in no queue; `remade`: queues are made anew, as some were lost; `missing`:
-    (begin, end) in the log of files that are not there although others before them are.
+    (begin, end) in the log of files that are not there although others before them are; `deleted_elsewhere`: topics
+    that another broker deleted on this store, which noted it nowhere.
     """
 
     end: int
@@ -49,6 +50,7 @@ class Recovered(NamedTuple):
     remade: bool = False
     missing: tuple[tuple[int, int], ...] = ()
     promised: int = 0
+    deleted_elsewhere: tuple[str, ...] = ()
 
     @property
     def skipped_bytes(self) -> int:
@@ -109,6 +111,9 @@ def recover(
     log.set_end(log.mapped_files.end())  # So that records can be looked at; the scan finds the end.
     for topic, position in deleted.items():
         queues.finish_deletion(topic.decode(), position)
+    deleted_elsewhere = tuple(queues.forget_deleted())
+    if deleted_elsewhere:
+        deleted = {**deleted, **{topic.encode(): log.mapped_files.end() for topic in deleted_elsewhere}}
     safe = _replay_start(log, queues, index, at)
     # The log up to the checkpoint was on the disk: damage there is skipped. After it the first damage ends the log.
     covered = min(max(at.queues_position, log.proven_end()), log.mapped_files.end())
@@ -125,7 +130,7 @@ def recover(
         # Files of queues are missing or damaged beyond what the checkpoint promises: make all anew from the log.
         found = _replay(log, queues, index, oldest, covered, deleted, thorough=True)._replace(remade=True)
     log.damaged = found.skipped
-    return found._replace(missing=tuple(log.mapped_files.missing))
+    return found._replace(missing=tuple(log.mapped_files.missing), deleted_elsewhere=deleted_elsewhere)
 
 
 def _replay_start(log: CommitLog, queues: ConsumeQueueStore, index: IndexService | None, at: Checkpoint) -> int:

@@ -143,6 +143,10 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             if self.recovered.cut:
                 self.fell_short(self.recovered.promised, self.recovered.end)
             self._forget_deletions_beyond(self.recovered.end)
+            if self.recovered.deleted_elsewhere:
+                # From here on no replay brings them back.
+                gone = dict.fromkeys(self.recovered.deleted_elsewhere, self.recovered.end)
+                self._deletions.add_all(gone, self.log.min_position)
             if crashed:
                 self._sync_left()
             self._mark_open(abort)

@@ -210,3 +210,31 @@ def test_a_copy_beside_the_original_has_no_number(make_store: Any, send: Any, tm
     restore(tmp_path / "b", tmp_path / "new", with_identity=False)
     assert (tmp_path / "same/brokerIdentity").read_text() == "c#b#1"
     assert not (tmp_path / "new/brokerIdentity").exists()
+
+
+@pytest.mark.shows("a topic deleted while a backup runs is deleted in the backup")
+@pytest.mark.parametrize("more", [1, 200])
+def test_a_topic_deleted_while_the_log_is_copied_is_deleted_in_the_copy(
+    more: int, make_store: Any, send: Any, tmp_path: Path
+) -> None:
+    """Its queues were copied before; the log's copy may end files before the place of the deletion."""
+    store = make_store()
+    fill(store, send, 0, 20)
+    flush(store)
+    ended: list[int] = []
+
+    def delete(files: int, copied_bytes: int) -> None:
+        if (tmp_path / "backup" / "commitlog").exists() and not ended:
+            ended.append(store.written_position)
+            fill(store, send, 20, more)
+            for _ in range(more):
+                send(store, "other", 0, bytes(1000))
+            store.delete_topic("t0")
+
+    backup(store.settings.root, tmp_path / "backup", tell=delete)
+    assert ended
+    restore(tmp_path / "backup", tmp_path / "restored")
+    copy = make_store(tmp_path / "restored")
+    assert "t0" not in copy.queues()
+    assert copy.queue_range("t1", 1)[1] >= 3
+    assert send(copy, "t0", 0, b"new")[1] == 0

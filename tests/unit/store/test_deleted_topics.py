@@ -138,3 +138,90 @@ def test_notes_of_another_log_count_for_nothing(text: str, make_store: Any, send
     (root / "checkpoint").unlink()
     (root / "abort").touch()
     assert bodies(make_store(root), "t", 0) == [b"x"]
+
+
+@pytest.mark.shows(
+    "a kill right after a deletion makes no queue anew: what is noted of the topic before counts no more"
+)
+@pytest.mark.parametrize("old", [20, 250])
+@pytest.mark.parametrize("new", [0, 3, 250])
+def test_a_kill_right_after_a_deletion_loses_no_queue(
+    old: int, new: int, make_store: Any, send: Any, tmp_path: Path
+) -> None:
+    store = make_store()
+    for i in range(old):
+        send(store, "t", 0, b"old%d" % i)
+    send(store, "keep", 0, b"x")
+    store.close()
+    store = make_store()
+    noted = json.loads((Path(store.settings.root) / "config/storeFiles.json").read_text())
+    assert noted["ends"]["t"]["0"][1] == old
+    store.delete_topic("t")
+    for i in range(new):
+        send(store, "t", 0, b"new%d" % i)
+    root = killed(store, tmp_path / "killed")
+    assert json.loads((root / "config/storeFiles.json").read_text()) == noted
+    again = make_store(root)
+    assert not again.recovered.remade
+    assert again.queue_range("t", 0) == (0, new)
+    assert bodies(again, "t", 0) == [b"new%d" % i for i in range(new)]
+
+
+@pytest.mark.shows("a topic that a Java broker deleted, or made anew, on a store of ours stays so")
+@pytest.mark.parametrize("old", [20, 250])
+def test_a_topic_that_another_broker_deleted_does_not_come_back(old: int, make_store: Any, send: Any) -> None:
+    """As RocketMQ leaves it: its queues and its settings are gone, and nothing says so."""
+    store = make_store()
+    for i in range(old):
+        send(store, "t", 0, b"%d" % i)
+        send(store, "keep", 0, b"%d" % i)
+    store.close()
+    root = Path(store.settings.root)
+    shutil.rmtree(root / "consumequeue" / "t")
+    for lost in ("t", ""):
+        shutil.rmtree(root / "consumequeue" / lost, ignore_errors=True)
+        again = Store(store.settings, clock=store._clock)
+        again.simple_topics = {"keep"}
+        again.open()
+        assert set(again.queues()) == {"keep"}
+        assert len(bodies(again, "keep", 0)) == old
+        assert again.recovered.remade == (not lost)
+        again.close()
+
+
+def test_queues_that_are_lost_are_no_deletion(make_store: Any, send: Any) -> None:
+    """The topic has its settings still; or nothing is known of settings."""
+    store = make_store()
+    for topic in ("t", "keep"):
+        send(store, topic, 0, b"x")
+    store.close()
+    for told in ({"keep", "t"}, set[str]()):
+        shutil.rmtree(Path(store.settings.root) / "consumequeue" / "t")
+        again = Store(store.settings, clock=store._clock)
+        again.simple_topics = told
+        again.open()
+        assert again.recovered.remade
+        assert bodies(again, "t", 0) == [b"x"]
+        again.close()
+
+
+@pytest.mark.parametrize("old", [20, 250])
+def test_a_topic_that_another_broker_made_anew_begins_there(old: int, make_store: Any, send: Any) -> None:
+    store = make_store()
+    for i in range(old):
+        send(store, "t", 0, b"old%d" % i)
+    store.close()
+    config = Path(store.settings.root) / "config"
+    noted = (config / "storeFiles.json").read_bytes()
+    store = make_store()
+    store.delete_topic("t")
+    for i in range(3):
+        send(store, "t", 0, b"new%d" % i)
+    store.close()
+    (config / "storeFiles.json").write_bytes(noted)
+    for path in config.glob("deletedTopics.json*"):
+        path.unlink()
+    again = make_store()
+    assert again.queue_range("t", 0) == (0, 3)
+    assert send(again, "t", 0, b"new3")[1] == 3
+    assert bodies(again, "t", 0) == [b"new%d" % i for i in range(4)]

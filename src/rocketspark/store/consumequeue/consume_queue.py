@@ -152,6 +152,8 @@ class ConsumeQueue:
             noted = NOTHING_NOTED
         mapped_files = self.mapped_files
         mapped_files.scan()
+        if self._is_newer(noted):
+            noted = NOTHING_NOTED
         end = mapped_files.starts[0] if mapped_files.starts else 0
         for start in reversed(mapped_files.starts):
             units_max = mapped_files.readable(start) // self.unit_bytes
@@ -169,6 +171,16 @@ class ConsumeQueue:
         self.flushed = end
         self.find_min(min_position)
         self._load_ext()
+
+    def _is_newer(self, noted: NotedEnd) -> bool:
+        """Tell whether a note is of a queue that was deleted, by a broker that notes it nowhere: this one's first unit
+        points behind the log of then.
+        """
+        first = self.mapped_files.starts[0] if self.mapped_files.starts else noted.end
+        if first >= noted.end or self.mapped_files.readable(first) < self.unit_bytes:
+            return False
+        position, size, _ = UNIT.unpack_from(self.mapped_files.get(first).view, 0)
+        return size > 0 and position >= noted.position and self._is_of(first // self.unit_bytes, position)
 
     def _load_ext(self) -> None:
         """Remove units from the extension that no queue unit points to any more."""

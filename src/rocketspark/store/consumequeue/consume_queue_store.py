@@ -99,6 +99,18 @@ class ConsumeQueueStore:
         evidence.judge()
         self._size_shown = evidence.found
 
+    def forget_deleted(self) -> list[str]:
+        """Forget topics that have neither settings nor queues any more; returns their names.
+
+        A broker deleted them that notes it nowhere, as RocketMQ's. Where no settings are known nothing is told.
+        """
+        told = {*self.simple_topics, *(topic.decode() for topic in self._told_batch_topics)}
+        noted = {topic for topic, _ in self.inventory.queues} if told else set()
+        gone = sorted(topic for topic in noted if topic not in told and topic not in self._known)
+        for topic in gone:
+            self.inventory.forget(topic)
+        return gone
+
     def lost(self) -> bool:
         """Tell whether a queue's files are gone that were there when the store was last flushed."""
         wanted = set(self.inventory.queues.items())
@@ -215,6 +227,7 @@ class ConsumeQueueStore:
                     for start in mapped_files.starts:
                         self.maps.drop(mapped_files, start)
         self.batch_topics.discard(topic.encode())
+        self.inventory.forget(topic)
         self._listing_due = True
         for directory in (self.directory, self._batch_directory, self._ext_directory):
             path = f"{directory}/{topic}"
@@ -228,6 +241,7 @@ class ConsumeQueueStore:
 
     def finish_deletion(self, topic: str, position: int) -> None:
         """Remove the topic if it still has a message from before a physical offset: a kill fell into its deletion."""
+        self.inventory.forget(topic, position)
         for queue_id in list(self._known.get(topic, ())):
             queue = self._find_if_whole(topic, queue_id)
             if queue is not None and queue.begins_before(position):
@@ -311,7 +325,7 @@ class ConsumeQueueStore:
         ends = {name: noted for name, noted in list(self.inventory.ends.items()) if name in known}
         self._noted_at = self._log_end()
         ends.update(self._new_ends())
-        self.inventory.write(self.sizes(), lasts, firsts, ends, self.min_position)
+        self.inventory.write(self.sizes(), lasts, firsts, ends, self.min_position, self._noted_at)
         self._listing_due = False
 
     def _new_ends(self) -> Iterator[tuple[tuple[str, int], NotedEnd]]:

@@ -34,8 +34,9 @@ class QueueFileInventory:
     """The file config/storeFiles.json.
 
     `sizes`: of files, by the setting's name; `queues`, `firsts`: where the last and the first file of each
-    queue begins; `ends`: where each queue ended when it was noted last; `log_begin`: the physical
-    offset at which the log began then. Once files of the log were removed, nothing is known of the first files.
+    queue begins; `ends`: where each queue ended when it was noted last; `log_begin`, `log_end`: the physical offsets at
+    which the log began and ended then, -1 for an end that no older program noted. Once files of the log were removed,
+    nothing is known of the first files.
     """
 
     def __init__(self, root: str, files: OsFiles) -> None:
@@ -46,6 +47,7 @@ class QueueFileInventory:
         self.firsts: dict[tuple[str, int], int] = {}
         self.ends: dict[tuple[str, int], NotedEnd] = {}
         self.log_begin = 0
+        self.log_end = -1
 
     def read(self) -> None:
         """Read the file; one that is damaged counts as missing.
@@ -58,6 +60,7 @@ class QueueFileInventory:
             self.sizes = {name: _number(size) for name, size in table.get("sizes", {}).items()}
             self.queues, self.firsts = _starts(table.get("queues", {})), _starts(table.get("firsts", {}))
             self.log_begin = _number(table.get("logBegin", 0))
+            self.log_end = _number(table["logEnd"]) if "logEnd" in table else -1
             self.ends = {
                 (topic, _number(queue_id)): NotedEnd(*map(_number, noted))
                 for topic, queues in table.get("ends", {}).items()
@@ -66,6 +69,16 @@ class QueueFileInventory:
         except (ValueError, TypeError, AttributeError, RecursionError):
             self.sizes, self.queues, self.firsts, self.ends = {}, {}, {}, {}
 
+    def forget(self, topic: str, position: int | None = None) -> None:
+        """Forget a topic that was deleted; `position`: the log's end then: what was noted later is of the next one."""
+        if position is None or 0 <= self.log_end <= position:
+            for table in (self.queues, self.firsts):
+                for name in [name for name in list(table) if name[0] == topic]:
+                    table.pop(name, None)
+        for name, noted in list(self.ends.items()):
+            if name[0] == topic and (position is None or noted.position <= position):
+                self.ends.pop(name, None)
+
     def write(
         self,
         sizes: dict[str, int],
@@ -73,6 +86,7 @@ class QueueFileInventory:
         firsts: dict[tuple[str, int], int],
         ends: dict[tuple[str, int], NotedEnd],
         log_begin: int,
+        log_end: int,
     ) -> None:
         """Replace the file. Raises StoreFull, StoreUnwritable."""
         table = {
@@ -82,10 +96,11 @@ class QueueFileInventory:
             "firsts": _table(firsts),
             "ends": _table(ends),
             "logBegin": log_begin,
+            "logEnd": log_end,
         }
         config_files.write(self._path, config_files.sealed(table), self._files)
         self.sizes, self.queues, self.firsts, self.log_begin = dict(sizes), dict(queues), dict(firsts), log_begin
-        self.ends = dict(ends)
+        self.ends, self.log_end = dict(ends), log_end
 
 
 def _table(values: dict[tuple[str, int], _T]) -> dict[str, dict[str, _T]]:
