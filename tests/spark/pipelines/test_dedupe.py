@@ -17,6 +17,7 @@ from rocketspark.arrow.columns import schema_of
 from rocketspark.cli.main import run as cli
 from rocketspark.errors import ConfigError
 from rocketspark.spark.pipelines import dedupe
+from rocketspark.spark.pipelines.connection import Connection, operations_of
 from rocketspark.spark.pipelines.options import DedupeOptions
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.testing import Cluster
@@ -86,6 +87,24 @@ def test_what_a_clock_that_went_back_cannot_lose(
     )
     assert (again.rows, again.passed, again.repeated) == (3, 2, 1)
     assert len(bodies_of(cluster.namesrv, target)) == 5
+
+
+@pytest.mark.shows("mended: `dedupe` drops messages without a key of a topic that was made anew")
+def test_a_topic_made_anew_has_no_message_of_the_old_one(
+    spark: SparkSession, cluster: Cluster, producer: Producer, make_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """Its messages stand where those of the old topic stood, whose places are remembered."""
+    source, target = make_topic(queues=1, brokers=1), make_topic()
+    where = Connection(cluster.namesrv, options={"failOnDataLoss": "false"})
+    send(producer, source, ("old 1", []), ("old 2", ["a"]), ("old 3", []))
+    assert dedupe.run(spark, where, source, target, checkpoint=tmp_path / "c").passed == 3
+    with operations_of(where) as operations:
+        operations.delete_topic(source)
+        operations.create_topic(source, queue_count=1)
+    send(producer, source, ("new 1", []), ("new 2", ["a"]), ("new 3", []))
+    again = dedupe.run(spark, where, source, target, checkpoint=tmp_path / "c")
+    assert (again.passed, again.repeated) == (2, 1)
+    assert bodies_of(cluster.namesrv, target) == [b"new 1", b"new 3", b"old 1", b"old 2", b"old 3"]
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,7 @@ def _passed_on(rows: DataFrame, by: str, delay: str, target: str) -> DataFrame:
         .select(
             *COLUMNS,
             "place",
-            # A message without a key is like no other.
-            F.coalesce(F.concat(F.lit("key/"), key_of(by)), F.concat(F.lit("place/"), "place")).alias("dedupeKey"),
+            F.coalesce(F.concat(F.lit("key/"), key_of(by)), _no_other()).alias("dedupeKey"),
             SEEN,
         )
         .withWatermark(SEEN, delay)
@@ -177,6 +176,18 @@ def _passed_on(rows: DataFrame, by: str, delay: str, target: str) -> DataFrame:
         )
         .where("refused IS NULL")
         .select(*COLUMNS)
+    )
+
+
+def _no_other() -> Column:
+    """Return what a message without a key has for one: no other has it, also in a topic that was made anew, whose
+    queues begin again.
+    """
+    from pyspark.sql import functions as F
+
+    stored_us = F.unix_micros("storeTime")
+    return F.concat(
+        F.lit("place/"), F.concat_ws("/", "topic", "broker", "queueId", "queueOffset", "logPosition", stored_us)
     )
 
 
