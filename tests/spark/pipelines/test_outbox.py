@@ -53,6 +53,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         execute(url, "DROP TABLE orders")
         execute(url, "DROP TABLE IF EXISTS rocketspark_claims")
         execute(url, "DROP TABLE IF EXISTS rocketspark_refused")
+        execute(url, "DROP TABLE IF EXISTS rocketspark_claimed_by")
 
 
 def execute(url: str, text: str, *rows: tuple[Any, ...]) -> list[Any]:
@@ -172,6 +173,102 @@ def test_claims_never_change(tmp_path: Path, database: str) -> None:
     assert [row.columns["id"] for row in claims.rows(3, 4)] == [1]
     claims.close()
     other.close()
+
+
+@pytest.mark.shows(
+    "mended: `outbox` under the name of another table's, or by another key, passes rows over or repeats them"
+)
+def test_a_name_is_of_one_table_and_key(database: str) -> None:
+    def claims(table: str, key: str, name: str = "shop") -> RowClaims:
+        made = RowClaims(database, table, key, name)
+        made.create()
+        made.columns()
+        return made
+
+    execute(database, "CREATE TABLE bills (id INTEGER PRIMARY KEY, code VARCHAR(9))")
+    try:
+        for _ in range(2):
+            claims("orders", "id").hold()
+        claims("ORDERS", "ID").hold()
+        claims("bills", "id", "bills").hold()
+        schema = "main" if database.startswith("sqlite") else "public"
+        claims(f"{schema}.orders", "id").hold()
+        for table, key in (("bills", "id"), ("orders", "customer")):
+            with pytest.raises(ConfigError, match=r"'shop' sends rows of table orders by their id.*another --name"):
+                claims(table, key).hold()
+    finally:
+        execute(database, "DROP TABLE bills")
+
+
+def test_a_row_that_was_changed_after_it_was_sent_stops_nothing(
+    spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """The driver was killed before Spark noted the batch: it comes again, and a row of it says something else."""
+    topic, url, where = make_topic(), f"sqlite:///{tmp_path}/shop.db", tmp_path / "c"
+    execute(url, TABLE)
+    insert(url, 1, 2)
+    given: dict[str, Any] = {"database": url, "table": "orders", "checkpoint": where, "columns": COLUMNS}
+    options = OutboxOptions(topic=topic, name=topic)
+    assert outbox.run(spark, cluster.namesrv, options=options, **given).rows == 2
+    for note in (where / "commits").iterdir():
+        note.unlink()
+    execute(url, "UPDATE orders SET payload = 'changed' WHERE id = 1")
+    insert(url, 3)
+    outbox.run(spark, cluster.namesrv, options=options, **given)
+    assert sent(cluster, topic) == wanted(1, 2, 3)
+
+
+@pytest.mark.shows("mended: `outbox` passes rows over after its database was set back")
+def test_a_database_that_is_older_than_the_checkpoint_is_refused(
+    spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, file = make_topic(), tmp_path / "shop.db"
+    url = f"sqlite:///{file}"
+    execute(url, TABLE)
+    given: dict[str, Any] = {"database": url, "table": "orders", "checkpoint": tmp_path / "c", "columns": COLUMNS}
+    options = OutboxOptions(topic=topic, name=topic)
+    insert(url, 1)
+    outbox.run(spark, cluster.namesrv, options=options, **given)
+    copy = file.read_bytes()
+    insert(url, 2)
+    outbox.run(spark, cluster.namesrv, options=options, **given)
+    file.write_bytes(copy)
+    insert(url, 3)
+    with pytest.raises(ConfigError, match=r"has sent 2 batches of rows, and the database knows of 1: it is an older"):
+        outbox.run(spark, cluster.namesrv, options=options, **given)
+    assert execute(url, "SELECT max(batch) FROM rocketspark_claims") == [(1,)]
+
+
+@pytest.mark.shows("mended: `outbox --delete` deletes rows that another run of the same name claimed and did not send")
+def test_rows_that_others_claimed_are_not_deleted(
+    spark: SparkSession,
+    cluster: Cluster,
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic, url = make_topic(), f"sqlite:///{tmp_path}/shop.db"
+    execute(url, TABLE)
+    given: dict[str, Any] = {"database": url, "table": "orders", "checkpoint": tmp_path / "c", "columns": COLUMNS}
+    options = OutboxOptions(topic=topic, name=topic, delete=True)
+    insert(url, 1, 2)
+    run_query = outbox.run_query
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        outcome = run_query(*arguments, **named)
+        insert(url, 3)
+        other = RowClaims(url, "orders", "id", topic)
+        other.claim(10)
+        other.close()
+        return outcome
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox, "run_query", run)
+        assert outbox.run(spark, cluster.namesrv, options=options, **given).rows == 2
+    assert execute(url, "SELECT id FROM orders") == [(3,)]
+    assert outbox.run(spark, cluster.namesrv, options=options, **given).rows == 1
+    assert sent(cluster, topic) == wanted(1, 2, 3)
+    assert execute(url, "SELECT id FROM orders") == []
 
 
 def test_a_batch_that_was_claimed_before_a_kill_is_the_next_one(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from rocketspark.spark.pipelines.parts.streaming import (
     check_name,
     default_name,
     end_of_topics,
+    highest_noted,
     run_query,
 )
 from rocketspark.spark.python_workers import plain_errors
@@ -363,13 +364,4 @@ def _without(offset: Mapping[str, Any]) -> dict[str, Any]:
 
 def watermark_of(spark: SparkSession, checkpoint: str) -> int:
     """Return the latest watermark that a checkpoint holds, in ms since 1970; 0 if there is none."""
-    from pyspark.errors import AnalysisException
-    from pyspark.sql import functions as F
-
-    try:
-        lines = spark.read.text(f"{checkpoint}/offsets")
-        found = F.max(F.get_json_object("value", "$.batchWatermarkMs").try_cast("bigint"))
-        row = lines.select(found).first()
-    except AnalysisException:
-        return 0  # There is no checkpoint yet.
-    return int(row[0] or 0) if row is not None else 0
+    return highest_noted(spark, checkpoint, "$.batchWatermarkMs")

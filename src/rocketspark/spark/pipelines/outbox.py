@@ -22,12 +22,19 @@ from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown
+from rocketspark.spark.options import EXACTLY_ONCE, over
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.options import OutboxOptions
 from rocketspark.spark.pipelines.parts.outbox_claims import REFUSED, ClaimedRow, JsonText, RowClaims
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.session import one_line_errors
-from rocketspark.spark.pipelines.parts.streaming import check_delivery, check_name, default_name, run_query
+from rocketspark.spark.pipelines.parts.streaming import (
+    check_delivery,
+    check_name,
+    default_name,
+    highest_noted,
+    run_query,
+)
 from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.spark_features import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow, for_this_spark
 from rocketspark.spark.write.batch_encoding import refused_rows
@@ -108,14 +115,17 @@ def run(
     try:
         claims.create()
         mapping = _check(columns, claims.columns())
+        claims.hold()
         spark.dataSource.register(TableSource)
         reading = {"database": database, "table": claims.table, "key": claims.key, "order": claims.order, "name": name}
         reading |= {"batchRows": str(batch_rows), "columns": json.dumps(mapping), "delete": str(options.delete).lower()}
         reading |= {"topic": topic} if topic else {}
         target = connection(where).spark_options() | ({"topic": topic} if topic else {}) | {"delivery": delivery}
-        if delivery == "exactly-once":
-            target["transactionalId"] = name
+        if delivery == EXACTLY_ONCE:
+            # A batch has the same rows each time, and a row may have been changed since it was sent.
+            target = over({"differingRepeat": "first"}, target) | {"transactionalId": name}
         with one_line_errors():
+            _check_age(claims, _reached(spark, checkpoint), checkpoint)
             rows = spark.readStream.format(FORMAT).options(**reading).load()
             kept = [part for part in PARTS if part == "body" or part in mapping]
             writer = rows.select(*kept).writeStream.format("rocketmq").options(**target)
@@ -128,8 +138,8 @@ def run(
                 end=lambda: {"batch": claims.claim_all(batch_rows)},
             )
         if options.delete and options.interval_s is None and not outcome.stopped:
-            # It has sent all that it claimed; Spark tells the source of all micro-batches but the last.
-            claims.delete(claims.newest())
+            # Spark tells the source of all micro-batches but the last. What others claimed since is not sent.
+            claims.delete(_reached(spark, checkpoint))
         waiting, refused = claims.waiting(), claims.refused()
         if keyless := claims.without_key():
             progress.say(f"{keyless} rows of table {table} are not sent: their {options.key} is null")
@@ -138,6 +148,22 @@ def run(
     finally:
         claims.close()
     return OutboxResult(table, topic, outcome.rows, outcome.batches, waiting, round(progress.seconds, 3), refused)
+
+
+def _reached(spark: SparkSession, checkpoint: Path | str) -> int:
+    """Return the last batch of claims that a checkpoint's micro-batches have come to; 0 if there is none yet."""
+    return highest_noted(spark, f"{checkpoint}", "$.batch")
+
+
+def _check_age(claims: RowClaims, reached: int, checkpoint: Path | str) -> None:
+    """Raise ConfigError if batches are not there that were sent: their numbers would be given to rows again, which the
+    query would take for sent.
+    """
+    if (newest := claims.newest()) < reached:
+        raise ConfigError(
+            f"{checkpoint} has sent {reached} batches of rows, and the database knows of {newest}: it is an older copy."
+            " Bring the newer one back; or give another --name and --checkpoint, and all rows that are there are sent"
+        )
 
 
 def check(columns: Columns, options: OutboxOptions) -> None:

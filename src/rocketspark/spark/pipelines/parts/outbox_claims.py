@@ -3,8 +3,9 @@ it was claimed for, and a batch never changes.
 
 Keys need not ascend, and rows may appear in any order, as those of transactions that commit late do: what counts is
 which rows have no claim yet. Claims stand in a table of their own beside the rows, under texts of the rows' keys that
-no two keys share; a second table names the rows of which no message could be made. A value for which Python has no
-object is read as the database's text of it, so that no row fails a read.
+no two keys share; a second table names the rows of which no message could be made, a third the table and the key that
+each pipeline claims by. A value for which Python has no object is read as the database's text of it, so that no row
+fails a read.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rocketspark.recipes.database_urls import database_of
 
 CLAIMS = "rocketspark_claims"
 REFUSED = "rocketspark_refused"
+CLAIMED_BY = "rocketspark_claimed_by"
 # The id of a claim that only keeps the last batch's number, once rows and their claims are deleted.
 _LAST = ""
 _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -114,8 +116,30 @@ class RowClaims:
                 f"CREATE INDEX IF NOT EXISTS {CLAIMS}_batch ON {CLAIMS} (pipeline, batch)",
                 f"CREATE TABLE IF NOT EXISTS {REFUSED} (pipeline VARCHAR(200) NOT NULL, id VARCHAR(500) NOT NULL,"
                 f" reason VARCHAR({_REASON_CHARACTERS_MAX}) NOT NULL, PRIMARY KEY (pipeline, id))",
+                f"CREATE TABLE IF NOT EXISTS {CLAIMED_BY} (pipeline VARCHAR(200) NOT NULL PRIMARY KEY,"
+                " source VARCHAR(200) NOT NULL, key_column VARCHAR(200) NOT NULL)",
             ]
         )
+
+    def hold(self) -> None:
+        """Note the table and the key of this pipeline's claims, as of `columns`. Raises ConfigError if it claimed rows
+        of another table, or by another key: the texts of their keys say nothing of these rows.
+        """
+        insert = f"INSERT INTO {CLAIMED_BY} (pipeline, source, key_column) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+        text = f"SELECT source, key_column FROM {CLAIMED_BY} WHERE pipeline = ?"
+        with self._database.work() as connection:
+            self._run(connection, insert, (self.pipeline, self.table, self.key))
+            table, key = self._run(connection, text, (self.pipeline,)).fetchone()
+        # A schema is compared where both name it.
+        parts = 1 if "." not in table or "." not in self.table else 2
+        if [*table.lower().split(".")[-parts:], key.lower()] != [
+            *self.table.lower().split(".")[-parts:],
+            self.key.lower(),
+        ]:
+            raise ConfigError(
+                f"pipeline {self.pipeline!r} sends rows of table {table} by their {key}, not of {self.table} by their"
+                f" {self.key}: it would take some for sent, or send some again; give this one another --name"
+            )
 
     def columns(self) -> list[str]:
         """Return the names of the table's columns; from now on table, key and order are named as the database has them.

@@ -21,6 +21,7 @@ from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ADMISSION_CONTROL, reported_offset
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -100,6 +101,19 @@ def _reached(query: StreamingQuery) -> dict[tuple[str, ...], int]:
         for place, offset in leaves(reported_offset(source["endOffset"])).items():
             reached[place] = min(offset, reached.get(place, offset))
     return reached
+
+
+def highest_noted(spark: SparkSession, checkpoint: str, path: str) -> int:
+    """Return the highest number that a checkpoint's offsets hold at a path of JSON; 0 if there is none."""
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F
+
+    try:
+        lines = spark.read.text(f"{checkpoint}/offsets")
+        row = lines.select(F.max(F.get_json_object("value", path).try_cast("bigint"))).first()
+    except AnalysisException:
+        return 0  # There is no checkpoint yet.
+    return int(row[0] or 0) if row is not None else 0
 
 
 def end_of_topics(options: Mapping[str, str]) -> dict[str, Any]:
