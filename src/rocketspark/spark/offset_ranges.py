@@ -110,19 +110,33 @@ def lag(start: Offsets, end: Offsets) -> Offsets:
 
 
 def admit(start: Offsets, newest: Offsets, rows_max: int) -> Offsets:
-    """Return ends with at most `rows_max` rows after `start`, shared among the queues by how much each holds.
+    """Return ends with at most `rows_max` rows after `start`, shared among the queues by how much each holds; but each
+    queue gets on, however much others hold: by one row at least, or in turn if there are more queues than rows.
 
     A queue that ends before its start, having been made anew, keeps that end, so that it is noticed.
     """
     rows = lag(start, newest)
     if sum(rows.values()) <= rows_max:
         return dict(newest)
-    shares = _shares(rows, rows_max)
-    return {queue: min(newest[queue], start[queue] + share) for queue, share in shares.items()}
+    shares = dict.fromkeys(rows, 0)
+    for queue in _in_turn(start, rows)[:rows_max]:
+        shares[queue] = 1
+    others = {queue: count - shares[queue] for queue, count in rows.items()}
+    more = _shares(others, rows_max - sum(shares.values()))
+    return {queue: min(newest[queue], start[queue] + share + more[queue]) for queue, share in shares.items()}
+
+
+def _in_turn(start: Offsets, rows: Offsets) -> list[MessageQueue]:
+    """Return the queues that hold rows, first those whose turn it is: the turn goes on by one with each row read."""
+    holding = [queue for queue, count in rows.items() if count]
+    turn = sum(start[queue] for queue in rows) % max(1, len(holding))
+    return holding[turn:] + holding[:turn]
 
 
 def _shares(rows: Offsets, rows_max: int) -> Offsets:
     total = sum(rows.values())
+    if not total:
+        return rows
     shares = {queue: rows_max * count // total for queue, count in rows.items()}
     left = rows_max - sum(shares.values())
     # The remainder of the rounding goes to the queues that it cost most.
@@ -135,17 +149,24 @@ def admit_bytes(start: Offsets, newest: Offsets, sizes: Mapping[MessageQueue, fl
     """Return ends with some `bytes_max` bytes after `start`, by the mean size of each queue's messages; one message at
     least.
 
-    Each queue gives the same part of what it holds. Queues of unknown size count as the mean of the others.
+    Each queue gives the same part of what it holds, but as of `admit` a message at least, or takes turns. Queues of
+    unknown size count as the mean of the others.
     """
     rows = lag(start, newest)
     known = [sizes[queue] for queue in rows if queue in sizes]
     mean = sum(known) / len(known) if known else 0
-    total = sum(count * sizes.get(queue, mean) for queue, count in rows.items())
+    size_of = {queue: sizes.get(queue, mean) for queue in rows}
+    total = sum(count * size_of[queue] for queue, count in rows.items())
     if total <= bytes_max:
         return dict(newest)
-    shares = {queue: int(count * bytes_max / total) for queue, count in rows.items()}
-    if not any(shares.values()):
-        shares = _shares(rows, 1)
+    shares, left = dict.fromkeys(rows, 0), float(bytes_max)
+    for number, queue in enumerate(_in_turn(start, rows)):
+        if number and size_of[queue] > left:
+            break
+        shares[queue], left = 1, left - size_of[queue]
+    if left > 0 and all(shares[queue] for queue, count in rows.items() if count):
+        part = left / (total - sum(size_of[queue] * share for queue, share in shares.items()))
+        shares = {queue: share + int((rows[queue] - share) * part) for queue, share in shares.items()}
     return {queue: min(newest[queue], start[queue] + share) for queue, share in shares.items()}
 
 

@@ -81,6 +81,25 @@ def test_admit_shares_by_lag() -> None:
     assert sum(admit(start, newest, 7).values()) == 307
 
 
+@pytest.mark.shows("mended: a limit per micro-batch passes quiet queues over while another has a backlog")
+@given(
+    st.lists(st.integers(0, 5), min_size=2, max_size=6),
+    st.integers(1, 7),
+    st.sampled_from(["rows", "bytes"]),
+)
+def test_each_queue_gets_on_however_much_others_hold(quiet: list[int], most: int, limit: str) -> None:
+    """The first queue grows by more than a micro-batch takes."""
+    names = Q[: len(quiet) + 1]
+    start, backlog = dict.fromkeys(names, 0), 1_000_000
+    newest = {names[0]: backlog} | dict(zip(names[1:], quiet, strict=True))
+    for _ in range(len(names) * (max(quiet) + 1)):
+        sizes = dict.fromkeys(names, 10.0)
+        ends = admit(start, newest, most) if limit == "rows" else admit_bytes(start, newest, sizes, 10 * most)
+        assert 0 < sum(ends.values()) - sum(start.values()) <= most
+        start, newest = ends, newest | {names[0]: newest[names[0]] + most}
+    assert {queue: start[queue] for queue in names[1:]} == dict(zip(names[1:], quiet, strict=True))
+
+
 def test_admit_lets_a_queue_made_anew_be_seen() -> None:
     assert admit({Q[0]: 100, Q[1]: 0}, {Q[0]: 5, Q[1]: 50}, 10) == {Q[0]: 5, Q[1]: 10}
 
