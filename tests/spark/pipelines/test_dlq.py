@@ -21,6 +21,7 @@ from rocketspark.protocol.trace import Consumed, Received, encode
 from rocketspark.spark.client_access import Access
 from rocketspark.spark.metrics.listening import listen_to_pipeline
 from rocketspark.spark.pipelines import dlq, dlq_resend
+from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.options import Choice, ResendOptions
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.testing import Cluster
@@ -129,6 +130,27 @@ def test_each_letter_is_sent_again_once(
         rest_of = [int(m.properties["number"]) for m in again if (m.broker_name, m.queue_id) == queue]
         by_key = [[n for n in rest_of if n % 2 == key and n % 3] for key in (0, 1)]
         assert by_key == [sorted(numbers) for numbers in by_key]
+
+
+@pytest.mark.shows("mended: `dlq --resend` with options of `-o` that choose letters sends them again each time")
+@pytest.mark.parametrize("name", ["sql", "endingTimestamp", "startingOffsets"])
+def test_options_that_choose_letters_say_nothing_of_their_resends(
+    spark: SparkSession, cluster: Cluster, dead: tuple[str, str, list[ReceivedMessage]], name: str
+) -> None:
+    topic, group, _ = dead
+    letters = stored(cluster, f"%DLQ%{group}", COUNT)
+    places: dict[str, dict[str, int]] = {}
+    for letter in letters:
+        places.setdefault(letter.broker_name, {})[str(letter.queue_id)] = 0
+    value = {
+        "sql": "RETRY_TOPIC IS NOT NULL",
+        "endingTimestamp": str(max(letter.store_time_ms for letter in letters) + 1),
+        "startingOffsets": json.dumps({f"%DLQ%{group}": places}),
+    }[name]
+    where = Connection(cluster.namesrv, options={name: value})
+    runs = [dlq_resend.run(spark, where, Choice(groups=[group]), ResendOptions()) for _ in range(2)]
+    assert [(r.sent, r.already_there) for r in runs] == [(COUNT, 0), (0, COUNT)]
+    assert len(stored(cluster, topic, 2 * COUNT)) == 2 * COUNT
 
 
 def test_lost_answers_and_an_end_in_the_midst_send_nothing_twice(

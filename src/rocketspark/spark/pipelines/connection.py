@@ -15,6 +15,9 @@ from rocketspark.spark.options import ACCESS_NAMES, over, parse_access
 from rocketspark.transport.tls.client_tls import ClientTls
 
 OPERATION_MS = 10_000.0
+# Further options that choose which messages are read, and what the names of others begin with that do.
+_CHOOSING = ("topic", "topicpattern", "assign", "tags", "sql", "key", "columns", "pushdownpredicate")
+_CHOOSING_BEGINS = ("starting", "ending", "committed")
 
 
 class Connection(NamedTuple):
@@ -42,6 +45,17 @@ class Connection(NamedTuple):
     def without_options(self) -> Connection:
         """Return the same cluster without the further options."""
         return self._replace(options={})
+
+    @property
+    def choosing(self) -> dict[str, str]:
+        """Return those of the further options that choose which messages are read, by their names in small letters."""
+        named = {name.lower(): value for name, value in self.options.items()}
+        return {n: value for n, value in named.items() if n in _CHOOSING or n.startswith(_CHOOSING_BEGINS)}
+
+    def without_choice(self) -> Connection:
+        """Return the same cluster without the options that choose messages: what was sent or traced is read whole."""
+        kept = {name: value for name, value in self.options.items() if name.lower() not in self.choosing}
+        return self._replace(options=kept)
 
     def spark_options(self) -> dict[str, str]:
         """Return the options for `spark.read`, `readStream`, `write` or `writeStream`."""

@@ -362,7 +362,7 @@ def choose(rows: DataFrame, choice: Choice) -> DataFrame:
 
 def _failures(spark: SparkSession, where: Connection, topic: str) -> DataFrame:
     """Return how the last listener of a group failed with a message, by message traces: messageId, group, context."""
-    options = where.read_options() | {"topic": topic, "failOnDataLoss": "false"}
+    options = over(where.without_choice().read_options(), {"topic": topic, "failOnDataLoss": "false"})
     bodies = spark.read.format("rocketmq").options(**options).schema("body binary").load()
     read = bodies.mapInArrow(records.decode_batches, records.DDL)
     taken = (

@@ -20,6 +20,7 @@ from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.errors import MessageIllegal, RocketSparkError, RouteNotFound, UsageError
 from rocketspark.model import namespace
 from rocketspark.spark.option_values import check_range
+from rocketspark.spark.options import over
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.dlq import DeadLetter, choose, find, letters, outgoing, resend_id
 from rocketspark.spark.pipelines.options import Choice, ResendOptions
@@ -206,9 +207,11 @@ class _Resend:
         wanted = chosen.select("resendId", "target", "group", "originTopic")
         if not targets:
             return wanted.where("false").select("resendId", "target"), {}
-        options = self._where.read_options() | {"topic": ",".join(targets), "failOnDataLoss": "false"}
         # Nothing was sent again before the first of them died.
-        options["startingTimestamp"] = str(max(0, oldest_ms - CLOCKS_MS))
+        since = str(max(0, oldest_ms - CLOCKS_MS))
+        own = {"topic": ",".join(targets), "failOnDataLoss": "false", "startingTimestamp": since}
+        # What chooses letters need not be true of what they are sent as.
+        options = over(self._where.without_choice().read_options(), own)
         there = self._spark.read.format("rocketmq").options(**options).schema("topic string, messageId string").load()
         there = there.select(F.col("topic").alias("target"), F.col("messageId").alias("resendId"))
         found = self._keep(wanted.join(there, ["resendId", "target"], "left_semi"))
