@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.live.support import run, until
 from tests.live.test_static_topics import GROUP, TOPIC, item, mapping, pair, put_mapping
@@ -20,6 +21,9 @@ from rocketspark.client import (
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue, ReceivedMessage
 from rocketspark.spark.cluster_queries import ClusterQueries
+from rocketspark.spark.exactly_once import batch_commit
+from rocketspark.spark.options import parse_write
+from rocketspark.spark.write.batch_sender import send_rows
 from rocketspark.transport.peer import Peer
 
 pytestmark = pytest.mark.shows(
@@ -167,5 +171,39 @@ def test_spark_refuses_to_read_one_by_name(tmp_path: Path) -> None:
             await make_static(to_a, to_b)
             with pytest.raises(ConfigError, match="topic 'Moved' is a static topic"):
                 await asyncio.to_thread(queues, names)
+
+    run(main())
+
+
+@pytest.mark.shows("Spark writes to static topics at least once, and refuses exactly once by name")
+def test_spark_writes_to_one_at_least_once_alone(tmp_path: Path) -> None:
+    def write(names: str, number: int, **options: str) -> None:
+        options |= {"namesrv": names, "topic": TOPIC}
+        rows = {
+            "body": pa.array([b"%d/%d" % (number, n) for n in range(20)], pa.binary()),
+            "queueId": pa.array([n % QUEUES for n in range(20)], pa.int32()),
+        }
+        batch, given = pa.record_batch(rows), parse_write(options)
+        if given.transactional_id:
+            batch_commit.open_log(given)
+            batch_commit.send_attempt(iter([batch]), given, batch_commit.TaskAttempt("q", number, 0))
+        else:
+            send_rows(iter([batch]), given)
+
+    async def main() -> None:
+        async with pair(tmp_path) as (_, _, to_a, to_b, names):
+            await make_static(to_a, to_b)
+            await asyncio.to_thread(write, names, 1)
+            with pytest.raises(ConfigError, match=r"topic 'Moved' is a static topic.*delivery at-least-once"):
+                await asyncio.to_thread(write, names, 2, delivery="exactly-once", transactionalId="moved")
+            await move_to_b(to_a, to_b)
+            await asyncio.to_thread(write, names, 3)
+            found: list[ReceivedMessage] = []
+            async with AsyncPullConsumer(names, GROUP, consume_from="first") as pull:
+                await pull.assign(LOGICAL)
+                while len(found) < 40:
+                    found += await pull.poll(1000)
+            assert sorted(m.body for m in found) == sorted(b"%d/%d" % (k, n) for k in (1, 3) for n in range(20))
+            assert {m.queue_id == int(m.body.split(b"/")[1]) % QUEUES for m in found} == {True}
 
     run(main())

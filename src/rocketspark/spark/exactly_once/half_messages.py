@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.results import SendResult
-from rocketspark.errors import ConnectionLost, MessageIllegal, RocketSparkError, SendFailed, ServerError
+from rocketspark.errors import ConfigError, ConnectionLost, MessageIllegal, RocketSparkError, SendFailed, ServerError
 from rocketspark.model import MessageQueue
+from rocketspark.model.route import is_logical
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import properties, sysflags
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
@@ -196,6 +197,12 @@ class HalfMessageSender:
             at = 0
             while at < mine.count:
                 queue = await self._sender.queues.next(target)
+                if queue is not None and is_logical(queue):
+                    # An end goes to the broker of the half message, which no logical queue names once it has moved.
+                    raise ConfigError(
+                        f"topic {target.topic!r} is a static topic, whose queues may move between a half message and"
+                        " its end: write it with delivery at-least-once, or exactly once to a topic without a mapping"
+                    )
                 end = self._batch_end(mine, large, at)
                 if queue is None or end == at or not (await self._abilities.of(queue)).batches:
                     # One by one; the queue that was found for it is that of the first.
