@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import lark
 import msgspec
@@ -67,6 +67,9 @@ class _Yaml(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     sinks: list[SqlSink]
     steps: list[SqlStep] = []
     name: str = ""
+
+
+P = TypeVar("P", SqlSource, SqlSink)
 
 
 class SqlPlan(NamedTuple):
@@ -266,8 +269,6 @@ def _taken(options: dict[str, str], names: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for given in list(options):
         if (name := {one.lower(): one for one in names}.get(given.lower())) is not None:
-            if name in found:
-                raise ConfigError(f"option {name} stands there twice")
             found[name] = options.pop(given)
     return found
 
@@ -283,8 +284,8 @@ def _options(tree: Any) -> dict[str, str]:
             continue
         key, value = pair.children
         name = ".".join(_literal(part) for part in key.children)
-        if name in found:
-            raise ConfigError(f"option {name} stands there twice")
+        if known := next((one for one in found if one.lower() == name.lower()), ""):
+            raise ConfigError(f"option {known} stands there twice")
         found[name] = _literal(value)
     return found
 
@@ -309,7 +310,8 @@ def _unescaped(quote: str, found: re.Match[str]) -> str:
 
 
 def check(plan: SqlPlan) -> SqlPlan:
-    """Return the plan. Raises ConfigError if it cannot be run."""
+    """Return the plan, its formats named as here. Raises ConfigError if it cannot be run."""
+    plan = plan._replace(sources=list(map(_as_here, plan.sources)), sinks=list(map(_as_here, plan.sinks)))
     if not plan.sinks:
         raise ConfigError("there is no sink: nothing would be written")
     if not plan.sources:
@@ -334,6 +336,11 @@ def check(plan: SqlPlan) -> SqlPlan:
         if mistake := _mistake_of_source(source):
             raise ConfigError(f"source {source.name}: {mistake}")
     return plan
+
+
+def _as_here(part: P) -> P:
+    """Return a source or sink whose format is named as here: Spark takes its name in any case."""
+    return msgspec.structs.replace(part, format=ROCKETMQ) if part.format.lower() == ROCKETMQ else part
 
 
 def _mistake_of_sink(sink: SqlSink, views: Collection[str]) -> str:

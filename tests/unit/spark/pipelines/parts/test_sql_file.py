@@ -164,6 +164,7 @@ def test_mistakes_in_yaml(text: str, error: str) -> None:
         ("\n\nDROP TABLE orders", "line 3: CREATE [STREAMING] SOURCE"),
         ("CREATE SOURCE a USING rocketmq OPTIONS (topic 'x'", "line 1:"),
         ("CREATE SOURCE a USING rocketmq OPTIONS (topic 'x', topic 'y');", "line 1: option topic stands there twice"),
+        ("CREATE SOURCE a USING rocketmq OPTIONS (topic 'x', TOPIC 'y');", "line 1: option topic stands there twice"),
         ("CREATE SOURCE a USING rocketmq;\nCREATE SINK b USING parquet AS ;", "line 2: b: a query is needed after AS"),
         ("CREATE SINK b USING parquet", "line 1:"),
     ],
@@ -243,6 +244,18 @@ def test_options_of_the_pipeline_may_be_cased_as_all_are() -> None:
         parse_sql(
             "CREATE SOURCE a USING rocketmq; CREATE SINK s USING csv OPTIONS (mode 'a', MODE 'b') AS SELECT 1", "n"
         )
+
+
+@pytest.mark.shows("mended: `pipeline sql` takes USING RocketMQ for a format of others, without its cluster")
+def test_formats_may_be_cased_as_sql_is() -> None:
+    plan = parse_sql(
+        "CREATE SOURCE a USING ROCKETMQ OPTIONS (topic 'x'); CREATE SINK s USING RocketMQ AS SELECT 1;"
+        "CREATE SINK f USING PARQUET OPTIONS (path 'o') AS SELECT 1",
+        "n",
+    )
+    assert [part.format for part in (*plan.sources, *plan.sinks)] == ["rocketmq", "rocketmq", "PARQUET"]
+    plan = parse_yaml("sources: [{name: a, topic: t, format: RocketMQ}]\nsinks: [{name: s, from: a, topic: u}]", "n")
+    assert plan.sources[0].format == "rocketmq"
 
 
 ODD_YAML = """
