@@ -345,9 +345,86 @@ def test_a_progress_file_of_long_names_can_be_written(
         tmp_path,
         Progress("replay"),  # type: ignore[arg-type]
     )
-    job._save()
-    [made] = tmp_path.iterdir()
-    assert len(made.name) < 200
+    with job:
+        job._save()
+    assert sorted(made.suffix for made in tmp_path.iterdir()) == [".json", ".lock"]
+    assert all(len(made.name) < 200 for made in tmp_path.iterdir())
+
+
+@pytest.mark.shows("mended: a `replay` with other filters of `-o` than before sends nothing and says that it is done")
+def test_other_options_that_choose_are_another_replay(
+    cluster: Cluster,
+    make_topic: Callable[..., str],
+    producer: Producer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(restore, "run_tasks", here)
+    topic, copy = make_topic(queues=1, brokers=1), make_topic(queues=1, brokers=1)
+    for n in range(6):
+        producer.send(Message(topic=topic, body=b"%d" % n, properties={"n": str(n)}))
+
+    def sent(**options: str) -> int:
+        where = Connection(cluster.namesrv, options=options)
+        done = restore.replay(None, where, topic, copy, options=RestoreOptions(state=tmp_path))  # type: ignore[arg-type]
+        return done.rows
+
+    assert [sent(sql="n < 2"), sent(sql="n >= 2"), sent(SQL="n < 2"), sent(pollTimeoutMs="20000")] == [2, 4, 0, 6]
+
+
+@pytest.mark.shows("mended: two runs of one `replay` at once send messages twice")
+def test_two_runs_at_once_are_refused(
+    cluster: Cluster,
+    make_topic: Callable[..., str],
+    load: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic, copy = make_topic(queues=1, brokers=1), make_topic(queues=1, brokers=1)
+    load(topic, 5)
+    errors = []
+
+    def replay() -> restore.RestoreResult:
+        options = RestoreOptions(state=tmp_path)
+        return restore.replay(None, cluster.namesrv, topic, copy, options=options)  # type: ignore[arg-type]
+
+    def meanwhile(*given: Any, **named: Any) -> Any:
+        with pytest.raises(ConfigError, match="another process does this, with the progress file") as raised:
+            replay()
+        errors.append(raised)
+        return here(*given, **named)
+
+    monkeypatch.setattr(restore, "run_tasks", meanwhile)
+    assert (replay().rows, len(errors)) == (5, 1)
+    monkeypatch.setattr(restore, "run_tasks", here)
+    assert replay().rows == 0
+
+
+def test_a_target_that_lost_queues_is_told_in_one_line(
+    cluster: Cluster,
+    make_topic: Callable[..., str],
+    load: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(restore, "run_tasks", here)
+    topic, copy = make_topic(queues=2, brokers=1), make_topic(queues=2, brokers=1)
+    load(topic, 8)
+
+    def replay(**given: Any) -> int:
+        options = RestoreOptions(state=tmp_path, **given)
+        return restore.replay(None, cluster.namesrv, topic, copy, options=options).rows  # type: ignore[arg-type]
+
+    stop = Progress("replay")
+    monkeypatch.setattr(stop, "hear", lambda report: stop.stop.ask())
+    options = RestoreOptions(state=tmp_path, chunk_rows=4)
+    restore.replay(None, cluster.namesrv, topic, copy, options=options, progress=stop)  # type: ignore[arg-type]
+    with operations_of(Connection(cluster.namesrv)) as operations:
+        operations.delete_topic(copy)
+        operations.create_topic(copy, queue_count=1, brokers=["broker-a"])
+    with pytest.raises(ConfigError, match=f"topic {copy} has no queue broker-a/1 any more.*--again"):
+        replay()
+    assert replay(again=True) == 8
 
 
 @pytest.mark.shows("a dry run of restore and replay by queue, with filters")

@@ -14,8 +14,9 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
 
@@ -36,6 +37,7 @@ from rocketspark.spark.pipelines.parts.archive_manifest import (
     HOUR_MS,
     STATE,
     ArchiveFile,
+    alone,
     hour_start_ms,
     read_manifest,
     replace_file,
@@ -170,7 +172,8 @@ def restore(
         source, state, place = ArchiveSource(root, files), root / STATE / "restores", ""
     progress = progress or Progress("restore")
     job = _Job(spark, connection(where), (topic, to or topic), options, state, progress, place=place, sure=sure)
-    return job.run(source, archived_spans(source.ranges() if isinstance(source, TableSource) else files))
+    with job:
+        return job.run(source, archived_spans(source.ranges() if isinstance(source, TableSource) else files))
 
 
 def _chosen(topic: str | None, topics: Sequence[str], archive: Path | TablePlace) -> str:
@@ -213,18 +216,29 @@ def replay(
     _check_target(to)
     source = connection(where)
     goal = connection(target) if target is not None else source
-    job = _Job(spark, goal, (topic, to), options, REPLAYS, progress or Progress("replay"), sure=sure)
-    found = job.state
-    if found.until is None or found.since is None:
-        found.since = list(_offsets_at(source, topic, options.since_ms, "earliest").items())
-        found.until = list(_offsets_at(source, topic, options.until_ms, "latest").items())
-    begin = dict(found.since)
-    group = [
-        ArchivedSpan(queue, begin.get(queue, 0), end, end - begin.get(queue, 0))
-        for queue, end in sorted(found.until)
-        if end > begin.get(queue, 0)
-    ]
-    return job.run(TopicSource(source, topic), [group] if group else [])
+    place = _source_place(source, goal)
+    job = _Job(spark, goal, (topic, to), options, REPLAYS, progress or Progress("replay"), place=place, sure=sure)
+    with job:
+        found = job.state
+        if found.until is None or found.since is None:
+            found.since = list(_offsets_at(source, topic, options.since_ms, "earliest").items())
+            found.until = list(_offsets_at(source, topic, options.until_ms, "latest").items())
+        begin = dict(found.since)
+        group = [
+            ArchivedSpan(queue, begin.get(queue, 0), end, end - begin.get(queue, 0))
+            for queue, end in sorted(found.until)
+            if end > begin.get(queue, 0)
+        ]
+        return job.run(TopicSource(source, topic), [group] if group else [])
+
+
+def _source_place(source: Connection, goal: Connection) -> str:
+    """Return what tells a replay's source apart from others with the same topics and target: another cluster, or
+    options that choose messages; "" if neither is given.
+    """
+    cluster = [source.namesrv, source.namespace] if source[:2] != goal[:2] else []
+    chosen = {name: value for name, value in source.choosing.items() if value}
+    return msgspec.json.encode([*cluster, sorted(chosen.items())]).decode() if cluster or chosen else ""
 
 
 def _check_target(to: str | None) -> None:
@@ -259,8 +273,8 @@ class _Tally:
 
 
 class _Job:
-    """One restore of one topic. `folder`: of the progress file, unless the options name one; what an earlier run noted
-    there is loaded.
+    """One restore of one topic; a context manager. `folder`: of the progress file, unless the options name one; what an
+    earlier run noted there is loaded.
     """
 
     def __init__(
@@ -286,10 +300,22 @@ class _Job:
         # A progress file that lies in its archive needs no `place`.
         what = msgspec.json.encode([where.namesrv, where.namespace, *topics, self._wanted, *([place] if place else [])])
         self._path = folder.absolute() / f"{file_name(*topics)}-{hashlib.sha256(what).hexdigest()[:12]}.json"
-        self.state = self._loaded()
-        self._is_first = not options.again and not self.state.reach
-        if not options.dry_run:
+        self._held = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Load the progress; unless it is a dry run, no other run of this restore begins before the block has ended.
+        Raises ConfigError if one runs.
+        """
+        if not self._options.dry_run:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            text = f"another process does this, with the progress file {self._path}: wait until it ends, or stop it"
+            self._held.enter_context(alone(self._path.with_suffix(".lock"), text))
+        self.state = self._loaded()
+        self._is_first = not self._options.again and not self.state.reach
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
 
     def _loaded(self) -> RestoreState:
         """Return the progress of an earlier run, or that of a new restore."""
@@ -422,6 +448,11 @@ class _Job:
             self._progress.say(f"created topic {to} with {count} queues on each broker")
             there = sorted(self._tail())
         found = {**map_queues({*queues, *known}, there), **known}
+        if gone := sorted({found[queue] for queue in queues} - set(there)):
+            raise ConfigError(
+                f"topic {to} has no queue {_text(gone[0])} any more, to which this goes: give it as many queues as"
+                " before, or send all once more with --again"
+            )
         self.state.mapping = sorted(found.items())
         return found
 

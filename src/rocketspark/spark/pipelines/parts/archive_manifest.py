@@ -324,14 +324,23 @@ def open_archive(folder: Path | str) -> Iterator[Archive]:
     (folder / STATE).mkdir(parents=True, exist_ok=True)
     (folder / SPARK_LOG).parent.mkdir(exist_ok=True)
     (folder / FILES).mkdir(exist_ok=True)
-    with (folder / STATE / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another process writes the archive {folder}: stop it first") from None
+    with alone(folder / STATE / "lock", f"another process writes the archive {folder}: stop it first"):
         archive = Archive(folder)
         archive.repair()
         yield archive
+
+
+@contextmanager
+def alone(path: Path, otherwise: str) -> Iterator[None]:
+    """Hold the lock of a file while the block runs. Raises ConfigError with the text `otherwise` if another holds
+    it.
+    """
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(otherwise) from None
+        yield
 
 
 def replace_file(path: Path, content: bytes) -> None:
