@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -16,8 +17,13 @@ from pyspark.sql import functions as F
 from tests.java.apache import ApacheCluster
 from tests.spark.available_now import run_to_end
 from tests.spark.conftest import await_stored
+from tests.spark.topics import bodies_of
 
 from rocketspark.admin.operations import SyncOperations
+from rocketspark.errors import RocketSparkError
+from rocketspark.spark.exactly_once import batch_commit as exactly_once
+from rocketspark.spark.exactly_once.batch_commit import TaskAttempt
+from rocketspark.spark.options import parse_write
 from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.every_spark
@@ -208,3 +214,34 @@ def test_the_official_broker(spark: SparkSession, apache: ApacheCluster, tmp_pat
     ]
     for partition in ("0", "1"):
         assert [int(n) for _, p, n in stored if p == partition] == list(range(250))
+
+
+@pytest.mark.shows(
+    "mended: exactly once commits rows to queues that the topic lost since they were sent: nobody reads them"
+)
+@pytest.mark.parametrize("queues", [0, 1])
+def test_a_topic_that_lost_queues_before_the_commit(cluster: Cluster, make_topic: Topics, queues: int) -> None:
+    topic = make_topic(queues=3, brokers=1)
+    options = parse_write(
+        {"namesrv": cluster.namesrv, "topic": topic, "delivery": "exactly-once", "transactionalId": topic}
+    )
+    rows = pa.record_batch({"body": [b"%d" % n for n in range(6)], "queueId": pa.array([0, 1, 2] * 2, pa.int32())})
+    exactly_once.open_log(options)
+
+    def send(columns: list[str]) -> list[exactly_once.SentAttempt]:
+        return [exactly_once.send_attempt(iter([rows.select(columns)]), options, TaskAttempt("q", 0, 0))]
+
+    sent = send(["body", "queueId"])
+    with SyncOperations(cluster.namesrv) as operations:
+        operations.delete_topic(topic)
+        if queues:
+            operations.create_topic(topic, queue_count=queues, brokers=["broker-a"])
+        with pytest.raises(
+            RocketSparkError, match=rf"has {queues} queues on broker 'broker-a' now.*for queue 2: nothing"
+        ):
+            exactly_once.commit(sent, options, 0)
+        if not queues:
+            operations.create_topic(topic, queue_count=1, brokers=["broker-a"])
+    exactly_once.abort(sent, options)
+    exactly_once.commit(send(["body"]), options, 0)
+    assert bodies_of(cluster.namesrv, topic) == [b"%d" % n for n in range(6)]

@@ -244,8 +244,19 @@ class _Commit:
             return BatchVerdict.NEW, state
 
     async def _bounds(self) -> tuple[tuple[str, str, int, int], ...]:
-        """Return the ends of the queues that the rows are for: none of them is committed yet."""
+        """Return the ends of the queues that the rows are for: none of them is committed yet.
+
+        Raises RocketSparkError if one is not there any more: nobody would read what is committed to it.
+        """
         queues = sorted({queue for m in self._messages for queue in m.queues})
+        last = {queue[:2]: MessageQueue(*queue) for queue in queues}
+        counts = await asyncio.gather(*map(self._log.read_count, last.values()))
+        for queue, count in zip(last.values(), counts, strict=True):
+            if count is not None and queue.queue_id >= count:
+                raise RocketSparkError(
+                    f"topic {queue.topic!r} has {count} queues on broker {queue.broker_name!r} now, and rows of batch"
+                    f" {self._batch} are for queue {queue.queue_id}: nothing of it is committed; run it again"
+                )
         ends = await asyncio.gather(*(self._log.bounds(MessageQueue(*queue)) for queue in queues))
         return tuple((*queue, end) for queue, (_, end) in zip(queues, ends, strict=True))
 

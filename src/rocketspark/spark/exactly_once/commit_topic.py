@@ -227,6 +227,19 @@ class CommitTopic:
 
         return await self.again(ask, topic=queue.topic)
 
+    async def read_count(self, queue: MessageQueue) -> int | None:
+        """Return how many queues the topic of a queue has to read at its broker; None if that does not tell."""
+
+        async def ask() -> int | None:
+            peer = await self.instance.master_of(queue)
+            try:
+                config = await admin_api.topic_config(peer, queue.topic, timeout_ms=self._timeout_ms)
+            except ServerError:
+                return None  # A broker before 5.0, or one that does not let us ask.
+            return 0 if config is None else config.read_queue_nums
+
+        return await self.again(ask, topic=queue.topic)
+
     async def manifests_end(self) -> int:
         """Return the offset that the next manifest will get."""
         return (await self.bounds(self._queue(MANIFESTS)))[1]
