@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.unit.protocol.json.registrations import encode_compressed
 
 from rocketspark.errors import ProtocolError
-from rocketspark.protocol.json import java_json
+from rocketspark.model import typed_json
+from rocketspark.protocol.json import bodies, java_json, registration
 from rocketspark.protocol.json.bodies import (
     DataVersion,
     QueueMapping,
@@ -68,6 +69,45 @@ def test_a_plain_registration_is_read_topic_by_topic_as_in_one(body: bytes) -> N
         if cut != body:
             with pytest.raises(ProtocolError):
                 decode_plain(cut)
+
+
+@given(
+    st.dictionaries(st.text(), st.dictionaries(st.text(), st.sampled_from(["", '"', "},", "a}}", "\\", '\\"},']))),
+    st.integers(1, 300),
+)
+def test_topics_read_in_pieces_are_those_read_in_one(attributes: dict[str, dict[str, str]], piece: int) -> None:
+    """Whatever stands in names and attributes that looks like the end of a topic."""
+    topics = {name: TopicConfig(topic_name=name, attributes=those) for name, those in attributes.items()}
+    body = bodies.encode(RegisterBrokerBody(topic_config_serialize_wrapper=TopicConfigTable(topic_config_table=topics)))
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(registration, "_PIECE_BYTES", piece)
+        assert decode_plain(body) == java_json.decode(body, RegisterBrokerBody)
+        wrong = body.replace(b'"perm":6', b'"perm":{}', 1)
+        if wrong != body:
+            with pytest.raises(ProtocolError):
+                decode_plain(wrong)
+
+
+def test_no_call_reads_many_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = {f"t{n}": TopicConfig(topic_name=f"t{n}", attributes={"a": "b"}) for n in range(5000)}
+    body = bodies.encode(RegisterBrokerBody(topic_config_serialize_wrapper=TopicConfigTable(topic_config_table=topics)))
+    read: list[int] = []
+    made = typed_json.decoder
+    whole = typed_json.decoder(dict[str, TopicConfig], strict=False)
+
+    class Counted:
+        def decode(self, text: bytes) -> dict[str, TopicConfig]:
+            read.append(len(text))
+            return whole.decode(text)
+
+    monkeypatch.setattr(
+        registration.typed_json,
+        "decoder",
+        lambda kind, strict: Counted() if "dict" in str(kind) else made(kind, strict=strict),
+    )
+    assert decode_plain(body).topic_config_serialize_wrapper.topic_config_table == topics
+    assert len(read) > 40
+    assert max(read) < 17_000
 
 
 def test_mappings_of_static_topics_are_read() -> None:
