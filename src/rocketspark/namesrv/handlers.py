@@ -214,11 +214,16 @@ class NameServerHandlers:
         orders = self._kv.table(ORDER_TOPICS) if self._settings.return_order_topics else None
         return reply(request.opaque, header=header, body=bodies.encode(bodies.KvTable(table=orders)) if orders else b"")
 
-    def unregister(self, peer: Peer, request: Request[BrokerHeader], body: bytes) -> bytes:
+    def unregister(self, peer: Peer, request: Request[BrokerHeader], body: bytes) -> Answer:
         """UNREGISTER_BROKER: a broker leaves; with the last one of its name its queues leave the routes."""
         h = request.ext
         self._registry.unregister(h.cluster, h.broker_name, h.broker_id, h.address)
         log.info("broker %s (%s) left", h.broker_name, h.address)
+        return reply(request.opaque) if self._registry.is_settled else self._unregister_large(request)
+
+    async def _unregister_large(self, request: Request[BrokerHeader]) -> bytes:
+        for _ in self._registry.settle():
+            await asyncio.sleep(0)
         return reply(request.opaque)
 
     def heartbeat(self, peer: Peer, request: Request[BrokerHeader], body: bytes) -> bytes:

@@ -8,8 +8,9 @@ ends.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -48,8 +49,9 @@ from rocketspark.protocol.json.bodies import (
 
 log = LimitedLog("rocketspark.namesrv")
 
+T = TypeVar("T")
 EXPIRY_MS = 120_000
-# Topics of one registration that are taken in a step: some ms.
+# Topics of one registration, or of a broker that left, in a step: some ms.
 TOPICS_IN_TURN = 1000
 _WHY = (
     f"its name is over {NAME_CHARACTERS_MAX} characters or cannot be shown, it has over {QUEUES_MAX} queues, or too"
@@ -113,6 +115,8 @@ class Registry:
         # In the order they came, in which they lie in memory: half the time of a set.
         self._carried: dict[str, dict[str, None]] = {}
         self._carried_count = 0
+        # Brokers that left, each with the topics that are still to be taken out of its name.
+        self._leaving: deque[tuple[str, dict[str, None]]] = deque()
         self._live: dict[tuple[str, str], LiveBroker] = {}
         self._over: dict[Hashable, set[tuple[str, str]]] = {}
 
@@ -272,41 +276,61 @@ class Registry:
         return self._carried_count < self._topics_max or topic in self._carried.get(broker_name, ())
 
     def _set_queues(self, topic: str, data: QueueDataBody) -> None:
-        self._topics.setdefault(topic, {})[data.broker_name] = data
         carried = self._carried.setdefault(data.broker_name, {})
+        if self._leaving and topic not in carried:
+            self._take_out(topic, data.broker_name)
+        self._topics.setdefault(topic, {})[data.broker_name] = data
         if topic not in carried:
             carried[topic] = None
             self._carried_count += 1
 
     def _drop_queues(self, topic: str, broker_name: str) -> None:
-        queues = self._topics.get(topic)
-        if queues is None or queues.pop(broker_name, None) is None:
+        carried = self._carried.get(broker_name, {})
+        if topic not in carried:
             return
-        if not queues:
-            del self._topics[topic]
-        mappings = self._mappings.get(topic)
-        if mappings is not None and mappings.pop(broker_name, None) is not None and not mappings:
-            del self._mappings[topic]
-        carried = self._carried[broker_name]
-        carried.pop(topic, None)
+        self._take_out(topic, broker_name)
+        del carried[topic]
         self._carried_count -= 1
         if not carried:
             del self._carried[broker_name]
 
+    def _take_out(self, topic: str, broker_name: str) -> None:
+        """Remove what the tables have of a topic on a broker."""
+        for table in (self._topics, self._mappings):
+            of_topic: dict[str, Any] | None = table.get(topic)
+            if of_topic is not None and of_topic.pop(broker_name, None) is not None and not of_topic:
+                del table[topic]
+
     def _drop_all_queues(self, broker_name: str) -> None:
-        """`_drop_queues` of all topics, in half the time."""
+        """Let a broker carry no topic; `settle` takes them out of the tables, the first ones at once."""
         carried = self._carried.pop(broker_name, {})
         self._carried_count -= len(carried)
-        topics = self._topics
-        for topic in carried:
-            queues = topics[topic]
-            del queues[broker_name]
-            if not queues:
-                del topics[topic]
-        for topic in [topic for topic, mappings in self._mappings.items() if broker_name in mappings]:
-            del self._mappings[topic][broker_name]
-            if not self._mappings[topic]:
-                del self._mappings[topic]
+        self._leaving.append((broker_name, carried))
+        if len(self._leaving) == 1:
+            next(self.settle(), None)
+
+    def settle(self) -> Iterator[None]:
+        """Take the topics of brokers that left out of the tables, some in each step, so that other requests go on.
+
+        Until then lists of topics may name them; routes do not.
+        """
+        while self._leaving:
+            name, left = self._leaving[0]
+            # It may be back meanwhile.
+            anew = self._carried.get(name, ())
+            for _ in range(min(TOPICS_IN_TURN, len(left))):
+                topic = left.popitem()[0]
+                if topic not in anew:
+                    self._take_out(topic, name)
+            if not left:
+                self._leaving.popleft()
+            if self._leaving:
+                yield
+
+    @property
+    def is_settled(self) -> bool:
+        """Tell whether `settle` has nothing to do."""
+        return not self._leaving
 
     def _forget(self, key: tuple[str, str]) -> None:
         """Drop a broker that is not live any more."""
@@ -400,7 +424,7 @@ class Registry:
 
     def route(self, topic: str) -> tuple[list[BrokerDataBody], list[QueueDataBody]] | None:
         """Return (brokers, queues) of a topic, None if no live broker has it."""
-        queues = self._topics.get(topic)
+        queues = self._carried_now(topic, self._topics)
         if not queues:
             return None
         brokers = [self._brokers[name] for name in queues if name in self._brokers]
@@ -410,7 +434,14 @@ class Registry:
 
     def mappings(self, topic: str) -> dict[str, QueueMapping]:
         """Return the mappings of a static topic, by names of live brokers; empty for an ordinary topic."""
-        return self._mappings.get(topic, {})
+        return self._carried_now(topic, self._mappings)
+
+    def _carried_now(self, topic: str, table: dict[str, dict[str, T]]) -> dict[str, T]:
+        """Return what a table has of a topic, without brokers that left."""
+        found = table.get(topic, {})
+        if self._leaving:
+            return {name: value for name, value in found.items() if topic in self._carried.get(name, ())}
+        return found
 
     def topics(self) -> list[str]:
         """Return every topic some broker registered."""

@@ -68,6 +68,7 @@ class NameServer:
         self._share = share
         self._audit: Audit | None = None
         self._scanner: asyncio.TimerHandle | None = None
+        self._settling = False
 
     @property
     def address(self) -> str:
@@ -98,6 +99,7 @@ class NameServer:
                 # One that hangs is done with; one that lives connects and registers anew.
                 if isinstance(broker.connection, Peer) and not self.registry.is_used(broker.connection):
                     broker.connection.close()
+            self._settle()
         finally:
             # After any error: silent brokers would else stay for ever.
             self._scanner = asyncio.get_running_loop().call_later(self.settings.scan_s, self._scan)
@@ -105,6 +107,18 @@ class NameServer:
     def _peer_closed(self, peer: Peer) -> None:
         for broker in self.registry.disconnected(peer):
             log.warning("broker %s (%s) closed its connection: dropped", broker.broker_name, broker.address)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Have the topics of brokers that left taken out, a step in each turn of the loop."""
+        if not self._settling and not self.registry.is_settled:
+            self._settling = True
+            asyncio.get_running_loop().call_soon(self._settle_on)
+
+    def _settle_on(self) -> None:
+        next(self.registry.settle(), None)
+        self._settling = False
+        self._settle()
 
     def _settings_changed(self) -> None:
         self._server.set_idle(self.settings.idle_s)

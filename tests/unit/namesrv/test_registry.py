@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.namesrv import registering
 
 from rocketspark.errors import ServerError
+from rocketspark.namesrv import registry as registry_module
 from rocketspark.namesrv.registration_limits import QUEUES_MAX, check_broker
 from rocketspark.namesrv.registry import EXPIRY_MS, LiveBroker, Registry
 from rocketspark.protocol.json.bodies import DataVersion, QueueDataBody, QueueMapping, TopicConfig, TopicConfigTable
@@ -476,3 +477,68 @@ def test_a_connection_that_ends_costs_what_registered_over_it_and_no_more() -> N
     registry.disconnected("other")
     assert [b.broker_name for b in registry.disconnected("conn-1")] == ["a"]
     assert Counted.looked_through == 0
+
+
+NAMES = st.sampled_from("ab")
+TOPICS = st.sets(st.sampled_from("TUVW"), min_size=2)
+ACTS = st.one_of(
+    st.tuples(st.just("come"), NAMES, TOPICS, st.booleans()),
+    st.tuples(st.just("leave"), NAMES),
+    st.tuples(st.just("settle")),
+    st.tuples(st.just("delete"), st.sampled_from("TUVW")),
+    st.tuples(st.just("alone"), NAMES, st.sampled_from("TUVW")),
+)
+
+
+@pytest.mark.shows("a leave of a NameServer with many topics: in pieces; nobody is routed to who left")
+@given(st.lists(ACTS, max_size=14))
+def test_who_leaves_in_pieces_is_gone_at_once(acts: list[tuple[Any, ...]]) -> None:
+    """As one who leaves in one go, also when he is back before the last piece."""
+    pieces, whole = Registry(), Registry()
+
+    def act(registry: Registry, number: int, kind: str, *more: Any) -> None:
+        if kind == "come":
+            name, topics, static = more
+            told = table(number, **dict.fromkeys(sorted(topics), number + 1))
+            if static:
+                told.topic_queue_mapping_info_map = {t: QueueMapping(topic=t, bname=name) for t in topics}
+            register(registry, broker_name=name, address=f"{name}:1", topics=told, connection=name)
+        elif kind == "leave":
+            registry.disconnected(more[0])
+        elif kind == "delete":
+            registry.delete_topic(more[0])
+        elif kind == "alone":
+            registry.set_queues(
+                more[1], [QueueDataBody(broker_name=more[0], read_queue_nums=number, write_queue_nums=1, perm=6)]
+            )
+        elif registry is pieces:
+            next(registry.settle(), None)
+
+    def shown(registry: Registry) -> list[Any]:
+        return [(queues(registry, topic), registry.mappings(topic)) for topic in "TUVW"]
+
+    with pytest.MonkeyPatch.context() as changed:
+        for number, each in enumerate(acts):
+            changed.setattr(registry_module, "TOPICS_IN_TURN", 1)
+            act(pieces, number, *each)
+            changed.setattr(registry_module, "TOPICS_IN_TURN", 1000)
+            act(whole, number, *each)
+            assert whole.is_settled
+            assert shown(pieces) == shown(whole)
+        changed.setattr(registry_module, "TOPICS_IN_TURN", 1)
+        for _ in pieces.settle():
+            pass
+    for kept in ("_topics", "_mappings", "_carried", "_carried_count"):
+        assert getattr(pieces, kept) == getattr(whole, kept)
+
+
+def test_no_step_of_a_leave_takes_out_many_topics() -> None:
+    registry = Registry()
+    register(registry, topics=table(1, **{f"t{n}": 1 for n in range(2500)}))
+    registry.unregister("c", "a", 0, "h:1")
+    left = [len(registry.topics())]
+    for _ in registry.settle():
+        left.append(len(registry.topics()))
+    assert left == [1500, 500]
+    assert registry.topics() == []
+    assert registry.route("t3") is None
