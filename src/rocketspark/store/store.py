@@ -6,6 +6,7 @@ Rule: it never calls up, knows no sockets and no event loop; time and files are 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -244,6 +245,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             self.flush_indexes()
             self.write_checkpoint()
             remove_file(f"{self.settings.root}/abort")
+            self.consume_queues.remove_deleted(sys.maxsize)
         finally:
             self._spare.keep()
             self._give_back()
@@ -459,12 +461,16 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
     def delete_topic(self, topic: str) -> None:
         """Remove the topic's consume queues; its records stay in the log until that is deleted.
 
-        Raises StoreFull, StoreUnwritable.
+        Its files go with `remove_deleted`. Raises StoreFull, StoreUnwritable.
         """
         position = self.flush_log()
         # First of all: a kill in between is made good by the next start, and no replay brings the topic back.
         self._deletions.add(topic, position, self.min_position)
         self.consume_queues.delete_topic(topic)
+
+    def remove_deleted(self) -> None:
+        """Remove files of deleted topics, some of them; after each flush, in its thread. Never fails."""
+        self.consume_queues.remove_deleted()
 
 
 def _is_of_this_boot(path: str) -> bool:

@@ -89,7 +89,7 @@ def make_store(tmp_path: Path, files: FailingFiles) -> Any:
     """Opens a store with small files; closed at the end of the test."""
     stores: list[Store] = []
 
-    def make(root: Path | None = None, **changes: Any) -> Store:
+    def make(root: Path | None = None, files: OsFiles = files, **changes: Any) -> Store:
         store = Store(
             small_settings(root or tmp_path / "s", **changes), store_host=HOST, clock=ManualClock(NOW_MS), files=files
         )

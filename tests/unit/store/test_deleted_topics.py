@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import zlib
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.store.conftest import expire
+from tests.unit.store.conftest import NOW_MS, FailingFiles, expire, small_settings
 
 from rocketspark.protocol.message import record
 from rocketspark.store import Store
+from rocketspark.store.settings import ManualClock
 
 pytestmark = pytest.mark.shows(
     "checksums: checkpoint (both CRCs behind RocketMQ's six numbers), storeFiles.json, deletedTopics.json; "
@@ -78,6 +80,133 @@ def test_a_kill_within_a_deletion(make_store: Any, send: Any, tmp_path: Path, mo
     assert set(again.queues()) == {"keep"}
     assert not (root / "consumequeue" / "t").exists()
     assert send(again, "t", 1, b"new")[1] == 0
+
+
+class Dying(FailingFiles):
+    """A process that is killed after so many changes of names."""
+
+    left = 1 << 30
+
+    def _step(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+    def replace(self, source: str, target: str) -> None:
+        if "/removed/" in target:
+            self._step()
+        super().replace(source, target)
+
+    def remove_tree(self, path: str) -> None:
+        self._step()
+        super().remove_tree(path)
+
+
+EXT = {"queue_ext": True, "queue_ext_file_bytes": 4096}
+
+
+@pytest.mark.parametrize("steps", range(10))
+@pytest.mark.parametrize("new", [0, 1])
+def test_a_kill_between_any_steps_of_a_deletion(
+    steps: int, new: int, make_store: Any, send: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two folders are moved, then what lies in them is removed: the next start goes on where this one ended."""
+    files = Dying()
+    store = Store(small_settings(tmp_path / "d", **EXT), clock=ManualClock(NOW_MS), files=files)
+    store.open()
+    for i in range(120):
+        send(store, "t", i % 3, b"%d" % i, tag="a")
+        send(store, "keep", 0, b"%d" % i, tag="a")
+    flush(store)
+    files.left = steps
+    try:
+        store.delete_topic("t")
+        for i in range(new):
+            send(store, "t", 1, b"new%d" % i)
+        flush(store)
+        store.remove_deleted()
+        assert files.left >= 0
+    except KeyboardInterrupt:
+        new = new if steps >= 2 else 0
+    root = killed(store, tmp_path / "killed")
+    store.abandon()
+    for _ in range(2):
+        again = make_store(root, **EXT)
+        assert set(again.queues()) == ({"keep", "t"} if new else {"keep"})
+        assert bodies(again, "t", 1) == [b"new%d" % i for i in range(new)]
+        assert len(bodies(again, "keep", 0)) == 120
+        flush(again)
+        again.remove_deleted()
+        assert list((root / "removed").iterdir()) == []
+        assert [(root / d / "t").exists() for d in ("consumequeue", "consumequeue_ext")] == [bool(new)] * 2
+        again.close()
+
+
+@pytest.mark.shows("a topic's deletion moves its folders; its files are removed in a thread, some between two flushes")
+def test_a_deletion_moves_folders_and_removes_no_file(make_store: Any, send: Any) -> None:
+    files = Dying()
+    store = make_store(files=files)
+    for i in range(40):
+        send(store, "t", i, b"x")
+    flush(store)
+    root = Path(store.settings.root)
+    # One name is changed, and nothing removed.
+    files.left = 1
+    store.delete_topic("t")
+    assert files.left == 0
+    assert len(list((root / "removed" / "0").iterdir())) == 40
+    # Its successor is not mixed up with it, whoever else goes.
+    files.left = 1 << 30
+    assert send(store, "t", 3, b"new")[1] == 0
+    flush(store)
+    store.delete_topic("t")
+    assert send(store, "t", 3, b"newer")[1] == 0
+    store.consume_queues.remove_deleted(15)
+    assert len(list((root / "removed").glob("*/*"))) == 26
+    store.close()
+    assert list((root / "removed").iterdir()) == []
+    assert bodies(make_store(), "t", 3) == [b"newer"]
+
+
+@pytest.mark.parametrize("call", ["replace", "make_directory"])
+def test_folders_that_cannot_be_moved_are_removed(
+    call: str, make_store: Any, send: Any, files: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, and where a link leads to another disk."""
+    store = make_store()
+    send(store, "t", 0, b"x")
+    flush(store)
+
+    works = getattr(files, call)
+
+    def fails(*paths: str) -> None:
+        if "removed" in paths[-1]:
+            raise OSError(errno.ENOSPC, "No space left on device", paths[0])
+        works(*paths)
+
+    with monkeypatch.context() as full:
+        full.setattr(files, call, fails)
+        store.delete_topic("t")
+    root = Path(store.settings.root)
+    assert not (root / "consumequeue" / "t").exists()
+    assert send(store, "t", 0, b"new")[1] == 0
+
+
+def test_queues_are_made_while_a_thread_notes_which_there_are(make_store: Any, send: Any) -> None:
+    store = make_store()
+    queues = store.consume_queues
+
+    class Ids(set[int]):
+        def __iter__(self) -> Any:
+            for number in list(super().__iter__()):
+                send(store, f"made-{len(queues.queues())}", 0, b"x")
+                yield number
+
+    send(store, "t", 0, b"x")
+    send(store, "t", 1, b"x")
+    queues._known["t"] = Ids({0, 1})
+    flush(store)
+    assert len(queues.queues()) > 2
 
 
 def test_what_is_noted_goes_with_the_log(make_store: Any, send: Any, tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ class FlushService:
                 self._store.flush_queues()
                 self._store.flush_indexes()
                 self._store.write_checkpoint()
+                self._store.remove_deleted()
             except Exception as e:
                 if not self._may_mend("queues and indexes", e):
                     return

@@ -415,9 +415,15 @@ class ConsumeQueue:
 
     def release(self) -> None:
         """Unmap the file; the next append maps it again. Units that are in memory alone are lost."""
-        if self._early is not None:
+        if self._early is None:
+            self.let_go()
+        else:
             with self._active.lock:
-                self._early = None
+                self.let_go()
+
+    def let_go(self) -> None:
+        """`release`, for who holds the lock of the active queues."""
+        self._early = None
         self.limit = 0
         self.map = _NO_MAP
         self._ahead = {}

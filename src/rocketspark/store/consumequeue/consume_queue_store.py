@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
 
@@ -26,6 +25,8 @@ _log = logging.getLogger("rocketspark.store")
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # Half messages, timers: what is parked there keeps the flags it came with.
 _SYSTEM_PREFIX = "RMQ_SYS_"
+# Between two flushes.
+REMOVED_AT_ONCE = 256
 
 
 class ConsumeQueueStore:
@@ -71,6 +72,12 @@ class ConsumeQueueStore:
         self._size_shown = False
         self._name_bytes_max = 255
         self._has_ext = False
+        # Where the folders of deleted topics lie until `remove_deleted`; a start finds what is left there.
+        self._removed_directory = f"{settings.root}/removed"
+        self._removal_due = True
+        self._removed_count = 0
+        # Queues of deleted topics whose files may be mapped.
+        self._gone: list[ConsumeQueue] = []
         self._active = ActiveQueues(active_max)
         self._by_name: dict[tuple[str, int], ConsumeQueue] = {}
         self._known: dict[str, set[int]] = {}
@@ -216,28 +223,63 @@ class ConsumeQueueStore:
         return found
 
     def delete_topic(self, topic: str) -> None:
-        """Remove the topic's queues and their files. Raises StoreUnwritable if they cannot be removed."""
+        """Let go of the topic's queues and move their folders away; their files go with `remove_deleted`.
+
+        Raises StoreUnwritable if a folder can neither be moved nor removed.
+        """
         self.generation += 1
-        for queue_id in self._known.pop(topic, ()):
-            queue = self._by_name.pop((topic, queue_id), None)
-            self.by_bytes.pop((topic.encode(), queue_id), None)
-            if queue is not None:
-                queue.release()
-                for mapped_files in (queue.mapped_files, *((queue.ext.mapped_files,) if queue.ext is not None else ())):
-                    for start in mapped_files.starts:
-                        self.maps.drop(mapped_files, start)
+        # A thread that makes a queue's first file holds the lock: none comes back after its folder went.
+        with self._active.lock:
+            for queue_id in self._known.pop(topic, ()):
+                queue = self._by_name.pop((topic, queue_id), None)
+                if queue is not None:
+                    del self.by_bytes[queue.topic, queue_id]
+                    queue.let_go()
+                    self._gone.append(queue)
         self.batch_topics.discard(topic.encode())
         self.inventory.forget(topic)
-        self._listing_due = True
-        for directory in (self.directory, self._batch_directory, self._ext_directory):
+        self._listing_due = self._removal_due = True
+        # The queues last: after a kill in between they show the next start that the topic was being deleted.
+        for directory in (self._ext_directory, self._batch_directory, self.directory):
             path = f"{directory}/{topic}"
             try:
                 # What a link leads to is not the store's to remove.
-                os.unlink(path) if os.path.islink(path) else shutil.rmtree(path)
-            except FileNotFoundError:
-                pass
+                os.unlink(path) if os.path.islink(path) else self._move_away(path)
             except OSError as e:
-                raise failure(e, "remove", f"{directory}/{topic}") from e
+                raise failure(e, "remove", path) from e
+
+    def _move_away(self, path: str) -> None:
+        """Move a folder, if there is one, to where `remove_deleted` finds it."""
+        if not os.path.lexists(path):
+            return
+        files = self.maps.files
+        try:
+            files.make_directory(self._removed_directory)
+            while os.path.lexists(target := f"{self._removed_directory}/{self._removed_count}"):
+                self._removed_count += 1
+            files.replace(path, target)
+        except OSError:
+            # No block is left for its new name, or it lies on another disk.
+            files.remove_tree(path)
+
+    def remove_deleted(self, count_max: int = REMOVED_AT_ONCE) -> None:
+        """Remove up to `count_max` queues' folders of deleted topics. For a thread: each may take 5 ms. Never fails."""
+        if not self._removal_due:
+            return
+        self._removal_due = False
+        gone, self._gone = self._gone, []
+        for queue in gone:
+            for mapped_files in (queue.mapped_files, *((queue.ext.mapped_files,) if queue.ext is not None else ())):
+                for start in mapped_files.starts:
+                    self.maps.drop(mapped_files, start)
+        try:
+            for number, path in enumerate(_deepest_first(self._removed_directory)):
+                if number == count_max:
+                    self._removal_due = True
+                    return
+                self.maps.files.remove_tree(path)
+        except OSError as e:
+            _log.error("files of deleted topics are left in %s: %s", self._removed_directory, e)
 
     def finish_deletion(self, topic: str, position: int) -> None:
         """Remove the topic if it still has a message from before a physical offset: a kill fell into its deletion."""
@@ -292,7 +334,8 @@ class ConsumeQueueStore:
         self._listing_due = True
 
     def _names(self) -> list[tuple[str, int]]:
-        return [(topic, queue_id) for topic, ids in self._known.items() for queue_id in ids]
+        # Each copied in one call: a flush asks in a thread, while queues are made beside it.
+        return [(topic, queue_id) for topic, ids in list(self._known.items()) for queue_id in list(ids)]
 
     def release(self) -> None:
         """Unmap the files of every queue."""
@@ -419,3 +462,12 @@ def _listed(directory: str) -> Iterator[tuple[str, set[int]]]:
         ids = {int(name) for name in names if name.isascii() and name.isdigit()}
         if ids:
             yield topic, ids
+
+
+def _deepest_first(directory: str) -> Iterator[str]:
+    """Yield what lies in the folders of a directory, each folder after what is in it."""
+    for name in os.listdir(directory) if os.path.isdir(directory) else ():
+        path = f"{directory}/{name}"
+        if os.path.isdir(path):
+            yield from (f"{path}/{name}" for name in os.listdir(path))
+        yield path

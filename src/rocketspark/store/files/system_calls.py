@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import resource
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -97,6 +98,17 @@ class OsFiles:
             os.mkdir(path)
         except OSError:
             os.makedirs(path, exist_ok=True)  # Its parents, too, or there is one already.
+
+    def replace(self, source: str, target: str) -> None:
+        """Give a file or folder another name, in one step; a file of that name is gone then."""
+        os.replace(source, target)
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder with all that is in it, or a file. What a link leads to stays."""
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
 
     def create(self, path: str, size: int, *, keep: bool = False) -> None:
         """A file of `size` zero bytes without blocks. `keep`: an existing one keeps its content."""

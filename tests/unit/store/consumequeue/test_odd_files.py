@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.stand_ins import like
 from tests.unit.store.conftest import NOW_MS, expire
 
 from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.store import Store
-from rocketspark.store.consumequeue import consume_queue_store
 
 
 def filled(make_store: Any, send: Any) -> Path:
@@ -86,15 +84,19 @@ def test_a_topic_behind_a_link_is_deleted(make_store: Any, send: Any, tmp_path: 
 
 @pytest.mark.shows("mended: a topic folder that is a link: its deletion fails, then every start")
 def test_a_deletion_that_cannot_be_finished_does_not_refuse_the_start(
-    make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    make_store: Any, send: Any, files: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     filled(make_store, send)
     store = make_store()
+    replace = files.replace
 
-    def fail(path: str) -> None:
+    def fail(path: str, target: str = "/removed/") -> None:
+        if "/removed/" not in target:
+            return replace(path, target)
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(consume_queue_store, "shutil", like(shutil, rmtree=fail))
+    monkeypatch.setattr(files, "replace", fail)
+    monkeypatch.setattr(files, "remove_tree", fail)
     with pytest.raises(StoreUnwritable):
         store.delete_topic("t")
     store.close()
