@@ -32,7 +32,6 @@ from rocketspark.broker.declared_settings import QUEUES_MAX
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.message import batch, properties, sysflags
-from rocketspark.transport.peer import TASKS_IN_TURN
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply, request
 from rocketspark.transport.server import Server
@@ -280,8 +279,6 @@ def test_many_topics_and_groups_of_one_peer_are_saved_and_told_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 300
-    # Of one read so many are begun in a turn, or fewer where a turn took long.
-    turns = 2 * count // TASKS_IN_TURN
 
     async def main() -> None:
         async with name_server() as names_of, broker(tmp_path, namesrv_addresses=names_of.address) as server:
@@ -300,20 +297,20 @@ def test_many_topics_and_groups_of_one_peer_are_saved_and_told_together(
                 ]
                 replies = await all_answered(server.address, b"".join(asked), count)
                 assert {(r.code, r.opaque) for r in replies} == {(0, n) for n in range(count)}
-                assert saved.count < turns
-                assert told.count < turns
+                assert saved.count < 20
+                assert told.count < 20
                 # First sends, which make their topics.
                 sends = [request(310, send_header(f"auto-{n}"), b"x", opaque=n) for n in range(count)]
                 replies = await all_answered(server.address, b"".join(sends), count)
                 assert {r.code for r in replies} == {0}
-                assert saved.count < 2 * turns
+                assert saved.count < 40
                 # Pulls and heartbeats, which make groups.
                 asked = [request(11, pull_header("one-1", 0, 0, group=f"G{n}"), opaque=n) for n in range(count)]
                 await all_answered(server.address, b"".join(asked), count)
                 consumers = [{"groupName": f"H{n}"} for n in range(count)]
                 beaten = json.dumps({"clientID": "c", "consumerDataSet": consumers, "producerDataSet": []}).encode()
                 (await peer.request(34, None, beaten)).raise_for_code("heartbeat")
-                assert saved.count < 3 * turns
+                assert saved.count < 60
         async with broker(tmp_path) as server:
             for name in ("one-7", "each-7", "auto-7", "%RETRY%H7"):
                 assert server._topics.get(name) is not None, name

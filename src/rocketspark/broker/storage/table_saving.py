@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from time import perf_counter as now_s
 from typing import Any, TypeVar
 
 from rocketspark import machine
@@ -31,6 +32,8 @@ Write = Callable[[bytes], None]
 SMALL_ROWS = 1000
 # Some 0.5 ms.
 ROWS_IN_PIECE = 100
+# So long a save waits at most, while each turn of the loop brings changes.
+GATHERED_S = 0.01
 
 
 def pieces(
@@ -77,7 +80,7 @@ def joined(parts: Iterable[bytes]) -> bytes:
 
 
 class UnsavedChanges:
-    """Changes of a table that are not on disk yet: one save for all of a turn of the loop, one at a time.
+    """Changes of a table that are not on disk yet: one save for all that come turn after turn, one at a time.
 
     `rows`: the table; `snapshot`: its JSON as it is now, in pieces; `write`: replaces the file. Without `begin` each
     change is saved at once. A reply that needs the change on disk waits for `saved`.
@@ -95,6 +98,11 @@ class UnsavedChanges:
         self._on_disk = 0
         self._lock = threading.Lock()
         self._scheduled = False
+        # Of a save that is scheduled: the change that the last turn of the loop saw, until when it waits for more, and
+        # who waits for it.
+        self._seen = 0
+        self._until_s = 0.0
+        self._turn: asyncio.Future[None] | None = None
         self._saving: asyncio.Future[None] | None = None
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
         self._beside: BackgroundThread | None = None
@@ -108,12 +116,13 @@ class UnsavedChanges:
         self._changed += 1
 
     def changed(self) -> None:
-        """Save a change: in this turn of the loop, or soon if the table is large."""
+        """Save a change: in the first turn of the loop that brings no other, or soon if the table is large."""
         self.note()
         if self._call_soon is None:
             self.flush()
         elif not self._scheduled:
             self._scheduled = True
+            self._until_s = now_s() + GATHERED_S
             self._call_soon(self._in_turn)
 
     def flush(self) -> None:
@@ -126,6 +135,10 @@ class UnsavedChanges:
         wanted = self._changed
         while self._on_disk < wanted:
             if self._is_small:
+                if self._scheduled:
+                    self._turn = self._turn or asyncio.get_running_loop().create_future()
+                    await asyncio.wait([self._turn])
+                    continue
                 self.flush()
                 return
             # A save that is under way may have begun before the change.
@@ -163,15 +176,24 @@ class UnsavedChanges:
             self._in_turn()
 
     def _in_turn(self) -> None:
-        self._scheduled = False
-        if not self._is_small:
-            if self._saving is None and self._on_disk < self._changed:
-                self._save_beside()
+        if self._scheduled and self._is_small and self._seen != self._changed and now_s() < self._until_s:
+            # The requests of one read are begun in several turns: their changes go together.
+            assert self._call_soon is not None
+            self._seen = self._changed
+            self._call_soon(self._in_turn)
             return
+        self._scheduled = False
+        turn, self._turn = self._turn, None
         try:
-            self.flush()
+            if self._is_small:
+                self.flush()
+            elif self._saving is None and self._on_disk < self._changed:
+                self._save_beside()
         except RocketSparkError as e:
             self._failed(e)
+        finally:
+            if turn is not None and not turn.done():
+                turn.set_result(None)
 
     def _failed(self, error: BaseException) -> None:
         # The file has already logged an error of the disk, once.

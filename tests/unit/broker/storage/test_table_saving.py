@@ -106,6 +106,55 @@ def test_who_changes_a_table_while_it_is_saved_waits_for_the_next_save() -> None
     with_disk(act)
 
 
+@pytest.mark.parametrize(("turn_s", "saves"), [(0.0, 1), (table_saving.GATHERED_S / 4, 5)])
+def test_small_changes_of_turns_in_a_row_are_saved_together_for_a_time(
+    turn_s: float, saves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And who waits for one of them waits for that save."""
+    monkeypatch.setattr(table_saving, "SMALL_ROWS", 1000)
+    clock = [0.0]
+    monkeypatch.setattr(table_saving, "now_s", lambda: clock[0])
+
+    async def act(disk: Disk, table: UnsavedChanges) -> None:
+        disk.gate.release(100)
+        waiting = []
+        for n in range(20):
+            disk.put(str(n), table)
+            waiting.append(asyncio.create_task(table.saved()))
+            clock[0] += turn_s
+            await asyncio.sleep(0)
+            # Nobody is told before.
+            assert disk.texts or not any(task.done() for task in waiting)
+        await asyncio.gather(*waiting)
+        assert len(disk.texts) == saves
+        assert disk.texts[-1].count(b"(") == 20
+
+    with_disk(act)
+
+
+def test_a_small_save_that_fails_is_told_to_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_saving, "SMALL_ROWS", 1000)
+
+    async def act(disk: Disk, table: UnsavedChanges) -> None:
+        def fails(text: bytes) -> None:
+            raise StoreFull("no room", needed_bytes=1, free_bytes=0)
+
+        table._write = fails
+        waiting = []
+        for name in "ab":
+            disk.put(name, table)
+            waiting.append(asyncio.create_task(table.saved()))
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in found] == [StoreFull] * 2
+        table._write = disk.write
+        disk.gate.release(100)
+        table.again()
+        await table.saved()
+        assert disk.texts == [b"[('a', 1), ('b', 1)]"]
+
+    with_disk(act)
+
+
 def test_what_nobody_waits_for_is_saved_too() -> None:
     async def act(disk: Disk, table: UnsavedChanges) -> None:
         disk.put("a", table)
