@@ -57,7 +57,7 @@ IGNORED: dict[str, str] = dict(
     enableRocksDBLog=false enableRunningFlagsInFlush=false
     enableScheduleAsyncDeliver=false enableScheduleMessageStats=true enableShutdownGracefully=false
     enableSingleTopicRegister=false enableSkipLongAwaitingAck=false
-    enableSplitRegistration=false enableStatsMetrics=true enableTransactionMetrics=true
+    enableStatsMetrics=true enableTransactionMetrics=true
     endTransactionPoolQueueCapacity=100000 endTransactionThreadPoolNums=12 estimateAccumulation=true
     expectConsumerNumUseFilter=32 fastFailIfNoBufferInStorePool=false fetchControllerAddrByDnsLookup=false
     fetchNameSrvAddrByDnsLookup=false fetchNamesrvAddrByAddressServer=false
@@ -120,7 +120,7 @@ IGNORED: dict[str, str] = dict(
     serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8 sharedByteBufferNum=16
     shutdownWaitTimeSeconds=30
     socksProxyConfig={} spinLockCollisionRetreatOptimalDegree=1000
-    splitRegistrationSize=800 startAcceptSendRequestTimeStamp=0 statRocksDBCQIntervalSec=10
+    startAcceptSendRequestTimeStamp=0 statRocksDBCQIntervalSec=10
     subscriptionExpiredTimeout=600000
 
     timerCheckMetricsWhen=05 timerColdDataCheckIntervalMs=60000 timerCongestNumEachSlot=2147483647

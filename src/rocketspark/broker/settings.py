@@ -70,6 +70,8 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     advertised_host: str = setting("brokerIP1", "")
     namesrv_addresses: str = setting("namesrvAddr", "")
     register_interval_ms: Whatever = setting("registerNameServerPeriod", 30_000, unit="ms")
+    split_registration: bool = setting("enableSplitRegistration", False, live=AT_USE)
+    split_registration_topics: Positive = setting("splitRegistrationSize", 800, live=AT_USE)
     broker_permission: Permission = setting("brokerPermission", 6, live=(Hearer.MESSAGES, Hearer.TOPICS))
     region: str = setting("regionId", "DefaultRegion", live=(Hearer.MESSAGES, Hearer.REPLIES))
     trace_on: bool = setting("traceOn", True, live=(Hearer.MESSAGES, Hearer.REPLIES))

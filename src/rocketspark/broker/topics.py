@@ -172,11 +172,21 @@ class Topics:
         """Return a value that differs whenever `wrapper_json` differs."""
         return self.version, self._settings.broker_permission
 
-    def wrapper_json(self, around: Callable[[TopicConfigTable], Any] = lambda table: table) -> Iterator[bytes]:
-        """Return the JSON of `around(wrapper())` in pieces."""
-        mappings = self.statics.infos()
-        empty = around(TopicConfigTable(data_version=self.version, topic_queue_mapping_info_map=mappings))
-        return pieces(empty, "topicConfigTable", self.table, lambda rows: sorted_json(dict(self._cut(rows)))[1:-1])
+    def wrapper_json(
+        self,
+        around: Callable[[TopicConfigTable], Any] = lambda table: table,
+        part: Mapping[str, TopicConfig] | None = None,
+        following: int = 0,
+    ) -> Iterator[bytes]:
+        """Return the JSON of `around(wrapper())` in pieces; `part`: of these topics, with so many parts `following`.
+
+        Each part has a version of its own, the last one the table's: of one that a NameServer has it takes nothing.
+        """
+        mappings = self.statics.infos() if part is None else self.statics.infos(part) if self.statics.table else {}
+        version = msgspec.structs.replace(self.version, counter=self.version.counter - following)
+        empty = around(TopicConfigTable(data_version=version, topic_queue_mapping_info_map=mappings))
+        table = self.table if part is None else part
+        return pieces(empty, "topicConfigTable", table, lambda rows: sorted_json(dict(self._cut(rows)))[1:-1])
 
     def _cut(self, rows: list[tuple[str, TopicConfig]]) -> list[tuple[str, TopicConfig]]:
         allowed = self._settings.broker_permission

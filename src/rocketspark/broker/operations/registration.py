@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import zlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.inner_connections import inner_connections
@@ -26,6 +26,8 @@ log = LimitedLog("rocketspark.broker")
 
 RETRY_S = 1.0
 TIMEOUT_MS = 6000
+# Some 8 MB; a frame holds 16.
+TOPICS_IN_REQUEST = 40_000
 # Less than an admin client waits for its own request (5 s).
 SETTLE_S = 3.0
 
@@ -115,8 +117,7 @@ class Registration:
             wait_s = interval_s
             again.clear()
             try:
-                body, crc = await self._whole()
-                ordered = await self._register(namesrv, body, crc)
+                ordered = await self._register_all(namesrv)
                 self._topics.set_ordered(ordered)
                 failing = False
             except RocketSparkError as e:
@@ -214,15 +215,33 @@ class Registration:
         except Exception:
             log.exception("NameServer %s was not told of a changed topic; it will be", namesrv)
 
-    async def _whole(self) -> tuple[bytes, int]:
-        """Return the registration of all topics, and its checksum."""
-        parts = self._topics.wrapper_json(lambda table: RegisterBrokerBody(topic_config_serialize_wrapper=table))
+    async def _register_all(self, namesrv: str) -> list[str]:
+        """Register all topics, many in parts; return the topics that have an order table at the NameServer."""
+        s, names = self._settings, list(self._topics.table)
+        size = max(s.split_registration_topics, 2) if s.split_registration else TOPICS_IN_REQUEST
+        if len(names) <= size:
+            return await self._register(namesrv, *await self._body(None, 0))
+        ordered: list[str] = []
+        for at in range(0, len(names), size):
+            # As they are now: a change of one may have been told of meanwhile.
+            found = ((name, self._topics.get(name)) for name in names[at : at + size])
+            part = {name: config for name, config in found if config is not None}
+            following = (len(names) - at - 1) // size
+            ordered = await self._register(namesrv, *await self._body(part, following))
+        return ordered
+
+    async def _body(self, part: Mapping[str, TopicConfig] | None, following: int) -> tuple[bytes, int]:
+        """Return the registration of all topics, or a part of them, and its checksum."""
+        parts = self._topics.wrapper_json(
+            lambda table: RegisterBrokerBody(topic_config_serialize_wrapper=table), part, following
+        )
 
         def make() -> tuple[bytes, int]:
             body = joined(parts)
             return body, zlib.crc32(body)
 
-        return make() if len(self._topics.table) <= SMALL_ROWS else await self._beside.run(make)
+        count = len(self._topics.table if part is None else part)
+        return make() if count <= SMALL_ROWS else await self._beside.run(make)
 
     async def _register(self, namesrv: str, body: bytes, crc: int) -> list[str]:
         """Register; return the topics that have an order table at the NameServer."""

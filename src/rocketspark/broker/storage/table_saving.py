@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from time import perf_counter as now_s
 from typing import Any, TypeVar
 
 from rocketspark import machine
@@ -122,7 +121,7 @@ class UnsavedChanges:
             self.flush()
         elif not self._scheduled:
             self._scheduled = True
-            self._until_s = now_s() + GATHERED_S
+            self._until_s = machine.perf_counter() + GATHERED_S
             self._call_soon(self._in_turn)
 
     def flush(self) -> None:
@@ -176,7 +175,12 @@ class UnsavedChanges:
             self._in_turn()
 
     def _in_turn(self) -> None:
-        if self._scheduled and self._is_small and self._seen != self._changed and now_s() < self._until_s:
+        if (
+            self._scheduled
+            and self._is_small
+            and self._seen != self._changed
+            and machine.perf_counter() < self._until_s
+        ):
             # The requests of one read are begun in several turns: their changes go together.
             assert self._call_soon is not None
             self._seen = self._changed

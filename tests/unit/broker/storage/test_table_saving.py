@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.patience import LIMIT_S
 
+from rocketspark import machine
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
@@ -113,7 +114,7 @@ def test_small_changes_of_turns_in_a_row_are_saved_together_for_a_time(
     """And who waits for one of them waits for that save."""
     monkeypatch.setattr(table_saving, "SMALL_ROWS", 1000)
     clock = [0.0]
-    monkeypatch.setattr(table_saving, "now_s", lambda: clock[0])
+    monkeypatch.setattr(machine, "perf_counter", lambda: clock[0])
 
     async def act(disk: Disk, table: UnsavedChanges) -> None:
         disk.gate.release(100)
