@@ -1,0 +1,60 @@
+"""A broker of many topics registers them in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.support import broker, connected, name_server, run, until
+from tests.live.test_namesrv_routes import route
+
+from rocketspark.broker.operations import registration as registration_loop
+from rocketspark.namesrv import handlers as namesrv
+from rocketspark.protocol.json.bodies import RegisterBrokerBody, TopicConfig, TopicConfigTable
+from rocketspark.transport.peer import Peer
+
+
+@pytest.mark.shows("splitRegistrationSize: a broker of many topics registers in parts, each under a version of its own")
+@pytest.mark.parametrize("split", [True, False])
+def test_a_broker_of_many_topics_registers_in_parts(
+    split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its settings, or because no frame holds so many. What a part changes counts at the next registration."""
+    monkeypatch.setattr(registration_loop, "TOPICS_IN_REQUEST", 1000 if split else 7)
+    parts: list[TopicConfigTable] = []
+    taken = namesrv.NameServerHandlers._registered
+
+    def registered(self: Any, peer: Peer, request: Any, body: RegisterBrokerBody) -> Any:
+        parts.append(body.topic_config_serialize_wrapper)
+        return taken(self, peer, request, body)
+
+    monkeypatch.setattr(namesrv.NameServerHandlers, "_registered", registered)
+
+    async def main() -> None:
+        async with name_server() as names:
+            many = {"namesrv_addresses": names.address, "split_registration": split, "split_registration_topics": 7}
+            async with broker(tmp_path, **many) as server, connected(names.address) as peer:
+                server._topics.put_all([TopicConfig(topic_name=f"t{n}") for n in range(40)])
+                await server._registration.settled()
+                parts.clear()
+                for perm in (6, 4):
+                    # Without a change of the version, which would tell of it alone.
+                    server._topics.table["t38"].perm = server._topics.table["t3"].perm = perm
+                    server._registration.again()
+                    whole = -(-len(server._topics.table) // 7)
+                    await until(lambda whole=whole: len(parts) >= whole)  # type: ignore[misc]
+                    assert [len(part.topic_config_table) for part in parts[:-1]] == [7] * (whole - 1)
+                    assert {name for part in parts for name in part.topic_config_table} == set(server._topics.table)
+                    version = server._topics.version
+                    counters = [version.counter - n for n in reversed(range(whole))]
+                    assert [part.data_version.counter for part in parts] == counters
+                    for topic in ("t3", "t38"):
+                        found = await route(peer, topic)
+                        assert found is not None
+                        assert [queues.perm for queues in found.queues] == [perm]
+                    live = names.registry.version_of("DefaultCluster", server.address, 0)
+                    assert live == version
+                    parts.clear()
+
+    run(main())
