@@ -158,7 +158,8 @@ Gone = Callable[[ProxyClient], Coroutine[Any, Any, None]]
 class Clients:
     """The table of clients by identity. `idle_s`: how long a client may be silent.
 
-    `may_be_sent`: asked, with what he needs on its topic, before a client is sent a message that he did not ask for.
+    `may_be_sent`: asked, with what he needs on its topic, before a client is sent what he did not ask for; a question
+    about his group has no topic.
     """
 
     def __init__(self, idle_s: float, grace_s: float = GRACE_S) -> None:

@@ -62,8 +62,9 @@ def _sent(topic: str) -> Context:
 
 
 def _send(request: Any) -> Iterator[Context]:
-    for name in dict.fromkeys(message.topic.name for message in request.messages):
-        yield _sent(name)
+    # Messages of several topics are refused before any is sent (Sends).
+    for message in request.messages[:1]:
+        yield _sent(message.topic.name)
 
 
 def _topic_sent(request: Any) -> Iterator[Context]:
@@ -184,6 +185,8 @@ def credentials_of(metadata: Mapping[str, Any]) -> Credentials:
 
 # A user who is not known may have been made just now.
 LOOK_AGAIN_S = 1.0
+# So long a call of a user who is known waits for newer tables, as a broker that is asked for them may be silent.
+WAIT_S = 0.5
 
 
 class FetchedTables:
@@ -196,10 +199,11 @@ class FetchedTables:
         self.changed: Callable[[], None] = lambda: None
         # When the tables were confirmed, and when that was tried last.
         self._fetched_s = self._tried_s = -float("inf")
+        self._answered = ""
         self._task: asyncio.Task[None] | None = None
 
     async def fresh(self, username: str | None = None) -> None:
-        """Wait until the tables are as fresh as they can be had; sooner for a user who is not in them."""
+        """Wait until the tables are as fresh as they can be had soon; sooner for a user who is not in them."""
         limit_s = self._refresh_s
         if username is not None and username not in self.users:
             limit_s = min(limit_s, LOOK_AGAIN_S)
@@ -210,12 +214,16 @@ class FetchedTables:
         if self._task is None or self._task.done():
             self._tried_s = machine.monotonic()
             self._task = asyncio.ensure_future(self._fetch())
-        await asyncio.shield(self._task)
+        elif username is None or username in self.users:
+            # Others waited for it when it began: the last copy holds until it has ended.
+            return
+        await asyncio.wait((self._task,), timeout=WAIT_S if self.users else None)
 
     async def _fetch(self) -> None:
         why: object = "no broker is known"
         try:
-            for address in await self._brokers.masters():
+            # First the one that answered last, as the others may be silent.
+            for address in sorted(await self._brokers.masters(), key=lambda one: one != self._answered):
                 try:
                     broker = await self._brokers.peer_at(address)
                     users = wire_forms.users_from(await admin_api.list_users(broker))
@@ -249,6 +257,8 @@ class FetchedTables:
 audit = LimitedLog("rocketspark.proxy.audit")
 
 KEPT_MAX = 10_000
+# Of topics with their prefixes, and of groups; what is longer names nothing, and would stand in answer, log and audit.
+NAME_CHARACTERS_MAX = 512
 # The call that says by its handle where in the log a message lies.
 NAMES_A_PLACE = "ForwardMessageToDeadLetterQueue"
 
@@ -269,12 +279,17 @@ class AccessControl:
         clients.may_be_sent = self.may_be_sent
 
     async def may_be_sent(self, client: ProxyClient, topic: str, action: str) -> bool:
-        """Return whether a client may be sent a message of a topic that brokers ask him about."""
+        """Return whether a client may be sent what he did not ask for: a message of a topic, or a question about his
+        group (`topic` is empty). A consumer needs his group for both.
+        """
         if not self._authorizes:
             return True
         await self.tables.fresh(client.user)
         host = client.address.rpartition(":")[0].strip("[]")
-        return self._authorization.verdict(client.user or None, topic_context(topic, action), host).remark is None
+        needed = [topic_context(topic, action)] if topic else []
+        if action == SUB:
+            needed.append(_group(client.group))
+        return all(self._authorization.verdict(client.user or None, one, host).remark is None for one in needed)
 
     def of_remoting(self) -> RemotingAccess:
         """Return the same checks for requests of remoting."""
@@ -325,6 +340,9 @@ class AccessControl:
 
     def _authorize(self, call: Call, request: Any, username: str | None) -> None:
         contexts = contexts_of(call.rpc, request)
+        if (longest := max((len(context.name) for context in contexts), default=0)) > NAME_CHARACTERS_MAX:
+            text = f"a name has {longest} characters: no topic or group has more than {NAME_CHARACTERS_MAX}"
+            raise self._refusal(call, username, text)
         if username is None:
             raise self._refusal(call, username, FAILED, contexts, "unsigned")
         for context in contexts:

@@ -16,8 +16,10 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.patience import LIMIT_S
 from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
 from tests.unit.proxy.consuming.test_consuming import wait_until
+from tests.unit.proxy.consuming.test_receive import stored
 
 from rocketspark import Producer
 from rocketspark.admin.operations import SyncOperations
@@ -28,7 +30,7 @@ from rocketspark.proxy import guard
 from rocketspark.proxy.clients import ProxyClient
 from rocketspark.proxy.guard import UNREADABLE, Credentials, NotReadable, credentials_of
 from rocketspark.proxy.producing.producer_groups import Orphans
-from rocketspark.proxy.producing.transactions import TransactionData
+from rocketspark.proxy.producing.transactions import TransactionData, monotonic_ms
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code
 from rocketspark.testing import Cluster, run_cluster
@@ -330,6 +332,100 @@ def test_who_may_not_send_to_the_topic_is_not_asked_about_its_half_messages(lock
 
     locked_proxy.run(main)
     assert asked == ["shop"] * 4
+
+
+def test_a_half_message_of_another_topic_is_not_ended_by_the_name_of_its_group(locked_proxy: RunningProxy) -> None:
+    """A remoting group may have a topic's name; who may send to that topic may not end what goes to another."""
+    data = TransactionData()
+    clients: Any = SimpleNamespace(producers_of=lambda group: [])
+    orphans = Orphans(locked_proxy.server.brokers, clients, data)
+    half = stored(
+        topic=b"RMQ_SYS_TRANS_HALF_TOPIC", properties=b"PGROUP\x01orders\x02REAL_TOPIC\x01bills\x02UNIQ_KEY\x01id\x02"
+    )
+    header = SimpleNamespace(broker_name="broker-a", transaction_id="id", half_offset=1, physical_offset=2)
+    request: Any = SimpleNamespace(ext=header)
+    peer: Any = None
+    locked_proxy.run(lambda: orphans.asked(peer, request, half))
+    assert data.take("orders", "id", monotonic_ms()) is None
+    assert data.take("bills", "id", monotonic_ms()) is not None
+
+
+@pytest.mark.shows("what the broker sends of itself: a table, a test each")
+def test_who_lost_his_group_is_sent_nothing_by_hand(locked_proxy: RunningProxy) -> None:
+    """His telemetry stream is open still; the topic alone is not enough."""
+    who = {"identity": "billing/c", "client_id": "c", "user": "billing", "remote_address": "127.0.0.1:9"}
+    call: Any = SimpleNamespace(language="JAVA", version="5", remote_host="127.0.0.1", **who)
+    client = ProxyClient(call)
+    may = locked_proxy.server.clients.may_be_sent
+    found = []
+    for group in ("billing", "other"):
+        client.group = group
+        for topic in ("orders", "bills", ""):
+            found.append(locked_proxy.run(lambda topic=topic: may(client, topic, "Sub")))
+    assert found == [True, False, True, False, False, False]
+
+
+class SilentBrokers:
+    """Two masters; the first one answers no more once it `is_silent`."""
+
+    def __init__(self) -> None:
+        self.is_silent = False
+        self.asked: list[str] = []
+
+    async def masters(self) -> list[str]:
+        return ["first", "second"]
+
+    async def peer_at(self, address: str) -> Any:
+        self.asked.append(address)
+        if address == "first" and self.is_silent:
+            await asyncio.Event().wait()
+        return address
+
+
+def test_a_silent_broker_keeps_no_call_of_a_known_user_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def users(broker: Any) -> list[Any]:
+        return []
+
+    known = {"shop": SimpleNamespace(username="shop")}
+    monkeypatch.setattr(guard.admin_api, "list_users", users)
+    monkeypatch.setattr(guard.admin_api, "list_acls", users)
+    monkeypatch.setattr(guard.wire_forms, "users_from", lambda found: known)
+    monkeypatch.setattr(guard.wire_forms, "acls_from", lambda found: {})
+    monkeypatch.setattr(guard, "WAIT_S", 0.01)
+
+    async def main() -> None:
+        brokers: Any = SilentBrokers()
+        tables = guard.FetchedTables(brokers, 0.0)
+        await tables.fresh("shop")
+        brokers.is_silent = True
+        await asyncio.wait_for(tables.fresh("shop"), LIMIT_S)
+        await asyncio.wait_for(tables.fresh("shop"), LIMIT_S)
+        await asyncio.wait_for(tables.fresh("nobody"), LIMIT_S)
+        assert brokers.asked == ["first", "first"]
+        tables.close()
+        # What answered last is asked first.
+        tables = guard.FetchedTables(brokers, 0.0)
+        tables._answered = "second"
+        await asyncio.wait_for(tables.fresh("shop"), LIMIT_S)
+        assert (brokers.asked[2:], tables.users) == (["second"], known)
+        tables.close()
+
+    asyncio.run(main())
+
+
+def test_a_name_that_is_none_for_its_length_is_not_said_again(locked_proxy: RunningProxy) -> None:
+    client = as_user(locked_proxy, "shop")
+    answer = client.call("Heartbeat", messages.HeartbeatRequest(client_type=3, group={"name": "g" * 100_000}))
+    client.close()
+    assert answer.status.code == Code.UNAUTHORIZED
+    assert len(answer.status.message) < 200
+
+
+def test_the_topics_of_a_batch_are_not_looked_up_one_by_one() -> None:
+    """They have to be the same; rules are asked for in one turn."""
+    request = messages.SendMessageRequest(messages=[{"topic": {"name": f"t{number}"}} for number in range(9)])
+    assert [context.name for context in guard.contexts_of("SendMessage", request)] == ["t0"]
+    assert guard.contexts_of("SendMessage", messages.SendMessageRequest()) == []
 
 
 SIGNED = hmac.new(b"secret", DATE.encode(), hashlib.sha1).hexdigest()

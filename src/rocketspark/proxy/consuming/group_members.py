@@ -372,7 +372,8 @@ class Questions:
         pairs = pairs_of(stored)
         topic = first_topic(pairs.get(properties.RETRY_TOPIC) or stored.topic.decode("utf-8", "replace"), h.group)
         if not await self._clients.may_be_sent(client, topic, SUB):
-            text = f"client {shown(client.client_id)} may not be sent it: no Sub for its user on topic {shown(topic)}"
+            needed = f"on topic {shown(topic)} and group {shown(h.group)}"
+            text = f"client {shown(client.client_id)} may not be sent it: no Sub for its user {needed}"
             return reply(request.opaque, ResponseCode.NO_PERMISSION, remark=text)
         nonce = machine.uuid4().hex
         command = messages.TelemetryCommand()

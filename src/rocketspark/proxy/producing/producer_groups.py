@@ -148,7 +148,8 @@ class Orphans:
         topic = pairs.get(properties.REAL_TOPIC) or half.topic.decode("utf-8", "replace")
         transaction_id = header.transaction_id or pairs.get(MESSAGE_ID, "")
         place = HalfPlace(broker_name, header.half_offset, header.physical_offset)
-        if not self._data.add_checked(group, transaction_id, place, monotonic_ms()):
+        # Under the topic that the message goes to: the group may have the name of another, whose users may not end it.
+        if not self._data.add_checked(topic, transaction_id, place, monotonic_ms()):
             log.info("transaction %s has its end: nobody is asked", shown(transaction_id))
             return
         message = message_of(half, topic, pairs, int(machine.time() * 1000))
