@@ -95,17 +95,16 @@ class Replicas:
                 self.folder / f"a{broker_id}",
                 broker_id=broker_id,
                 broker_role="SLAVE" if broker_id else "SYNC_MASTER",
-                namesrv_addresses=self.namesrv.address,
-                **self.changes | changes,
+                **{"namesrv_addresses": self.namesrv.address} | self.changes | changes,
             )
         )
         self.running[broker_id] = made
         await made.start()
         return made
 
-    async def other(self) -> BrokerServer:
+    async def other(self, **changes: Any) -> BrokerServer:
         quick = {"broker_name": "b", "namesrv_addresses": self.namesrv.address, "timer_precision_ms": 100} | QUICK
-        self.running[-1] = made = BrokerServer(settings(self.folder / "b", **quick))
+        self.running[-1] = made = BrokerServer(settings(self.folder / "b", **quick | changes))
         await made.start()
         return made
 
@@ -226,17 +225,18 @@ def test_a_slave_acts_and_its_master_comes_back(tmp_path: Path) -> None:
 
 
 class Hung:
-    """A master on a loop of its own, which may stand still as that of a process under SIGSTOP."""
+    """A broker, the master, on a loop of its own, which may stand still as that of a process under SIGSTOP."""
 
-    def __init__(self, r: Replicas) -> None:
+    def __init__(self, r: Replicas, broker_id: int = 0) -> None:
+        self._id = broker_id
         self._go_on = threading.Event()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(r),))
         self._thread.start()
 
     async def _serve(self, r: Replicas) -> None:
-        self.broker = await r.start(0)
-        del r.running[0]
+        self.broker = await r.start(self._id)
+        del r.running[self._id]
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         self._ready.set()
         await self._end.wait()

@@ -118,6 +118,15 @@ async def tell_ha_info(connections: Connections, address: str, info: HaInfo) -> 
     reply.raise_for_code("tell the address of replication")
 
 
+async def ask_source(connections: Connections, address: str) -> str | None:
+    """Ask a slave from whose replication port it copies; None if it is not connected. Raises RocketSparkError."""
+    peer = await connections.get(address)
+    reply = await peer.request(RequestCode.GET_BROKER_HA_STATUS, Header(), timeout_ms=TIMEOUT_MS)
+    body = reply.raise_for_code("ask how a slave copies").body
+    copies = java_json.decode(body, _HaStatus).ha_client_runtime_info
+    return copies.master_addr if copies is not None and copies.activated else None
+
+
 class NamedBroker(Body):
     """Who a broker under a controller is: its name, and its number, or 0 while it is the master."""
 
@@ -338,6 +347,8 @@ async def _decode(body: bytes, kind: type[T]) -> T:
 
 class _ClientStatus(Body):
     max_offset: int = 0
+    master_addr: str | None = None
+    activated: bool = False
 
 
 class _HaStatus(Body):

@@ -63,19 +63,42 @@ class MemberGroup:
     async def ask(self) -> dict[int, str]:
         """Ask the NameServers, the first that answers; return the addresses. Raises RocketSparkError if none does."""
         error: RocketSparkError = NoNameServer("no NameServer is set (namesrvAddr)")
-        s = self._settings
-        for namesrv in s.namesrvs():
+        for namesrv in self._settings.namesrvs():
             try:
-                peer = await self._connections.get(namesrv)
-                by_route = s.slave_acting_master and s.old_nameservers
-                found = await (self._routed(peer) if by_route else self._told(peer))
+                return self._take(await self._known_to(namesrv))
             except RocketSparkError as e:
                 error = e
-                continue
-            self.addresses = dict(found)
-            self.alive_count = max(len(found | {s.broker_id: ""}), 1)
-            return self.addresses
         raise error
+
+    async def ask_all(self) -> dict[int, str]:
+        """Ask every NameServer; return the brokers that any of them knows. Raises RocketSparkError if none answers.
+
+        One that just started knows nobody yet.
+        """
+        asked = [self._known_to(namesrv) for namesrv in self._settings.namesrvs()]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found: dict[int, str] = {}
+        for answer in reversed(answers):
+            if isinstance(answer, BaseException):
+                if not isinstance(answer, RocketSparkError):
+                    raise answer
+                limited.info("a NameServer does not tell the brokers of the name: %s", answer)
+            else:
+                found |= answer
+        if all(isinstance(answer, BaseException) for answer in answers):
+            raise NoNameServer("no NameServer tells the brokers of the name")
+        return self._take(found)
+
+    async def _known_to(self, namesrv: str) -> dict[int, str]:
+        s = self._settings
+        peer = await self._connections.get(namesrv)
+        by_route = s.slave_acting_master and s.old_nameservers
+        return await (self._routed(peer) if by_route else self._told(peer))
+
+    def _take(self, found: dict[int, str]) -> dict[int, str]:
+        self.addresses = dict(found)
+        self.alive_count = max(len(found | {self._settings.broker_id: ""}), 1)
+        return self.addresses
 
     async def _told(self, peer: Peer) -> dict[int, str]:
         s = self._settings

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from rocketspark.broker.replication.acting.escape import EscapeBridge
+from rocketspark.broker.replication.acting.way_back import SHARE
 from rocketspark.broker.replication.link.links import LinkState
 from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info
 from rocketspark.broker.replication.parts import MasterSteps, PeerLinks, ReplicationParts
@@ -93,6 +94,9 @@ class ActingMaster:
         self._returning_until_s = 0.0
         # The link was made for a master that no NameServer knows yet: it does not show that the master delivers.
         self._linked_early = False
+        # When it was asked for what a NameServer then told: that this broker has the lowest id.
+        self._sure_s = float("-inf")
+        bridge.is_sure = self._is_sure
         self._tasks: set[asyncio.Task[None]] = set()
 
     def routes(self, routes: Routes) -> None:
@@ -147,9 +151,17 @@ class ActingMaster:
 
         Raises RocketSparkError if no NameServer answers.
         """
+        asked_s = asyncio.get_running_loop().time()
         found = lowest(await self._members.ask())
         if found is not None:
+            if found.broker_id == self._settings.broker_id:
+                self._sure_s = asked_s
             await self.take(found, None)
+
+    def _is_sure(self) -> bool:
+        """Tell whether no other broker acts: if this one hung or was cut off, its master may be back."""
+        limit_s = SHARE * self._settings.not_active_timeout_ms / 1000
+        return asyncio.get_running_loop().time() - self._sure_s <= limit_s
 
     async def take(self, found: Lowest, ha_address: str | None) -> None:
         """Act, follow or wait, depending on the lowest id.

@@ -13,7 +13,7 @@ from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.replication.acting.acting_master import ActingMaster
 from rocketspark.broker.replication.acting.escape import EscapeBridge
 from rocketspark.broker.replication.acting.way_back import Office, PreOnline, must_prepare
-from rocketspark.broker.replication.link.ha_listener import HaListener
+from rocketspark.broker.replication.link.ha_listener import HaConnection, HaListener
 from rocketspark.broker.replication.link.links import LinkState
 from rocketspark.broker.replication.parts import MasterSteps, PeerLinks, ReplicationParts
 from rocketspark.broker.replication.slave_synchronize import reverse_synchronize
@@ -207,7 +207,11 @@ class ActingMode:
     def _is_held(self) -> bool:
         since_s = lately_s(self._settings)
         others = [parse_address(address)[0] for address in self._members.others()]
-        return bool(others) and all(_is_linked(self._listener, host, since_s) for host in others)
+        # Their links may come from other addresses than their requests go to: then their number tells.
+        return bool(others) and (
+            all(_is_linked(self._listener, host, since_s) for host in others)
+            or sum(_is_heard(c, since_s) for c in self._listener.connections) >= len(others)
+        )
 
     async def stop(self) -> None:
         """Stop; an acting slave first learns of every message that it sent away."""
@@ -223,7 +227,9 @@ class ActingMode:
 
 def _is_linked(listener: HaListener, host: str, since_s: float = 0.0) -> bool:
     """Tell whether a slave on a host copies from here, and was heard; slaves are told apart by their hosts alone."""
-    return any(
-        c.link.acked >= 0 and c.link.last_read_s >= since_s and (c.host == host or not is_ip(host))
-        for c in listener.connections
-    )
+    return any(_is_heard(c, since_s) and (c.host == host or not is_ip(host)) for c in listener.connections)
+
+
+def _is_heard(connection: HaConnection, since_s: float) -> bool:
+    """Tell whether a slave copies over a connection, and was heard."""
+    return connection.link.acked >= 0 and connection.link.last_read_s >= since_s

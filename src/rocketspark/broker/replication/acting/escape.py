@@ -168,12 +168,16 @@ def chosen(found: Iterable[EscapeQueue], turn: int) -> EscapeQueue | None:
 
 
 class EscapeBridge:
-    """Sends due messages to other brokers. `is_open`: messages may leave; `escaped_count`: how many have left."""
+    """Sends due messages to other brokers.
+
+    `is_open`: messages may leave, while `is_sure` tells that the master is still away; `escaped_count`: how many left.
+    """
 
     def __init__(self, settings: BrokerSettings, connections: Connections) -> None:
         self._settings = settings
         self._connections = connections
         self.is_open = False
+        self.is_sure: Callable[[], bool] = lambda: True
         self.escaped_count = 0
         self._sends: dict[Key, asyncio.Task[bool]] = {}
         self._routes: dict[str, tuple[float, list[EscapeQueue]]] = {}
@@ -226,6 +230,8 @@ class EscapeBridge:
             raise MessageStays("due messages wait for the master (enableRemoteEscape=false)")
         if not self.is_open:
             raise MessageStays("due messages stay here: the master comes back")
+        if not self.is_sure():
+            raise MessageStays("due messages stay here until a NameServer tells that the master is away")
 
     async def _send(self, message: EscapingMessage) -> bool:
         """Send a message to some other broker; True if it is stored there."""
@@ -236,6 +242,8 @@ class EscapeBridge:
             self._turn += 1
             async with asyncio.timeout(SEND_MS / 1000):
                 peer = await self._connections.get(way.address)
+                if not self.is_sure():
+                    raise NotSent("the master may be back", address=way.address)
                 header = message.header(way.broker_name, way.queue_id)
                 reply = await peer.request(RequestCode.SEND_MESSAGE_V2, header, message.body, timeout_ms=SEND_MS)
             if reply.code not in _STORED:

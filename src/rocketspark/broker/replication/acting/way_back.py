@@ -12,11 +12,12 @@ of itself, until it has taken back what was done in its place.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
-from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info, tell_ha_info
+from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info, ask_source, tell_ha_info
 from rocketspark.broker.replication.members import MemberGroup
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import MessageStays, NotSent, ReplicationError, RocketSparkError
@@ -47,6 +48,12 @@ RETRY_S = 1.0
 # How long another broker has to connect, or to be connected to.
 LINK_S = 10.0
 STEP_S = 0.02
+# Between two questions to a slave whose link is not seen.
+ASK_S = 0.5
+# Less than a slave waits for a master that told it of its return (RETURN_S), with time to register.
+FRESH_S = 5.0
+# No address: a slave's link from anywhere.
+ANY_HOST = ""
 
 
 class Office:
@@ -187,12 +194,9 @@ class PreOnline:
         self._take_back = take_back
         self._follow = follow
         self._is_copying = is_copying
-        # Slaves whose work is taken back: not again after a failure with another.
-        self._done: set[str] = set()
 
     async def run(self, own_address: str) -> None:
         """Prepare, and try again until it succeeds; return once the broker may register."""
-        self._done.clear()
         while must_prepare(self._settings):
             try:
                 await self._prepare(own_address)
@@ -204,17 +208,20 @@ class PreOnline:
             await asyncio.sleep(RETRY_S)
 
     async def _prepare(self, own_address: str) -> None:
-        found = return_plan(self._settings.broker_id, own_address, await self._members.ask())
-        for address in found.addresses:
-            if found.preparation is Preparation.TAKE_BACK:
-                if address not in self._done:
+        loop, began_s = asyncio.get_running_loop(), 0.0
+        found = return_plan(self._settings.broker_id, own_address, await self._members.ask_all())
+        if found.preparation is Preparation.TAKE_BACK:
+            # A slave waits a while for who told it, and then acts again: all of them are told anew until all are done
+            # with at once, also after a failure with another.
+            while not began_s or loop.time() - began_s > FRESH_S:
+                began_s = loop.time()
+                for address in found.addresses:
                     await self._back_from(address)
-                    self._done.add(address)
-            else:
-                info = await ask_ha_info(self._connections, address)
-                if info is not None:
-                    self._follow(info)
-                    await self._until(self._is_copying, f"the master's log does not arrive from {info.ha_address}")
+        for address in found.addresses if found.preparation is Preparation.COPY else ():
+            info = await ask_ha_info(self._connections, address)
+            if info is not None:
+                self._follow(info)
+                await self._until(self._is_copying, f"the master's log does not arrive from {info.ha_address}")
 
     async def _back_from(self, address: str) -> None:
         info = self._own_info()
@@ -222,10 +229,27 @@ class PreOnline:
             raise ReplicationError("this broker is no master")
         await tell_ha_info(self._connections, address, info)
         host = parse_address(address)[0]
-        await self._until(
-            lambda: self._is_linked(host), f"the slave at {address} does not connect to {info.ha_address}"
-        )
+        if not self._is_linked(host):
+            asking = asyncio.create_task(self._says_so(address, info))
+            try:
+                await self._until(
+                    lambda: self._is_linked(host) or asking.done(),
+                    f"the slave at {address} does not connect to {info.ha_address}",
+                )
+            finally:
+                asking.cancel()
         await self._take_back(address)
+
+    async def _says_so(self, address: str, info: HaInfo) -> None:
+        """Return once a slave says that it copies from here, and some slave does.
+
+        Its link may come from another address than its requests go to (brokerIP1, a network for replication).
+        """
+        while True:
+            await asyncio.sleep(ASK_S)
+            with contextlib.suppress(RocketSparkError):
+                if await ask_source(self._connections, address) == info.ha_address and self._is_linked(ANY_HOST):
+                    return
 
     async def _until(self, reached: Callable[[], bool], failure: str) -> None:
         try:
