@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -114,7 +114,7 @@ class BrokerServer:
         self._saves = SaveFailures()
         self._repeated = RepeatedWork(self._saves)
         self._closing = False
-        self._started = False
+        self._built = self._started = False
         self.metrics: MetricsServer | None = None
         self._audit: Audit | None = None
 
@@ -165,6 +165,7 @@ class BrokerServer:
             raise
         try:
             self._build(routes)
+            self._built = True
             self._file_cleaning.start()
             self._flush_service.start()
             await self.replication.start(self.address)
@@ -478,17 +479,30 @@ class BrokerServer:
         self._server.abort()
         if self.metrics is not None:
             await self.metrics.close()
-        if self._started:
-            await self.replication.abandon()
-            await self._registration.abandon()
-            await self._logical_queues.close()
-            await self._topic_queues.close()
-            await self._file_cleaning.stop()
-            await self._stop_threads()
-            self._pop_state.block_ends.close()
-            self._services.close()
+        await self._end_unsaid()
         await self._end_audit()
         self.store.abandon()
+
+    async def _end_unsaid(self) -> None:
+        """End all parts that were begun, with no word to anybody and nothing written."""
+        if not self._built:
+            return
+        ends: list[Callable[[], Awaitable[None]]] = [
+            self.replication.abandon,
+            self._registration.abandon,
+            self._logical_queues.close,
+            self._topic_queues.close,
+            self._file_cleaning.stop,
+            self._stop_threads,
+        ]
+        for end in ends:
+            try:
+                await end()
+            except Exception:
+                # One that had not begun keeps no other.
+                log.exception("a part of the broker could not be ended")
+        self._pop_state.block_ends.close()
+        self._services.close()
 
     async def close(self) -> None:
         """Answer the held requests, leave the NameServers, write everything down. May be called again."""
@@ -507,6 +521,8 @@ class BrokerServer:
             self._pop_state.close()
             await self._stop_threads()
             self._flush_service.finish()
+        else:
+            await self._end_unsaid()
         await self._server.close()
         await self._end_audit()
         self.store.prepare_to_close()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -51,5 +55,28 @@ def test_a_start_that_failed_leaves_nothing_behind(tmp_path: Path) -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
             assert await sent(peer) == 0
         await failed.close()
+
+    run(main())
+
+
+def test_a_start_that_failed_late_leaves_no_thread_task_or_file(tmp_path: Path) -> None:
+    """The last to begin is refused: what began before it ends."""
+
+    def left() -> tuple[list[str], int, int]:
+        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("rocketspark-")]
+        return threads, len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
+
+    async def main() -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            before: tuple[list[str], int, int] | None = None
+            for _ in range(2):
+                with pytest.raises(ConfigError, match="haListenPort"):
+                    await BrokerServer(settings(tmp_path, ha_listen_port=other.getsockname()[1])).start()
+                # Some files are opened once for a process.
+                before = before or left()
+            assert left() == before
+            assert before[0] == []
 
     run(main())
