@@ -143,6 +143,32 @@ def test_it_outlives_a_kill_for_ordered_pops_too(tmp_path: Path) -> None:
     run(main())
 
 
+def test_it_lies_not_beyond_what_a_power_cut_left(tmp_path: Path) -> None:
+    """Else what comes to stand before it would be passed over."""
+
+    async def main() -> None:
+        server = BrokerServer(settings(tmp_path, flush_interval_ms=3_600_000))
+        await server.start()
+        async with connected(server.address) as peer:
+            await filled(peer)
+            flushed = server.store.flush_log()
+            for number in range(5):
+                await sent(peer, b"gone %d" % number)
+            server._offsets.set_by_hand = None
+            await reset(peer, 25)
+            await server.kill()
+        with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+            file.seek(flushed)
+            file.write(bytes(100_000))
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            for number in range(10):
+                await sent(peer, b"new %d" % number)
+            assert await moved_to(peer, 18) == 20
+            assert await committed(peer) == 20
+
+    run(main())
+
+
 def test_where_another_broker_served_meanwhile_it_is_over(tmp_path: Path) -> None:
     """A Java broker knows nothing of what waits, and commits what its consumer is through with."""
 

@@ -453,6 +453,7 @@ class ConsumerOffsets:
 
     def keep_within(self, end: Callable[[str, int], int], has_topic: Callable[[str], bool] | None = None) -> None:
         """Lower what lies beyond its queue's end, as messages that a power cut took were counted; on the disk at once.
+        Also where those are sent to whose offset was set by hand.
 
         `has_topic`: offsets of other topics go: a kill fell into their deletion. Of KEPT_NUMBERS all stay.
         """
@@ -471,6 +472,9 @@ class ConsumerOffsets:
                     lowered.append(f"{group} in {topic}:{queue_id} from {offset} to {last}")
                     queues[queue_id] = last
                     self.changes += 1
+        for (group, topic, queue_id), offset in self.anew.resets.items():
+            if offset > (last := max(end(topic, queue_id), 0)):
+                self.anew.set((group, topic, queue_id), last)
         if lowered:
             shown = ", ".join(lowered[:_LOWERED_SHOWN])
             log.warning("offsets beyond the ends of their queues are lowered, %d in all: %s", len(lowered), shown)

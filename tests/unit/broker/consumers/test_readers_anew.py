@@ -67,4 +67,4 @@ def test_it_is_written_once_after_each_change(tmp_path: Path) -> None:
     found.take(("G", "T", 0))
     found.add([("G", "T", 1)])
     found.save()
-    assert path.read_text("utf-8") == '{"readers":{"T@G":[1]}}'
+    assert path.read_text("utf-8") == '{"readers":{"T@G":[1]},"resets":{}}'
