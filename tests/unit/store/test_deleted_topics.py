@@ -319,18 +319,20 @@ def test_a_topic_that_another_broker_deleted_does_not_come_back(old: int, make_s
 
 
 def test_queues_that_are_lost_are_no_deletion(make_store: Any, send: Any) -> None:
-    """The topic has its settings still; or nothing is known of settings."""
+    """The topic has its settings still, or nothing is known of settings; all queues are gone; a topic of the system."""
     store = make_store()
-    for topic in ("t", "keep"):
+    for topic in ("t", "keep", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"):
         send(store, topic, 0, b"x")
     store.close()
-    for told in ({"keep", "t"}, set[str]()):
-        shutil.rmtree(Path(store.settings.root) / "consumequeue" / "t")
+    queues = Path(store.settings.root) / "consumequeue"
+    for told, lost in (({"keep", "t"}, "t"), (set[str](), "t"), ({"keep"}, ""), ({"keep", "t"}, "SCHEDULE_TOPIC_XXXX")):
+        shutil.rmtree(queues / lost)
         again = Store(store.settings, clock=store._clock)
         again.simple_topics = told
         again.open()
         assert again.recovered.remade
-        assert bodies(again, "t", 0) == [b"x"]
+        for topic in ("t", "keep", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"):
+            assert bodies(again, topic, 0) == [b"x"]
         again.close()
 
 

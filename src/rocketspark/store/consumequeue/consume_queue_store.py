@@ -109,11 +109,13 @@ class ConsumeQueueStore:
     def forget_deleted(self) -> list[str]:
         """Forget topics that have neither settings nor queues any more; returns their names.
 
-        A broker deleted them that notes it nowhere, as RocketMQ's. Where no settings are known nothing is told.
+        A broker deleted them that notes it nowhere, as RocketMQ's. Where no settings are known, or all queues are gone,
+        nothing is told; and no topic of the system is deleted.
         """
         told = {*self.simple_topics, *(topic.decode() for topic in self._told_batch_topics)}
-        noted = {topic for topic, _ in self.inventory.queues} if told else set()
+        noted = {topic for topic, _ in self.inventory.queues} if told and self._known else set()
         gone = sorted(topic for topic in noted if topic not in told and topic not in self._known)
+        gone = [topic for topic in gone if not _is_of_the_system(topic)]
         for topic in gone:
             self.inventory.forget(topic)
         return gone
@@ -143,12 +145,7 @@ class ConsumeQueueStore:
     def may_be_batch(self, topic: bytes) -> bool:
         """Tell whether a topic without queues may have been made with batch queues, if its records say so."""
         name = topic.decode()
-        return (
-            name not in self._known
-            and name not in self.simple_topics
-            and name != SCHEDULE_TOPIC
-            and not name.upper().startswith(_SYSTEM_PREFIX)
-        )
+        return name not in self._known and name not in self.simple_topics and not _is_of_the_system(name)
 
     def queues(self) -> Mapping[str, Collection[int]]:
         return self._known
@@ -471,3 +468,7 @@ def _deepest_first(directory: str) -> Iterator[str]:
         if os.path.isdir(path):
             yield from (f"{path}/{name}" for name in os.listdir(path))
         yield path
+
+
+def _is_of_the_system(topic: str) -> bool:
+    return topic == SCHEDULE_TOPIC or topic.upper().startswith(_SYSTEM_PREFIX)
