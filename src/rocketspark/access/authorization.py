@@ -92,9 +92,13 @@ class Authorization:
             return Verdict("The authorizationMetadataProvider is not configured", "not configured")
         acl = self._acls.acls.get(username)
         deciding = acl and acl.deciding(context.kind, context.name, context.actions, source_ip)
+        if deciding:
+            policy_type, entry = deciding
+            rule = f"{policy_type} {entry.resource.key} {entry.decision}"
+            if entry.decision == ALLOW:
+                return Verdict(None, rule)
+            why = "the decision is deny."
+        else:
+            rule, why = "no matching rule", "no matched policies."
         refused = f"{subject_of(username)} has no permission to access {context.key} from {source_ip}, "
-        if not deciding:
-            return Verdict(refused + "no matched policies.", "no matching rule")
-        policy_type, entry = deciding
-        rule = f"{policy_type} {entry.resource.key} {entry.decision}"
-        return Verdict(None if entry.decision == ALLOW else refused + "the decision is deny.", rule)
+        return Verdict(refused + why, rule)

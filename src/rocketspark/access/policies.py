@@ -9,9 +9,10 @@ one, then Deny before Allow."""
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -160,11 +161,35 @@ class PolicyEntry(msgspec.Struct, frozen=True):
         return (*self.resource.order, self.decision != DENY)
 
 
-class Policy(msgspec.Struct, frozen=True):
+class Policy(msgspec.Struct, frozen=True, dict=True):
     """Rules of one type."""
 
     type: str
     entries: tuple[PolicyEntry, ...]
+
+    @functools.cached_property
+    def _by_resource(self) -> dict[tuple[str, str | None, Pattern], list[PolicyEntry]]:
+        found: dict[tuple[str, str | None, Pattern], list[PolicyEntry]] = {}
+        for entry in self.entries:
+            kind, name, pattern = entry.resource
+            key = (ANY_TYPE, None, Pattern.ANY) if kind == ANY_TYPE else (kind, name, pattern)
+            found.setdefault(key, []).append(entry)
+        return found
+
+    @functools.cached_property
+    def _prefix_lengths(self) -> list[int]:
+        named = (entry.resource for entry in self.entries)
+        return sorted({len(one.name or "") for one in named if one.pattern is Pattern.PREFIXED})
+
+    def about(self, kind: str, name: str) -> Iterator[PolicyEntry]:
+        """Yield the rules whose resource is meant; one request may name 40,000 topics, and a user have many rules."""
+        rules = self._by_resource
+        for key in ((ANY_TYPE, None, Pattern.ANY), (kind, None, Pattern.ANY), (kind, name, Pattern.LITERAL)):
+            yield from rules.get(key, ())
+        for length in self._prefix_lengths:
+            if length > len(name):
+                break
+            yield from rules.get((kind, name[:length], Pattern.PREFIXED), ())
 
 
 class Acl(msgspec.Struct, frozen=True):
@@ -178,7 +203,7 @@ class Acl(msgspec.Struct, frozen=True):
             for policy in self.policies:
                 if policy.type != wanted:
                     continue
-                matching = [entry for entry in policy.entries if entry.matches(kind, name, actions, source_ip)]
+                matching = [e for e in policy.about(kind, name) if e.matches(kind, name, actions, source_ip)]
                 if matching:
                     return wanted, min(matching, key=lambda entry: entry.order)
         return None

@@ -67,7 +67,11 @@ Contexts = Callable[[Ext, bytes], Iterator[Context]]
 
 
 class NotReadable(Exception):
-    """The request lacks what says which resource it is about."""
+    """The request lacks what says which resource it is about, or names too many."""
+
+
+# A group subscribes to as many at most: who locks queues of more is no consumer, and each costs a look at the rules.
+LOCKED_TOPICS_MAX = 4096
 
 
 def _group(name: str, *actions: str) -> Context:
@@ -187,7 +191,10 @@ def _heartbeat(ext: Ext, body: bytes) -> Iterator[Context]:
 def _lock(ext: Ext, body: bytes) -> Iterator[Context]:
     wanted = java_json.decode_request(body, bodies.LockRequest)
     yield _group(wanted.consumer_group, SUB)
-    for topic in dict.fromkeys(queue.topic for queue in wanted.mq_set):
+    topics = dict.fromkeys(queue.topic for queue in wanted.mq_set)
+    if len(topics) > LOCKED_TOPICS_MAX:
+        raise NotReadable
+    for topic in topics:
         yield _read(topic, SUB)
 
 

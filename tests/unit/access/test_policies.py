@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+import json
 import os
 import stat
 from pathlib import Path
@@ -28,10 +29,12 @@ from rocketspark.access.policies import (
     parse_network,
     parse_resource,
 )
+from rocketspark.access.request_contexts import LOCKED_TOPICS_MAX, NotReadable, contexts_of
 from rocketspark.access.tables import FILE_NAME, SUPER, AccessTables, User
 from rocketspark.broker.access.gate import Access
 from rocketspark.broker.broker_conf import settings_from
 from rocketspark.errors import ConfigError, StoreError, StoreUnwritable
+from rocketspark.protocol.codes import RequestCode
 from rocketspark.store.files import config_files
 
 pytestmark = pytest.mark.shows("no way round the gate, changes at once, the file, slaves, what RocketMQ forgets")
@@ -39,7 +42,7 @@ pytestmark = pytest.mark.shows("no way round the gate, changes at once, the file
 NAMES = st.text("ab", max_size=3)
 RESOURCES = st.builds(
     lambda kind, name, end: "*" if kind == "*" else f"{kind}:{name}{end}",
-    st.sampled_from(["Topic", "Group", "*"]),
+    st.sampled_from(["Topic", "Group", "Any", "*"]),
     NAMES,
     st.sampled_from(["", "*"]),
 )
@@ -139,6 +142,27 @@ def test_the_rule_that_decides_is_the_models(
 def test_texts_of_resources(text: str | None, resource: Resource | None, key: str) -> None:
     assert parse_resource(text) == resource
     assert resource is None or resource.key == key
+
+
+def test_of_many_rules_few_are_looked_at() -> None:
+    """One request may name thousands of topics: each is looked for by name, not in all rules."""
+    rules = [entry(f"Topic:{n}", ["Sub"], ALLOW, []) for n in range(1000)]
+    rules += [
+        entry(text, ["Sub"], ALLOW, []) for text in ("Topic:99*", "Topic:98*", "Group:99*", "Topic:*", "*", "Any:x")
+    ]
+    found = [e.resource.key for e in Policy(CUSTOM, tuple(rules)).about("Topic", "999")]
+    assert sorted(found) == ["*", "*", "Topic:*", "Topic:99*", "Topic:999"]
+
+
+def test_who_locks_queues_of_more_topics_than_a_group_reads_is_refused() -> None:
+    def lock(count: int) -> bytes:
+        queues = [{"topic": f"t{n}", "brokerName": "b", "queueId": 0} for n in range(count)]
+        return json.dumps({"consumerGroup": "g", "clientId": "c", "mqSet": queues}).encode()
+
+    for code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
+        assert len(contexts_of(code, {}, lock(LOCKED_TOPICS_MAX))) == LOCKED_TOPICS_MAX + 1
+        with pytest.raises(NotReadable):
+            contexts_of(code, {}, lock(LOCKED_TOPICS_MAX + 1))
 
 
 @given(st.text(max_size=12))
