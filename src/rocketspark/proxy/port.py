@@ -378,7 +378,6 @@ class Port:
         share_port: bool = False,
     ) -> None:
         self.clients = RelayedClients()
-        self._descriptors = descriptors
         self._make_certificate = tls is None
         self._tls_names = list(names)
         self._server_options = {
@@ -410,12 +409,13 @@ class Port:
 
     def _take(self, peer: Peer, below: asyncio.Transport, data: bytes) -> Relay:
         relay = self.clients.take(peer, below, data)
-        for _ in range(DESCRIPTORS_BEHIND):
-            if not self._descriptors.take():
-                log.warning("%s refused: as many connections are open in this process as are allowed", peer.address)
-                below.abort()
-                break
-            peer.when_closed(self._descriptors.give_back)
+        give_back = self.server.take_descriptors(peer, DESCRIPTORS_BEHIND)
+        if give_back is None:
+            text = "%s refused: as many connections are open of its address, or in this process, as are allowed"
+            log.warning(text, peer.address)
+            below.abort()
+        else:
+            peer.when_closed(give_back)
         return relay
 
     def address_of(self, peer: str) -> str:

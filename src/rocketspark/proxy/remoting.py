@@ -116,7 +116,8 @@ class Behind(NamedTuple):
 class RemotingRelay:
     """The requests of all clients of one proxy. `own_address`: what routes name, by the client's connection.
 
-    `access`: the check of requests, and what is awaited before it; None for none.
+    `access`: the check of requests, and what is awaited before it; None for none. `take`: counts a connection to a
+    broker as one of its client's, and returns what counts it no more; None if the client may have no more.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class RemotingRelay:
         access: tuple[AccessControl, Callable[[str | None], Any]] | None = None,
     ) -> None:
         self._behind, self._own_address, self._access = behind, own_address, access
+        self.take: Callable[[Peer], Callable[[], None] | None] = lambda peer: lambda: None
         self._keeper, self._asked_keeper = Keeper(), Keeper()
         self.routes, self._of_brokers = Routes(), Routes()
         self.routes.gate, self._of_brokers.gate = self._keeper, self._asked_keeper
@@ -238,7 +240,16 @@ class RemotingRelay:
 
     async def _dial(self, peer: Peer, address: str, language: str) -> Peer:
         language = language if language.isalnum() and len(language) < 32 else "OTHER"
-        behind = await dial(address, self._of_brokers, language=language, tls=self._behind.tls)
+        give_back = self.take(peer)
+        if give_back is None:
+            text = "as many connections are open here for its address, those to brokers among them, as are allowed"
+            raise NotSent(text, address=address)
+        try:
+            behind = await dial(address, self._of_brokers, language=language, tls=self._behind.tls)
+        except BaseException:
+            give_back()
+            raise
+        behind.when_closed(give_back)
         behind.notes = peer
         if not peer.is_open:
             behind.close()

@@ -204,6 +204,7 @@ class ProxyServer:
             names=names,
             share_port=settings.share_port,
         )
+        self.remoting.take = lambda peer: self.front.server.take_descriptors(peer, 1)
         self.service.address_of = self.front.address_of
         self.front.clients.when_left = self.clients.connection_ended
         self.service.work.close = self.front.clients.close

@@ -132,13 +132,10 @@ class Server:
             self._refuse_as_full(peer)
             return
         host = peer.remote_host
-        # Behind a proxy there are many.
-        counted = self._front is None or not self._front.believes(host)
-        if counted and not self.bounds.admits(host, self.connections_max):
+        if not self._admits(host):
             self._refuse(peer, "as many of its address are open here as are allowed (connectionsPerAddressMax)")
             return
-        if counted:
-            peer.when_closed(lambda: self.bounds.leave(host))
+        peer.when_closed(lambda: self._leave(host))
         if not self._descriptors.take():
             self._refuse_as_full(peer)
             return
@@ -146,6 +143,42 @@ class Server:
         peer.bounds = self.bounds
         self.peers.add(peer)
         self._limit_waiting(peer)
+
+    def _counts(self, host: str) -> bool:
+        # Behind a proxy there are many.
+        return self._front is None or not self._front.believes(host)
+
+    def _admits(self, host: str) -> bool:
+        most = min(self.connections_max, self._descriptors.count_max)
+        return not self._counts(host) or self.bounds.admits(host, most)
+
+    def _leave(self, host: str) -> None:
+        if self._counts(host):
+            self.bounds.leave(host)
+
+    def take_descriptors(self, peer: Peer, count: int) -> Callable[[], None] | None:
+        """Count further descriptors for a connection, as connections of its address; return what gives them back.
+
+        None: there are not so many for it.
+        """
+        host, given = peer.remote_host, 0
+
+        def give_back() -> None:
+            for _ in range(given):
+                self._leave(host)
+                self._descriptors.give_back()
+
+        for _ in range(count):
+            if not self._admits(host):
+                break
+            if not self._descriptors.take():
+                self._leave(host)
+                break
+            given += 1
+        if given == count:
+            return give_back
+        give_back()
+        return None
 
     def _limit_waiting(self, peer: Peer) -> None:
         wanted = self.bounds.waiting_bytes_max(len(self.peers))

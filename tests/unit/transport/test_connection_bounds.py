@@ -15,7 +15,7 @@ from rocketspark.transport.connections import dial
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
-from rocketspark.transport.server_bounds import LOOK_S, Bounds, ConnectionBounds, place_of
+from rocketspark.transport.server_bounds import LOOK_S, Bounds, ConnectionBounds, Descriptors, place_of
 
 pytestmark = pytest.mark.shows(
     "bounds of connections, frames, headers, held pulls, unread replies, log lines, on brokers, NameServers "
@@ -168,6 +168,37 @@ def test_what_grows_after_the_first_look_is_bounded_too() -> None:
         assert not second.ended
         bounds.resumed(second)
         await until(lambda: bounds._look is None)
+
+    run(main())
+
+
+def test_where_no_number_is_set_one_address_leaves_descriptors_to_others() -> None:
+    """Proxies and controllers set none."""
+
+    async def main() -> None:
+        descriptors = Descriptors(8)
+        async with Made(descriptors=descriptors) as made:
+            strangers = [made.stranger() for _ in range(4)]
+            await until(lambda: len(made.server.peers) == 4)
+            first, second, *_ = made.server.peers
+            give_back = made.server.take_descriptors(first, 2)
+            assert give_back is not None
+            assert descriptors.taken == 6
+            # Of its address there are six; nothing is taken in part.
+            assert made.server.take_descriptors(second, 1) is None
+            strangers.append(made.stranger())
+            await until(lambda: made.server.refused == 1)
+            give_back()
+            assert made.server.take_descriptors(second, 3) is None
+            assert descriptors.taken == 4
+            other = socket.socket()
+            other.bind(("127.0.0.2", 0))
+            other.connect((made.server.host, made.server.port))
+            await until(lambda: len(made.server.peers) == 5)
+            for stranger in (*strangers, other):
+                stranger.close()
+            await until(lambda: not made.server.peers)
+            assert (made.server.bounds._by_host, descriptors.taken) == ({}, 0)
 
     run(main())
 
