@@ -8,10 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.support import TOPIC, broker, connected, create, pairs, pull, pulled, records, run, send, sent
+from tests.live.support import (
+    TOPIC,
+    broker,
+    connected,
+    create,
+    pairs,
+    pull,
+    pulled,
+    records,
+    run,
+    send,
+    sent,
+    settings,
+    until,
+)
 from tests.support.patience import in_time
 from tests.support.ports import server_ports
 
+from rocketspark.broker.server import BrokerServer
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header, SendReply
 from rocketspark.protocol.timers import RecallHandle, RecallHeader, decode_handle
@@ -197,3 +212,38 @@ def test_a_killed_broker_delivers_each_once(tmp_path: Path) -> None:
             server.restart()
         found = run(main(server.broker, 0, 600))
         assert sorted(map(int, found)) == list(range(600))
+
+
+@pytest.mark.shows(
+    "what waits of timer messages that a power cut took is gone: others that come to stand in their places are neither "
+    "set aside nor twice nor late"
+)
+@pytest.mark.parametrize("body", [b"another, and longer", b"x"])
+def test_what_stands_where_the_power_took_a_timer_message_comes_in_its_time(tmp_path: Path, body: bytes) -> None:
+    async def main() -> None:
+        server = BrokerServer(settings(tmp_path, flush_interval_ms=3_600_000))
+        await server.start()
+        async with connected(server.address) as peer:
+            await create(peer)
+            flushed = server.store.flush_log()
+            for number in range(3):
+                later = {"TIMER_DELIVER_MS": str(now_ms() + 4000), "UNIQ_KEY": f"old{number}"}
+                await sent(peer, b"x", pairs=later)
+            await until(lambda: len(server._wheel._known) > 0 and server._wheel._offset == 3)
+            await server.kill()
+        with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+            file.seek(flushed)
+            file.write(bytes(100_000))
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            assert server.store.written_position == flushed
+            for number in range(3):
+                soon = {"TIMER_DELIVER_MS": str(now_ms() + 1000), "UNIQ_KEY": f"new{number}"}
+                await sent(peer, body, pairs=soon)
+            assert [text for text, _ in await arrived(peer, 3)] == [body.decode()] * 3
+            # What came before it, with an id of its own, is due behind all that might come of the old ones.
+            last = {"TIMER_DELIVER_MS": str(now_ms() + 4000), "UNIQ_KEY": "last"}
+            await sent(peer, b"last", pairs=last)
+            assert [text for text, _ in await arrived(peer, 4)] == [body.decode()] * 3 + ["last"]
+            assert server._quarantine.entries() == []
+
+    run(main())

@@ -131,10 +131,11 @@ class TimerFiles:
         # A line for each repair, the newest only; the broker takes and logs them.
         self.news: deque[str] = deque(maxlen=_NEWS_MAX)
 
-    def open(self) -> None:
+    def open(self, record_end: int | None = None) -> None:
         """Read what is there: after a kill the slots are made to fit the log again.
 
-        The wheel is read on the grid on which it was written last; `misfit` tells if it is to be remade.
+        `record_end`: where the commit log ends: what waits of records behind it is gone. The wheel is read on the grid
+        on which it was written last; `misfit` tells if it is to be remade.
         Raises ConfigError for files of other sizes than the settings say, StoreError if they cannot be read.
         """
         self._take_remade()
@@ -143,7 +144,7 @@ class TimerFiles:
             self.news.append(f"{self._checkpoint_path} is damaged: what is due is found again from queue and log")
         self.checkpoint = found or TimerCheckpoint()
         try:
-            known = self.log.open(self.checkpoint.physical_offset)
+            known = self.log.open(self.checkpoint.physical_offset, record_end)
         except OSError as e:
             raise failure(e, "open", f"{self._root}/timerlog") from e
         self.used = self.wheel.open()

@@ -69,9 +69,11 @@ class TimerLog:
         """The first position that is still there."""
         return self._mapped_files.starts[0] if self._mapped_files.starts else 0
 
-    def open(self, known_end: int) -> int:
+    def open(self, known_end: int, record_end: int | None = None) -> int:
         """Find the end, from a position on that is known to be written; what follows the last whole unit is cut.
 
+        `record_end`: where the commit log ends: units at the end whose records lie behind it go too. A power cut may
+        leave them without these, and other messages come to stand there.
         Returns from where it was looked for: `known_end`, or the start if no unit ends there.
         """
         mapped_files = self._mapped_files
@@ -83,10 +85,23 @@ class TimerLog:
         self.end = at
         if at < self.start or (at % self._size and self.unit_at(at - UNIT_BYTES) is None):
             at = self.start
-        self.end = self._reserved = self._flushed = self._find_end(at)
+        self.end = self._find_end(at)
+        if record_end is not None:
+            self.end = self._end_before(at, record_end)
+        self._reserved = self._flushed = self.end
         if self._anything_after(self.end):
             mapped_files.cut(self.end)
         return at
+
+    def _end_before(self, at: int, record_end: int) -> int:
+        """Return the end without the units there whose records lie behind the commit log's."""
+        end: int | None = None
+        for unit in self.units(at):
+            if unit.physical_offset < record_end:
+                end = None
+            elif end is None:
+                end = unit.position
+        return self.end if end is None else end
 
     def _find_end(self, at: int) -> int:
         while at < self._mapped_files.end():

@@ -122,7 +122,7 @@ class TimerMessages:
     def open(self) -> None:
         """Read the files: the pending slots, and the offset from which on the queue is to be scanned."""
         self._begin_anew()
-        self._files.open()
+        self._files.open(self._store.written_position)
         self._is_open = True
         self._version = self._files.checkpoint
         self._offset = self._version.queue_offset
