@@ -512,3 +512,36 @@ def test_what_is_damaged_in_a_slave_s_log_is_mended_with_its_master_s(tmp_path: 
             await until(lambda: shown(second.store) == 3)
 
     run(main())
+
+
+def test_a_lost_mark_of_a_file_s_unused_end_is_mended_with_the_master_s(tmp_path: Path) -> None:
+    """A power cut takes it as it takes a record, and leaves what follows in the next file: the logs would differ."""
+
+    async def main() -> None:
+        async with group(tmp_path) as g, producer(g.namesrv.address) as out:
+            first = await g.start(1)
+            await until(lambda: first.role.kind is Role.MASTER)
+            second = await g.start(2)
+            await g.in_sync(2)
+            count = 0
+            while first.store.written_position <= 1 << 16:
+                await out.send(Message(topic="T", body=b"%d" % count + b" " * 1000))
+                count += 1
+            await until(lambda: second.store.written_position == first.store.written_position)
+            await g.stop(2)
+            mark = (-875286124).to_bytes(4, "big", signed=True)
+            file = tmp_path / "store2/commitlog/00000000000000000000"
+            content = bytearray(file.read_bytes())
+            at = content.index(mark) - 4
+            content[at : at + 8] = bytes(8)
+            file.write_bytes(content)
+            second = await g.start(2)
+            assert second.store.log.damaged == ((at, 1 << 16),)
+            await g.in_sync(2)
+            assert not second.store.log.damaged
+            end = first.store.written_position
+            for begin, stop in ((0, 1 << 16), (1 << 16, end)):
+                assert bytes(second.store.log_bytes(begin, stop)) == bytes(first.store.log_bytes(begin, stop))
+            await until(lambda: shown(second.store) == count)
+
+    run(main())

@@ -72,15 +72,22 @@ def draw_faults(chance: random.Random, cluster: Cluster, clients: list[Node], *,
 
 
 class Faults:
-    """Does the faults of a plan to a cluster. `restart`: what brings a client's machine back, if it is to come back."""
+    """Does the faults of a plan to a cluster.
 
-    def __init__(self, cluster: Cluster) -> None:
+    `hard`: with a replica's loss of power other faults may come together. Else it comes alone, until all are in sync
+    again: a replica that is gone without a word is still elected while the controller takes it for alive, and what it
+    had not flushed is lost then.
+    """
+
+    def __init__(self, cluster: Cluster, *, hard: bool = False) -> None:
         self._cluster = cluster
         self._world = cluster.world
         self._powered_at_s: dict[str, float] = {}
         self._world.may_lose_power = self._may_lose_power
-        self._ends: list[tuple[float, Fault]] = []
-        self._halted: dict[str, int] = {}
+        self._hard = hard
+        # Faults that last, and the broker that lost its power last, until all are in sync again.
+        self._under_way: list[Fault] = []
+        self._weak: Node | None = None
 
     async def run(self, faults: list[Fault]) -> None:
         """Do all, and mend what is left at the end."""
@@ -122,6 +129,10 @@ class Faults:
         world, node = self._world, self._world.node(fault["node"])
         await asyncio.sleep(fault["at"] - world.now_s)
         kind, value = fault["kind"], fault.get("value")
+        if self._is_spared(fault, node):
+            world.record("spared", what=kind, node=node.name)
+            return
+        self._under_way.append(fault)
         world.record("fault", what=kind, node=node.name, value=value, other=fault.get("other"))
         pair = [node, world.node(fault["other"])] if "other" in fault else []
         net = world.network
@@ -157,6 +168,7 @@ class Faults:
             case "elect":
                 await self._cluster.elect(node)
         await asyncio.sleep(fault["seconds"])
+        self._under_way.remove(fault)
         world.record("mended", what=kind, node=node.name)
         match kind:
             case "kill" | "power" | "kill at call" | "power at call":
@@ -185,6 +197,15 @@ class Faults:
             case "drift":
                 node.clock.drift = 1.0
 
+    def _is_spared(self, fault: Fault, node: Node) -> bool:
+        weak = self._weak
+        if weak is None or self._hard:
+            return False
+        if not weak.processes or self._cluster.known_in_sync() < len(self._cluster.brokers):
+            return True
+        self._weak = None
+        return False
+
     def _may_lose_power(self, node: Node) -> bool:
         """Tell whether the promise holds if this machine loses power: all others have what it has, and soon flushed."""
         others = [other for other in self._cluster.brokers if other is not node]
@@ -196,5 +217,8 @@ class Faults:
                 return False
             if any(other.disk.failing or other.disk.full or other.disk.slow_s for other in others):
                 return False
+            if not self._hard and any(fault["node"] != node.name or "other" in fault for fault in self._under_way):
+                return False
+            self._weak = node
         self._powered_at_s[node.name] = now_s
         return True

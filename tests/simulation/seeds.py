@@ -85,16 +85,22 @@ class Tally:
 
 
 def run_many(run: Run, scenario: str, seeds: Iterable[Any], *, limit_s: float = 0.0, shrinks: bool = False) -> Tally:
-    """Run seeds, print each that fails with the line that repeats it. `limit_s`: begin no more after so long."""
+    """Run seeds, print each that fails with the line that repeats it.
+
+    `limit_s`: begin no more after so much of a processor.
+    """
     tally = Tally(scenario)
     for seed in seeds:
-        if limit_s and time.time() - tally.began_s > limit_s:
+        if limit_s and tally.cpu_s > limit_s:
             break
         outcome = run(scenario, seed)
         tally.take(outcome)
         if outcome["error"]:
             only: dict[str, list[int]] = shrink(run, scenario, seed, outcome) if shrinks else {}
-            print(f"seed {seed}: {outcome['error'].strip().splitlines()[-1][:400]}\n  {line_of(scenario, seed, only)}")
+            print(
+                f"seed {seed}: {outcome['error'].strip().splitlines()[-1][:400]}\n  {line_of(scenario, seed, only)}",
+                flush=True,
+            )
             for name, numbers in only.items():
                 for number in numbers:
                     print(f"    {name} {number}: {outcome['plan'][name][number]}")

@@ -477,6 +477,16 @@ class MessageReader:
         end = self._visible_end
         return None if found is None or (end is not None and position + len(found) > end) else found
 
+    def unused_at(self, position: int) -> memoryview | None:
+        """Return the mark there that the rest of the log's file is unused; None if none is to be seen."""
+        log = self.log
+        file_end = log.next_file(position)
+        if not log.min_position <= position < file_end <= log.written or log.is_damaged(position):
+            return None
+        if self._visible_end is not None and file_end > self._visible_end:
+            return None
+        return log.slice(position, record_layout.BLANK_BYTES_MIN) if log.is_blank(position) else None
+
     def query(
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K"
     ) -> list[memoryview]:

@@ -510,12 +510,20 @@ class ReplicaReceiver:
         log, end = self.log, begin + len(records)
         if not log.is_replica or (begin, end) not in log.damaged or begin < log.min_position:
             return False
-        start = begin - begin % log.file_bytes
-        log.mapped_files.get(start).view[begin - start : end - start] = records
+        late: list[record.Record] = []
+        at = begin
+        while at < end:
+            # A file after the other; the unused end of one is no record.
+            start, file_end = at - at % log.file_bytes, log.next_file(at)
+            piece = records[at - begin : min(end, file_end) - begin]
+            log.mapped_files.get(start).view[at - start : at - start + len(piece)] = piece
+            while piece and not record_layout.is_blank(piece, 0, file_end - at):
+                late.append(record.decode(piece))
+                at, piece = at + late[-1].size, piece[late[-1].size :]
+            at += len(piece)
         # Not flushed by itself: after a power cut it is found, and mended, again.
         log.damaged = tuple(found for found in log.damaged if found != (begin, end))
         if begin < log.written:
-            late = list(record.decode_all(records))
             for found in late:
                 # Where the queues were made anew since, they left it out.
                 self._replay.put_late(found)

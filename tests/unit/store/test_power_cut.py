@@ -98,6 +98,26 @@ def test_what_a_killed_process_left_in_memory_is_synced_before_it_counts(tmp_pat
     left.close()
 
 
+def test_of_folders_that_a_store_makes_the_names_are_on_the_disk(tmp_path: Path, small: Any) -> None:
+    synced: list[str] = []
+
+    class Noted(OsFiles):
+        def sync_directory(self, path: str) -> None:
+            synced.append(path)
+            super().sync_directory(path)
+
+    root = tmp_path / "new" / "in" / "it"
+    store = Store(small(root), clock=ManualClock(NOW_MS), files=Noted())
+    store.open()
+    store.close()
+    assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "in"), str(root)} <= set(synced)
+    synced.clear()
+    store = Store(small(root), clock=ManualClock(NOW_MS), files=Noted())
+    store.open()
+    store.close()
+    assert not {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "in")} & set(synced)
+
+
 SECTOR = 512
 
 

@@ -23,7 +23,7 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header, ViewMessageHeader
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import ClusterInfo
-from rocketspark.protocol.message import record
+from rocketspark.protocol.message import record, record_layout
 from rocketspark.store.store import Store
 from rocketspark.transport.connections import Connections, parse_address
 
@@ -145,7 +145,7 @@ async def mend_log(store: Store, connections: Connections, master: str) -> None:
     """Take the records of each damaged stretch from the master at an address; what it does not have stays damaged."""
     for begin, end in store.log.damaged:
         try:
-            found = await _records(connections, master, begin, end)
+            found = await _records(connections, master, begin, end, store.log.file_bytes)
         except RocketSparkError as e:
             log.warning(
                 "%d bytes of the log at %d are damaged, and were not taken from the master at %s: %s. If the master has"
@@ -162,19 +162,28 @@ async def mend_log(store: Store, connections: Connections, master: str) -> None:
             )
 
 
-async def _records(connections: Connections, master: str, begin: int, end: int) -> bytes:
-    """Return the master's records from one position to the other. Raises RocketSparkError if they do not fill it."""
+async def _records(connections: Connections, master: str, begin: int, end: int, file_bytes: int) -> bytes:
+    """Return what the master has from one position to the other. Raises RocketSparkError if records do not fill it.
+
+    A file's end may be unused: its mark is as little in the log after a power cut as a record is.
+    """
     if end - begin > MENDED_BYTES_MAX:
         raise RecordError(f"more than {MENDED_BYTES_MAX} bytes are not taken one record after the other")
     found = b""
     peer = await connections.get(master)
     while begin + len(found) < end:
         at = begin + len(found)
-        header = ViewMessageHeader(physical_offset=at)
+        header = ViewMessageHeader(physical_offset=at, unused=True)
         reply = await peer.request(RequestCode.VIEW_MESSAGE_BY_ID, header, timeout_ms=RECORD_TIMEOUT_MS)
         body = bytes(reply.raise_for_code(f"view of the message at {at}").body)
-        there = record.decode(body)
-        if (there.position, there.size) != (at, len(body)) or at + len(body) > end:
+        left = file_bytes - at % file_bytes
+        if len(body) == record_layout.BLANK_BYTES_MIN and record_layout.is_blank(body, 0, left):
+            body = body.ljust(left, b"\0")
+        else:
+            there = record.decode(body)
+            if (there.position, there.size) != (at, len(body)):
+                raise RecordError(f"what the master has at {at} is no record that was here")
+        if at + len(body) > end:
             raise RecordError(f"what the master has at {at} is no record that was here")
         found += body
     return found

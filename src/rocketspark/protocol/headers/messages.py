@@ -191,10 +191,11 @@ class QueryMessageReply(Header, kw_only=True, gc=False):
 
 
 class ViewMessageHeader(Header, kw_only=True, gc=False):
-    """VIEW_MESSAGE_BY_ID (33)."""
+    """VIEW_MESSAGE_BY_ID (33). `unused`: ours alone, also answered with the mark of a file's unused end."""
 
     topic: str | None = None
     physical_offset: Long = field(name="offset")
+    unused: bool | None = None
 
 
 class PushReplyHeader(Header, kw_only=True, gc=False):
