@@ -141,6 +141,9 @@ class Revive:
             # The committed offset is that of the last record that is done.
             done = self._consumer_offsets.get(topic_names.REVIVE_GROUP, topic, queue_id)
             start = min(max(low, 0 if done is None else done + 1), high)
+            if done is not None and done >= high > 0:
+                # The power took the last ones that were done: what comes in their place is not.
+                self._consumer_offsets.commit(topic_names.REVIVE_GROUP, topic, queue_id, high - 1)
             self.queues[queue_id] = ReviveQueue(queue_id, start)
             if start < high:
                 self._delivered_to[queue_id] = high

@@ -96,3 +96,25 @@ def test_an_offset_set_by_hand_is_not_undone_by_a_pop_before_it(rig: Rig) -> Non
     again = rig.without_power()
     assert again.offsets.get(GROUP, TOPIC, 0) == 1
     assert [key for key, _ in again.pop()] == ["K1", "K2", "K3", "late"]
+
+
+def test_progress_beyond_the_queue_counts_not_what_comes_there(rig: Rig) -> None:
+    """A Java broker notes its progress before the log is on the disk."""
+    rig.pop(1)
+    while not rig.revive_records():
+        rig.at(rig.clock.now_ms + 1000)
+    rig.at(NOW + 20_000).save()
+    assert rig.offsets.of(REVIVE_GROUP, REVIVE) == {1: 0}
+    rig.offsets.commit(REVIVE_GROUP, REVIVE, 1, 1)
+    rig.offsets.save()
+    rig = rig.killed()
+    rig.pop(1, queue_id=0)
+    while len(rig.revive_records()) < 2:
+        rig.at(rig.clock.now_ms + 1000)
+    assert len(rig.records(REVIVE, 1)) == 2
+    rig.store.flush_log()
+    rig.timers.finish()
+    rig.offsets.changes += 1
+    rig.offsets.save()
+    rig = rig.killed()
+    assert rig.at(rig.clock.now_ms + 60_000).keys() == ["K0", "K1"]
