@@ -282,7 +282,11 @@ class ControllerClient:
         if reply.code != ResponseCode.CONTROLLER_NOT_LEADER:
             return reply
         self.leader = None
-        return await self._ask(await self.find_leader(), code, header, body)
+        try:
+            return await self._ask(await self.find_leader(), code, header, body)
+        except NotSent as e:
+            # It was: who leads no more may have written it before, and the next leader may find it agreed on.
+            raise TransportError(str(e), address=leader) from None
 
     async def close(self) -> None:
         """Close the connections; the controllers then take this broker for gone."""

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import msgspec
@@ -48,6 +49,7 @@ SILENT_S = 5.0
 DECISIONS_MAX = 200
 EVENTS_BYTES_MAX = 1 << 18
 TRIES = 5
+LIBRARY_VERSION = "0.3.17"
 EXTRA = "a group of controllers takes the extra controllers: pip install 'rocketspark[controllers]'"
 
 
@@ -73,10 +75,7 @@ class GroupJournal:
         tls: ClientTls | None,
         files: OsFiles | None = None,
     ) -> None:
-        try:
-            import pysyncobj  # noqa: F401
-        except ImportError:
-            raise ConfigError(EXTRA) from None
+        check_library()
         self._folder, self._group = folder, group
         self._own, self._members = own.name, [each.name for each in members]
         self._files = files or OsFiles()
@@ -417,6 +416,16 @@ class GroupJournal:
             raise ServerError(ResponseCode.SYSTEM_BUSY, f"{member}: {why}; ask again")
         log.warning("%s: %s by %s", member, "added" if asked.what == "add" else "removed", peer.address)
         return reply(request.opaque)
+
+
+def check_library() -> None:
+    """Raise ConfigError if the library is not there, or another version of it: older ones forget terms and votes."""
+    try:
+        found = version("pysyncobj")
+    except PackageNotFoundError:
+        raise ConfigError(EXTRA) from None
+    if found != LIBRARY_VERSION:
+        raise ConfigError(f"{EXTRA}, which has pysyncobj {LIBRARY_VERSION}; {found} is installed")
 
 
 def _settle(found: asyncio.Future[Outcome], outcome: Outcome) -> None:

@@ -36,13 +36,17 @@ from rocketspark.store.files.system_calls import OsFiles, failure
 
 SNAPSHOT = "controllerSnapshot"
 _REGULAR, _MEMBERSHIP = b"\0", b"\2"
-_LEADER = 2
+# What the library adds to the name of a snapshot that is coming.
+_COMING = ".1.tmp"
 # Elections begin after so long without a word of the leader; a leader that hears no majority for so long leads no more.
 ELECTION_S_MIN, ELECTION_S_MAX = 0.8, 1.6
 LEADER_ALONE_S = 1.5
 HEARTBEAT_S = 0.15
 # A leader whose connection ended has ended, most likely: the members try to replace it within this time.
 GONE_S_MAX = 0.4
+# So long one with an empty disk is deaf: it may have voted for a new leader and forgotten it, and must not have an entry
+# agreed on with the old one, which leads no more by then.
+DEAF_S = 2 * LEADER_ALONE_S + ELECTION_S_MAX
 ENTRIES_MAX = 1000
 SNAPSHOT_PIECE_BYTES = 1 << 18
 # One message of the library's; an entry is shorter, or it would come as a pickle in pieces.
@@ -76,6 +80,9 @@ class _Wire(Transport):  # type: ignore[misc]
         super().__init__(None, None, ())
         self._flush, self._send = flush, send
         self.term: Callable[[], int] = lambda: 0
+        self._later: list[Any] = []
+        # While a message is taken: what its answer may claim at most.
+        self.acknowledged_max: int | None = None
 
     def send(self, node: Any, message: dict[str, Any]) -> bool:
         if message["type"] not in _TYPES:
@@ -84,11 +91,30 @@ class _Wire(Transport):  # type: ignore[misc]
         if message["type"] == "next_node_idx":
             # The library's answer does not say which term it belongs to: one that comes late would count as another's.
             message["term"] = self.term()
+            if self.acknowledged_max is not None:
+                message["next_node_idx"] = min(message["next_node_idx"], self.acknowledged_max)
         self._flush()
+        if "serialized" in message and not message["serialized"]:
+            # The snapshot cannot be read now. The library would say so as often as it can until the next heartbeat,
+            # unless the member is gone; it comes back at once.
+            self._onNodeDisconnected(node)
+            self._later.append(node)
+            return False
         self._send(node.id, message)
         return True
 
+    def go_on(self) -> None:
+        """Send again to those that a snapshot was not there for."""
+        later, self._later = self._later, []
+        for node in later:
+            self._onNodeConnected(node)
+
+    def forget(self, node: Any) -> None:
+        """The way to it is closed."""
+        self._later = [each for each in self._later if each != node]
+
     def dropNode(self, node: Any) -> None:
+        self.forget(node)
         # Should it be a member again one day, its way is another.
         self._onNodeDisconnected(node)
 
@@ -119,7 +145,9 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         self._log = log
         self._folder = folder
         self._files = files or OsFiles()
-        self._running = False
+        # What its leader said last to be agreed on.
+        self._agreed = 0
+        self._deaf_until = machine.monotonic() + DEAF_S
         path = os.path.join(folder, SNAPSHOT)
         snapshot = self._read(path) if os.path.exists(path) else None
         if snapshot is not None:
@@ -157,14 +185,67 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         kind = message.get("type")
         if node is None or kind not in _TYPES or "transmission" in message:
             return
-        if kind == "request_vote" and self._log.standing == LEARNER:
+        if self._log.standing == LEARNER and (kind == "request_vote" or machine.monotonic() < self._deaf_until):
             return
         if kind == "next_node_idx" and message["term"] != self.raftCurrentTerm:
             return
-        if "entries" in message:
-            message["entries"] = [(command, index, term) for command, index, term in message["entries"]]
-        self._wire._onMessageReceived(node, message)
+        if "commit_index" in message:
+            self._agreed = message["commit_index"]
+        if kind == "append_entries" and message["term"] >= self.raftCurrentTerm:
+            if "serialized" in message and not self._wants(node, message):
+                return
+            if "entries" in message:
+                self._keep_what_matches(message)
+        try:
+            self._wire._onMessageReceived(node, message)
+        finally:
+            self._wire.acknowledged_max = None
         self._settle()
+
+    def _wants(self, node: Any, message: dict[str, Any]) -> bool:
+        """Look at a piece of a snapshot; False for the last piece of one that holds nothing new."""
+        # With a snapshot the library takes its own log for the leader's, as far as the leader has agreed: it would
+        # apply what nobody agreed on.
+        message["commit_index"] = min(message["commit_index"], self.raftCommitIndex)
+        if not message["serialized"][2]:
+            return True
+        path = os.path.join(self._folder, f"{SNAPSHOT}{_COMING}")
+        coming = self._SyncObj__serializer._Serializer__incomingTransmissionFile
+        if coming is None:
+            return True
+        coming.flush()
+        snapshot = self._read(path)
+        if snapshot.last.index > self.raftLastApplied:
+            # What follows in this log may be another's: it is kept, and not told to be the leader's.
+            self._wire.acknowledged_max = snapshot.last.index + 1
+            return True
+        # A question that came late. The library would put the older state in the place of the newer one, and drop
+        # entries that were answered.
+        self._wire.send(
+            node,
+            {"type": "next_node_idx", "next_node_idx": self.raftLastApplied + 1, "reset": True, "success": True},
+        )
+        return False
+
+    def _keep_what_matches(self, message: dict[str, Any]) -> None:
+        """Let the library see those entries alone that are not in the log: it cuts the log where a message begins.
+
+        What it cuts and adds again may have been counted as held by a majority, and a message may end before it.
+        """
+        entries = [(command, index, term) for command, index, term in message["entries"]]
+        message["entries"] = entries
+        first, last, end = self._log[0][1], self._log[-1][1], message["prevLogIdx"]
+        if end is None or not first <= end <= last or self._log[end - first][2] != message["prevLogTerm"]:
+            return
+        while entries and entries[0][1] <= last and self._log[entries[0][1] - first][2] == entries[0][2]:
+            end = entries.pop(0)[1]
+        if entries:
+            message["prevLogIdx"], message["prevLogTerm"] = end, self._log[end - first][2]
+        else:
+            # All is there, and what follows is kept: it is the leader's, or an entry to come shows that it is not.
+            message["prevLogIdx"], message["prevLogTerm"] = last, self._log[-1][2]
+            self._wire.acknowledged_max = end + 1
+            message["commit_index"] = min(message["commit_index"], end)
 
     def up(self, name: str) -> None:
         """The way to another member is open."""
@@ -177,6 +258,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         node = self._node(name)
         if node is None:
             return
+        self._wire.forget(node)
         self._wire._onNodeDisconnected(node)
         # What it was to have of a snapshot is gone with the rest.
         self._SyncObj__serializer.cancelTransmisstion(node)
@@ -192,9 +274,11 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         if self._log.is_long:
             self.forceLogCompaction()
         self.doTick(0)
+        self._wire.go_on()
+        # A snapshot that has just been written can be sent, and the log before it be cut.
+        self._SyncObj__tryLogCompaction()
         if self.failure is not None:
             raise self.failure
-        self._running = True
         self._settle()
         self._log.flush()
 
@@ -239,7 +323,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
     @property
     def has_agreed(self) -> bool:
         """True once it knows of an entry that a leader wrote and a majority has."""
-        return self.raftLastApplied > 1 and bool(self._is_current)
+        return self.raftLastApplied > 1 and self._is_current
 
     @property
     def _may_be_elected(self) -> bool:
@@ -252,11 +336,10 @@ class RaftMember(SyncObj):  # type: ignore[misc]
     def _is_current(self) -> bool:
         """True if an entry of the present term is agreed on, and this member has it and all before."""
         at = self.raftLastApplied - self._log[0][1]
-        return (
+        return bool(
             0 <= at < len(self._log)
             and self._log[at][2] == self.raftCurrentTerm > 0
-            and self._SyncObj__leaderCommitIndex is not None
-            and self.raftLastApplied >= self._SyncObj__leaderCommitIndex
+            and self.raftLastApplied >= (self.raftCommitIndex if self.leads else self._agreed)
         )
 
     def _settle(self) -> None:
@@ -284,7 +367,11 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         return msgspec.json.decode(command[1:], type=list[str]) if command[:1] == _MEMBERSHIP else None
 
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
-        SyncObj._SyncObj__loadDumpFile(self, clearJournal)
+        if clearJournal:
+            # What follows in the log is kept if it may be the leader's; the library would drop it.
+            snapshot = self._read(os.path.join(self._folder, SNAPSHOT))
+            self._log.align(snapshot.last, snapshot.previous)
+        SyncObj._SyncObj__loadDumpFile(self, False)
         # The library goes on without the state that it could not read.
         if self.failure is not None:
             raise self.failure
@@ -322,11 +409,10 @@ class RaftMember(SyncObj):  # type: ignore[misc]
             raise
         self.state = snapshot.state
         last, previous = snapshot.last, snapshot.previous
-        members = snapshot.members if self._running else self._members_in_log(snapshot.members)
         return (
             (last.command, last.index, last.term),
             (previous.command, previous.index, previous.term),
-            {Node(name) for name in members},
+            {Node(name) for name in self._members_in_log(snapshot.members)},
         )
 
     def _write(self, path: str, data: tuple[Any, Any, Any]) -> None:
