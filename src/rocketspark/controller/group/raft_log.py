@@ -8,6 +8,7 @@ nobody was told.
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import zlib
@@ -23,6 +24,7 @@ NAME = "controllerLog"
 MAGIC = b"rocketspark controller log 1\n"
 _MAGIC_START = b"rocketspark controller log "
 _RECORD = struct.Struct("<II")
+_SECTOR = 512
 # From here on the log is folded into a snapshot, however few its entries are.
 BYTES_MAX = 8 << 20
 
@@ -76,7 +78,7 @@ class RaftLog:
                 self._take(change)
             at += _RECORD.size + len(payload)
         if at < len(content):
-            if any(_record(content, later) is not None for later in range(at + 1, len(content) - _RECORD.size)):
+            if not _is_torn(content, at):
                 raise ConfigError(f"{self.path} is damaged: {START_ANEW}")
             # The last write did not end; nobody was told what it was to hold. What is left of it must not be read
             # after the next record, either.
@@ -203,6 +205,24 @@ class RaftLog:
 
     def onOneSecondTimer(self) -> None:
         """Nothing waits for time."""
+
+
+def _is_torn(content: bytes, at: int) -> bool:
+    """Tell whether what lies at the end is a write that did not end, and no damage to one that did.
+
+    Of such a write the end is missing, or pieces of 512 bytes never came to the disk and are zero.
+    """
+    if any(_record(content, later) is not None for later in range(at + 1, len(content) - _RECORD.size)):
+        return False
+    rest = content[at:]
+    if len(rest) < _RECORD.size:
+        return True
+    size, crc = _RECORD.unpack_from(rest)
+    if size > len(rest) - _RECORD.size:
+        # Or it is the length that is damaged.
+        return zlib.crc32(rest[_RECORD.size :]) != crc
+    bounds = [at, *range(at - at % _SECTOR + _SECTOR, len(content), _SECTOR), len(content)]
+    return any(not any(content[a:b]) for a, b in itertools.pairwise(bounds))
 
 
 def _framed(changes: list[list[Any]]) -> bytes:

@@ -44,8 +44,8 @@ LEADER_ALONE_S = 1.5
 HEARTBEAT_S = 0.15
 # A leader whose connection ended has ended, most likely: the members try to replace it within this time.
 GONE_S_MAX = 0.4
-# So long one with an empty disk is deaf: it may have voted for a new leader and forgotten it, and must not have an entry
-# agreed on with the old one, which leads no more by then.
+# So long one with an empty disk is deaf: it may have voted for a new leader and forgotten it, and must not have an
+# entry agreed on with the old one, which leads no more by then.
 DEAF_S = 2 * LEADER_ALONE_S + ELECTION_S_MAX
 ENTRIES_MAX = 1000
 SNAPSHOT_PIECE_BYTES = 1 << 18
