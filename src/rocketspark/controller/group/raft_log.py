@@ -220,7 +220,7 @@ def _is_torn(content: bytes, at: int) -> bool:
     size, crc = _RECORD.unpack_from(rest)
     if size > len(rest) - _RECORD.size:
         # Or it is the length that is damaged.
-        return zlib.crc32(rest[_RECORD.size :]) != crc
+        return bool(zlib.crc32(rest[_RECORD.size :]) != crc)
     bounds = [at, *range(at - at % _SECTOR + _SECTOR, len(content), _SECTOR), len(content)]
     return any(not any(content[a:b]) for a, b in itertools.pairwise(bounds))
 
