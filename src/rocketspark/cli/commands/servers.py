@@ -187,6 +187,7 @@ def server(
     settings.tls = tls.over(settings.tls)
     options = [*_options(beside.config, log_level), *tls.arguments()]
     grpc = None if no_grpc else _grpc_port(settings, grpc_port)
+    _tell_of_unserved(settings, fleet)
     door = _secured(settings, alone=fleet.replicas <= 1) if secure else None
     if door:
         options += ["--secure", str(door.folder), *(["--alone"] if fleet.replicas <= 1 else [])]
@@ -240,6 +241,20 @@ def server(
         return f"ready namesrv={nameserver.address}{between} broker={','.join(addresses)}{last}"
 
     serve(start, log_level=log_level.value)
+
+
+def _tell_of_unserved(settings: BrokerSettings, fleet: Fleet) -> None:
+    """Warn of stores that were made with other numbers of brokers or replicas: their messages are not served."""
+    from rocketspark.cli.serving.child_processes import store_folders, unserved_stores
+
+    root = Path(settings.store_root)
+    served = store_folders(root, settings.broker_name, fleet.brokers, fleet.replicas)
+    warn(
+        [
+            f"{path} holds messages that nobody serves now: it was made with other --brokers or --replicas"
+            for path in unserved_stores(root, served)
+        ]
+    )
 
 
 def _grpc_port(settings: BrokerSettings, asked: int | None) -> int | None:

@@ -191,3 +191,20 @@ def broker_names(first: str, count: int) -> list[str]:
 def broker_ports(first: int, count: int) -> list[int]:
     """Return a port for each broker; all 0 if the first is."""
     return [first + PORT_STEP * i if first else 0 for i in range(count)]
+
+
+def store_folders(root: Path, first: str, brokers: int, replicas: int) -> list[Path]:
+    """Return the stores below the folder of `server --brokers N --replicas M`: one alone has that folder itself."""
+    if replicas > 1:
+        return [
+            root / name / f"replica-{number}"
+            for name in broker_names(first, brokers)
+            for number in range(1, replicas + 1)
+        ]
+    return [root / name for name in broker_names(first, brokers)] if brokers > 1 else [root]
+
+
+def unserved_stores(root: Path, served: list[Path]) -> list[Path]:
+    """Return the stores in a folder that none of these brokers serves: made with other --brokers or --replicas."""
+    found = [root, *sorted(root.glob("*")), *sorted(root.glob("*/replica-*"))]
+    return [path for path in found if path not in served and any((path / "commitlog").glob("0*"))]
