@@ -77,6 +77,18 @@ class _Known:
         self.last: _Form | None = None
 
 
+class _Run:
+    """Plain sends of one read that are stored together, up to `end` of the read; `waits`: their replies do."""
+
+    __slots__ = ("end", "messages", "opaques", "waits")
+
+    def __init__(self, begin: int) -> None:
+        self.end = begin
+        self.waits = False
+        self.messages: list[PlainMessage] = []
+        self.opaques: list[bytes] = []
+
+
 class SendFastPath:
     """Decodes and answers the plain sends of one broker.
 
@@ -114,49 +126,60 @@ class SendFastPath:
         if self.pause > 0:
             self.pause -= 1
             return at
-        begun, size = at, len(data)
-        messages: list[PlainMessage] = []
-        opaques: list[bytes] = []
-        form, needed = known.last, self._needed
+        run = _Run(at)
+        self._gather(known, peer, data, run)
+        return self._store(known, peer, data, at, run, out) if run.messages else at
+
+    def _gather(self, known: _Known, peer: Peer, data: bytes, run: _Run) -> None:
+        """Read the plain sends from where a run ends so far: at first of the form that came last, then of any.
+
+        One whose replies wait ends a run of those whose replies do not, and the other way round.
+        """
+        form, needed, size = known.last, self._needed, len(data)
         if form is not None and self._is_ready(form, peer):
-            at = self._read(form, data, at, messages, opaques)
-        waits = needed and form is not None and form.waits
-        while size - at > 8 and len(messages) < RUN_MAX and (form := self._form(known, peer, data, at)) is not None:
-            if needed and form.waits is not waits:
-                if messages:
-                    break
-                waits = form.waits
+            run.end = self._read(form, data, run.end, run.messages, run.opaques)
+        run.waits = needed and form is not None and form.waits
+        while size - run.end > 8 and len(run.messages) < RUN_MAX:
+            form = self._form(known, peer, data, run.end)
+            if form is None:
+                return
+            if needed and form.waits is not run.waits:
+                if run.messages:
+                    return
+                run.waits = form.waits
             known.last = form
-            end = self._read(form, data, at, messages, opaques)
-            if end == at:
-                break
-            at = end
-        if not messages:
-            return at
+            begun = run.end
+            run.end = self._read(form, data, begun, run.messages, run.opaques)
+            if run.end == begun:
+                return
+
+    def _store(self, known: _Known, peer: Peer, data: bytes, begun: int, run: _Run, out: list[bytes]) -> int:
+        """Store a run that begins at `begun` and reply to what is stored; returns where that ends."""
         wanted, replies = NOBODY, out
-        if waits:
+        if run.waits:
             wanted, replies = self._durability.wanted(), []
             if wanted == NOT_ENOUGH:
                 # `SendHandler.send` answers each sender.
                 self.pause = PAUSE
                 return begun
-        placed = self._put_message.accept_run(messages, peer.packed_host)
+        placed = self._put_message.accept_run(run.messages, peer.packed_host)
         template, lengths, add = self._reply, _LENGTHS.pack, replies.append
-        for message, opaque, (position, queue_offset) in zip(messages, opaques, placed, strict=False):
+        for message, opaque, (position, queue_offset) in zip(run.messages, run.opaques, placed, strict=False):
             header = template % (message[0].queue_id, message[4], position, queue_offset, opaque)
             size = len(header)
             add(lengths(size + 4, size) + header)
-        if waits and placed:
-            self._answer_later(peer, replies, opaques, wanted)
+        if run.waits and placed:
+            self._answer_later(peer, replies, run.opaques, wanted)
         if known.credit < CREDIT_MAX:
             known.credit += len(placed) * CREDIT_OF_PLAIN
-        if len(placed) < len(messages):
-            # The next message cannot be stored: `SendHandler.send` answers its sender.
-            self.pause = PAUSE
-            at = begun
-            for _ in placed:
-                at += 4 + _LENGTHS.unpack_from(data, at)[0]
-        return at
+        if len(placed) == len(run.messages):
+            return run.end
+        # The next message cannot be stored: `SendHandler.send` answers its sender.
+        self.pause = PAUSE
+        end = begun
+        for _ in placed:
+            end += 4 + _LENGTHS.unpack_from(data, end)[0]
+        return end
 
     def _answer_later(self, peer: Peer, replies: list[bytes], opaques: list[bytes], wanted: int) -> None:
         """Answer what was stored last once it is durable, or with a code that says how it is not."""
@@ -170,7 +193,10 @@ class SendFastPath:
         self._durability.when_durable(self._put_message.end_position, wanted, tell, len(replies))
 
     def _read(self, form: _Form, data: bytes, at: int, messages: list[PlainMessage], opaques: list[bytes]) -> int:
-        """Add the plain sends of one form from `at` on, as the store takes them; returns where they end."""
+        """Add the plain sends of one form from `at` on, as the store takes them; returns where they end.
+
+        In one piece, as one call more for each message takes 3 % of the 2.7 us that it costs here and in the store.
+        """
         shape = form.shape
         unpack, fixed, values, others = shape.unpack, shape.fixed, shape.values, shape.others
         at_queue, at_born, at_opaque, at_id = shape.queue_id, shape.born_time, shape.opaque, shape.unique_id

@@ -2,9 +2,10 @@
 
 Rule: what may be sent is decided by its `send_rules`, the topic, queue, properties and tags code of a stored record
 here, and nothing of it elsewhere: handlers decode and answer. Clients' messages have four ways in: `accept` (a new
-message), `accept_again` (one that was stored before), `accept_batch`, `accept_run` (plain sends of one read). The
-broker's own records take three others: `accept_own` (of pops), and the two halves of `accept_batch`: `accept_layout`
-(batches of half messages) and `accept_items` (op messages).
+message), `accept_again` (one that was stored before), `accept_batch`, `accept_run` (plain sends of one read). Records
+of the broker's own have neither a sender whose figures count nor its marks, and take three others: `accept_own` (a
+record of pops), and the two halves of `accept_batch`: `accept_layout` (half messages and their ends, which are laid out
+already) and `accept_items` (op messages, which have no unique id as `accept_own` asks for).
 """
 
 from __future__ import annotations

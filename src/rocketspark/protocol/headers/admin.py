@@ -22,20 +22,20 @@ class ConfigReply(Header, kw_only=True, gc=False):
 
 
 class StatsHeader(Header, kw_only=True, gc=False):
-    """VIEW_BROKER_STATS_DATA (315)."""
+    """VIEW_BROKER_STATS_DATA (315): asks for one statistic by its name and the key that it is kept for."""
 
     name: str = field(name="statsName")
     key: str = field(name="statsKey")
 
 
 class BrokerConsumeStatsHeader(Header, kw_only=True, gc=False):
-    """GET_BROKER_CONSUME_STATS (317). `order`: topics whose messages keep an order only."""
+    """GET_BROKER_CONSUME_STATS (317): asks how far all groups are, with `order` in ordered topics alone."""
 
     order: bool = field(name="isOrder", default=False)
 
 
 class QueueUnitsHeader(Header, kw_only=True, gc=False):
-    """QUERY_CONSUME_QUEUE (321): `count` units from `queue_offset` on."""
+    """QUERY_CONSUME_QUEUE (321): asks for `count` units of a consume queue from `queue_offset` on."""
 
     topic: str
     queue_id: Long
@@ -45,20 +45,20 @@ class QueueUnitsHeader(Header, kw_only=True, gc=False):
 
 
 class ResumeCheckHeader(Header, kw_only=True, gc=False):
-    """RESUME_CHECK_HALF_MESSAGE (323). `message_id`: an offset message id."""
+    """RESUME_CHECK_HALF_MESSAGE (323): has the half message of this offset message id checked anew."""
 
     topic: str | None = None
     message_id: str = field(name="msgId")
 
 
 class ReadAheadHeader(Header, kw_only=True, gc=False):
-    """SET_COMMITLOG_READ_MODE (2004). `mode`: madvise's number, 0 for normal, 1 for random."""
+    """SET_COMMITLOG_READ_MODE (2004): how the log is read ahead, a number of madvise: 0 normal, 1 random."""
 
     mode: Long = field(name="READ_AHEAD_MODE")
 
 
 class TimerEngineHeader(Header, kw_only=True, gc=False):
-    """SWITCH_TIMER_ENGINE (5001). `engine`: F for the wheel in files, R for RocksDB."""
+    """SWITCH_TIMER_ENGINE (5001): where timer messages are kept from now on: F the wheel in files, R RocksDB."""
 
     engine: str = field(name="E_T")
 
@@ -80,7 +80,7 @@ class UserHeader(Header, kw_only=True, gc=False):
 
 
 class ListUsersHeader(Header, kw_only=True, gc=False):
-    """AUTH_LIST_USER (3005). `filter`: part of a name."""
+    """AUTH_LIST_USER (3005): asks for the users whose names contain `filter`."""
 
     filter: str | None = None
 
@@ -97,14 +97,14 @@ class SubjectHeader(Header, kw_only=True, gc=False):
 
 
 class ListAclHeader(Header, kw_only=True, gc=False):
-    """AUTH_LIST_ACL (3010): parts of subjects and of resources."""
+    """AUTH_LIST_ACL (3010): asks for the rules whose subject and resource contain these texts."""
 
     subject_filter: str | None = None
     resource_filter: str | None = None
 
 
 class PlainAccountHeader(Header, kw_only=True, gc=False):
-    """UPDATE_AND_CREATE_ACL_CONFIG (50). `topics`, `groups`: name=permission, with commas between."""
+    """UPDATE_AND_CREATE_ACL_CONFIG (50): sets an account. `topics`, `groups`: name=permission, with commas between."""
 
     access_key: str | None = None
     secret_key: str | None = None
@@ -120,7 +120,7 @@ class PlainAccountHeader(Header, kw_only=True, gc=False):
 
 
 class PlainAccountNameHeader(Header, kw_only=True, gc=False):
-    """DELETE_ACL_CONFIG (51)."""
+    """DELETE_ACL_CONFIG (51): removes an account by its access key."""
 
     access_key: str | None = None
 

@@ -10,40 +10,40 @@ from rocketspark.protocol.headers.codec import Header, Long
 
 
 class GroupHeader(Header, kw_only=True, gc=False):
-    """GET_SUBSCRIPTIONGROUP_CONFIG (352), QUERY_TOPICS_BY_CONSUMER (343)."""
+    """A group whose settings GET_SUBSCRIPTIONGROUP_CONFIG (352) asks for, or topics QUERY_TOPICS_BY_CONSUMER (343)."""
 
     group: str
 
 
 class ConsumerStatsHeader(Header, kw_only=True, gc=False):
-    """GET_CONSUME_STATS (208)."""
+    """GET_CONSUME_STATS (208): asks how far a group is in a topic, or in all of its topics."""
 
     group: str = field(name="consumerGroup")
     topic: str | None = None
 
 
 class ProducerGroupHeader(Header, kw_only=True, gc=False):
-    """GET_PRODUCER_CONNECTION_LIST (204)."""
+    """GET_PRODUCER_CONNECTION_LIST (204): asks for the connections of a producer group."""
 
     group: str = field(name="producerGroup")
 
 
 class DeleteGroupHeader(Header, kw_only=True, gc=False):
-    """DELETE_SUBSCRIPTIONGROUP (207)."""
+    """DELETE_SUBSCRIPTIONGROUP (207): removes a consumer group, with its offsets if that is asked for."""
 
     group: str = field(name="groupName")
     clean_offsets: bool = field(name="cleanOffset", default=False)
 
 
 class GroupTopicHeader(Header, kw_only=True, gc=False):
-    """QUERY_SUBSCRIPTION_BY_CONSUMER (345), QUERY_CONSUME_TIME_SPAN (303)."""
+    """A group in a topic: QUERY_SUBSCRIPTION_BY_CONSUMER (345), QUERY_CONSUME_TIME_SPAN (303)."""
 
     group: str
     topic: str | None = None
 
 
 class ForbiddenHeader(Header, kw_only=True, gc=False):
-    """UPDATE_AND_GET_GROUP_FORBIDDEN (353). `readable` None only asks."""
+    """UPDATE_AND_GET_GROUP_FORBIDDEN (353): sets whether a group may read a topic; without `readable` it only asks."""
 
     group: str
     topic: str
@@ -51,7 +51,7 @@ class ForbiddenHeader(Header, kw_only=True, gc=False):
 
 
 class CloneOffsetsHeader(Header, kw_only=True, gc=False):
-    """CLONE_GROUP_OFFSET (314)."""
+    """CLONE_GROUP_OFFSET (314): gives a group the offsets of another one in a topic."""
 
     source: str = field(name="srcGroup")
     target: str = field(name="destGroup")
@@ -60,7 +60,7 @@ class CloneOffsetsHeader(Header, kw_only=True, gc=False):
 
 
 class CorrectionHeader(Header, kw_only=True, gc=False):
-    """QUERY_CORRECTION_OFFSET (308). `filtered`: comma list of groups to leave out."""
+    """QUERY_CORRECTION_OFFSET (308): asks for the lowest offsets of groups but `filtered`, a comma list."""
 
     filtered: str | None = field(name="filterGroups", default=None)
     compared: str = field(name="compareGroup")
@@ -79,7 +79,7 @@ class ResetOffsetHeader(Header, kw_only=True, gc=False):
 
 
 class ConsumerStatusHeader(Header, kw_only=True, gc=False):
-    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223), GET_CONSUMER_STATUS_FROM_CLIENT (221)."""
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): asks for offsets of clients, which the broker asks by 221."""
 
     topic: str
     group: str
@@ -87,7 +87,7 @@ class ConsumerStatusHeader(Header, kw_only=True, gc=False):
 
 
 class RunningInfoHeader(Header, kw_only=True, gc=False):
-    """GET_CONSUMER_RUNNING_INFO (307)."""
+    """GET_CONSUMER_RUNNING_INFO (307): asks a consumer through its broker what it is doing."""
 
     group: str = field(name="consumerGroup")
     client_id: str
@@ -95,7 +95,7 @@ class RunningInfoHeader(Header, kw_only=True, gc=False):
 
 
 class ConsumeDirectlyHeader(Header, kw_only=True, gc=False):
-    """CONSUME_MESSAGE_DIRECTLY (309). `message_id`: an offset message id."""
+    """CONSUME_MESSAGE_DIRECTLY (309): has a consumer handle the message of this offset message id now."""
 
     group: str = field(name="consumerGroup")
     client_id: str | None = None
@@ -150,7 +150,7 @@ class TimeReply(Header, kw_only=True, gc=False):
 
 
 class QueryConsumerOffsetHeader(Header, kw_only=True, gc=False):
-    """QUERY_CONSUMER_OFFSET (14)."""
+    """QUERY_CONSUMER_OFFSET (14): asks for the offset of a group in a queue."""
 
     group: str = field(name="consumerGroup")
     topic: str
@@ -170,7 +170,7 @@ class UpdateConsumerOffsetHeader(Header, kw_only=True, gc=False):
 
 
 class HeartbeatReply(Header, kw_only=True, gc=False):
-    """Reply to HEART_BEAT (34)."""
+    """Reply to HEART_BEAT (34): what this broker can do for the client."""
 
     heartbeat_v2: bool = field(name="IS_SUPPORT_HEART_BEAT_V2", default=True)
     subscription_changed: bool = field(name="IS_SUB_CHANGE", default=True)

@@ -191,7 +191,9 @@ class QueryMessageReply(Header, kw_only=True, gc=False):
 
 
 class ViewMessageHeader(Header, kw_only=True, gc=False):
-    """VIEW_MESSAGE_BY_ID (33). `unused`: ours alone, also answered with the mark of a file's unused end."""
+    """VIEW_MESSAGE_BY_ID (33): asks for the record at a physical offset; `unused`, ours alone, also for the mark of a
+    file's unused end.
+    """
 
     topic: str | None = None
     physical_offset: Long = field(name="offset")

@@ -8,7 +8,7 @@ from rocketspark.protocol.headers.codec import Header, Long
 
 
 class RouteHeader(Header, kw_only=True, gc=False):
-    """GET_ROUTEINFO_BY_TOPIC (105)."""
+    """GET_ROUTEINFO_BY_TOPIC (105): asks which brokers have a topic."""
 
     topic: str
     standard_json: bool = field(name="acceptStandardJsonOnly", default=False)
@@ -49,13 +49,13 @@ class BrokerHeader(Header, kw_only=True, gc=False):
 
 
 class DataVersionReply(Header, kw_only=True, gc=False):
-    """Reply to QUERY_DATA_VERSION (322)."""
+    """Reply to QUERY_DATA_VERSION (322): whether the broker is to register again."""
 
     changed: bool
 
 
 class MemberGroupHeader(Header, kw_only=True, gc=False):
-    """GET_BROKER_MEMBER_GROUP (901)."""
+    """GET_BROKER_MEMBER_GROUP (901): asks for the addresses of all brokers of one name."""
 
     cluster: str = field(name="clusterName")
     broker_name: str
@@ -82,7 +82,7 @@ class DeleteTopicHeader(Header, kw_only=True, gc=False):
 
 
 class KvHeader(Header, kw_only=True, gc=False):
-    """PUT_KV_CONFIG (100), GET_KV_CONFIG (101), DELETE_KV_CONFIG (102), GET_KVLIST_BY_NAMESPACE (219)."""
+    """A value of a namespace: PUT_, GET_ and DELETE_KV_CONFIG (100 to 102), or all: GET_KVLIST_BY_NAMESPACE (219)."""
 
     namespace: str
     key: str = ""
@@ -90,18 +90,18 @@ class KvHeader(Header, kw_only=True, gc=False):
 
 
 class ValueReply(Header, kw_only=True, gc=False):
-    """Reply to GET_KV_CONFIG."""
+    """Reply to GET_KV_CONFIG (101): the value."""
 
     value: str | None = None
 
 
 class BrokerNameHeader(Header, kw_only=True, gc=False):
-    """WIPE_WRITE_PERM_OF_BROKER (205), ADD_WRITE_PERM_OF_BROKER (327)."""
+    """One broker name, which producers shall leave, WIPE_WRITE_PERM_OF_BROKER (205), or use again, 327."""
 
     broker_name: str
 
 
 class ClusterHeader(Header, kw_only=True, gc=False):
-    """GET_TOPICS_BY_CLUSTER (224)."""
+    """GET_TOPICS_BY_CLUSTER (224): asks for the topics on the brokers of a cluster."""
 
     cluster: str

@@ -110,7 +110,7 @@ class NotificationHeader(Header, kw_only=True, gc=False):
 
 
 class NotificationReply(Header, kw_only=True, gc=False):
-    """Reply to NOTIFICATION."""
+    """Reply to NOTIFICATION (200054): whether there is something to pop."""
 
     has_message: bool = field(name="hasMsg", default=False)
     polling_full: bool = False
@@ -126,6 +126,6 @@ class PollingInfoHeader(Header, kw_only=True, gc=False):
 
 
 class PollingInfoReply(Header, kw_only=True, gc=False):
-    """Reply to POLLING_INFO."""
+    """Reply to POLLING_INFO (200055): their number."""
 
     polling_count: Long = field(name="pollingNum", default=0)

@@ -17,7 +17,7 @@ from rocketspark.protocol.headers.topics import TopicHeader
 
 
 class PartPullHeader(PullHeader, kw_only=True, gc=False):
-    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), of a queue that may be part of a logical one."""
 
     lo: bool | None = None
 
@@ -53,6 +53,6 @@ class PartSearchHeader(SearchOffsetHeader, kw_only=True, gc=False):
 
 
 class TopicConfigHeader(TopicHeader, kw_only=True, gc=False):
-    """GET_TOPIC_CONFIG (351). `lo`: with a static topic's mapping."""
+    """GET_TOPIC_CONFIG (351): asks for a topic's settings; `lo`: with the mapping of a static topic."""
 
     lo: bool | None = None

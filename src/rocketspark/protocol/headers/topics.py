@@ -51,7 +51,7 @@ class GroupPageHeader(Header, kw_only=True, gc=False):
 
 
 class GroupPageReply(Header, kw_only=True, gc=False):
-    """Reply to GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
+    """Reply to GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201): how many groups there are."""
 
     total: Long | None = field(name="totalGroupNum", default=None)
 
@@ -77,6 +77,6 @@ class HaInfoHeader(Header, kw_only=True, gc=False):
 
 
 class MasterFlushOffsetHeader(Header, kw_only=True, gc=False):
-    """RESET_MASTER_FLUSH_OFFSET (908)."""
+    """RESET_MASTER_FLUSH_OFFSET (908): a master tells a slave up to where its log is on the disk."""
 
     offset: Long | None = field(name="masterFlushOffset", default=None)
