@@ -46,6 +46,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         ["access", "broker/access"],
         [
             *(
+                "tests/unit/access",
                 "tests/unit/broker/access",
                 "tests/unit/broker/test_broker_conf.py",
                 "tests/unit/controller/test_gate.py",

@@ -8,6 +8,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -163,6 +164,15 @@ def test_who_locks_queues_of_more_topics_than_a_group_reads_is_refused() -> None
         assert len(contexts_of(code, {}, lock(LOCKED_TOPICS_MAX))) == LOCKED_TOPICS_MAX + 1
         with pytest.raises(NotReadable):
             contexts_of(code, {}, lock(LOCKED_TOPICS_MAX + 1))
+
+
+def test_a_topic_that_many_groups_of_a_heartbeat_read_is_asked_about_once() -> None:
+    def group(name: str, *topics: str) -> dict[str, Any]:
+        return {"groupName": name, "subscriptionDataSet": [{"topic": topic} for topic in topics]}
+
+    beat = {"clientID": "c", "consumerDataSet": [group("g", "t", "u"), group("h", "u", "t"), group("i", "v")]}
+    needed = contexts_of(RequestCode.HEART_BEAT, {}, json.dumps(beat).encode())
+    assert [context.name for context in needed] == ["g", "t", "u", "h", "i", "v"]
 
 
 @given(st.text(max_size=12))
