@@ -478,3 +478,19 @@ def test_after_a_kill_no_batch_of_the_old_topic_is_acknowledged_in_the_new_one(t
             assert [m.body for m in found] == [b"new %d" % number for number in range(5)]
 
     run(main())
+
+
+def test_what_is_in_flight_goes_with_queues_that_are_cleaned_away(tmp_path: Path) -> None:
+    """A topic without settings, as a kill in the midst of its deletion leaves it."""
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await sent(peer, b"old")
+            assert len(await popped(peer)) == 1
+            server._topics.delete(TOPIC)
+            (await peer.request(RequestCode.CLEAN_UNUSED_TOPIC)).raise_for_code("clean")
+            assert len(server._pops.check_points) == 0
+            assert TOPIC not in server.store.queues()
+
+    run(main())
