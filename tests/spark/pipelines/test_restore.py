@@ -28,7 +28,7 @@ from rocketspark.spark.pipelines.options import ArchiveOptions, RestoreOptions
 from rocketspark.spark.pipelines.parts import restore_plan, restore_tasks
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan
-from rocketspark.testing import Cluster
+from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows("`restore`, `replay`: order, keys, tags, properties, rate, dry run, nothing twice")
 
@@ -400,6 +400,41 @@ def test_two_runs_at_once_are_refused(
     assert replay().rows == 0
 
 
+@pytest.mark.shows("mended: a `replay` that goes on reads its target in another group than that of `-o consumerGroup`")
+def test_what_is_in_doubt_is_read_in_the_group_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The brokers make no groups by themselves."""
+    monkeypatch.setattr(restore, "run_tasks", here)
+    monkeypatch.setattr(restore, "QUIET_S", 0.05)
+    replace_file, saves = restore.replace_file, 0
+
+    def fail(*given: Any) -> None:
+        nonlocal saves
+        saves += 1
+        if saves == 2:  # All is sent, and nobody noted it.
+            raise KeyboardInterrupt
+        replace_file(*given)
+
+    with run_cluster(auto_create_group=False) as cluster, Producer(cluster.namesrv) as producer:
+        with operations_of(Connection(cluster.namesrv)) as operations:
+            operations.put_group("reader")
+            for topic in ("source", "target"):
+                operations.create_topic(topic)
+        for n in range(5):
+            producer.send("source", b"%d" % n)
+
+        def replay() -> restore.RestoreResult:
+            where = Connection(cluster.namesrv, options={"consumerGroup": "reader"})
+            options = RestoreOptions(state=tmp_path)
+            return restore.replay(None, where, "source", "target", options=options)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(restore, "replace_file", fail)
+            with pytest.raises(KeyboardInterrupt):
+                replay()
+        done = replay()
+        assert (done.rows, done.already_there) == (0, 5)
+
+
 def test_a_target_that_lost_queues_is_told_in_one_line(
     cluster: Cluster,
     make_topic: Callable[..., str],
@@ -409,7 +444,8 @@ def test_a_target_that_lost_queues_is_told_in_one_line(
 ) -> None:
     monkeypatch.setattr(restore, "run_tasks", here)
     topic, copy = make_topic(queues=2, brokers=1), make_topic(queues=2, brokers=1)
-    load(topic, 8)
+    for queue in range(2):
+        load(topic, 4, first=10 * queue, queue=MessageQueue(topic, "broker-a", queue))
 
     def replay(**given: Any) -> int:
         options = RestoreOptions(state=tmp_path, **given)

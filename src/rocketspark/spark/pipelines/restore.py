@@ -460,7 +460,7 @@ class _Job:
         return self._offsets("latest")
 
     def _offsets(self, where: str) -> dict[Queue, int]:
-        return _offsets_at(self._where.without_options(), self._topics[1], None, where)
+        return _offsets_at(self._where.without_choice(), self._topics[1], None, where)
 
     def _await_quiet(self) -> None:
         """Wait until no more messages arrive in the target, but not for ever: see QUIET_TRIES."""

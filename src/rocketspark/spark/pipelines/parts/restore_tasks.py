@@ -287,7 +287,7 @@ class QueueSender:
         schema = StructType([READ_SCHEMA["queueOffset"], READ_SCHEMA["properties"]])
         # What a kill left over may be compressed, or from any producer: only properties are read. What is deleted there
         # by now cannot be looked at: where it was of this restore it is sent again.
-        reader = topic_reader(self._where.without_options(), self._topic, schema, failOnDataLoss="false")
+        reader = topic_reader(self._where.without_choice(), self._topic, schema, failOnDataLoss="false")
         try:
             newest = queue_offsets(self._topic, _newest(reader))
             end = newest.get(self._target, self._tail)
