@@ -91,6 +91,8 @@ class DeltaTable(ArchiveTable):
             "txnVersion": str(state.sequence),
             "userMetadata": state.encoded(),
         }
+        if after is not None and not self._stands(after):
+            raise self.set_back()
         # A write would make it anew, without the rows that were there.
         detail = self._detail()
         if detail is None or not detail.partitionColumns:
@@ -111,6 +113,16 @@ class DeltaTable(ArchiveTable):
                 if said.sequence == state.sequence:
                     break
         raise self.taken()
+
+    def _stands(self, state: ArchiveState) -> bool:
+        """Tell whether no RESTORE came after the commit of a state; one that is forgotten counts as standing."""
+        for limit in (COMMITS_AT_ONCE, None) if state.commit else ():
+            for said, row in self._commits(limit):
+                if said is not None and said.commit == state.commit:
+                    return True
+                if row.operation == "RESTORE":
+                    return False
+        return True
 
     def _commits(self, limit: int | None) -> list[tuple[ArchiveState | None, Any]]:
         """Return what commits say and their rows of the history, the newest first."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from pyspark.sql.types import StructType
 
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import MessageQueue, typed_json
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.decode.json_bodies import quoted
@@ -356,6 +356,12 @@ class ArchiveTable(ABC):
     def taken(self) -> ConfigError:
         """Return the error for a commit number that another process has used."""
         return ConfigError(f"another process writes the archive {self.place}: stop it first")
+
+    def set_back(self) -> RocketSparkError:
+        """Return the error for a table of which others took rows back during the run: its rows tell where to go on."""
+        error = RocketSparkError(f"the table {self.place} was set back to an older version while it was written")
+        error.retriable = True
+        return error
 
     def changed(self) -> ConfigError:
         """Return the error for columns that were changed during the run."""
