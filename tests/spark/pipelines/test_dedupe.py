@@ -205,3 +205,12 @@ def test_reports_are_counted_one_by_one(capsys: pytest.CaptureFixture[str]) -> N
 def test_what_is_written_is_not_read_too() -> None:
     with pytest.raises(ConfigError, match="the target 'b' is read too"):
         dedupe.run(None, "127.0.0.1:1", "a, b", "b", checkpoint="c")  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_may_be_called_anything(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "a[1]{b,c}*?"
+    assert dedupe.watermark_of(spark, str(folder)) == 0
+    (folder / "offsets").mkdir(parents=True)
+    for number, watermark_ms in enumerate((5, 9, 7)):
+        (folder / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":{watermark_ms}}}\n{{"t":{{}}}}')
+    assert dedupe.watermark_of(spark, str(folder)) == 9

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkException
 
 from rocketspark.errors import ConfigError
+from rocketspark.spark.lakehouse import object_store
 from rocketspark.spark.lakehouse.table import (
     PARTITIONS,
     WRITER,
@@ -33,7 +34,6 @@ _TAKEN = re.compile(r"DELTA_CONCURRENT_TRANSACTION|ConcurrentTransactionExceptio
 # What the second of two hears who begin a table at once, or who writes while others change its columns.
 _BEGUN = re.compile(r"DELTA_(PROTOCOL|METADATA)_CHANGED|(Protocol|Metadata)ChangedException")
 _OTHER_COLUMNS = re.compile(r"DELTA_(METADATA_MISMATCH|FAILED_TO_MERGE_FIELDS)|A schema mismatch detected")
-_GLOB = re.compile(r"[][{}*?\\]")
 _SIZES = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
 
 
@@ -140,7 +140,7 @@ class DeltaTable(ArchiveTable):
         commits = {f"{row.version:020d}.json": row for _, row in self._commits(COMMITS_AT_ONCE)}
         if not commits:
             return
-        log = _GLOB.sub(r"\\\g<0>", f"{self.place.place}/_delta_log")
+        log = object_store.literal(f"{self.place.place}/_delta_log")
         lines = self.spark.read.text([f"{log}/{name}" for name in commits])
         adds = F.count_if(F.col("value").startswith('{"add":')).alias("adds")
         found = {row.file_name: row.adds for row in lines.groupBy("_metadata.file_name").agg(adds).collect()}

@@ -54,6 +54,12 @@ _PROBE = {
     "fs.s3a.retry.throttle.interval": "100ms",
     "fs.s3a.connection.timeout": "15s",
 }
+_CHOOSING = re.compile(r"[][{}*?\\]")
+
+
+def literal(path: str) -> str:
+    """Return a path as Spark reads it: none of its characters chooses among files."""
+    return _CHOOSING.sub(r"\\\g<0>", path)
 
 
 def scheme_of(place: str | Path) -> str:

@@ -8,7 +8,6 @@ their folder has already, whoever wrote them, and no reader would see other file
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -344,7 +343,6 @@ OVERWRITE = "overwrite"
 # What is written by Spark's file sinks, which keep the numbers of their batches in the folder.
 _FILES = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
 _LOG = "_spark_metadata"
-_GLOB = re.compile(r"[][{}*?\\]")
 _ENTRIES_MAX = 10_000
 
 
@@ -440,7 +438,7 @@ def _seen_from_afar(spark: SparkSession, place: str) -> list[str]:
     from pyspark.errors import AnalysisException
 
     try:
-        files = spark.read.format("binaryFile").load(_GLOB.sub(r"\\\g<0>", place)).inputFiles()
+        files = spark.read.format("binaryFile").load(object_store.literal(place)).inputFiles()
     except AnalysisException as e:
         if "PATH_NOT_FOUND" in str(e):
             return []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rocketspark.errors import ConfigError
 from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.lakehouse.object_store import literal
 from rocketspark.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, TRANSACTIONAL_ID, parse_read
 from rocketspark.spark.pipelines.parts.progress import Progress, QueryOutcome, leaves
 from rocketspark.spark.read.stream_read import StreamReader
@@ -109,7 +110,7 @@ def highest_noted(spark: SparkSession, checkpoint: str, path: str) -> int:
     from pyspark.sql import functions as F
 
     try:
-        lines = spark.read.text(f"{checkpoint}/offsets")
+        lines = spark.read.text(literal(f"{checkpoint}/offsets"))
         row = lines.select(F.max(F.get_json_object("value", path).try_cast("bigint"))).first()
     except AnalysisException:
         return 0  # There is no checkpoint yet.
