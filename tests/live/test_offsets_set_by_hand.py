@@ -103,6 +103,23 @@ def test_it_is_told_until_it_is_followed(tmp_path: Path) -> None:
     run(main())
 
 
+def test_who_reads_ranges_from_there_commits_its_own(tmp_path: Path) -> None:
+    """As Spark does, which begins at the committed offset and is sent nowhere."""
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await filled(peer)
+            await reset(peer, 3)
+            assert (await pull(peer, TOPIC, 0, 18, bulk=True)).code == 0
+            await commit(peer, 18)
+            assert await committed(peer) == 3
+            assert (await pull(peer, TOPIC, 0, 3, bulk=True)).code == 0
+            await commit(peer, 20)
+            assert await committed(peer) == 20
+
+    run(main())
+
+
 def test_what_is_set_later_counts(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:

@@ -315,6 +315,11 @@ class ConsumerOffsets:
         """Forget an offset that was set by hand: another was, which is the committed one."""
         self.anew.take_reset((group, topic, queue_id))
 
+    def went_to(self, group: str, topic: str, queue_id: int, at: int) -> None:
+        """Note that one reads at an offset which it chose: it followed, if that was set by hand."""
+        if self.anew.resets and self.anew.resets.get((group, topic, queue_id)) == at:
+            self.drop_reset(group, topic, queue_id)
+
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Return, once, the offset set by hand, or the first one of a queue that was made anew; None for no such."""
         if not self.anew.readers and not self.anew.resets:
