@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from tests.live.support import run
 from tests.support.patience import LIMIT_S
+from tests.support.ports import free_ports
 
 from rocketspark import Producer, PullConsumer
 from rocketspark.broker.replication.controller_client import ControllerClient
@@ -30,25 +30,13 @@ pytestmark = pytest.mark.shows(
 QUICK = {"scanNotActiveBrokerInterval": "100", "scanInactiveMasterInterval": "100"}
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
-
-
 class Three:
     """Three controllers in this process, by their names; `more`: settings of each."""
 
     def __init__(self, folder: Path, count: int = 3, **more: Any) -> None:
         self.folder = folder
         self.more = more
-        self.addresses = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free_ports(count))}
+        self.addresses = {f"n{i}": f"127.0.0.1:{free_ports()}" for i in range(count)}
         self.running: dict[str, ControllerServer] = {}
 
     def settings(self, node: str, peers: str = "") -> ControllerSettings:

@@ -1,0 +1,152 @@
+"""Three controllers: official brokers 5.5.0 under three of ours, and brokers of ours under Apache's three (DLedger)."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.java.apache import ApacheController, ask, max_offset
+from tests.java.apache_pair import PairBroker, Replicas, members, replicas, until
+from tests.java.our_controller import EVERY, OurServer, our_namesrv
+from tests.live.support import run
+from tests.live.test_controllers_of_three import again
+from tests.support.ports import free_ports
+
+from rocketspark.broker.replication.controller_client import ControllerClient
+from rocketspark.client import Producer
+from rocketspark.model import Message, MessageQueue
+from rocketspark.protocol.headers.controller import ReplicaHeartbeatHeader
+
+pytestmark = pytest.mark.xdist_group("jvm")
+TOPIC = "three"
+
+
+def leader_of(addresses: dict[str, str], but: str = "") -> str:
+    """The name of the controller that all others but one say leads; "" if they do not agree."""
+    told = set()
+    for name, address in addresses.items():
+        if name != but:
+            try:
+                told.add(ask(address, 1005).ext_fields.get("controllerLeaderId", ""))
+            except OSError:
+                return ""
+    return told.pop() if len(told) == 1 else ""
+
+
+@pytest.mark.shows("two Java 5.5.0 brokers under three controllers of ours: the leader and the master killed")
+def test_official_brokers_follow_three_of_ours(tmp_path: Path) -> None:
+    with ExitStack() as servers:
+        names, namesrv = our_namesrv(tmp_path / "names")
+        servers.callback(names.kill)
+        addresses = {f"n{i}": f"127.0.0.1:{free_ports()}" for i in range(3)}
+        peers = ";".join(f"{name}-{address}" for name, address in addresses.items())
+        controllers = {}
+        for name in addresses:
+            config = f"{EVERY}scanInactiveMasterInterval=1000\ncontrollerDLegerPeers={peers}\n"
+            config += f"controllerDLegerSelfId={name}\ncontrollerStorePath={tmp_path / name / 'state'}\n"
+            controllers[name] = OurServer(tmp_path / name, "controller", config)
+            servers.callback(controllers[name].kill)
+        until(lambda: leader_of(addresses) != "")
+        brokers = []
+        for number in (1, 2):
+            place, store = tmp_path / f"broker-{number}", tmp_path / f"store-{number}"
+            told = ";".join(addresses.values())
+            broker = PairBroker(place, namesrv, store, "controller", controller=told)
+            servers.callback(broker.kill)
+            brokers.append(broker)
+
+        def state(gone: str = "") -> Replicas:
+            leader = leader_of(addresses, gone)
+            return replicas(addresses[leader]) if leader else Replicas(None, None, 0, set())
+
+        until(lambda: state().in_sync == {1, 2}, what="both in sync")
+        send(namesrv, 10)
+        until(lambda: max_offset(brokers[1].broker, TOPIC, 0) == 10)
+        first = leader_of(addresses)
+        controllers[first].kill()
+        until(lambda: leader_of(addresses, first) not in ("", first))
+        send(namesrv, 5)
+        assert state(first) == Replicas(brokers[0].broker, 1, 1, {1, 2})
+        brokers[0].kill()
+        until(lambda: state(first).master == brokers[1].broker)
+        until(lambda: members(namesrv).get(0) == brokers[1].broker)
+        assert max_offset(brokers[1].broker, TOPIC, 0) == 15
+        controllers[first].start()
+        brokers[0].start()
+        until(lambda: state().in_sync == {1, 2}, what="both in sync again")
+
+
+def send(namesrv: str, count: int) -> None:
+    with Producer(namesrv, "pg", retries=20, send_timeout_ms=20_000) as producer:
+        queue = None
+        for number in range(count):
+            message = Message(topic=TOPIC, body=b"%d" % number)
+            end = time.monotonic() + 60
+            while True:
+                try:
+                    producer.send(message, queue=queue or MessageQueue(TOPIC, "broker-a", 0))
+                    break
+                except Exception:
+                    if time.monotonic() > end:
+                        raise
+                    time.sleep(0.2)
+
+
+class OneOfThree(ApacheController):
+    """Ready once it listens: it leads, or knows who does, only when others run."""
+
+    def _is_ready(self) -> bool:
+        return ask(self.controller, 1005).code == 0
+
+
+@pytest.mark.official
+@pytest.mark.shows("our client of controllers under three of Apache's (DLedger): the leader killed")
+def test_ours_follow_three_of_apaches(tmp_path: Path) -> None:
+    with ExitStack() as servers:
+        ports = [free_ports() for _ in range(3)]
+        peers = ";".join(f"n{i}-127.0.0.1:{port}" for i, port in enumerate(ports))
+        controllers: dict[str, Any] = {}
+        for i, port in enumerate(ports):
+            config = {"controllerDLegerPeers": peers, "controllerDLegerSelfId": f"n{i}"}
+            controllers[f"n{i}"] = OneOfThree(tmp_path / f"n{i}", config, port)
+            servers.callback(controllers[f"n{i}"].kill)
+        addresses = {name: each.controller for name, each in controllers.items()}
+        until(lambda: leader_of(addresses) != "")
+
+        def beat(broker_id: int) -> ReplicaHeartbeatHeader:
+            return ReplicaHeartbeatHeader(
+                cluster_name="c",
+                broker_name="b",
+                address=f"127.0.0.1:{broker_id}",
+                broker_id=broker_id,
+                epoch=1,
+                max_offset=0,
+                timeout_ms=60_000,
+            )
+
+        async def main() -> None:
+            clients = {number: ControllerClient(addresses.values()) for number in (1, 2)}
+            try:
+                for number, client in clients.items():
+                    await again(client.find_leader)
+                    assert await again(lambda c=client: c.next_id("c", "b")) == number
+                    await client.apply_id("c", "b", number, f"127.0.0.1:{number};{number}")
+                    await client.register("c", "b", number, f"127.0.0.1:{number}")
+                    await client.heartbeat(beat(number))
+                    assert await client.heartbeat_all(beat(number)) == 3
+                    await client.elect("c", "b", number)
+                taken = await again(lambda: clients[1].alter_in_sync("b", 1, 1, [1, 2], 1))
+                assert taken.members == {1, 2}
+                gone = leader_of(addresses)
+                controllers[gone].kill()
+                found = await again(lambda: clients[1].replica_info("b"))
+                assert (found.master.broker_id if found.master else None, found.in_sync) == (1, {1, 2})
+                assert clients[1].leader != addresses[gone]
+            finally:
+                for client in clients.values():
+                    await client.close()
+
+        run(main())
