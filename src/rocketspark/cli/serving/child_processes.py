@@ -156,13 +156,15 @@ class BrokerProcess(ChildProcess):
 
 async def wait_in_sync(settings: BrokerSettings, controller: str, name: str, count: int) -> str:
     """Wait until so many replicas of a broker are in sync; returns the master's address. It is asked as they ask.
+    `controller`: its address, several with ; between.
 
     Raises RocketSparkError if that takes too long.
     """
     from rocketspark.broker.inner_connections import inner_connections
     from rocketspark.broker.replication.controller_client import ControllerClient
+    from rocketspark.transport.connections import parse_addresses
 
-    client = ControllerClient([controller], connections=inner_connections(settings))
+    client = ControllerClient(parse_addresses(controller), connections=inner_connections(settings))
     error = f"no {count} replicas of {name} came in sync; the log above says why"
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
