@@ -12,6 +12,7 @@ SPARK_MASTER ?=
 CYCLES ?= 100
 KILLS ?= 20
 MUTANTS ?= 600
+SEEDS ?= 100000
 TESTS ?= tests
 WORKERS ?=
 PARTS ?=
@@ -99,10 +100,11 @@ bench: setup ## measured beside the Java broker and client, ratios printed (PART
 bench-spark: setup ## Spark's reads and writes beside its Kafka connector (PARTS="read write" OPTIONS="--quick --long --json FILE")
 	@exec $(WITH_JAVA) $(BIN)/python -m bench.spark_kafka $(PARTS) $(OPTIONS)
 
-# PARTS names files of tests/soak; mutants takes a night, and runs when it is named.
-SOAKED = $(if $(PARTS),$(patsubst %,tests/soak/test_%.py,$(PARTS)),$(TESTS) --deselect tests/soak/test_mutants.py)
+# PARTS names files of tests/soak; mutants and simulation (SEEDS=N) take a night, and run when they are named.
+LONGEST = mutants simulation
+SOAKED = $(if $(PARTS),$(patsubst %,tests/soak/test_%.py,$(PARTS)),$(TESTS) $(patsubst %,--deselect tests/soak/test_%.py,$(LONGEST)))
 soak: setup ## the long runs (PARTS="mutants nemesis" for some): kill cycles (CYCLES=N), kills under Spark (KILLS=N), then soak-examples
-	@code=0; $(WITH_JAVA) SOAK_CYCLES=$(CYCLES) SOAK_KILLS=$(KILLS) SOAK_MUTANTS=$(MUTANTS) \
+	@code=0; $(WITH_JAVA) SOAK_CYCLES=$(CYCLES) SOAK_KILLS=$(KILLS) SOAK_MUTANTS=$(MUTANTS) SOAK_SEEDS=$(SEEDS) \
 	  $(BIN)/python -m pytest $(SOAKED) -m soak --timeout 0 -s || code=$$?; \
 	$(if $(PARTS),,$(MAKE) soak-examples || code=$$?;) exit $$code
 

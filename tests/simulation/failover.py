@@ -12,7 +12,8 @@ from tests.simulation.world import Node, World
 
 from rocketspark import AsyncProducer, AsyncPullConsumer, Message, MessageQueue, RocketSparkError, SendStatus
 
-FAULTS_FROM_S, FAULTS_UNTIL_S = 5.0, 40.0
+# Time enough for some elections: a broker that is silent is missed after 5 s.
+FAULTS_FROM_S, FAULTS_UNTIL_S, CALM_S = 2.0, 20.0, 8.0
 SETTLE_S = 90.0
 
 
@@ -20,7 +21,12 @@ class Lost(AssertionError):
     """A promise was broken."""
 
 
-async def failover(world: World) -> dict[str, Any]:
+async def failover_hard(world: World) -> dict[str, Any]:
+    """With faults that come together with losses of power, also those that break what is promised today."""
+    return await failover(world, hard=True)
+
+
+async def failover(world: World, *, hard: bool = False) -> dict[str, Any]:
     """Senders and a reader beside faults; then everything is mended and has to agree."""
     chance = world.random("plan")
     replicas = chance.choice([2, 2, 2, 3])
@@ -38,7 +44,7 @@ async def failover(world: World) -> dict[str, Any]:
     sent: dict[str, tuple[int, int]] = {}
     tried: set[str] = set()
     read: dict[tuple[int, int], str] = {}
-    until_s = FAULTS_UNTIL_S + 20
+    until_s = FAULTS_UNTIL_S + CALM_S
 
     async def send(node: Node) -> None:
         pauses = world.random(f"{node.name} pauses")
@@ -66,7 +72,7 @@ async def failover(world: World) -> dict[str, Any]:
             cluster.namesrv_address, "readers", consume_from="first", commit_interval_ms=1000
         ) as consumer:
             consumer.subscribe("t")
-            while world.now_s < until_s + 5:
+            while world.now_s < until_s + 2:
                 try:
                     found = await consumer.poll(500)
                 except (RocketSparkError, OSError) as e:
@@ -80,7 +86,7 @@ async def failover(world: World) -> dict[str, Any]:
                         raise Lost(f"{at} was {read[at]} and is {body}")
 
     running = [node.start(send) for node in senders] + [reader.start(follow)]
-    await Faults(cluster).run(faults)
+    await Faults(cluster, hard=hard).run(faults)
     mended_s = world.now_s
     await cluster.wait_in_sync(replicas, SETTLE_S)
     world.record("settled", after=round(world.now_s - mended_s, 3))
@@ -89,11 +95,10 @@ async def failover(world: World) -> dict[str, Any]:
     await cluster.wait_in_sync(replicas, SETTLE_S)
     there = await reader.run(lambda node: read_all(cluster))
     check(sent, tried, read, there)
-    await asyncio.sleep(3)
+    await asyncio.sleep(1)
     compare_logs(cluster)
     await cluster.stop()
-    elections = sum("is master in epoch" in line for line in world.logs)
-    return {"sent": len(sent), "tried": len(tried), "read": len(read), "faults": len(faults), "elections": elections}
+    return {"sent": len(sent), "tried": len(tried), "read": len(read), "faults": len(faults)}
 
 
 async def read_all(cluster: Cluster) -> dict[tuple[int, int], str]:

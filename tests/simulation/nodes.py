@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from tests.simulation.world import Node, Process, World
+from tests.simulation.loop import current_process
+from tests.simulation.world import Node, NodeDied, Process, World
 
 from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.broker.server import BrokerServer
@@ -19,6 +20,7 @@ from rocketspark.controller.server import ControllerServer
 from rocketspark.controller.settings import ControllerSettings
 from rocketspark.errors import RocketSparkError
 from rocketspark.namesrv.server import NameServer
+from rocketspark.store.store import Store
 from rocketspark.transport.connections import Connections
 
 NAMESRV_PORT, CONTROLLER_PORT, BROKER_PORT = 9876, 9877, 10911
@@ -50,6 +52,20 @@ REPLICA: dict[str, Any] = {
     "slave_timeout_ms": 2000,
     "controller_timeout_ms": 5000,
 }
+
+
+_truncate = Store.truncate
+
+
+def _truncated(store: Store, position: int) -> None:
+    process = current_process()
+    if process is not None and position < store.written_position:
+        process.node.world.states["logs cut"] += 1
+    _truncate(store, position)
+
+
+# Counted, as it is what a replica does to its log that cannot be undone.
+Store.truncate = _truncated  # type: ignore[method-assign]
 
 
 async def serve(node: Node, server: Any) -> None:
@@ -157,7 +173,7 @@ class Cluster:
                 process.stop()
                 try:
                     await process.wait()
-                except (RocketSparkError, OSError) as e:
+                except (RocketSparkError, OSError, NodeDied) as e:
                     self.world.record("ended", node=node.name, error=repr(e))
 
     def store(self, node: Node) -> Path:

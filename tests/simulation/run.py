@@ -38,12 +38,33 @@ def folder_of_disks() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
+# What a line of the log says that a cluster went through.
+STATES = {
+    "is master in epoch": "elections",
+    "was slave": "slaves that became masters",
+    "machine stopped before all was flushed": "masters that gave way after a power cut",
+    "could be elected, and the others' logs be cut": "numbers given up",
+    "are damaged, the first at": "damaged logs",
+    "are mended with the master's": "stretches mended",
+    "made anew from the log": "queues made anew",
+    "cannot be flushed": "failed flushes",
+    "holds less than it did": "replicas that hold less",
+    "has no new master": "elections without a master",
+}
+
+
 class _Lines(logging.Handler):
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, level: int) -> None:
         super().__init__()
         self.world = world
+        self.told = level
 
     def emit(self, record: logging.LogRecord) -> None:
+        for mark, state in STATES.items():
+            if mark in record.msg or (record.args and mark in record.getMessage()):
+                self.world.states[state] += 1
+        if record.levelno < self.told:
+            return
         from tests.simulation.loop import current_process
 
         process = current_process()
@@ -57,6 +78,9 @@ class _Lines(logging.Handler):
             self.world.logs.append("".join(traceback.format_exception(*record.exc_info)))
 
 
+_warm: list[Any] = []
+
+
 def run_here(
     scenario: Scenario,
     seed: Any,
@@ -64,6 +88,7 @@ def run_here(
     level: int = logging.WARNING,
     limit_s: float = 3600.0,
     only: dict[str, list[int]] | None = None,
+    keep: list[Any] | None = None,
 ) -> dict[str, Any]:
     """Run one seed in this process, which is of no use afterwards; returns what came of it."""
     gc.disable()
@@ -75,15 +100,19 @@ def run_here(
     world = World(seed, Path("disks"))
     world.only = only or {}
     logger = logging.getLogger("rocketspark")
-    logger.setLevel(level)
+    logger.setLevel(logging.INFO)
     logger.propagate = False
-    logger.addHandler(_Lines(world))
+    lines = _Lines(world, level)
+    logger.addHandler(lines)
+    if keep is not None:
+        keep.append(world)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     error, result = "", None
     try:
         result = world.run(scenario, limit_s)
     except BaseException as e:
         error = "".join(traceback.format_exception(e))
+    logger.removeHandler(lines)
     shutil.rmtree(folder, ignore_errors=True)
     return {
         "seed": seed,
@@ -95,6 +124,7 @@ def run_here(
         "cpu_s": time.process_time() - began,
         "turns": world.scheduler.turns,
         "troubles": world.troubles,
+        "states": world.states,
         "history": world.history,
         "logs": world.logs,
         "packets": world.packets,
@@ -140,9 +170,12 @@ def prepare() -> None:
     """Make ready for children: what they would all import, and do, once."""
     importlib.import_module("tests.simulation.nodes")
     importlib.import_module("tests.simulation.scenarios")
-    importlib.import_module("tests.simulation.failover")
     disk.install()
-    gc.collect()
+    here = os.getcwd()
+    # What is made at the first use is made once, for all.
+    warmed = run_here(importlib.import_module("tests.simulation.scenarios").pair, "warm", keep=_warm)
+    assert not warmed["error"], warmed["error"]
+    os.chdir(here)
     gc.freeze()
 
 

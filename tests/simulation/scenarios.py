@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from tests.simulation.failover import failover, failover_hard
 from tests.simulation.nodes import Cluster
 from tests.simulation.world import Node, World
 
 from rocketspark import AsyncProducer, AsyncPullConsumer, Message, RocketSparkError
+
+__all__ = ["failover", "failover_hard", "pair", "single"]
 
 
 async def single(world: World) -> dict[str, Any]:
@@ -53,7 +56,7 @@ async def pair(world: World) -> dict[str, Any]:
     async def send(node: Node) -> int:
         async with AsyncProducer(cluster.namesrv_address, "senders", send_timeout_ms=2000) as producer:
             sent = number = 0
-            while world.now_s < 60:
+            while world.now_s < 30:
                 number += 1
                 try:
                     result = await producer.send(Message("t", b"n%d" % number))
@@ -91,10 +94,3 @@ async def pair(world: World) -> dict[str, Any]:
     sent = await sending.wait()
     await cluster.stop()
     return {"sent": sent}
-
-
-async def failover(world: World) -> dict[str, Any]:
-    """See failover.py."""
-    from tests.simulation import failover as found
-
-    return await found.failover(world)

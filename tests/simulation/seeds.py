@@ -5,6 +5,7 @@ python -m tests.simulation.run --scenario failover --seeds 1-300 [--shrink]
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -22,7 +23,7 @@ def line_of(scenario: str, seed: Any, only: dict[str, list[int]]) -> str:
 def kind_of(error: str) -> str:
     """Return what two failures have in common: the error's class, and its text without numbers."""
     last = error.strip().splitlines()[-1] if error.strip() else ""
-    return "".join(" " if letter.isdigit() else letter for letter in last)[:60]
+    return re.sub(r"\d+", "0", last)[:60]
 
 
 def shrink(run: Run, scenario: str, seed: Any, failed: dict[str, Any], runs_max: int = 200) -> dict[str, list[int]]:

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+from tests.simulation.seeds import line_of, shrink
 
 
 def outcomes(scenario: str, *seeds: int, hash_seed: str = "0") -> list[dict[str, Any]]:
@@ -35,3 +36,26 @@ def test_a_seed_does_the_same_again_byte_for_byte(scenario: str) -> None:
     assert digests[0] == digests[2] == digests[4]
     assert digests[1] == digests[3]
     assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize("check", ["disks", "network", "processes"])
+def test_the_world_is_as_bad_as_it_says_and_no_worse(check: str) -> None:
+    assert [outcome["error"] for outcome in outcomes(f"tests.simulation.world_checks:{check}", 1, 2, 3)] == [""] * 3
+
+
+def test_a_failing_seed_is_left_with_what_its_failure_needs() -> None:
+    runs = 0
+
+    def run(scenario: str, seed: int, only: dict[str, list[int]]) -> dict[str, Any]:
+        nonlocal runs
+        runs += 1
+        if {3, 11} <= set(only["faults"]) and only["operations"]:
+            return {"error": f"Lost: {len(only['faults'])} messages"}
+        return {"error": "Lost: another thing" if 3 in only["faults"] else ""}
+
+    failed = {"error": "Lost: 12 messages", "plan": {"faults": list("abcdefghijkl"), "operations": ["x", "y"]}}
+    only = shrink(run, "failover", 7, failed)
+    assert only["faults"] == [3, 11]
+    assert len(only["operations"]) == 1
+    assert runs < 60
+    assert "--scenario failover --seed 7 --only faults=3,11 --only operations=" in line_of("failover", 7, only)

@@ -12,6 +12,7 @@ import json
 import os
 import random
 import zlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from tests.simulation.network import Network
 # 2026-01-01, by the clock of a machine that was never set.
 BEGIN_S = 1_767_225_600.0
 LIMIT_S = 3600.0
+
+_STATES = {"kill": "kills", "power loss": "losses of power", "halt": "halts", "spared": "faults spared"}
 
 Main = Callable[["Node"], Awaitable[Any]]
 
@@ -51,6 +54,7 @@ class Process:
         self.is_ready = False
         self.server: Any = None
         self.stop_wanted: asyncio.Event | None = None
+        self._is_through = False
         self._waiting: list[Callable[[], None]] = []
 
     def start(self, main: Main) -> None:
@@ -70,6 +74,7 @@ class Process:
         self.error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if self.error is None:
             self.result = task.result()
+        self._is_through = True
         self.end(silent=False)
 
     def end(self, *, silent: bool) -> None:
@@ -80,6 +85,8 @@ class Process:
         self.node.world.keep.append(self)
         self.node.world.network.end_process(self, silent=silent)
         self.node.processes.remove(self)
+        if self.error is None and not self._is_through:
+            self.error = NodeDied(f"{self.name} on {self.node.name} was killed")
         for tell in self._waiting:
             tell()
 
@@ -217,6 +224,8 @@ class World:
         self.history: list[dict[str, Any]] = []
         self.logs: list[str] = []
         self.troubles: list[str] = []
+        # What the cluster went through, counted.
+        self.states: Counter[str] = Counter()
         # What is dead is not collected: its `finally` would run.
         self.keep: list[Any] = []
         # What of the plan is done, by its part; all of what is not named.
@@ -266,6 +275,8 @@ class World:
 
     def record(self, kind: str, **fields: Any) -> None:
         """Note one line of the history."""
+        if kind in _STATES:
+            self.states[_STATES[kind]] += 1
         self.history.append({"t": round(self.now_s, 6), "kind": kind, **fields})
 
     def trace(self, source: tuple[str, int], target: tuple[str, int], data: bytes) -> None:
