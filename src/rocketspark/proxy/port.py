@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 from rocketspark.errors import ConfigError
@@ -34,12 +35,15 @@ CALL_BYTES = 16 << 10
 
 
 class _Message:
-    """One that arrives: `number` of its connection's, `prefix` so far, then how many bytes are `left`."""
+    """One that arrives: `number` of its connection's, `prefix` so far, then how many bytes are `left`; `first`: of its
+    call.
+    """
 
-    __slots__ = ("held", "left", "number", "prefix")
+    __slots__ = ("first", "held", "left", "number", "prefix")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.first = False
         self.held = CALL_BYTES
         self.prefix = b""
         self.left = 0
@@ -50,7 +54,9 @@ class UnfinishedMessages:
 
     def __init__(self) -> None:
         self.held = 0
-        self._number = 0
+        self.begun: list[int] = []
+        self.given_up: list[int] = []
+        self._number = self._last = 0
         self._open: dict[int, _Message] = {}
         # Bytes that are none of a message: the preface, other frames, padding.
         self._passed = len(PREFACE)
@@ -64,10 +70,14 @@ class UnfinishedMessages:
         """The number of the message that has been on its way for longest; None if all are whole."""
         return next(iter(self._open.values())).number if self._open else None
 
-    def feed(self, data: bytes) -> None:
-        """Count the gRPC messages in bytes that the client sent."""
+    def feed(self, data: bytes, calls_max: float = math.inf) -> int:
+        """Count the gRPC messages in bytes that the client sent; return up to where: past the call that is one more
+        than `calls_max` the rest is left for later. `begun`, `given_up`: the streams of calls that were made, their
+        first message whole, or ended, here.
+        """
         at, size = 0, len(data)
-        while at < size:
+        self.begun, self.given_up = [], []
+        while at < size and len(self.begun) <= calls_max:
             if self._passed:
                 count = min(self._passed, size - at)
                 self._passed -= count
@@ -91,6 +101,7 @@ class UnfinishedMessages:
                 if self._ends:
                     self._drop(self._stream)
                 self._stream, self._passed, self._padding = 0, self._padding, 0
+        return at
 
     def _begin(self, head: bytes) -> None:
         length, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
@@ -100,9 +111,14 @@ class UnfinishedMessages:
             self._padded, self._left = (length, 0) if flags & PADDED else (0, length)
             return
         self._passed = length
-        if kind == HEADERS and not flags & END_STREAM:
-            self._enter(stream)
+        if kind == HEADERS:
+            is_new, self._last = stream > self._last, max(stream, self._last)
+            if not flags & END_STREAM:
+                self._enter(stream).first |= is_new
+            elif is_new:
+                self.begun.append(stream)
         elif kind == RST_STREAM:
+            self.given_up.append(stream)
             self._drop(stream)
 
     def _enter(self, stream: int) -> _Message:
@@ -117,6 +133,14 @@ class UnfinishedMessages:
         message = self._open.pop(stream, None)
         if message is not None:
             self.held -= message.held
+            if message.first:
+                self.begun.append(stream)
+
+    def answered(self, stream: int) -> None:
+        """Note that the server ended a call, which is not made any more if it was not before."""
+        if stream in self._open:
+            self._open[stream].first = False
+            self._drop(stream)
 
     def _take(self, data: bytes, at: int, end: int) -> None:
         """Take data of the frame's stream: pieces of messages, one behind the other."""
@@ -140,6 +164,37 @@ relay_log = LimitedLog("rocketspark.proxy", lines_max=1, period_s=1.0)
 
 HOST = "127.0.0.1"
 WAITING_BYTES_MAX = 256 << 10
+# Calls of one connection, and of one host, that nothing was answered to yet: they wait for the loop in one line with
+# those of all others. One read may hold 4,000.
+PENDING_MAX, PENDING_OF_HOST_MAX = 128, 256
+# A call that its client gave up may still wait there.
+GIVEN_UP_S = 0.2
+
+
+class Frames:
+    """The frames that a gRPC server writes: by their heads alone."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._left = 0
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, int, int]]:
+        """Yield the kind, the flags and the stream of each frame that begins here."""
+        at, size = 0, len(data)
+        while at < size:
+            if self._left:
+                count = min(self._left, size - at)
+                self._left -= count
+                at += count
+                continue
+            head = self._head + data[at : at + FRAME_HEAD_BYTES - len(self._head)]
+            at += len(head) - len(self._head)
+            if len(head) < FRAME_HEAD_BYTES:
+                self._head = head
+                return
+            self._head = b""
+            self._left = int.from_bytes(head[:3], "big")
+            yield head[3], head[4], int.from_bytes(head[5:], "big") & 0x7FFFFFFF
 
 
 class RelayedClients:
@@ -154,10 +209,38 @@ class RelayedClients:
         self.by_port: dict[int, str] = {}
         self.open: set[Relay] = set()
         self.when_left: Callable[[str], None] | None = None
+        # Calls that nothing was answered to yet, by host, and connections whose next call waits for one.
+        self.pending = Counter[str]()
+        self.waiting: dict[Relay, None] = {}
+        self._woken: asyncio.Handle | None = None
 
     def take(self, peer: Peer, below: asyncio.Transport, data: bytes) -> Relay:
         """Relay a connection that has begun to speak HTTP/2."""
         return Relay(self, peer, below, data)
+
+    def room(self, relay: Relay) -> int:
+        """Return how many calls a connection may begin now."""
+        return max(min(PENDING_MAX - relay.pending_count, PENDING_OF_HOST_MAX - self.pending[relay.host]), 0)
+
+    def changed(self, host: str, count: int) -> None:
+        """Count calls of a host that have begun, or fewer that are not answered yet."""
+        self.pending[host] += count
+        if not self.pending[host]:
+            del self.pending[host]
+        if count < 0 and self.waiting and self._woken is None:
+            self._woken = asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._woken = None
+        waiting, self.waiting = self.waiting, {}
+        late: dict[Relay, None] = {}
+        for relay in waiting:
+            if self.room(relay):
+                relay.go_on()
+            else:
+                late[relay] = None
+        # Those that had no turn are first in the next one.
+        self.waiting = late | self.waiting
 
     def close(self, address: str) -> None:
         """End the connections of an address at once."""
@@ -169,11 +252,14 @@ class Relay(Http2):
     """The client's side. `data`: what it sent already."""
 
     def __init__(self, clients: RelayedClients, peer: Peer, below: asyncio.Transport, data: bytes) -> None:
-        self.address = peer.address
+        self.address, self.host = peer.address, peer.remote_host
         self._clients, self._peer, self._below = clients, peer, below
-        self._early = data
+        # What is not given to the gRPC server yet, and whether the client's end follows.
+        self._held, self._ends = data, False
         self._messages = UnfinishedMessages()
-        self._look_at(data)
+        # Streams of calls that the gRPC server has answered nothing to.
+        self._pending: set[int] = set()
+        self._answers = Frames()
         self._inner: Inner | None = None
         self._forgotten = False
         self._timer: asyncio.TimerHandle | None = None
@@ -197,28 +283,53 @@ class Relay(Http2):
             return
         self._inner = inner
         self._clients.by_port[inner.port] = self.address
-        early, self._early = self._early, b""
-        inner.write(early)
-        if not inner.is_paused:
-            self._below.resume_reading()
+        self.go_on()
 
     # -- the client ----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        inner = self._inner
-        self._look_at(data)
-        if inner is None:
-            self._early += data
-            return
-        inner.write(data)
-        if inner.is_paused:
-            self._below.pause_reading()
+        self._held = self._held + data if self._held else data
+        if self._inner is not None and self not in self._clients.waiting:
+            self.go_on()
 
-    def _look_at(self, data: bytes) -> None:
-        messages = self._messages
-        messages.feed(data)
+    def go_on(self) -> None:
+        """Give the gRPC server what came, but calls that are more than may begin in this turn; then read again."""
+        inner, messages, data = self._inner, self._messages, self._held
+        if inner is None:
+            return
+        at = messages.feed(data, self._clients.room(self))
+        if messages.begun:
+            self._pending.update(messages.begun)
+            self._clients.changed(self.host, len(messages.begun))
+        for stream in messages.given_up:
+            if stream in self._pending:
+                asyncio.get_running_loop().call_later(GIVEN_UP_S, self._answered, stream)
         if (oldest := messages.oldest) is not None and self._peer.bounds is not None:
             self._peer.bounds.unfinished(self, oldest, messages.held)
+        self._held = data[at:]
+        inner.write(data if at == len(data) else data[:at])
+        if self._held:
+            self._clients.waiting[self] = None
+        elif self._ends:
+            inner.write_eof()
+        self._read_on()
+
+    @property
+    def pending_count(self) -> int:
+        """How many of its calls the gRPC server has answered nothing to."""
+        return len(self._pending)
+
+    def _answered(self, stream: int) -> None:
+        if stream in self._pending:
+            self._pending.remove(stream)
+            self._clients.changed(self.host, -1)
+
+    def _read_on(self) -> None:
+        """Read from the client if the gRPC server has taken what came, and takes more."""
+        if self._held or self._inner is None or self._inner.is_paused:
+            self._below.pause_reading()
+        elif not self._below.is_closing():
+            self._below.resume_reading()
 
     @property
     def unfinished_frame(self) -> int | None:
@@ -238,7 +349,9 @@ class Relay(Http2):
         """Answer what was asked for: the gRPC server ends the connection."""
         if self._inner is None:
             return False
-        self._inner.write_eof()
+        self._ends = True
+        if not self._held:
+            self._inner.write_eof()
         self._timer = asyncio.get_running_loop().call_later(HALF_CLOSED_S, self._below.abort)
         return True
 
@@ -254,6 +367,10 @@ class Relay(Http2):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clients.open.discard(self)
+        self._clients.waiting.pop(self, None)
+        pending, self._pending = len(self._pending), set()
+        if pending:
+            self._clients.changed(self.host, -pending)
         if self._peer.bounds is not None:
             self._peer.bounds.closed(self)
         if self._clients.when_left is not None:
@@ -270,16 +387,16 @@ class Relay(Http2):
 
     def write(self, data: bytes) -> None:
         """Send to the client."""
+        for kind, flags, stream in self._answers.feed(data):
+            if kind in (DATA, HEADERS, RST_STREAM):
+                self._answered(stream)
+                if kind == RST_STREAM or flags & END_STREAM:
+                    self._messages.answered(stream)
         self._below.write(data)
 
-    def inner_paused(self) -> None:
-        """Read no more: the gRPC server does not."""
-        self._below.pause_reading()
-
-    def inner_resumed(self) -> None:
-        """Read from the client again."""
-        if not self._below.is_closing():
-            self._below.resume_reading()
+    def inner_changed(self) -> None:
+        """Read no more while the gRPC server does not, then again."""
+        self._read_on()
 
     def inner_lost(self) -> None:
         """End the client's connection, once all has left that the gRPC server said."""
@@ -322,11 +439,11 @@ class Inner(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_paused = True
-        self._outer.inner_paused()
+        self._outer.inner_changed()
 
     def resume_writing(self) -> None:
         self.is_paused = False
-        self._outer.inner_resumed()
+        self._outer.inner_changed()
 
     def pause_reading(self) -> None:
         """Take no more from the gRPC server."""

@@ -235,6 +235,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             try:
                 call: Call
                 call, request = await self._begin(rpc, context, asked)
+                # It may wait for long; the port learns so that it has begun.
+                await context.send_initial_metadata(())
                 await function(call, request)
                 return call.code
             except Exception as e:
@@ -261,6 +263,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
                 call = self._call(rpc, context, work)
                 _ = call.client_id
                 work.take(self.work.streams, 1)
+                await context.send_initial_metadata(())
                 await function(call, self._guarded(call, requests))
             except asyncio.CancelledError:
                 raise

@@ -118,6 +118,8 @@ def test_clients_that_read_nothing_at_all_keep_no_calls(world: World, monkeypatc
     """As many calls as the proxy takes could wait for them for ever."""
     monkeypatch.setattr(call_module, "WRITE_S", 0.2)
     monkeypatch.setattr(service_module, "STATUS_S", 0.2)
+    # What still waits for them then ends with their connection.
+    monkeypatch.setattr(service_module, "UNREAD_S", 0.2)
     service = world.proxy.server.service
     fields = [
         (b":method", b"POST"), (b":scheme", b"http"), (b":path", f"/{messages.SERVICE}/ReceiveMessage".encode()),
