@@ -10,9 +10,10 @@ from pyspark.sql import functions as F
 from tests.spark.pipelines.scene import bury, commit, repeat, stored
 
 from rocketspark.client import Producer
-from rocketspark.errors import RouteNotFound
+from rocketspark.errors import ConfigError, RouteNotFound
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.pipelines import audit
+from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.options import AuditOptions
 from rocketspark.testing import Cluster
 
@@ -120,3 +121,11 @@ def test_a_time_range_and_a_group_that_never_came(
     assert [f.group for f in report.findings if f.topic == topic] == ["absent", "slow"]
     with pytest.raises(RouteNotFound, match="no topic 'not-there'"):
         audit.run(spark, cluster.namesrv, ["not-there"])
+
+
+@pytest.mark.shows("mended: `audit` takes messages for missing that an option of `-o` left out")
+@pytest.mark.parametrize("name", ["tags", "SQL", "endingTimestamp"])
+def test_options_that_choose_messages_are_refused(name: str) -> None:
+    where = Connection("127.0.0.1:1", options={name: "1", "consumerGroup": "g"})
+    with pytest.raises(ConfigError, match=f"option {name.lower()}: an audit counts all messages of its topics"):
+        audit.run(None, where, ["t"])  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from rocketspark.admin.cluster_client import QueueProgress as State
 from rocketspark.admin.operations import SyncOperations
-from rocketspark.errors import RouteNotFound, UsageError
+from rocketspark.errors import ConfigError, RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.message import properties
 from rocketspark.spark.offset_ranges import to_json
@@ -78,6 +78,11 @@ def run(
     check_range(options.since_ms, options.until_ms)
     check_kinds(options.ignore or ())
     where = connection(where)
+    if where.choosing:
+        raise ConfigError(
+            f"option {min(where.choosing)}: an audit counts all messages of its topics, and would take those left out"
+            " for missing; leave the option out, or choose a time with --since and --until"
+        )
     progress.say("asking for queues and groups")
     scope = ask(where, list(dict.fromkeys(topics)), list(dict.fromkeys(options.groups or ())))
     return _Audit(spark, where, scope, options, progress).run()
