@@ -180,6 +180,21 @@ def test_strangers_that_wait_make_room_and_keep_no_replica_out(tmp_path: Path) -
     run(main())
 
 
+def test_who_waits_at_the_port_is_sent_away_when_the_broker_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with locked(tmp_path) as p:
+            hall = p.master.replication.listener._hall
+            assert hall is not None
+            reader, writer = await asyncio.open_connection("127.0.0.1", p.master.replication.listener.port)
+            await until(lambda: hall.waiting)
+            await p.stop(0)
+            assert hall.waiting == {}
+            assert await reader.read() == b""
+            writer.close()
+
+    run(main())
+
+
 def test_rocketmqs_brokers_are_known_by_their_hosts(tmp_path: Path) -> None:
     async def main() -> None:
         async with locked(tmp_path, ha_trusted="127.0.0.0/8") as p:

@@ -318,18 +318,17 @@ def test_a_slave_of_another_s_master_copies_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, cluster: str, name: str, known_by: str
 ) -> None:
     async def main() -> None:
-        if known_by == "the port beside":
-            ports = {"listen_port": free_ports(-2, 0, 1)}
-        elif name != "theirs":
+        beside = known_by == "the port beside"
+        if not beside and name != "theirs":
             return  # One NameServer takes them for brokers of one name.
-        else:
-            ports = {}
+        ports = {"listen_port": free_ports(-2, 0, 1)} if beside else {"ha_listen_port": free_ports(-1, 0)}
         async with master_alone(tmp_path, cluster_name=cluster, broker_name=name, **ports) as (p, peer):
             await sent(peer, b"theirs")
             address = f"127.0.0.1:{p.master.replication.listener.port}"
             caplog.clear()
-            mine = {"cluster_name": "DefaultCluster", "broker_name": "broker-a", "ha_master_address": address}
-            slave = await p.start(1, **mine, listen_port=0, namesrv_addresses=p.namesrv.address if not ports else "")
+            mine: dict[str, Any] = {"cluster_name": "DefaultCluster", "broker_name": "broker-a"}
+            mine |= {"ha_master_address": address, "ha_listen_port": 0}
+            slave = await p.start(1, **mine, listen_port=0, namesrv_addresses="" if beside else p.namesrv.address)
             troubles = slave.replication.troubles.counts
             await until(lambda: troubles["another-master"])
             # Told and counted once a minute, however often it would be tried; nothing was copied.
@@ -341,7 +340,7 @@ def test_a_slave_of_another_s_master_copies_nothing(
             assert slave.store.end_position == 0
             assert not p.master.replication.listener.connections
             # It is its own name's master that a slave copies from.
-            if ports:
+            if beside:
                 await p.stop(1)
                 await p.start(1, **mine | {"cluster_name": cluster, "broker_name": name}, listen_port=0)
                 await p.equal()
