@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from rocketspark.broker.replication.acting import way_back
 from rocketspark.broker.replication.acting.way_back import READS_ON, Office
+from rocketspark.broker.replication.master_api import HaInfo
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import MessageStays, NotSent
+from rocketspark.errors import MessageStays, NotSent, ReplicationError
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.frames import decode
 from rocketspark.transport.processor_table import Routes
@@ -99,3 +101,44 @@ def test_where_to_read_on_is_told_by_who_is_not_away(monkeypatch: pytest.MonkeyP
     rig.go(60)
     for code in READS_ON:
         assert decode(routes.table[code][2](None, request, b"")).code == ResponseCode.SYSTEM_BUSY
+
+
+def test_a_slave_that_is_linked_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it says so or its link comes, and also if neither does."""
+    told: list[str] = []
+    linked = {"value": False}
+
+    async def tell(connections: Any, address: str, info: HaInfo) -> None:
+        told.append(address)
+
+    async def ask(connections: Any, address: str) -> str:
+        return "elsewhere"
+
+    async def take_back(address: str) -> None:
+        told.append(f"back from {address}")
+
+    monkeypatch.setattr(way_back, "tell_ha_info", tell)
+    monkeypatch.setattr(way_back, "ask_source", ask)
+    monkeypatch.setattr(way_back, "LINK_S", 0.05)
+    back = way_back.PreOnline(
+        BrokerSettings(),
+        cast(Any, None),
+        cast(Any, None),
+        own_info=lambda: HaInfo("h:1", 0, "h:2"),
+        is_linked=lambda host: linked["value"],
+        take_back=take_back,
+        follow=lambda info: None,
+        is_copying=lambda: False,
+    )
+
+    async def main() -> None:
+        with pytest.raises(ReplicationError, match="does not connect"):
+            await back._back_from("s:1")
+        asyncio.get_running_loop().call_later(0.02, linked.update, {"value": True})
+        monkeypatch.setattr(way_back, "LINK_S", 60)
+        await back._back_from("s:2")
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+    assert told == ["s:1", "s:2", "back from s:2"]
