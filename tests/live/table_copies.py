@@ -79,6 +79,7 @@ class TableCopies:
             nothing,
             quarantine,
             nothing,
+            nothing,
         )
 
     def _file(self, name: str, kind: type[T]) -> JsonFile[T]:

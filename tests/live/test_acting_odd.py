@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from tests.live.support import connected, run, sent, until
-from tests.live.test_acting_master import Hung, bodies_of, create_on, replicas
+from tests.live.support import GROUP, TOPIC, connected, create, run, sent, until
+from tests.live.test_acting_master import HALF, Hung, bodies_of, commit, create_on, replicas
+from tests.live.test_broker_transactions import half
 
 from rocketspark.broker.replication.acting import acting_master
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.server import BrokerServer
+from rocketspark.broker.storage.json_tables import now_ms
 
 LEVELS = "1s 2s 9s"
 
@@ -79,7 +82,9 @@ def test_a_master_asks_all_name_servers_who_acted_for_it(tmp_path: Path) -> None
             servers.push_async_callback(second.close)
             both = f"{r.namesrv.address};{second.address}"
             other = await r.other(namesrv_addresses=second.address)
-            master, slave = await r.start(0, namesrv_addresses=both), await r.start(1, namesrv_addresses=both)
+            master = await r.start(0, namesrv_addresses=both)
+            # The first never knows it; in life it does not for some seconds.
+            slave = await r.start(1, namesrv_addresses=second.address)
             await create_on(other, master)
             expected = await send_late(master, "2", 2000)
             await r.copied()
@@ -150,9 +155,96 @@ def test_a_slave_that_acts_again_before_its_master_is_back_hands_back_again(
                 # It gives up waiting for its master, which waits for the one that hangs.
                 await until(lambda: len(bodies_of(other.store)) == len(expected) - 1)
                 assert not acting.is_online
+                monkeypatch.setattr(acting_master, "RETURN_S", 15.0)
                 await until(lambda: acting.is_online)
                 await all_come(expected, master, other)
             finally:
                 await hung.close()
+
+    run(main())
+
+
+@pytest.mark.shows("an acting slave that is killed: what left it does not leave again, nor is it delivered")
+@pytest.mark.parametrize("as_master", [False, True])
+def test_what_left_a_slave_that_was_killed_does_not_leave_again(tmp_path: Path, as_master: bool) -> None:
+    async def main() -> None:
+        async with replicas(tmp_path) as r:
+            other, master, slave = await r.other(), await r.start(0), await r.start(1)
+            await create_on(other, master)
+            expected = await send_late(master, "2", 2000)
+            async with connected(master.address) as peer:
+                await half(peer, 1)
+            await r.copied()
+            await r.stop(0)
+            await until(lambda: slave.role.kind is Role.ACTING)
+            await until(lambda: len(bodies_of(other.store)) == len(expected) - 1)
+            await until(lambda: other.store.queue_range(HALF, 0)[1])
+            await r.running.pop(1).kill()
+            if as_master:
+                # By hand, as the master's machine is lost.
+                (tmp_path / "a1").rename(tmp_path / "a0-before")
+                shutil.rmtree(tmp_path / "a0")
+                (tmp_path / "a0-before").rename(tmp_path / "a0")
+                master = await r.start(0, replicas_total=1, in_sync_replicas=1)
+            else:
+                slave = await r.start(1)
+                await until(lambda: slave.role.kind is Role.ACTING)
+                master = await r.start(0)
+            await all_come(expected, master, other)
+            assert master._transactions.open_count == 0
+
+    run(main())
+
+
+@pytest.mark.shows("a slot of timers of which some left and one could not: the master delivers that one alone")
+def test_what_left_of_a_slot_is_not_delivered_with_the_rest(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with replicas(tmp_path, timer_precision_ms=1000) as r:
+            other, master, slave = await r.other(), await r.start(0), await r.start(1)
+            await create_on(other, master)
+            due = {"TIMER_DELIVER_MS": str(now_ms() + 3000)}
+            async with connected(master.address) as peer:
+                # No other broker has it.
+                await create(peer, "Only", 1)
+                for number in range(3):
+                    await sent(peer, b"before %d" % number, pairs=due)
+                await sent(peer, b"only", "Only", pairs=due)
+                for number in range(3):
+                    await sent(peer, b"after %d" % number, pairs=due)
+            await r.copied()
+            await r.stop(0)
+            await until(lambda: slave.role.kind is Role.ACTING)
+            await until(lambda: len(bodies_of(other.store)) == 3)
+            master = await r.start(0)
+            await until(lambda: bodies_of(master.store, "Only") == {b"only": 1})
+            expected = Counter(b"%b %d" % (word, number) for word in (b"before", b"after") for number in range(3))
+            await all_come(expected, master, other)
+
+    run(main())
+
+
+@pytest.mark.shows("a slave with a lower id that comes back takes over from the one that acts")
+def test_a_slave_that_acts_instead_of_another_goes_on_where_that_one_was(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with replicas(tmp_path, replicas_total=3) as r:
+            other, master, first, second = await r.other(), await r.start(0), await r.start(1), await r.start(2)
+            await create_on(other, master)
+            expected = await send_late(master, "3", 6000)
+            await r.copied()
+            await until(lambda: second.store.written_position == master.store.written_position)
+            synchronize = second.replication.synchronize
+            assert synchronize is not None
+            synchronize.look()
+            await synchronize.passed()
+            await r.stop(1)
+            await r.stop(0)
+            await until(lambda: second.role.kind is Role.ACTING)
+            await until(lambda: len(bodies_of(other.store)) == len(expected) - 1)
+            await commit(second.address, 3)
+            first = await r.start(1)
+            await until(lambda: first.role.kind is Role.ACTING and second.role.kind is Role.SLAVE)
+            assert first._offsets.get(GROUP, TOPIC, 0) == 3
+            master = await r.start(0)
+            await all_come(expected, master, other)
 
     run(main())

@@ -29,6 +29,7 @@ from rocketspark.broker.static_topics.mappings import FILE_NAME as STATIC_TOPICS
 from rocketspark.broker.static_topics.mappings import StaticTopics
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import ConfigFolder, SaveFailures
+from rocketspark.broker.storage.left_messages import LeftMessages
 from rocketspark.broker.topics import Topics
 from rocketspark.protocol.json.bodies import (
     DelayOffsetTable,
@@ -139,4 +140,6 @@ def make_messages(
         tables.topics.ensure,
     )
     pops = InFlightMessages(s, put_message, tables.offsets, lambda: store.flushed_position)
-    return Messages(put_message, delays, timers, timer_rules, transactions, quarantine, pops)
+    left = LeftMessages(config.path("leftMessages"))
+    put_message.has_left = left.has
+    return Messages(put_message, delays, timers, timer_rules, transactions, quarantine, pops, left)

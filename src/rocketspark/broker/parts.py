@@ -17,6 +17,7 @@ from rocketspark.broker.messages.timers.timer_messages import TimerMessages
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
 from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.pop.in_flight import InFlightMessages
+from rocketspark.broker.storage.left_messages import LeftMessages
 from rocketspark.broker.topics import Topics
 from rocketspark.transport.processor_table import Routes
 
@@ -42,7 +43,10 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The ways of messages: put, delay, timer, transaction; the quarantine; messages that consumers popped."""
+    """The ways of messages: put, delay, timer, transaction; the quarantine; messages that consumers popped.
+
+    `left`: which messages left for another broker while this one acted for its master.
+    """
 
     put_message: PutMessage
     delays: ScheduleMessages
@@ -51,3 +55,4 @@ class Messages:
     transactions: Transactions
     quarantine: Quarantine
     pops: InFlightMessages
+    left: LeftMessages

@@ -133,6 +133,8 @@ class PutMessage:
         self.door: Door | None = None
         # On a master for which a slave may act. Raises MessageStays while one may.
         self.guard: Callable[[], None] | None = None
+        # Of a parked message: a slave that acted sent it to another broker, so nothing is left to do.
+        self.has_left: Callable[[Record], bool] = lambda kept: False
         # Called once for what was stored together, not for each message of it.
         self.stored: Callable[[], None] = lambda: None
         self._topic_bytes: dict[str, bytes] = {}
@@ -253,10 +255,12 @@ class PutMessage:
         """Store a message that was stored before, with `stored` as its properties, as `accept` does.
 
         Body, flags, birth and, unless given, reconsume times are those of the record `kept`. Raises MessageStays on a
-        slave; what left it has the queue offset -1.
+        slave; what left it, or a slave before, has the queue offset -1.
         """
         if self.guard is not None:
             self.guard()
+        if self.has_left(kept):
+            return kept.position, -1, kept.position + kept.size
         if self.door is not None:
             self.door.leave(
                 kept,

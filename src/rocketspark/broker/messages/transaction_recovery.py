@@ -6,6 +6,8 @@ lost nor applied twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages.half_messages import (
     KIND,
@@ -32,9 +34,15 @@ class TransactionRecovery:
     """Finds the half messages that are open at one start, and remembers which queues they are for."""
 
     def __init__(
-        self, store: Store, half_messages: HalfMessages, op_messages: OpMessages, quarantine: Quarantine
+        self,
+        store: Store,
+        half_messages: HalfMessages,
+        op_messages: OpMessages,
+        quarantine: Quarantine,
+        has_left: Callable[[Record], bool],
     ) -> None:
         self._store = store
+        self._has_left = has_left
         self._half_messages = half_messages
         self._op_messages = op_messages
         self._quarantine = quarantine
@@ -53,6 +61,11 @@ class TransactionRecovery:
             except RecordError as e:
                 self._quarantine.add(KIND, topic_names.HALF_TOPIC, 0, queue_offset, position, e)
                 all_read = False
+                continue
+            if self._has_left(half):
+                # Another broker has it and checks it; on a slave that acts nothing can be marked.
+                if not self._store.log.is_replica:
+                    self._op_messages.add(queue_offset)
                 continue
             pairs = properties.decode(half.properties.decode("utf-8", "replace"))
             key = TransactionKey.of(pairs, str(queue_offset))

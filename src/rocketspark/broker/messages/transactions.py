@@ -157,7 +157,9 @@ class Transactions:
         self._commit_progress()
 
     def _recover(self) -> None:
-        self._recovery = TransactionRecovery(self._store, self._half_messages, self._op_messages, self._quarantine)
+        self._recovery = TransactionRecovery(
+            self._store, self._half_messages, self._op_messages, self._quarantine, self._put_message.has_left
+        )
         self._open = self._recovery.find_open()
 
     def recovered_queues(self) -> dict[str, set[int]]:

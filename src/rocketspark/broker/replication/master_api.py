@@ -79,13 +79,13 @@ class HaInfo(NamedTuple):
 class HaInfoExchange:
     """What a broker tells and is told. `own`: its addresses while it is the master, else None.
 
-    `told`: called with a master's addresses, which is answered once what it returns has ended; `reset_flush_offset`:
-    called with the number an operator sets on a slave; `epoch`: of the master that this broker is or follows, 0 without
-    a controller.
+    `told`: called with a master's addresses, which is answered once what it returns has ended, with its bytes;
+    `reset_flush_offset`: called with the number an operator sets on a slave; `epoch`: of the master that this broker is
+    or follows, 0 without a controller.
     """
 
     own: Callable[[], HaInfo | None]
-    told: Callable[[HaInfo], Awaitable[None] | None] = lambda info: None
+    told: Callable[[HaInfo], Awaitable[bytes | None] | None] = lambda info: None
     reset_flush_offset: Callable[[int], None] = lambda offset: None
     epoch: Callable[[], int] = lambda: 0
 
@@ -111,11 +111,14 @@ async def ask_ha_info(connections: Connections, address: str) -> HaInfo | None:
     return info_of(reply.raise_for_code("ask for the address of replication").header(HaInfoHeader))
 
 
-async def tell_ha_info(connections: Connections, address: str, info: HaInfo) -> None:
-    """Tell a slave where its master is now. Raises RocketSparkError."""
+async def tell_ha_info(connections: Connections, address: str, info: HaInfo) -> bytes:
+    """Tell a slave where its master is now; return its notes of what left it while it acted. Raises RocketSparkError.
+
+    Only slaves of ours have notes.
+    """
     peer = await connections.get(address)
     reply = await peer.request(RequestCode.EXCHANGE_BROKER_HA_INFO, header_of(info), timeout_ms=TIMEOUT_MS)
-    reply.raise_for_code("tell the address of replication")
+    return bytes(reply.raise_for_code("tell the address of replication").body)
 
 
 async def ask_source(connections: Connections, address: str) -> str | None:

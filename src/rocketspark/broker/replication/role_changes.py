@@ -488,7 +488,7 @@ class Replication(RoleDriver):
         if self.role.kind is Role.SLAVE and master_address:
             self._follow(ha_address, master_address)
 
-    def _told(self, info: HaInfo) -> Awaitable[None] | None:
+    def _told(self, info: HaInfo) -> Awaitable[bytes | None] | None:
         """The master told where it is; one that leaves waits for what this returns: its tables are taken then."""
         if self._acting is not None:
             return self._acting.master.told(info)

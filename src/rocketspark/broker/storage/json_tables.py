@@ -79,6 +79,10 @@ class ConfigFolder:
         self._path = Path(store_root) / "config"
         self._saves = saves
 
+    def path(self, name: str) -> Path:
+        """Return where a file that is no table lies."""
+        return self._path / name
+
     def file(self, name: str, kind: type[T], encode: Callable[[T], bytes] = sorted_json) -> JsonFile[T]:
         """Return one of its files."""
         return JsonFile(self._path / name, kind, encode, self._saves)

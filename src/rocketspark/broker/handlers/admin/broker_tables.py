@@ -87,9 +87,8 @@ class BrokerTablesHandler:
         told = info_of(request.ext)
         if told is not None:
             followed = self._ha_info.told(told)
-            if followed is not None:
-                await followed
-            return reply(request.opaque, header={})
+            notes = await followed if followed is not None else None
+            return reply(request.opaque, header={}, body=notes or b"")
         return reply(request.opaque, header=header_of(self._ha_info.own()))
 
     def reset_flush_offset(self, peer: Peer, request: Request[MasterFlushOffsetHeader], body: bytes) -> bytes:

@@ -7,7 +7,7 @@ it copies from the master that returns, so that the master can take back all tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Coroutine
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from rocketspark.broker.replication.link.links import LinkState
 from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info
 from rocketspark.broker.replication.parts import MasterSteps, PeerLinks, ReplicationParts
 from rocketspark.broker.replication.role import Role
+from rocketspark.broker.replication.slave_synchronize import reverse_synchronize
 from rocketspark.broker.storage.json_tables import next_version
 from rocketspark.errors import RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
@@ -90,12 +91,13 @@ class ActingMaster:
         self._client = peers.client
         self._steps = steps
         self._bridge = bridge
+        self._left = parts.messages.left
         self._one_at_a_time = asyncio.Lock()
         self._returning_until_s = 0.0
         # The link was made for a master that no NameServer knows yet: it does not show that the master delivers.
         self._linked_early = False
         # When it was asked for what a NameServer then told: that this broker has the lowest id.
-        self._sure_s = float("-inf")
+        self._sure_s = self._acting_since_s = float("-inf")
         bridge.is_sure = self._is_sure
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -120,9 +122,13 @@ class ActingMaster:
         wait_ms = max(s.not_active_timeout_ms, s.registration_ms)
         self._returning_until_s = asyncio.get_running_loop().time() + wait_ms / 1000
 
-    def told(self, info: HaInfo) -> Awaitable[None]:
-        """Hand the work back to a master that announced its return (906); ends once nothing is delivered here."""
-        return asyncio.shield(self._soon(self._hand_back(info)))
+    async def told(self, info: HaInfo) -> bytes:
+        """Hand the work back to a master that announced its return (906); ends once nothing is delivered here.
+
+        Returns the notes of what left.
+        """
+        await asyncio.shield(self._soon(self._hand_back(info)))
+        return self._left.all()
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(self._logged(work))
@@ -154,6 +160,11 @@ class ActingMaster:
         asked_s = asyncio.get_running_loop().time()
         found = lowest(await self._members.ask())
         if found is not None:
+            limit_s = SHARE * self._settings.not_active_timeout_ms / 1000
+            if self._role.kind is Role.ACTING and asked_s - max(self._sure_s, self._acting_since_s) > limit_s:
+                # Others may have acted meanwhile: it begins anew, from what they did.
+                async with self._one_at_a_time:
+                    await self._stand_back("it hung or was cut off")
             if found.broker_id == self._settings.broker_id:
                 self._sure_s = asked_s
             await self.take(found, None)
@@ -177,6 +188,8 @@ class ActingMaster:
             copying = self._client.state is LinkState.TRANSFER and not self._linked_early
             match course(self._settings.broker_id, found.broker_id, copying=copying, returning=returning):
                 case Course.ACT:
+                    if role.kind is not Role.ACTING:
+                        await self._take_over()
                     self._act()
                 case Course.FOLLOW:
                     await self._stand_back("the master is back")
@@ -190,11 +203,21 @@ class ActingMaster:
 
     # -- changes --------------------------------------------------------------------------------------------------
 
+    async def _take_over(self) -> None:
+        """Take what slaves did that acted while this one was away; those that did not have nothing newer."""
+        own_id = self._settings.broker_id
+        for address in [a for i, a in self._members.addresses.items() if i not in (MASTER_ID, own_id)]:
+            try:
+                await reverse_synchronize(self._connections, address, self._tables, self._messages)
+            except RocketSparkError as e:
+                log.warning("what the slave at %s did in the master's place is not known here: %s", address, e)
+
     def _act(self) -> None:
         role = self._role
         if role.kind is Role.ACTING and self._services.running:
             return
         self._linked_early = False
+        self._acting_since_s = asyncio.get_running_loop().time()
         self._steps.leave_master()
         self._claim()
         role.kind, role.reason = Role.ACTING, "the master is gone and this is the lowest id"

@@ -106,7 +106,7 @@ class ActingMode:
         self._put_message = messages.put_message
         self._routes = parts.routes
         self._members = peers.members
-        self.bridge = EscapeBridge(settings, connections)
+        self.bridge = EscapeBridge(settings, connections, messages.left)
         self._store = parts.store
         self._listener = peers.listener
         # Of who would not prepare for its way back at a start nobody keeps away.
@@ -124,6 +124,7 @@ class ActingMode:
             own_info=steps.own_ha_info,
             is_linked=partial(_is_linked, peers.listener),
             take_back=lambda address: reverse_synchronize(connections, address, tables, messages),
+            take_left=messages.left.take,
             follow=steps.copy_from,
             is_copying=lambda: peers.client.state is LinkState.TRANSFER,
         )

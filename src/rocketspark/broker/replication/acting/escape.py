@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.storage.left_messages import LeftMessages
 from rocketspark.errors import MessageStays, NotSent, RocketSparkError, RouteNotFound, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID, PERM_WRITE
@@ -173,8 +174,9 @@ class EscapeBridge:
     `is_open`: messages may leave, while `is_sure` tells that the master is still away; `escaped_count`: how many left.
     """
 
-    def __init__(self, settings: BrokerSettings, connections: Connections) -> None:
+    def __init__(self, settings: BrokerSettings, connections: Connections, left: LeftMessages) -> None:
         self._settings = settings
+        self._left = left
         self._connections = connections
         self.is_open = False
         self.is_sure: Callable[[], bool] = lambda: True
@@ -216,7 +218,7 @@ class EscapeBridge:
                     "the recall of a timer message that is not due yet is lost: no other broker could follow it"
                 )
                 return
-            send = self._sends[key] = asyncio.get_running_loop().create_task(self._send(message))
+            send = self._sends[key] = asyncio.get_running_loop().create_task(self._send(kept, message))
         if not send.done():
             raise MessageStays("a due message is on its way to another broker", partial(_when_ended, send))
         del self._sends[key]
@@ -233,7 +235,7 @@ class EscapeBridge:
         if not self.is_sure():
             raise MessageStays("due messages stay here until a NameServer tells that the master is away")
 
-    async def _send(self, message: EscapingMessage) -> bool:
+    async def _send(self, kept: Record, message: EscapingMessage) -> bool:
         """Send a message to some other broker; True if it is stored there."""
         try:
             way = chosen(await self._queues(message.topic), self._turn)
@@ -258,6 +260,7 @@ class EscapeBridge:
             log.exception("a due message of topic %s stays here and is tried again", message.topic)
             return False
         self.escaped_count += 1
+        self._left.add(kept)
         return True
 
     async def _queues(self, topic: str) -> list[EscapeQueue]:

@@ -170,8 +170,8 @@ class PreOnline:
     """Prepares the return of one broker.
 
     `own_info`: returns this master's addresses; `is_linked`: tells whether a slave on a host copies from here;
-    `take_back`: takes what the slave at an address did; `follow`: begins to copy from a master; `is_copying`: tells
-    whether the log arrives.
+    `take_back`: takes what the slave at an address did, `take_left` its notes of what left it; `follow`: begins to copy
+    from a master; `is_copying`: tells whether the log arrives.
     """
 
     def __init__(
@@ -183,6 +183,7 @@ class PreOnline:
         own_info: Callable[[], HaInfo | None],
         is_linked: Callable[[str], bool],
         take_back: Callable[[str], Awaitable[None]],
+        take_left: Callable[[bytes], None],
         follow: Callable[[HaInfo], None],
         is_copying: Callable[[], bool],
     ) -> None:
@@ -192,6 +193,7 @@ class PreOnline:
         self._own_info = own_info
         self._is_linked = is_linked
         self._take_back = take_back
+        self._take_left = take_left
         self._follow = follow
         self._is_copying = is_copying
 
@@ -227,7 +229,7 @@ class PreOnline:
         info = self._own_info()
         if info is None:
             raise ReplicationError("this broker is no master")
-        await tell_ha_info(self._connections, address, info)
+        self._take_left(await tell_ha_info(self._connections, address, info))
         host = parse_address(address)[0]
         if not self._is_linked(host):
             asking = asyncio.create_task(self._says_so(address, info))
