@@ -372,7 +372,7 @@ def test_other_options_that_choose_are_another_replay(
     assert [sent(sql="n < 2"), sent(sql="n >= 2"), sent(SQL="n < 2"), sent(pollTimeoutMs="20000")] == [2, 4, 0, 6]
 
 
-@pytest.mark.shows("mended: two runs of one `replay` at once send messages twice")
+@pytest.mark.shows("mended: two runs of one `replay` that begin at once break on each other's progress file")
 def test_two_runs_at_once_are_refused(
     cluster: Cluster,
     make_topic: Callable[..., str],
