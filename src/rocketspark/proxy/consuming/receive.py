@@ -425,7 +425,7 @@ class Receives:
                     if wanted.renews:
                         # Before the client can acknowledge it.
                         held = Held(wanted.group, wanted.topic, one.handle)
-                        self._renewals.add(client.identity, held, one.record.reconsume_times)
+                        self._renewals.add(client.identity, held, one.record.reconsume_times, wanted.host)
                     await write(answer)
                     delivered += 1
                 await write(_end())

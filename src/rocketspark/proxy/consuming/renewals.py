@@ -2,13 +2,14 @@
 
 Rule (DefaultReceiptHandleManager, 5.5.0): shortly before a message would be visible its time is changed, each time by
 more; after three failures in a row, or three hours, it is left to come again. What a client that is gone had is given
-back. The table is bounded: what does not fit is delivered and not renewed.
+back. The table is bounded, and of one host three quarters: what does not fit is delivered and not renewed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from rocketspark.errors import RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.proxy.call import Refused
+from rocketspark.proxy.checks import OF_HOST
 from rocketspark.proxy.consuming.handle_calls import Held
 from rocketspark.proxy.wire.codes import Code
 
@@ -43,16 +45,16 @@ class RenewSettings(NamedTuple):
 
 class Renewal:
     """One message that a client has. `since_ms`: when it was given out; `changing`: set while it is being changed;
-    `doubtful`: the client may not have got it, so it is not renewed.
+    `doubtful`: the client may not have got it, so it is not renewed; `host`: the client's.
     """
 
     __slots__ = (
-        "changing", "doubtful", "failures", "given", "held", "next_visible_ms", "reconsume_times", "renewed",
+        "changing", "doubtful", "failures", "given", "held", "host", "next_visible_ms", "reconsume_times", "renewed",
         "since_ms",
     )  # fmt: skip
 
-    def __init__(self, held: Held, reconsume_times: int) -> None:
-        self.held = held
+    def __init__(self, held: Held, reconsume_times: int, host: str) -> None:
+        self.held, self.host = held, host
         self.given = held.handle
         self.since_ms = held.handle.pop_time_ms
         self.next_visible_ms = held.handle.next_visible_ms
@@ -99,24 +101,33 @@ class Renewals:
         self._clients: dict[str, dict[Key, Renewal]] = {}
         # By broker, while its handles are renewed.
         self._renewing: dict[str, asyncio.Task[None]] = {}
-        self.count = 0
+        self.count, self._of_host = 0, Counter[str]()
 
-    def add(self, client: str, held: Held, reconsume_times: int) -> None:
-        """Renew a message that a client gets, unless the table is full."""
+    def _counts(self, host: str, more: int) -> None:
+        self.count += more
+        self._of_host[host] += more
+        if not self._of_host[host]:
+            del self._of_host[host]
+
+    def add(self, client: str, held: Held, reconsume_times: int, host: str = "") -> None:
+        """Renew a message that a client gets, unless the table is full, or its host has its share of it."""
         own = self._clients.get(client)
         if own is None:
             own = self._clients[client] = {}
         key = _key(held)
         if key not in own:
-            if self.count >= self._count_max:
+            if self.count >= self._count_max or self._of_host[host] >= self._count_max * OF_HOST:
                 log.warning(
                     "%d handles are renewed, no more are: messages come again when their time is over", self.count
                 )
                 if not own:
                     del self._clients[client]
                 return
-            self.count += 1
-        own[key] = Renewal(held, reconsume_times)
+            self._counts(host, 1)
+        else:
+            self._counts(own[key].host, -1)
+            self._counts(host, 1)
+        own[key] = Renewal(held, reconsume_times, host)
 
     async def take(self, client: str, held: Held) -> Held:
         """Return a message with the handle that it has now, and renew it no more; as it is if it was not renewed."""
@@ -141,7 +152,7 @@ class Renewals:
         renewal.doubtful = False
         own = self._clients.setdefault(client, {})
         if own.setdefault(_key(renewal.held), renewal) is renewal:
-            self.count += 1
+            self._counts(renewal.host, 1)
 
     def forget(self, client: str, held: Held) -> None:
         """Renew a message no more, which its client did not get."""
@@ -161,15 +172,16 @@ class Renewals:
         key = _key(renewal.held)
         if own.get(key) is renewal:
             del own[key]
-            self.count -= 1
+            self._counts(renewal.host, -1)
             if not own and self._clients.get(client) is own:
                 del self._clients[client]
 
     async def take_all(self, client: str) -> list[Held]:
         """Return everything that a client has, and renew it no more."""
         own = self._clients.pop(client, {})
-        self.count -= len(own)
         listed = list(own.values())
+        for renewal in listed:
+            self._counts(renewal.host, -1)
         own.clear()
         waiting = [renewal.changing for renewal in listed if renewal.changing is not None]
         if waiting:

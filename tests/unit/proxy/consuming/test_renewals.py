@@ -311,6 +311,27 @@ def test_a_full_table_takes_no_more() -> None:
     asyncio.run(run())
 
 
+def test_one_host_leaves_handles_to_others() -> None:
+    async def run() -> None:
+        table = Broker().table(count_max=4)
+        for offset in range(4):
+            table.add("a", held(offset), 0, "host")
+        # Given out anew it is the same one.
+        table.add("a", held(2), 1, "host")
+        assert (table.count, len(table.of_client("a"))) == (3, 3)
+        table.add("b", held(9), 0, "other")
+        assert table.count == 4
+        renewal = await table.take_renewal("a", held(0))
+        assert renewal is not None
+        table.restore("a", renewal)
+        assert table._of_host == {"host": 3, "other": 1}
+        await table.take_all("a")
+        table.forget("b", held(9))
+        assert (table.count, table._of_host) == (0, {})
+
+    asyncio.run(run())
+
+
 _ACTS = st.lists(
     st.tuples(
         st.sampled_from(["add", "take", "forget", "gone", "tick", "renew"]), st.integers(0, 2), st.integers(0, 3)
@@ -360,7 +381,7 @@ def test_any_life_against_a_model(acts: list[tuple[str, int, int]]) -> None:
                     table_now = table._clients[k[0]]
                     assert any(r.held.handle.next_visible_ms > broker.now_ms for r in table_now.values())
                     model[k] = next((first, r.held) for r in table_now.values() if r.given == first.handle)
-            assert table.count == len(model)
+            assert table.count == table._of_host.total() == len(model)
 
     asyncio.run(run())
 
