@@ -127,7 +127,7 @@ def test_readers_of_a_deleted_topic_are_saved_later(tmp_path: Path, disk: Disk) 
             assert "readersAnew.json" in server._saves.failing
             disk.bad = ""
             server._save_again()
-            assert path.read_text("utf-8") == '{"readers":{"T@G":[0]}}'
+            assert path.read_text("utf-8") == '{"readers":{"T@G":[0]},"resets":{}}'
             assert server._saves.failing == {}
 
     run(main())
