@@ -72,12 +72,15 @@ class World:
         self.logs: dict[str, RaftLog] = {}
         self.ways: dict[tuple[str, str], deque[bytes]] = {(a, b): deque() for a in names for b in names if a != b}
         self.cut: set[tuple[str, str]] = set()
+        self.known: dict[str, tuple[str, ...]] = {}
+        # One was removed, or may be.
+        self.shrunk = False
         # By version: the state that all agree on, and the highest that somebody was answered.
         self.states: dict[int, State] = {0: State()}
         self.answered = 0
         self.asked: list[Asked] = []
         self.lives = SetLives(range(1, 6))
-        self.counts = {"answers": 0, "looks": 0, "refused": 0}
+        self.counts = {"answers": 0, "looks": 0, "refused": 0, "members": 0}
         self.masters: dict[int, int | None] = {}
         for name in names:
             (folder / name).mkdir()
@@ -102,6 +105,7 @@ class World:
             name, self.names, log, str(own), lambda to, m: self._send(name, to, m), self._changed, NoSync()
         )
         self.members[name] = member
+        self.known[name] = member.members
         for other in self.names:
             if other != name and self.members[other] is not None:
                 self._open(name, other)
@@ -156,6 +160,12 @@ class World:
         member = self.members[name]
         if member is not None:
             member.step()
+            # Ways are kept to those who are members now.
+            known, now = self.known.get(name, ()), member.members
+            self.known[name] = now
+            for other in set(now) - set(known):
+                if other != name:
+                    self._open(name, other)
 
     # -- the state --------------------------------------------------------------------------------------------------
 
@@ -246,14 +256,39 @@ class World:
             self.heal()
         elif kind < 0.97:
             self.end(name)
-        elif kind < 0.973:
+        elif kind < 0.971:
+            self.change_members()
+        elif kind < 0.974:
             # One that has not caught up yet may have lost what the others need of it.
-            if all(self.logs[each].standing == VOTER for each in self.names if each != name):
+            if not self.shrunk and all(self.logs[each].standing == VOTER for each in self.names if each != name):
                 self.wipe(name)
         else:
             for each in self.names:
                 if self.members[each] is None:
                     self.start(each, "" if RaftLog.is_in(str(self.folder / each)) else LEARNER)
+
+    def change_members(self) -> None:
+        """Have whoever leads remove another one, or take back one that was removed."""
+        leading = [member for member in self.members.values() if member is not None and member.leads]
+        if not leading:
+            return
+        leader = self.chance.choice(leading)
+        others = [name for name in leader.members if name != leader.selfNode.id]
+        gone = [name for name in self.names if name not in leader.members]
+        if gone:
+            self._change(leader, "add", gone[0])
+        elif len(others) > 1 and all(log.standing == VOTER for log in self.logs.values()):
+            # Two of two are needed then: none may have an empty disk.
+            self._change(leader, "rem", self.chance.choice(others))
+
+    def _change(self, leader: RaftMember, what: str, name: str) -> None:
+        def done(_: Any, code: int) -> None:
+            self.counts["members"] += code == 0
+            if what == "add" and code == 0:
+                self.shrunk = False
+
+        self.shrunk = self.shrunk or what == "rem"
+        leader.change_members(what, name, done)
 
     def settle(self, limit: int = 4000) -> None:
         """Heal everything, and go on until all members have the same; fails if they do not."""
@@ -271,6 +306,12 @@ class World:
                 for _ in range(len(messages)):
                     self.deliver(*way)
             leading = [name for name, member in self.members.items() if member is not None and member.leads]
+            if len(leading) == 1 and self.chance.random() < 0.1:
+                one = self.members[leading[0]]
+                assert one is not None
+                if len(one.members) < len(self.names):
+                    self.change_members()
+                    continue
             if len(leading) == 1 and (final is None or (final.ended and not final.outcome) or asked_of != leading):
                 asked_of = leading
                 self.ask(leading[0], lambda state: Decision())

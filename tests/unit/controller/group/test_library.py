@@ -1,0 +1,36 @@
+"""The library of the group: its version is checked, and what is called of it that is private to it is there."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+from pysyncobj import SyncObj
+
+from rocketspark.controller.group import group_journal, raft_member
+from rocketspark.controller.group.group_journal import check_library
+from rocketspark.errors import ConfigError
+
+
+def test_another_version_or_none_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_library()
+    # That version forgets its term and its vote at each start.
+    monkeypatch.setattr(group_journal, "version", lambda name: "0.3.14")
+    with pytest.raises(ConfigError, match=r"extra controllers: .*has pysyncobj 0\.3\.17; 0\.3\.14 is installed"):
+        check_library()
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(group_journal, "version", missing)
+    with pytest.raises(ConfigError, match="takes the extra controllers: pip install"):
+        check_library()
+
+
+def test_what_is_replaced_is_there() -> None:
+    source = Path(raft_member.__file__).read_text("utf-8")
+    replaced = [line.split("def ")[1].split("(")[0] for line in source.splitlines() if "def _SyncObj__" in line]
+    assert len(replaced) == 3
+    for name in replaced:
+        assert hasattr(SyncObj, name)
