@@ -184,7 +184,8 @@ class MasterLink:
         if requested > log.end_position:
             self._refuse(
                 f"the slave holds {requested} bytes of log and this master {log.end_position}: it was ahead, or copies"
-                " another log; nothing is sent to it. Stop it, remove its store and start it again",
+                " another log; nothing is sent to it. If this master's store is an older one, the slave holds what is"
+                " lost here: make it the master. Else stop it, remove its store and start it again",
                 "ahead",
             )
         elif requested and requested < log.min_position:
