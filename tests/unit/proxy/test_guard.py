@@ -273,9 +273,16 @@ def test_every_served_call_has_its_contexts(locked_proxy: RunningProxy) -> None:
     assert served_by(locked_proxy) <= guard.RPCS
 
 
-@pytest.mark.parametrize(("topic", "allowed"), [("orders", True), ("bills", False)])
+@pytest.mark.parametrize(
+    ("topic", "refused"),
+    [
+        ("orders", ""),
+        ("bills", "User:billing has no permission to access Topic:bills from 127.0.0.1"),
+        ("", "User:billing has no permission to access Topic: from 127.0.0.1"),
+    ],
+)
 def test_a_handle_that_was_made_up_moves_no_foreign_message(
-    locked_proxy: RunningProxy, locked: Cluster, topic: str, allowed: bool
+    locked_proxy: RunningProxy, locked: Cluster, topic: str, refused: str
 ) -> None:
     rpc = "ForwardMessageToDeadLetterQueue"
 
@@ -286,16 +293,18 @@ def test_a_handle_that_was_made_up_moves_no_foreign_message(
     before = locked_proxy.server.service._handlers.get(path)
     locked_proxy.server.service.serve(rpc, done)
     with Producer(locked.namesrv, **locked.client_options) as producer:
-        place = parse_offset_message_id(producer.send(topic, b"secret").offset_message_id)[2]
+        place = parse_offset_message_id(producer.send(topic or "orders", b"secret").offset_message_id)[2]
+    place += 0 if topic else 1
     handle = f"0 {10**13} 60000 0 0 broker-a 0 0 {place}"
     request = calls("orders", "billing")[rpc]
     request.receipt_handle = handle
     client = as_user(locked_proxy, "billing")
-    code = client.call(rpc, request).status.code
+    status = client.call(rpc, request).status
     client.close()
     if before is not None:
         locked_proxy.server.service._handlers[path] = before
-    assert code == (Code.OK if allowed else Code.UNAUTHORIZED)
+    assert status.code == (Code.UNAUTHORIZED if refused else Code.OK)
+    assert refused in status.message
 
 
 @pytest.mark.shows("what the broker sends of itself: a table, a test each")

@@ -6,10 +6,14 @@ import asyncio
 
 import msgspec
 import pytest
+from tests.support.patience import LIMIT_S
 from tests.unit.proxy.conftest import RunningProxy
 from tests.unit.proxy.consuming.test_consuming import wait_until
 
+from rocketspark.admin.operations import SyncOperations
+from rocketspark.protocol import request_signing
 from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.testing.cluster import Cluster
 from rocketspark.transport.connections import dial
 from rocketspark.transport.request_frames import Reply
 
@@ -48,3 +52,28 @@ def test_connections_to_brokers_count_as_their_clients(proxy: RunningProxy, monk
     monkeypatch.undo()
     assert beaten(proxy.address, meanwhile, count).code == 0
     assert meanwhile == [2, 1, 2]
+
+
+def test_a_request_that_wants_no_answer_reaches_the_broker(cluster: Cluster, proxy: RunningProxy) -> None:
+    with SyncOperations(cluster.namesrv) as admin:
+        admin.create_topic("proxy-oneway", queue_count=1)
+    beat = {"clientID": "c", "producerDataSet": [], "consumerDataSet": [{"groupName": "oneway"}]}
+    queue = {"consumerGroup": "oneway", "topic": "proxy-oneway", "queueId": "0", "bname": "broker-a"}
+
+    async def main() -> None:
+        peer = await dial(proxy.address)
+        (await peer.request(RequestCode.HEART_BEAT, None, msgspec.json.encode(beat))).raise_for_code("beat")
+        send = {"a": "p", "b": "proxy-oneway", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0"}
+        for _ in range(2):
+            sent = await peer.request(RequestCode.SEND_MESSAGE_V2, send | {"i": "", "n": "broker-a"}, b"x")
+            sent.raise_for_code("send")
+        peer.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, queue | {"commitOffset": "2"})
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                found = await peer.request(RequestCode.QUERY_CONSUMER_OFFSET, queue)
+                if request_signing.ext_texts(found.ext)["offset"] == "2":
+                    break
+                await asyncio.sleep(0.01)
+        peer.close()
+
+    asyncio.run(main())

@@ -4,7 +4,7 @@ import asyncio
 import queue
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -20,6 +20,7 @@ from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code, Permission
 from rocketspark.testing.cluster import Cluster
+from rocketspark.transport.processor_table import RpcHooks
 
 R, W, RW = Permission.READ, Permission.WRITE, Permission.READ_WRITE
 
@@ -179,3 +180,16 @@ def test_a_port_in_use_is_refused_and_leaves_no_server_behind(proxy: RunningProx
     with pytest.raises(ConfigError, match="is in use"):
         proxy.run(second.start)
     assert second._server is None
+
+
+@pytest.mark.parametrize("signs", [False, True])
+@pytest.mark.parametrize("authentication", [None, False, True])
+@pytest.mark.parametrize("authorization", [None, False, True])
+def test_a_proxy_that_signs_asks_its_clients_unless_it_is_told_not_to(
+    signs: bool, authentication: bool | None, authorization: bool | None
+) -> None:
+    settings = ProxySettings(namesrv="127.0.0.1:1", port=0, authentication=authentication, authorization=authorization)
+    access = ProxyServer(settings, signer=cast(RpcHooks, object()) if signs else None).access
+    wanted = [signs if told is None else told for told in (authentication, authorization)]
+    assert (access is not None) == any(wanted)
+    assert access is None or [access._authenticates, access._authorizes] == wanted
