@@ -278,7 +278,8 @@ def test_a_check_that_goes_on_after_a_new_start_leaves_the_batches_of_before(rig
         (stale,) = transactions.batched.runs
         transactions.stop()
         transactions.start()
-        HalfRanges(transactions).end("T", "P", ROLLBACK, found.queue_offset, np.asarray(found.positions, np.int64))
+        # On a busy machine each call ends some of them.
+        end_all(HalfRanges(transactions), ROLLBACK, found.queue_offset, found.positions)
         assert transactions.open_count == 0
         transactions._check_due(deque([stale]), refresh=False)
         assert transactions.open_count == 0
