@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import defaultdict
 from typing import Any
 
@@ -154,3 +155,40 @@ def compare_logs(cluster: Cluster) -> None:
                 at = next(at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
                 told = f"{one[at - 8 : at + 60].hex()} and {other[at - 8 : at + 60].hex()}"
                 raise Lost(f"the logs of {names[0]} and {name} differ at {int(file) + at}: {told}")
+
+
+async def slave_lost_power(world: World) -> None:
+    """A slave's machine is gone without a word, and is elected when the master's process is killed a moment later."""
+    cluster = Cluster(world, replicas=2, flush_interval_ms=600_000)
+    await cluster.start()
+    first = await cluster.master()
+    assert first is not None
+    second = next(node for node in cluster.brokers if node is not first)
+    sent: dict[str, tuple[int, int]] = {}
+
+    async def send(node: Node) -> None:
+        async with AsyncProducer(cluster.namesrv_address, "senders") as producer:
+            for number in range(30):
+                result = await producer.send(Message("t", b"%d" % number))
+                sent[str(number)] = result.queue.queue_id, result.queue_offset
+
+    # As after hours: the folders of the store are on the disk.
+    await second.run(_sync_folders)
+    await world.node("sender").run(send)
+    second.power_loss()
+    await asyncio.sleep(0.1)
+    first.kill()
+    await asyncio.sleep(0.1)
+    cluster.restart(first)
+    await asyncio.sleep(0.5)
+    cluster.restart(second)
+    await cluster.wait_in_sync(2, SETTLE_S)
+    check(sent, set(sent), {}, await world.node("reader").run(lambda node: read_all(cluster)))
+
+
+async def _sync_folders(node: Node) -> None:
+    for folder, _, files in os.walk(node.disk.root):
+        for path in [folder, *(f"{folder}/{name}" for name in files)]:
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)

@@ -190,6 +190,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, action="append", help="one seed; may be repeated")
     parser.add_argument("--seeds", help="FIRST-LAST: many, of which those that fail are told")
     parser.add_argument("--cpu-seconds", type=float, default=0.0, help="begin no more after so much of a processor")
+    parser.add_argument("--seconds", type=float, default=0.0, help="begin no more after so long")
     parser.add_argument("--shrink", action="store_true", help="leave out what a failure does not need")
     parser.add_argument("--only", action="append", default=[], help="PART=0,3: these steps of a part of the plan alone")
     parser.add_argument("--log", default="WARNING", help="the level of the log that is shown")
@@ -204,7 +205,14 @@ def main() -> int:
     if wanted.seeds:
         first, _, last = wanted.seeds.partition("-")
         numbers = range(int(first), int(last or first) + 1)
-        tally = run_many(run_named, wanted.scenario, numbers, limit_s=wanted.cpu_seconds, shrinks=wanted.shrink)
+        tally = run_many(
+            run_named,
+            wanted.scenario,
+            numbers,
+            limit_s=wanted.cpu_seconds,
+            wall_s=wanted.seconds,
+            shrinks=wanted.shrink,
+        )
         print(tally.text())
         return 1 if tally.failed else 0
     only = {part: [int(n) for n in kept.split(",") if n] for part, _, kept in (o.partition("=") for o in wanted.only)}

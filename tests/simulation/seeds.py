@@ -85,14 +85,16 @@ class Tally:
         )
 
 
-def run_many(run: Run, scenario: str, seeds: Iterable[Any], *, limit_s: float = 0.0, shrinks: bool = False) -> Tally:
+def run_many(
+    run: Run, scenario: str, seeds: Iterable[Any], *, limit_s: float = 0.0, wall_s: float = 0.0, shrinks: bool = False
+) -> Tally:
     """Run seeds, print each that fails with the line that repeats it.
 
-    `limit_s`: begin no more after so much of a processor.
+    `limit_s`: begin no more after so much of a processor; `wall_s`: after so long.
     """
     tally = Tally(scenario)
     for seed in seeds:
-        if limit_s and tally.cpu_s > limit_s:
+        if (limit_s and tally.cpu_s > limit_s) or (wall_s and time.time() - tally.began_s > wall_s):
             break
         outcome = run(scenario, seed)
         tally.take(outcome)

@@ -38,6 +38,16 @@ def test_a_seed_does_the_same_again_byte_for_byte(scenario: str) -> None:
     assert digests[0] != digests[1]
 
 
+@pytest.mark.shows(
+    "mended: a slave whose machine lost its power is elected before it is missed, as the master's process is killed,"
+    " and has the other cut its log to its own"
+)
+def test_who_lost_its_power_before_it_was_elected_gives_way_to_whose_log_goes_further() -> None:
+    found = outcomes("tests.simulation.failover:slave_lost_power", 1, 2, 3)
+    assert [outcome["error"] for outcome in found] == [""] * 3
+    assert all(outcome["states"]["losses of power"] == 1 for outcome in found)
+
+
 @pytest.mark.parametrize("check", ["disks", "network", "processes"])
 def test_the_world_is_as_bad_as_it_says_and_no_worse(check: str) -> None:
     assert [outcome["error"] for outcome in outcomes(f"tests.simulation.world_checks:{check}", 1, 2, 3)] == [""] * 3

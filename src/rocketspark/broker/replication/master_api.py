@@ -130,11 +130,24 @@ async def ask_source(connections: Connections, address: str) -> str | None:
     return copies.master_addr if copies is not None and copies.activated else None
 
 
+class ToldEpoch(Body):
+    """An epoch of a broker's log."""
+
+    epoch: int = -1
+
+
 class NamedBroker(Body):
-    """Who a broker under a controller is: its name, and its number, or 0 while it is the master."""
+    """Who a broker under a controller is: its name, and its number, or 0 while it is the master; its log's end."""
 
     broker_name: str = ""
     broker_id: int = -1
+    epoch_list: list[ToldEpoch] = []
+    max_offset: int = -1
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch that the log ends in; -1 of an empty one."""
+        return self.epoch_list[-1].epoch if self.epoch_list else -1
 
 
 async def ask_who(connections: Connections, address: str) -> NamedBroker:

@@ -21,6 +21,7 @@ from rocketspark.broker.replication.broker_identity import Applied, identity_of
 from rocketspark.broker.replication.controller_client import ControllerClient, Elected, SetState
 from rocketspark.broker.replication.in_sync_set import NO_NUMBER, InSyncReplicas, InSyncSet
 from rocketspark.broker.replication.master_api import ask_who
+from rocketspark.broker.replication.members import MemberGroup
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ReplicationError, RocketSparkError, ServerError
@@ -311,18 +312,20 @@ class ReplicasManager:
     async def _take(self, found: SetState) -> None:
         if found.master is not None:
             master = found.master
-            if master.broker_id == self.own_id and not self._role.epoch and await self._passed_on(found.in_sync):
+            if master.broker_id == self.own_id and not self._role.epoch and await self._passed_on(found):
                 return
             await self._change(master.broker_id, master.address, master.epoch, found.in_sync, found.set_epoch)
 
-    async def _passed_on(self, members: Iterable[int]) -> bool:
+    async def _passed_on(self, found: SetState) -> bool:
         """Have another one elected, if it has to hold what this log may lack; False if there is none.
 
         A machine that lost its power may be back before it was missed: as the master that it still is it would cut the
         others' logs to its own. RocketMQ's does.
         """
         s = self._settings
-        for member in sorted(set(members) - {self.own_id}) if self._store.may_lack else ():
+        if not self._store.may_lack:
+            return False
+        for member in sorted(found.in_sync - {self.own_id}) or await self._those_further(found):
             try:
                 elected = await self._controller.elect(s.cluster_name, s.broker_name, member, designate=True)
             except ServerError as e:
@@ -332,6 +335,30 @@ class ReplicasManager:
             await self._take_elected(elected)
             return True
         return False
+
+    async def _those_further(self, found: SetState) -> list[int]:
+        """Bring the replicas into the set whose logs are this one's and more; return their numbers.
+
+        Elected while its machine was down, and not missed yet, this broker is alone in the set, whoever was in it.
+        """
+        s, own_id, master = self._settings, self.own_id, found.master
+        if master is None or own_id is None or self._connections is None or master.epoch <= self._epochs.last_epoch:
+            return []  # It was master in this epoch already: what is further than its log then is not its log.
+        further = []
+        try:
+            for address in (await MemberGroup(s, self._connections).ask()).values():
+                told = await ask_who(self._connections, address) if address != self._address else None
+                if told is None or told.broker_name != s.broker_name or told.broker_id in (own_id, MASTER_ID):
+                    continue
+                if told.last_epoch == self._epochs.last_epoch and told.max_offset > self._store.end_position:
+                    further.append(told.broker_id)
+        except RocketSparkError as e:
+            limited.warning("what this log may lack is not known of all others: %s", e)
+        if further:
+            await self._controller.alter_in_sync(
+                s.broker_name, own_id, master.epoch, {own_id, *further}, found.set_epoch
+            )
+        return sorted(further)
 
     async def _take_elected(self, elected: Elected) -> None:
         master = elected.master
