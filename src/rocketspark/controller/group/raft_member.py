@@ -388,6 +388,18 @@ class RaftMember(SyncObj):  # type: ignore[misc]
                 found.remove(change[1])
         return found
 
+    def _members_at(self, index: int, members: set[str]) -> tuple[str, ...]:
+        """Return the members as they were after an entry, of those that are now.
+
+        A change counts once it is in the log, and may be cut off again; a snapshot keeps what is agreed on.
+        """
+        for i in reversed(range(len(self._log))):
+            command, at, _ = self._log[i]
+            change = self._SyncObj__parseChangeClusterRequest(command) if at > index else None
+            if change is not None:
+                (members.discard if change[0] == "add" else members.add)(change[1])
+        return tuple(sorted(members))
+
     def _read(self, path: str) -> Snapshot:
         try:
             with open(path, "rb") as file:
@@ -417,7 +429,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
 
     def _write(self, path: str, data: tuple[Any, Any, Any]) -> None:
         last, previous, nodes = data
-        members = tuple(sorted(node.id for node in nodes))
+        members = self._members_at(last[1], {node.id for node in nodes})
         content = encode_snapshot(Snapshot(self.state, LogEntry(*last), LogEntry(*previous), members))
         try:
             self._files.write_file(path, content)

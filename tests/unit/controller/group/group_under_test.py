@@ -74,7 +74,7 @@ class World:
         self.cut: set[tuple[str, str]] = set()
         self.known: dict[str, tuple[str, ...]] = {}
         # One was removed, or may be.
-        self.shrunk = False
+        self.shrunk, self.removals = False, 0
         # By version: the state that all agree on, and the highest that somebody was answered.
         self.states: dict[int, State] = {0: State()}
         self.answered = 0
@@ -282,9 +282,12 @@ class World:
             self._change(leader, "rem", self.chance.choice(others))
 
     def _change(self, leader: RaftMember, what: str, name: str) -> None:
+        self.removals += what == "rem"
+        before = self.removals
+
         def done(_: Any, code: int) -> None:
             self.counts["members"] += code == 0
-            if what == "add" and code == 0:
+            if what == "add" and code == 0 and self.removals == before:
                 self.shrunk = False
 
         self.shrunk = self.shrunk or what == "rem"
