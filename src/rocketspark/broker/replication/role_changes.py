@@ -109,7 +109,7 @@ class Replication(RoleDriver):
         self.synchronize: SlaveSynchronize | None = None
         self._acting = self._acting_mode(parts)
         parts.ha_info.told = self._told
-        parts.ha_info.epoch = lambda: role.epoch
+        parts.ha_info.epoch = self.epoch_of_tables
         parts.ha_info.reset_flush_offset = self._reset_flush_offset
         parts.registration.on_master = self._registered
         self._is_joined = False
@@ -415,6 +415,14 @@ class Replication(RoleDriver):
             return ""
         host = self._settings.ha_advertised_host or self._address.rpartition(":")[0]
         return f"{host}:{self.listener.port}"
+
+    def epoch_of_tables(self) -> int:
+        """Return the epoch of the master whose tables these are; 0 if they are nobody's.
+
+        They are if the master is said to be at this broker's own address and it is not: it came back without its disk,
+        as another replica, before it was missed.
+        """
+        return 0 if not self.role.is_master and self.role.master_address == self._address else self.role.epoch
 
     def own_ha_info(self) -> HaInfo | None:
         """Return this broker's addresses while it is the master, else None."""

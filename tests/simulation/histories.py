@@ -1,0 +1,213 @@
+"""What clients saw and what stores hold at the end, as values. Rule: nothing here judges; `checker` does.
+
+An operation is noted when it ends, with the time it began. What has no end (its client died) may have happened or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rocketspark.protocol.message import properties, record
+from rocketspark.store.readonly.log_scan import LogScan
+
+Place = tuple[str, int, int]
+
+
+class Sent(NamedTuple):
+    """A send: which bodies, and what the client was told. `status` is a SendStatus, or "" with an `error`.
+
+    `place`: topic, queue and offset of the first; `position`: in the log of `host`. `attempts`: how often a client may
+    have sent it.
+    """
+
+    way: str
+    client: str
+    bodies: tuple[str, ...]
+    began_s: float
+    ended_s: float
+    status: str
+    place: Place | None = None
+    host: str = ""
+    position: int = -1
+    key: str = ""
+    attempts: int = 1
+    due_ms: int = 0
+    handle: str = ""
+    error: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status == "SEND_OK"
+
+
+class Ended(NamedTuple):
+    """A transaction's end: what its producer decided, and when it said so the first time."""
+
+    body: str
+    outcome: str
+    at_s: float
+
+
+class Recalled(NamedTuple):
+    """A timer message that was taken back. `is_ok`: the broker said so."""
+
+    body: str
+    began_s: float
+    ended_s: float
+    is_ok: bool
+
+
+class Read(NamedTuple):
+    """A message that a consumer was given. `session`: one holding of the queue by one consumer, in order."""
+
+    how: str
+    group: str
+    client: str
+    session: str
+    body: str
+    place: Place
+    at_s: float
+    asked_s: float
+    times: int = 0
+    invisible_s: float = 0.0
+    now_ms: int = 0
+
+
+class Acked(NamedTuple):
+    """A popped message that was acknowledged, or whose invisible time was changed (`invisible_s` from then on)."""
+
+    group: str
+    body: str
+    began_s: float
+    ended_s: float
+    is_ok: bool
+    invisible_s: float | None = None
+
+
+class Committed(NamedTuple):
+    """What a group had committed for a queue when it was asked for."""
+
+    group: str
+    topic: str
+    queue: int
+    offset: int
+    at_s: float
+
+
+class Reset(NamedTuple):
+    """A group's offsets were set back."""
+
+    group: str
+    topic: str
+    began_s: float
+    ended_s: float
+
+
+class Stored(NamedTuple):
+    """A record of a log."""
+
+    position: int
+    topic: str
+    queue: int
+    offset: int
+    body: str
+    keys: str
+    real_topic: str
+
+
+class History(NamedTuple):
+    """All of a run. `logs`: of each broker, where its log begins, and its bytes; `stored`: its records."""
+
+    sent: list[Sent]
+    ended: list[Ended]
+    recalled: list[Recalled]
+    reads: list[Read]
+    acked: list[Acked]
+    committed: list[Committed]
+    resets: list[Reset]
+    faults: list[dict[str, Any]]
+    troubles_s: list[float]
+    logs: dict[str, tuple[int, bytes]]
+    stored: dict[str, list[Stored]]
+    settled_s: float = 0.0
+    faults_end_s: float = 0.0
+
+
+_KINDS: dict[str, type[Any]] = {
+    "sent": Sent,
+    "ended": Ended,
+    "recalled": Recalled,
+    "read": Read,
+    "acked": Acked,
+    "committed": Committed,
+    "reset": Reset,
+}
+
+
+def noted(value: Any) -> dict[str, Any]:
+    """Return the fields of a value for `World.record`, with its kind under `what`."""
+    return {"what": type(value).__name__.lower(), **value._asdict()}
+
+
+def gather(lines: Iterable[dict[str, Any]], stores: dict[str, Path]) -> History:
+    """Return the history of the lines that were noted, and of the stores as they are."""
+    found: dict[str, list[Any]] = {name: [] for name in _KINDS}
+    faults, troubles_s = [], []
+    ends = {}
+    for line in lines:
+        if line["kind"] == "saw":
+            kind = _KINDS[line["what"]]
+            fields = {name: line[name] for name in kind._fields}
+            if fields.get("place") is not None:
+                fields["place"] = tuple(fields["place"])
+            found[line["what"]].append(kind(**fields))
+        elif line["kind"] in ("fault", "kill", "power loss", "mended", "ready"):
+            troubles_s.append(line["t"])
+            if line["kind"] == "fault":
+                faults.append(line)
+        elif line["kind"] in ("faults end", "settled"):
+            ends[line["kind"]] = line["t"]
+    logs = {name: log_of(path) for name, path in stores.items()}
+    return History(
+        sent=found["sent"],
+        ended=found["ended"],
+        recalled=found["recalled"],
+        reads=found["read"],
+        acked=found["acked"],
+        committed=found["committed"],
+        resets=found["reset"],
+        faults=faults,
+        troubles_s=troubles_s,
+        logs=logs,
+        stored={name: list(records_of(path)) for name, path in stores.items()},
+        settled_s=ends.get("settled", 0.0),
+        faults_end_s=ends.get("faults end", 0.0),
+    )
+
+
+def log_of(store: Path) -> tuple[int, bytes]:
+    """Return where the log begins, and its bytes up to the end of its last whole record."""
+    scan = LogScan([str(store / "commitlog")])
+    for _ in scan.scan(scan.min_position, 1 << 62):
+        pass
+    first = scan.min_position
+    return first, bytes(scan.read(first, scan.end_found - first)) if scan.end_found > first else b""
+
+
+def records_of(store: Path) -> Iterable[Stored]:
+    """Yield the records of a log; of a batch in one record nothing is told apart."""
+    scan = LogScan([str(store / "commitlog")])
+    for found in scan.scan(scan.min_position, 1 << 62):
+        one = record.decode(bytes(scan.read(found.position, found.size)))
+        named = properties.decode(one.properties.decode("utf-8", "replace"))
+        yield Stored(
+            one.position,
+            one.topic.decode(),
+            one.queue_id,
+            one.queue_offset,
+            one.body.decode("utf-8", "replace"),
+            named.get("KEYS", ""),
+            named.get("REAL_TOPIC", ""),
+        )

@@ -1,0 +1,141 @@
+"""All kinds of clients beside all kinds of faults, and the checker's word on what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from tests.simulation import checker, workloads
+from tests.simulation.histories import gather
+from tests.simulation.nodes import Cluster
+from tests.simulation.plan import Faults, draw_faults
+from tests.simulation.workloads import Workload
+from tests.simulation.world import World
+
+FAULTS_FROM_S, FAULTS_UNTIL_S = 5.0, 40.0
+OPERATIONS = 120
+SETTLE_S = 100.0
+# The longest that something waits by itself: an open transaction, an invisible time, a retry.
+QUIET_S = 45.0
+
+
+async def mixed(world: World) -> dict[str, Any]:
+    """One broker or replicas under a controller; every client, every fault."""
+    return await run(world)
+
+
+async def calm(world: World) -> dict[str, Any]:
+    """The same without a fault."""
+    return await run(world, faulty=False)
+
+
+async def run(
+    world: World,
+    *,
+    faulty: bool = True,
+    replicas: int | None = None,
+    retries: int | None = None,
+    splits: list[dict[str, Any]] | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Run the clients beside faults. What is given is not drawn; with `splits` there are no other faults."""
+    chance = world.random("plan")
+    drawn_replicas = chance.choice([1, 2, 2, 2, 3])
+    replicas = replicas or drawn_replicas
+    shape: dict[str, Any] = {
+        "flush_disk_type": chance.choice(["ASYNC_FLUSH", "SYNC_FLUSH"]),
+        "timers_enabled": True,
+        "transaction_timeout_ms": 3000,
+        "transaction_check_interval_ms": 5000,
+        **settings,
+    }
+    drawn_retries = chance.choice([0, 0, 2])
+    retries = drawn_retries if retries is None else retries
+    world.plan["cluster"] = {"replicas": replicas, "retries": retries, **shape}
+    cluster = Cluster(world, replicas=replicas, **shape)
+    count = chance.randint(1, 3)
+    drawn = workloads.draw_operations(
+        world.random("operations"), clients=count, count=OPERATIONS, begin_s=2.0, end_s=FAULTS_UNTIL_S + 5
+    )
+    operations = world.planned("operations", drawn)
+    members = world.planned("members", workloads.draw_members(world.random("members"), end_s=FAULTS_UNTIL_S))
+    producers = [world.node(f"producer-{number}") for number in range(count)]
+    consumers = [world.node(member["name"]) for member in members]
+    drawn = draw_faults(world.random("faults"), cluster, producers, begin_s=FAULTS_FROM_S, end_s=FAULTS_UNTIL_S)
+    faults = world.planned("faults", drawn) if faulty and splits is None else []
+    if splits is None and faulty and replicas > 1:
+        splits = world.planned("splits", _draw_splits(world.random("splits"), cluster))
+    await cluster.start()
+    work = Workload(world, cluster, retries=retries)
+    running = []
+    for node in producers:
+        own = [operation for operation in operations if operation["client"] == node.name]
+        running.append(node.start(lambda node, own=own: work.produce(node, own)))
+    for node, member in zip(consumers, members, strict=True):
+        running.append(node.start(lambda node, member=member: work.consume(node, member)))
+        if member["dies"]:
+            world.at(member["until"], node.kill)
+    parting = asyncio.ensure_future(_split(cluster, splits or []))
+    await Faults(cluster).run(faults)
+    await parting
+    await asyncio.sleep(max(0.0, FAULTS_UNTIL_S + 5 - world.now_s))
+    world.record("faults end")
+    try:
+        for quiet_s in (QUIET_S, 0.0):
+            if replicas > 1:
+                await cluster.wait_in_sync(replicas, SETTLE_S)
+            await asyncio.sleep(quiet_s)
+    except TimeoutError as e:
+        raise checker.PromiseBroken(f"it settles (1): {e}") from e
+    world.record("settled")
+    await world.node("asker").run(work.commits)
+    work.stopped = True
+    for process in running:
+        if not process.has_ended:
+            await process.wait()
+    # Nothing of ours is stored any more; slaves have the rest in a moment.
+    history = gather(world.history, cluster.stores())
+    for _ in range(20):
+        if len({first + len(log) for first, log in history.logs.values()}) == 1:
+            break
+        await asyncio.sleep(0.5)
+        history = gather(world.history, cluster.stores())
+    await cluster.stop()
+    checker.check(history)
+    return {
+        "sent": sum(sent.is_ok for sent in history.sent),
+        "tried": len(history.sent),
+        "reads": len(history.reads),
+        "faults": len(faults),
+        "members": len(members),
+    }
+
+
+def _draw_splits(chance: random.Random, cluster: Cluster) -> list[dict[str, Any]]:
+    """Draw when a broker hears no other server, while clients hear all of them."""
+    return [
+        {
+            "at": round(chance.uniform(FAULTS_FROM_S, FAULTS_UNTIL_S - 15), 3),
+            "node": chance.choice(cluster.brokers).name,
+            "seconds": round(chance.choice([chance.uniform(0.5, 4), chance.uniform(4, 15)]), 3),
+        }
+        for _ in range(chance.choice([0, 1, 1, 2]))
+    ]
+
+
+async def _split(cluster: Cluster, splits: list[dict[str, Any]]) -> None:
+    world = cluster.world
+    for split in sorted(splits, key=lambda split: split["at"]):
+        await asyncio.sleep(max(0.0, split["at"] - world.now_s))
+        node = world.node(split["node"])
+        others = [other for other in cluster.servers if other is not node]
+        world.record("fault", what="split", node=node.name)
+        for other in others:
+            world.network.cut(node, other)
+            world.network.cut(other, node)
+        await asyncio.sleep(split["seconds"])
+        world.record("mended", what="split", node=node.name)
+        for other in others:
+            world.network.open(node, other)
+            world.network.open(other, node)

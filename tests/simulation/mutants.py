@@ -1,0 +1,201 @@
+"""Defects planted into the running program, each with the rule of `checker` that has to notice it.
+
+Rule: the function that holds `text` is compiled anew with `defect` in its place, in the child that runs the seed alone.
+`python -m tests.simulation.run --scenario tests.simulation.mutants:NAME --seed N` runs one.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.simulation import mixed
+from tests.simulation.world import World
+
+import rocketspark
+
+PACKAGE = Path(rocketspark.__file__).parent
+
+
+class Planted(NamedTuple):
+    """`text` of `file` (below src/rocketspark) becomes `defect`; then `rules`, by commas, break in a run of `seed`.
+
+    `shape`: what the run has to be like for the defect to show, as arguments of `mixed.run`.
+    """
+
+    rules: str
+    file: str
+    text: str
+    defect: str
+    seed: int = 1
+    shape: dict[str, Any] = {}
+
+
+# The first master hears no other server for longer than the controller waits, and clients hear it all the time.
+SPLIT = {"replicas": 2, "retries": 0, "splits": [{"at": 10.0, "node": "broker-a-1", "seconds": 9.0}]}
+# One broker without a fault, and two.
+ALONE = {"replicas": 1, "retries": 0, "splits": []}
+PAIR = {"replicas": 2, "retries": 0, "splits": []}
+IN_SYNC = "broker/replication/in_sync_set.py"
+TABLE: dict[str, Planted] = {
+    "a_send_waits_for_no_slave": Planted(
+        "acknowledged is there,the log is in the order of time",
+        "broker/replication/waits.py",
+        "            return ALL_IN_SYNC if sync_set_size > 1 else NOBODY\n",
+        "            return NOBODY\n",
+        shape=SPLIT,
+    ),
+    "the_set_is_forgotten_while_it_is_asked_for": Planted(
+        "acknowledged is there,keys keep their order",
+        IN_SYNC,
+        "return len(self.all_members)",
+        "return 1",
+        shape=SPLIT,
+    ),
+    "readers_see_what_is_not_confirmed": Planted(
+        "a place means one message",
+        "store/replica.py",
+        "        self._visible_end = position\n",
+        "        self._visible_end = None\n",
+        shape=SPLIT,
+    ),
+    "a_slave_keeps_what_its_master_has_not": Planted(
+        "it settles",
+        "broker/replication/link/links.py",
+        "            log.truncate(point)\n",
+        "            pass\n",
+        shape=SPLIT,
+    ),
+    "a_pull_passes_over_a_message": Planted(
+        "reads go on,groups read everything",
+        "client/consumer/puller.py",
+        "        self.process_queue.next_offset = next_offset\n",
+        "        self.process_queue.next_offset = next_offset + (next_offset % 5 == 4)\n",
+    ),
+    "a_commit_is_one_too_far": Planted(
+        "commits are of what was given",
+        "client/consumer/handed_out.py",
+        "        return puller.done\n",
+        "        return puller.done + (puller.done > 0)\n",
+    ),
+    "what_was_popped_comes_too_soon": Planted(
+        "popped is out of sight",
+        "broker/pop/in_flight.py",
+        "        record = CheckPointRecord(key, invisible_time_ms, tuple(offsets))\n",
+        "        record = CheckPointRecord(key, invisible_time_ms // 8, tuple(offsets))\n",
+        shape=ALONE,
+    ),
+    "a_batch_is_stored_twice": Planted(
+        "sent once is stored once",
+        "broker/handlers/send_message.py",
+        "                batch = self._put_message.accept_batch(h, queue_id, body, pairs, peer.packed_host, read)\n",
+        "                self._put_message.accept_batch(h, queue_id, body, pairs, peer.packed_host, read)\n"
+        "                batch = self._put_message.accept_batch(h, queue_id, body, pairs, peer.packed_host, read)\n",
+        shape=ALONE,
+    ),
+    "what_is_stored_again_has_another_body": Planted(
+        "nothing comes from nowhere",
+        "broker/messages/put_message.py",
+        "            kept.body,\n",
+        '            b"x" + kept.body,\n',
+    ),
+    "a_copy_is_not_the_master_s": Planted(
+        "replicas are equal",
+        "store/replica.py",
+        "        self._received = position + len(data)\n        self._find_whole(view, start)\n",
+        "        self._received = position + len(data)\n        self._find_whole(view, start)\n"
+        "        view[at + len(data) - 1] ^= 1\n",
+        shape=PAIR,
+    ),
+    "a_timer_message_is_early": Planted(
+        "later messages come once and in time",
+        "broker/messages/timers/timer_messages.py",
+        "            due = self._slots[0] if self._slots and self._slots[0] + self._precision_ms <= now else None\n",
+        "            due = self._slots[0] if self._slots and self._slots[0] - 1900 <= now else None\n",
+    ),
+    "a_rollback_commits": Planted(
+        "transactions end one way",
+        "broker/messages/transactions.py",
+        "        if outcome == sysflags.TRANSACTION_COMMIT:\n            end = self._commit(half, known.position)\n",
+        "        if outcome:\n            end = self._commit(half, known.position)\n",
+    ),
+    "nobody_is_asked_how_it_ended": Planted(
+        "transactions end one way",
+        "broker/messages/transactions.py",
+        "        return now - half.since_ms >= max(",
+        "        return now - half.since_ms >= 1 << 50 + max(",
+    ),
+    "a_commit_is_not_remembered": Planted(
+        "transactions end one way",
+        "broker/messages/transactions.py",
+        "        self._open.pop(key, None)\n        self._op_messages.add(known.queue_offset)\n        if known.aside:",
+        "        if known.aside:",
+    ),
+    "who_was_away_does_not_come_back": Planted(
+        "it settles",
+        IN_SYNC,
+        "            if self.set.joined(replica_id, link.acked, confirmed=confirmed, epoch_start=start) is not None:\n",
+        "            if last and last.epoch < 2 and self.set.joined("
+        "replica_id, link.acked, confirmed=confirmed, epoch_start=start) is not None:\n",
+        shape=SPLIT,
+    ),
+}
+
+
+def plant(file: str, text: str, defect: str) -> None:
+    """Compile the function that holds `text` anew. Raises ValueError if not one function holds it once."""
+    source = (PACKAGE / file).read_text()
+    if source.count(text) != 1:
+        raise ValueError(f"{file} holds {text!r} {source.count(text)} times")
+    line = source[: source.index(text.lstrip(" "))].count("\n") + 1
+    tree = ast.parse(source)
+    places = [(None, node) for node in tree.body] + [
+        (outer, node) for outer in tree.body if isinstance(outer, ast.ClassDef) for node in outer.body
+    ]
+    outer, node = next(
+        (outer, node)
+        for outer, node in places
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= line <= (node.end_lineno or 0)
+    )
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    lines = "".join(source.splitlines(keepends=True)[first - 1 : node.end_lineno])
+    module = importlib.import_module("rocketspark." + file.removesuffix(".py").replace("/", "."))
+    made: dict[str, Any] = {}
+    code = compile(
+        textwrap.dedent(lines.replace(text, defect)),
+        f"planted/{file}",
+        "exec",
+        flags=__future__.annotations.compiler_flag,
+        dont_inherit=True,
+    )
+    exec(code, module.__dict__, made)
+    planted = made[node.name]
+    if outer is not None:
+        setattr(getattr(module, outer.name), node.name, planted)
+        return
+    before = getattr(module, node.name)
+    for other in list(sys.modules.values()):
+        if getattr(other, "__name__", "").startswith("rocketspark") and inspect.ismodule(other):
+            for name, value in list(vars(other).items()):
+                if value is before:
+                    setattr(other, name, planted)
+
+
+def __getattr__(name: str) -> Callable[[World], Coroutine[Any, Any, Any]]:
+    """Return the scenario of a planted defect."""
+    if name not in TABLE:
+        raise AttributeError(name)
+    planted = TABLE[name]
+
+    async def scenario(world: World) -> Any:
+        plant(planted.file, planted.text, planted.defect)
+        return await mixed.run(world, **planted.shape)
+
+    return scenario

@@ -1,0 +1,34 @@
+"""All clients beside all faults under seeds: no promise is broken, and what a seed found once does not come again."""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulation.test_world import outcomes
+
+# Some seconds each; `make soak PARTS=simulation` runs others.
+SEEDS = range(1, 7)
+
+
+@pytest.mark.shows(
+    "sends of all kinds, keys, batches, timers with recall, transactions, pops, pulls and pushes of groups that change,"
+    " under drawn faults: a checker of 14 rules"
+)
+def test_no_promise_is_broken_by_faults() -> None:
+    found = outcomes("tests.simulation.mixed:mixed", *SEEDS)
+    assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
+    assert sum(outcome["result"]["sent"] for outcome in found) > 500
+    assert sum(outcome["result"]["reads"] for outcome in found) > 1000
+
+
+def test_without_faults_everything_is_sent() -> None:
+    (found,) = outcomes("tests.simulation.mixed:calm", 1)
+    assert found["error"] == ""
+    # What has no answer is what was sent one way.
+    assert found["result"]["tried"] - found["result"]["sent"] < 10
+
+
+@pytest.mark.shows("a master that lost power and disk, back before it is missed: its slave keeps topics and offsets")
+def test_who_is_back_without_its_disk_gives_its_tables_to_nobody() -> None:
+    found = outcomes("tests.simulation.regressions:a_master_is_back_without_its_disk", 1, 4)
+    assert [outcome["error"] for outcome in found] == ["", ""]
+    assert [outcome["result"] for outcome in found] == [{"committed": 20}] * 2

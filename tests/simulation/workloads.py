@@ -1,0 +1,422 @@
+"""What clients do beside faults: operations as data, drawn by seed, done by the real clients and noted as values.
+
+Rule: an operation is done at its time or as soon after it as its client is free; one that is left out (where a failing
+seed is shrunk) changes no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tests.simulation.histories import Acked, Committed, Ended, Read, Recalled, Sent, noted
+from tests.simulation.nodes import Cluster
+from tests.simulation.world import BEGIN_S, Node, World
+
+from rocketspark import (
+    AsyncProducer,
+    AsyncPullConsumer,
+    AsyncPushConsumer,
+    AsyncSimpleConsumer,
+    AsyncTransactionProducer,
+    Message,
+    MessageQueue,
+    ReceivedMessage,
+    RocketSparkError,
+    SendResult,
+    TransactionState,
+)
+from rocketspark.protocol.message.message_ids import parse_offset_message_id
+
+PLAIN, KEYED, BATCHED, DELAYED, TIMED, ENDED, POPPED = (
+    f"t-{name}" for name in ("plain", "keyed", "batch", "delay", "timer", "trans", "pop")
+)
+Operation = dict[str, Any]
+ERRORS = (RocketSparkError, OSError)
+SEND_TIMEOUT_MS = 2000
+INVISIBLE_S = 8.0
+# How often each kind is drawn.
+KINDS = {"send": 8, "keyed": 6, "batch": 3, "oneway": 1, "delay": 1, "timer": 2, "transaction": 4, "pop": 4}
+
+
+def draw_operations(
+    chance: random.Random, *, clients: int, count: int, begin_s: float, end_s: float
+) -> list[Operation]:
+    """Draw what producers do; each has the name of its client, its time, and a number that its bodies are made of."""
+    kinds = [kind for kind, weight in KINDS.items() for _ in range(weight)]
+    found = []
+    for number in range(count):
+        operation: Operation = {
+            "number": number,
+            "at": round(chance.uniform(begin_s, end_s), 3),
+            "client": f"producer-{chance.randrange(clients)}",
+            "kind": chance.choice(kinds),
+            "bytes": chance.choice([0, 0, 0, 300, 3000]),
+        }
+        match operation["kind"]:
+            case "keyed":
+                # A key is of one client: what the order is of two that send at once nobody promises.
+                operation["key"] = f"{operation['client']}-{chance.randrange(3)}"
+                operation["count"] = chance.choice([1, 1, 3, 6])
+            case "batch":
+                operation["count"] = chance.randint(2, 8)
+            case "delay":
+                operation["level"] = chance.choice([1, 2, 3])
+            case "timer":
+                operation["after_ms"] = chance.randint(2, 25) * 1000
+                operation["recall"] = chance.random() < 0.4
+            case "transaction":
+                operation["outcome"] = chance.choice(["COMMIT", "COMMIT", "ROLLBACK"])
+                # What `execute` says; the rest is told when the broker asks.
+                operation["says"] = chance.random() < 0.7
+        found.append(operation)
+    return sorted(found, key=lambda operation: operation["at"])
+
+
+def draw_members(chance: random.Random, *, end_s: float) -> list[Operation]:
+    """Draw who reads, from when to when, and how it ends; the last of each group stays."""
+    found: list[Operation] = []
+    for how in ("pull", "push", "pop", "follow"):
+        stays = {"how": how, "name": f"{how}-0", "from": 0.0, "until": 0.0, "dies": False}
+        found.append(stays)
+        for number in range(1, chance.randint(1, 3) if how != "follow" else 1):
+            begin_s = chance.uniform(0, end_s * 0.7)
+            found.append(
+                {
+                    "how": how,
+                    "name": f"{how}-{number}",
+                    "from": round(begin_s, 3),
+                    "until": round(begin_s + chance.uniform(1, end_s / 2), 3),
+                    "dies": chance.random() < 0.5,
+                }
+            )
+    return found
+
+
+def body_of(number: int, part: int = 0) -> str:
+    return f"{number}.{part}"
+
+
+class Workload:
+    """The clients of one run. `settings`: what producers are made with besides their times."""
+
+    def __init__(self, world: World, cluster: Cluster, *, retries: int) -> None:
+        self.world, self.cluster = world, cluster
+        self.retries = retries
+        self.stopped = False
+        # How a transaction is to end, by its body; the listener and the check say so.
+        self.outcomes: dict[str, str] = {}
+
+    def note(self, value: Any) -> None:
+        self.world.record("saw", **noted(value))
+
+    def now_ms(self) -> int:
+        """True time, in ms since 1970."""
+        return int((BEGIN_S + self.world.now_s) * 1000)
+
+    # -- producers -----------------------------------------------------------------------------------------------
+
+    async def produce(self, node: Node, operations: list[Operation]) -> None:
+        """Do the operations of one client, one after the other."""
+        options: dict[str, Any] = {"send_timeout_ms": SEND_TIMEOUT_MS, "retries": self.retries}
+        async with (
+            AsyncProducer(self.cluster.namesrv_address, f"{node.name}-g", **options) as producer,
+            AsyncTransactionProducer(
+                self.cluster.namesrv_address, "transactions", listener=_Listener(self), **options
+            ) as transactions,
+        ):
+            for operation in operations:
+                await asyncio.sleep(max(0.0, operation["at"] - self.world.now_s))
+                await self._do(node, producer, transactions, operation)
+            # Who goes away is asked about no transaction.
+            while not self.stopped:
+                await asyncio.sleep(0.5)
+
+    async def _do(
+        self, node: Node, producer: AsyncProducer, transactions: AsyncTransactionProducer, operation: Operation
+    ) -> None:
+        number, kind = operation["number"], operation["kind"]
+        body = body_of(number)
+        content = _content(body, operation["bytes"])
+        match kind:
+            case "send" | "pop":
+                topic = POPPED if kind == "pop" else PLAIN
+                await self._sent(kind, node, (body,), lambda: producer.send(Message(topic, content)))
+            case "keyed":
+                await self._keyed(node, producer, operation)
+            case "batch":
+                bodies = tuple(body_of(number, part) for part in range(operation["count"]))
+                batch = [Message(BATCHED, _content(each, operation["bytes"])) for each in bodies]
+                await self._sent(kind, node, bodies, lambda: producer.send_batch(batch))
+            case "oneway":
+                await self._sent(kind, node, (body,), lambda: producer.send_oneway(Message(PLAIN, content)))
+            case "delay":
+                due_ms = self.now_ms() + [1000, 5000, 10_000][operation["level"] - 1]
+                message = Message(DELAYED, content, delay_level=operation["level"])
+                await self._sent(kind, node, (body,), lambda: producer.send(message), due_ms=due_ms)
+            case "timer":
+                await self._timer(node, producer, operation, body, content)
+            case "transaction":
+                await self._transaction(node, transactions, operation, body, content)
+
+    async def _sent(
+        self,
+        way: str,
+        node: Node,
+        bodies: tuple[str, ...],
+        send: Callable[[], Awaitable[SendResult | None]],
+        **more: Any,
+    ) -> SendResult | None:
+        began_s = self.world.now_s
+        about = {"way": way, "client": node.name, "bodies": bodies, "began_s": began_s, **more}
+        about["attempts"] = 1 if way == "oneway" else self.retries + 1
+        try:
+            result = await send()
+        except ERRORS as e:
+            self.note(Sent(ended_s=self.world.now_s, status="", error=f"{type(e).__name__}: {e}"[:120], **about))
+            return None
+        if result is None:
+            self.note(Sent(ended_s=self.world.now_s, status="", error="one way", **about))
+            return None
+        host, _, position = parse_offset_message_id(result.offset_message_id.split(",")[0])
+        self.note(
+            Sent(
+                ended_s=self.world.now_s,
+                status=result.status.name,
+                place=(result.queue.topic, result.queue.queue_id, result.queue_offset),
+                host=host,
+                position=position,
+                handle=result.recall_handle or "",
+                **about,
+            )
+        )
+        return result
+
+    async def _keyed(self, node: Node, producer: AsyncProducer, operation: Operation) -> None:
+        """Send messages of one key without waiting for the one before: the producer keeps their order."""
+        key = operation["key"]
+        sends = []
+        for part in range(operation["count"]):
+            body = body_of(operation["number"], part)
+            message = Message(KEYED, _content(body, operation["bytes"]), sharding_key=key)
+            send = self._sent("keyed", node, (body,), lambda message=message: producer.send(message), key=key)
+            sends.append(asyncio.ensure_future(send))
+        for each in sends:
+            await each
+
+    async def _timer(
+        self, node: Node, producer: AsyncProducer, operation: Operation, body: str, content: bytes
+    ) -> None:
+        # By the broker's clock, which may be another than the true one: `delay_ms` is counted by it.
+        due_ms = self.now_ms() + operation["after_ms"]
+        message = Message(TIMED, content, delay_ms=operation["after_ms"])
+        result = await self._sent("timer", node, (body,), lambda: producer.send(message), due_ms=due_ms)
+        if result is None or not operation["recall"] or not result.recall_handle:
+            return
+        began_s, is_ok = self.world.now_s, True
+        try:
+            await producer.recall(TIMED, result.recall_handle, timeout_ms=SEND_TIMEOUT_MS)
+        except ERRORS:
+            is_ok = False
+        self.note(Recalled(body, began_s, self.world.now_s, is_ok))
+
+    async def _transaction(
+        self, node: Node, producer: AsyncTransactionProducer, operation: Operation, body: str, content: bytes
+    ) -> None:
+        self.outcomes[body] = operation["outcome"]
+        result = await self._sent(
+            "transaction",
+            node,
+            (body,),
+            lambda: self._half(producer, Message(ENDED, content), says=operation["says"]),
+        )
+        if result is not None:
+            self.note(Ended(body, operation["outcome"], self.world.now_s))
+
+    async def _half(self, producer: AsyncTransactionProducer, message: Message, *, says: bool) -> SendResult:
+        found = await producer.send_in_transaction(message, argument=says)
+        return found.sent
+
+    # -- consumers -----------------------------------------------------------------------------------------------
+
+    async def consume(self, node: Node, member: Operation) -> None:
+        """Be a member of a group until its time, or to the end."""
+        await asyncio.sleep(member["from"])
+        until_s = self.world.now_s + member["until"] - member["from"] if member["until"] else 1e9
+        how = {"pull": self._pull, "push": self._push, "pop": self._pop, "follow": self._follow}[member["how"]]
+        await how(node, lambda: self.stopped or self.world.now_s >= until_s)
+
+    async def _pull(self, node: Node, ended: Callable[[], bool]) -> None:
+        held: dict[MessageQueue, int] = {}
+
+        async def assigned(queues: list[MessageQueue]) -> None:
+            for queue in queues:
+                held[queue] = held.get(queue, 0) + 1
+
+        async with AsyncPullConsumer(
+            self.cluster.namesrv_address,
+            "pull",
+            consume_from="first",
+            commit_interval_ms=1000,
+            rebalance_interval_ms=5000,
+            on_assigned=assigned,
+        ) as consumer:
+            for topic in (PLAIN, KEYED, BATCHED, ENDED):
+                consumer.subscribe(topic)
+            while not ended():
+                asked_s = self.world.now_s
+                for message in await self._tried(consumer.poll(500, count_max=3)):
+                    queue = next((q for q in held if (q.topic, q.queue_id) == (message.topic, message.queue_id)), None)
+                    session = f"{node.name}/{held.get(queue, 0) if queue else 0}"
+                    self._read("pull", "pull", node, session, message, asked_s)
+                await asyncio.sleep(0.05)
+
+    async def _tried(self, ask: Awaitable[list[ReceivedMessage]]) -> list[ReceivedMessage]:
+        try:
+            return await ask
+        except ERRORS:
+            await asyncio.sleep(0.5)
+            return []
+
+    async def _push(self, node: Node, ended: Callable[[], bool]) -> None:
+        consumer = AsyncPushConsumer(
+            self.cluster.namesrv_address,
+            "push",
+            consume_from="first",
+            commit_interval_ms=1000,
+            rebalance_interval_ms=5000,
+        )
+        for topic in (PLAIN, KEYED, DELAYED, TIMED, ENDED):
+            consumer.subscribe(topic)
+
+        async def listen(message: ReceivedMessage) -> bool:
+            self._read("push", "push", node, "", message, self.world.now_s)
+            # Some fail once, and come again by the group's retry topic.
+            fails = message.topic == PLAIN and zlib.crc32(message.body) % 20 == 0
+            return not fails or message.reconsume_times > 0
+
+        consumer.listen(listen)
+        async with consumer:
+            while not ended():
+                await asyncio.sleep(0.5)
+
+    async def _pop(self, node: Node, ended: Callable[[], bool]) -> None:
+        async with AsyncSimpleConsumer(
+            self.cluster.namesrv_address, "pop", consume_from="first", invisible_ms=INVISIBLE_S * 1000
+        ) as consumer:
+            consumer.subscribe(POPPED)
+            while not ended():
+                asked_s = self.world.now_s
+                for message in await self._tried(consumer.receive(8, timeout_ms=1000)):
+                    self._read("pop", "pop", node, "", message, asked_s, invisible_s=INVISIBLE_S)
+                    await self._settle_popped(consumer, message)
+
+    async def _settle_popped(self, consumer: AsyncSimpleConsumer, message: ReceivedMessage) -> None:
+        body = _body(message)
+        # By the body: most are acknowledged at once; some renewed first, some left to come again the first time.
+        turn = zlib.crc32(body.encode()) % 10
+        if turn == 0 and message.reconsume_times == 0:
+            return
+        if turn == 1:
+            began_s, is_ok = self.world.now_s, True
+            try:
+                await consumer.change_invisible_time(message, 2 * INVISIBLE_S * 1000)
+            except ERRORS:
+                is_ok = False
+            self.note(Acked("pop", body, began_s, self.world.now_s, is_ok, 2 * INVISIBLE_S))
+        began_s, is_ok = self.world.now_s, True
+        try:
+            await consumer.ack(message)
+        except ERRORS:
+            is_ok = False
+        self.note(Acked("pop", body, began_s, self.world.now_s, is_ok))
+
+    async def _follow(self, node: Node, ended: Callable[[], bool]) -> None:
+        """Read each queue of a topic by itself, from its begin, without a group's help; now and then from an offset."""
+        async with AsyncPullConsumer(self.cluster.namesrv_address, "follow", auto_commit=False) as consumer:
+            queues: list[MessageQueue] = []
+            while not queues and not ended():
+                try:
+                    queues = await consumer.queues(PLAIN)
+                    await consumer.assign(queues)
+                    for queue in queues:
+                        await consumer.seek(queue, 0)
+                except ERRORS:
+                    queues = []
+                    await asyncio.sleep(0.5)
+            while not ended():
+                asked_s = self.world.now_s
+                for message in await self._tried(consumer.poll(500)):
+                    self._read("follow", "follow", node, node.name, message, asked_s)
+
+    def _read(
+        self,
+        how: str,
+        group: str,
+        node: Node,
+        session: str,
+        message: ReceivedMessage,
+        asked_s: float,
+        invisible_s: float = 0.0,
+    ) -> None:
+        topic = message.read_from or message.topic
+        self.note(
+            Read(
+                how,
+                group,
+                node.name,
+                session,
+                _body(message),
+                (topic, message.queue_id, message.queue_offset),
+                self.world.now_s,
+                asked_s,
+                message.reconsume_times,
+                invisible_s,
+                self.now_ms(),
+            )
+        )
+
+    async def commits(self, node: Node) -> None:
+        """Note what the groups have committed."""
+        async with AsyncPullConsumer(self.cluster.namesrv_address, "pull", auto_commit=False) as consumer:
+            for topic in (PLAIN, KEYED, BATCHED, ENDED):
+                for queue in await self._tried_queues(consumer, topic):
+                    offset = await consumer.committed(queue)
+                    if offset is not None:
+                        self.note(Committed("pull", topic, queue.queue_id, offset, self.world.now_s))
+
+    async def _tried_queues(self, consumer: AsyncPullConsumer, topic: str) -> list[MessageQueue]:
+        try:
+            return await consumer.queues(topic)
+        except ERRORS:
+            return []
+
+
+class _Listener:
+    """Says how transactions end: at once, or when it is asked."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+
+    async def execute(self, message: Message, transaction: Any) -> TransactionState:
+        if not transaction.argument:
+            return TransactionState.UNKNOWN
+        return TransactionState(self._workload.outcomes[_text(message.body)])
+
+    async def check(self, message: ReceivedMessage) -> TransactionState:
+        return TransactionState(self._workload.outcomes[_body(message)])
+
+
+def _content(body: str, more: int) -> bytes:
+    return f"{body} ".encode() + bytes([65 + len(body) % 26]) * more
+
+
+def _text(content: bytes) -> str:
+    return content.split(b" ", 1)[0].decode()
+
+
+def _body(message: ReceivedMessage) -> str:
+    return _text(message.body)
