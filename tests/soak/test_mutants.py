@@ -116,7 +116,7 @@ OPERATORS = (
 )
 # Left alone: what no behaviour shows, and lines for a log.
 UNSEEN = re.compile(r"\b(frozen|slots|gc|daemon|strict|kw_only)=$")
-LOGGED = re.compile(r"\s*(self\.)?_?log(ger)?\.\w+\(")
+LOGGED = re.compile(r"\s*(self\.)?(_|trouble_)?log(ger)?\.\w+\(")
 # Changes that change nothing that matters.
 ALIKE = {
     # One that has just connected looks whether the client is gone.

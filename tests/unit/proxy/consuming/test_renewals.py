@@ -19,7 +19,7 @@ from rocketspark.proxy.brokers import retry_wait_ms
 from rocketspark.proxy.call import Refused
 from rocketspark.proxy.clients import Telemetry
 from rocketspark.proxy.consuming import outcomes as outcomes_module
-from rocketspark.proxy.consuming.handle_calls import Held
+from rocketspark.proxy.consuming.handle_calls import Held, check_valid
 from rocketspark.proxy.consuming.outcomes import Outcomes
 from rocketspark.proxy.consuming.renewals import AT_ONCE_MAX, STEPS_MS, Renewals, RenewSettings
 from rocketspark.proxy.settings import ProxySettings
@@ -422,3 +422,10 @@ def test_a_handle_is_the_same_value_when_it_is_read_again() -> None:
     one = held(1).handle
     assert ReceiptHandle.decode(one.encode()) == one
     assert msgspec.structs.replace(one, queue_id=1) != one
+
+
+def test_a_handle_says_nothing_from_the_moment_its_message_is_visible_again() -> None:
+    handle = ReceiptHandle(0, 1000, 60_000, 0, "0", "broker-a", 0, 0)
+    check_valid(handle, 60_999)
+    with pytest.raises(Refused):
+        check_valid(handle, 61_000)
