@@ -260,7 +260,13 @@ class World:
             self.change_members()
         elif kind < 0.974:
             # One that has not caught up yet may have lost what the others need of it.
-            if not self.shrunk and all(self.logs[each].standing == VOTER for each in self.names if each != name):
+            # And each knows all others: who missed a member's return does not answer it.
+            whole = all(len(members) == len(self.names) for members in self.known.values())
+            if (
+                whole
+                and not self.shrunk
+                and all(self.logs[each].standing == VOTER for each in self.names if each != name)
+            ):
                 self.wipe(name)
         else:
             for each in self.names:
