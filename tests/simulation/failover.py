@@ -106,7 +106,7 @@ async def read_all(cluster: Cluster) -> dict[tuple[int, int], str]:
     """Read every queue from its begin to its end."""
     found: dict[tuple[int, int], str] = {}
     async with AsyncPullConsumer(cluster.namesrv_address, "checkers", auto_commit=False) as consumer:
-        queues: list[MessageQueue] = await consumer.queues("t")
+        queues: list[MessageQueue] = await _known(consumer)
         ends = {queue.queue_id: await consumer.end_offset(queue) for queue in queues}
         await consumer.assign(queues)
         for queue in queues:
@@ -118,6 +118,16 @@ async def read_all(cluster: Cluster) -> dict[tuple[int, int], str]:
             for message in messages:
                 found[message.queue_id, message.queue_offset] = message.body.decode().strip()
     return found
+
+
+async def _known(consumer: AsyncPullConsumer) -> list[MessageQueue]:
+    """Return the topic's queues, once a NameServer that was down has heard of them again."""
+    for _ in range(int(SETTLE_S)):
+        try:
+            return await consumer.queues("t")
+        except RocketSparkError:
+            await asyncio.sleep(1)
+    return await consumer.queues("t")
 
 
 def check(
