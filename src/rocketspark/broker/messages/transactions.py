@@ -157,9 +157,8 @@ class Transactions:
         self._commit_progress()
 
     def _recover(self) -> None:
-        self._recovery = TransactionRecovery(
-            self._store, self._half_messages, self._op_messages, self._quarantine, self._put_message.has_left
-        )
+        places = self._store, self._half_messages, self._op_messages, self._quarantine
+        self._recovery = TransactionRecovery(*places, self._put_message.has_left)
         self._open = self._recovery.find_open()
 
     def recovered_queues(self) -> dict[str, set[int]]:
@@ -184,8 +183,7 @@ class Transactions:
         stored = self._put_message.rules.as_sent(stored, pairs)
         if stored and stored[-1] != 2:
             stored = properties.of_pairs(pairs)
-        unique_id = pairs.get(b"UNIQ_KEY")
-        added = b""
+        unique_id, added = pairs.get(b"UNIQ_KEY"), b""
         if unique_id is not None:
             if pairs.pop(b"__transactionId__", None) is not None:
                 stored = properties.without(stored, (b"__transactionId__",))

@@ -279,10 +279,8 @@ class SendAttempts:
 
         Raises NotSent if the connection ended, FrameError if it is over 16 MiB.
         """
-        opaque = peer.next_opaque()
-        frame = target.frames.frame(
-            opaque, out.body, out.properties, out.sys_flag, int(machine.time() * 1000), out.flag
-        )
+        opaque, born_ms = peer.next_opaque(), int(machine.time() * 1000)
+        frame = target.frames.frame(opaque, out.body, out.properties, out.sys_flag, born_ms, out.flag)
         if waiting is None:
             if not peer.is_open:
                 raise NotSent(f"no connection to {peer.address}: the message was not sent", address=peer.address)
