@@ -32,7 +32,7 @@ from tests.unit.proxy.producing.support import (
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
 
 pytestmark = pytest.mark.shows(
     "SendMessage: 72 messages are stored, or refused with a code, as Apache's proxy 5.5.0 stored and refused "

@@ -16,7 +16,7 @@ from tests.unit.proxy.conftest import RawClient
 from tests.unit.proxy.consuming.test_consuming import wait_until
 from tests.unit.proxy.test_guard import route_of, signed
 
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
 
 pytestmark = pytest.mark.shows("`server --secure` with gRPC; a proxy with keys asks its clients for theirs")
 

@@ -12,7 +12,7 @@ from tests.unit.proxy.conftest import RawClient, running_proxy
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code, MessageType
+from rocketspark.proxy.wire.enumerations import AddressScheme, ClientType, Code, MessageType
 from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.shows(

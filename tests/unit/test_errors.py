@@ -15,7 +15,8 @@ import pytest
 from rocketspark import errors
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue
-from rocketspark.proxy.call import Code, Refused
+from rocketspark.proxy.call import Code
+from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.spark.exactly_once.batch_commit import TakenOver
 from rocketspark.spark.exactly_once.commit_topic import NotSafelyStored
 from rocketspark.spark.exactly_once.end_transactions import NoRanges

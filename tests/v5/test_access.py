@@ -22,7 +22,7 @@ from tests.v5.servers import APACHE_QUICK, BROKER
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client.connection.credentials import Signer
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.testing.process import run_server_process
 
 pytestmark = pytest.mark.shows(

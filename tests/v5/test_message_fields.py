@@ -22,7 +22,7 @@ from tests.v5.servers import APACHE_QUICK, BROKER, OURS_QUICK, Servers, our_prox
 from rocketspark import Message, Producer
 from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.testing.process import run_server_process
 
 pytestmark = pytest.mark.shows(

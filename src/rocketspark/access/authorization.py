@@ -1,6 +1,6 @@
 """What a user may do (rule: UserAuthorizationHandler, AclAuthorizationHandler, 5.5.0).
 
-Answers are kept until a change of the tables.
+Answers are kept until a change of the tables. Which rule decides: `policies`.
 """
 
 from __future__ import annotations

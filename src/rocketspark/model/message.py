@@ -209,7 +209,10 @@ class ReceivedMessage:
         return object.__getattribute__(self, name)
 
     def settle(self) -> None:
-        """Set every field now, so that one may be set to something else."""
+        """Fill in the fields that are filled in when one of them is first read.
+
+        To be called before one of them is assigned, which that would overwrite.
+        """
         if self._late is not None:
             self._values()
 

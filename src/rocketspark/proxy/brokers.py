@@ -26,10 +26,10 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import ClusterInfo, GroupConfig
-from rocketspark.proxy.call import Refused
 from rocketspark.proxy.message_form import NORMAL, TOPIC_TYPES, TYPE_ATTRIBUTE
 from rocketspark.proxy.settings import ProxySettings
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes, RpcHooks

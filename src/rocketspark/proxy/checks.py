@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from rocketspark.model.text import shown
-from rocketspark.proxy.call import Refused
 from rocketspark.proxy.message_form import RESERVED_NAMES
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused
 
 # Messages or handles of one call: a broker's reply names each of a batch, in a header of 1 MiB at most.
 ENTRIES_MAX = 16_384

@@ -20,11 +20,12 @@ from rocketspark.client.callbacks import Tasks
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.proxy.brokers import Brokers, attempts_max, exponential, waits_ms
-from rocketspark.proxy.call import WRITE_S, Call, Refused, status
+from rocketspark.proxy.call import WRITE_S, Call
 from rocketspark.proxy.checks import TOPICS_MAX, Shares, checked_group, checked_topic
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code
+from rocketspark.proxy.wire.enumerations import AddressScheme, ClientType, Code
+from rocketspark.proxy.wire.statuses import Refused, status
 
 log = LimitedLog("rocketspark.proxy")
 

@@ -32,10 +32,11 @@ from rocketspark.protocol.headers.messages import ViewMessageHeader
 from rocketspark.protocol.message import record
 from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Call, Refused
+from rocketspark.proxy.call import Call
 from rocketspark.proxy.clients import Clients, ProxyClient
 from rocketspark.proxy.settings import ProxySettings
-from rocketspark.proxy.wire.codes import ClientType, Code
+from rocketspark.proxy.wire.enumerations import ClientType, Code
+from rocketspark.proxy.wire.statuses import Refused
 
 log = LimitedLog("rocketspark.proxy")
 

@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from rocketspark.proxy.call import Refused
 from rocketspark.proxy.service import Asked, Service
 from rocketspark.proxy.wire import messages
+from rocketspark.proxy.wire.statuses import Refused
 
 HEALTH = "grpc.health.v1.Health"
 REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")

@@ -17,7 +17,7 @@ from rocketspark.protocol.message import compression, properties, sysflags
 from rocketspark.protocol.message.message_ids import offset_message_id, unpack_host
 from rocketspark.protocol.message.record import Record
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import DigestType, Encoding
+from rocketspark.proxy.wire.enumerations import DigestType, Encoding
 
 TAGS = properties.TAGS
 KEYS = properties.KEYS

@@ -16,7 +16,7 @@ from rocketspark.proxy.call import CANCELLED, CallTimes
 from rocketspark.proxy.clients import Clients
 from rocketspark.proxy.service import Service
 from rocketspark.proxy.settings import ProxySettings
-from rocketspark.proxy.wire.codes import ClientType, Code
+from rocketspark.proxy.wire.enumerations import ClientType, Code
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

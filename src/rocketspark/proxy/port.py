@@ -15,8 +15,9 @@ from typing import cast
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.proxy.call import Refused, address_of
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.call import address_of
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.transport.peer import HALF_CLOSED_S, Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import IDLE_S, Server
@@ -71,9 +72,11 @@ class UnfinishedMessages:
         return next(iter(self._open.values())).number if self._open else None
 
     def feed(self, data: bytes, calls_max: float = math.inf) -> int:
-        """Count the gRPC messages in bytes that the client sent; return up to where: past the call that is one more
-        than `calls_max` the rest is left for later. `begun`, `given_up`: the streams of calls that were made, their
-        first message whole, or ended, here.
+        """Read bytes of HTTP/2 that the client sent, and count what of its gRPC messages is not whole yet.
+
+        Returns how many bytes were read: once one call more than `calls_max` has begun, the rest is to be fed later.
+        Sets `begun` (streams whose first message is whole) and `given_up` (streams that the client reset), both of
+        these bytes alone.
         """
         at, size = 0, len(data)
         self.begun, self.given_up = [], []

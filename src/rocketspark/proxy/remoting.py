@@ -25,7 +25,7 @@ from rocketspark.protocol.headers import NoHeader, Request
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import LockRequest
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Refused
+from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import ReceivedRequest, Refusal, Routes, RpcHooks

@@ -10,12 +10,13 @@ from typing import Any
 from rocketspark.model import QueueData
 from rocketspark.model.route import MASTER_ID, PERM_READ, PERM_WRITE
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Call, Refused, status
+from rocketspark.proxy.call import Call
 from rocketspark.proxy.checks import checked_group, checked_topic
 from rocketspark.proxy.message_form import MIXED, WIRE_TYPES
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import AddressScheme, Code, MessageType, Permission
+from rocketspark.proxy.wire.enumerations import AddressScheme, Code, MessageType, Permission
+from rocketspark.proxy.wire.statuses import Refused, status
 
 MIXED_TYPES = (MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION)
 ANY_QUEUE = -1

@@ -21,10 +21,11 @@ import grpc
 from google.protobuf import message_factory
 
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.proxy.call import CANCELLED, AddressOf, Call, CallTimes, Refused, address_of, status, status_of
+from rocketspark.proxy.call import CANCELLED, AddressOf, Call, CallTimes, address_of
 from rocketspark.proxy.checks import Shares, check_size
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused, status, status_of
 
 log = LimitedLog("rocketspark.proxy")
 

@@ -105,7 +105,7 @@ class Postgres(Database):
                 connection.execute(text.format(**self.words))
 
     def close(self) -> None:
-        """As Database.close; also those of coroutines, none of which is in use."""
+        """As Database.close; idle connections of coroutines are closed too, whichever event loop made them."""
         with self._guard:
             idle = [*self._idle, *(connection for _, connection in self._idle_async)]
             self._idle, self._idle_async = [], []

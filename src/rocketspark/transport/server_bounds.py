@@ -8,7 +8,8 @@ once; replies are never held up.
 One loop serves all connections, in turns, so waiting requests lie in their buffers. A request's wait counts from the
 turn in which its connection could be read. One hiccup of the machine is no load: a turn must go on for as long
 again. Honest connections hold a frame that is not whole, or a reply that is not read, for moments: past a bound whoever
-has held some for longest is the one to end. Nothing here costs anything for frames that come whole.
+has held some for longest is the one to end. Nothing here costs anything for frames that come whole. Idle connections
+are ended by `server`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from tests.unit.proxy.consuming.test_receive import stored
 
 from rocketspark.protocol.headers import PopReply
 from rocketspark.proxy import clients as proxy_clients
-from rocketspark.proxy.call import Refused
 from rocketspark.proxy.checks import ENTRIES_MAX, REQUEST_BYTES_MAX, TURN, SendLimits, check_size
 from rocketspark.proxy.clients import TOPIC_BYTES, WAITING_BYTES_MAX, Clients, TelemetryStream
 from rocketspark.proxy.consuming import receive
@@ -27,7 +26,8 @@ from rocketspark.proxy.producing.send import Sends
 from rocketspark.proxy.service import Service
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.testing.cluster import Cluster
 from rocketspark.transport.request_frames import Reply
 

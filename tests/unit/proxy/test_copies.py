@@ -21,7 +21,7 @@ from rocketspark.proxy import brokers
 from rocketspark.proxy.brokers import AGAIN_S, AHEAD, Brokers, _Cache
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.testing.cluster import Cluster
 
 pytestmark = pytest.mark.shows("What the proxy copies and for how long")

@@ -12,9 +12,10 @@ import pytest
 from tests.support.patience import LIMIT_S
 from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
 
-from rocketspark.proxy.call import Call, status
+from rocketspark.proxy.call import Call
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import status
 from rocketspark.testing.cluster import Cluster
 
 pytestmark = pytest.mark.shows(

@@ -32,7 +32,7 @@ from rocketspark.proxy.guard import UNREADABLE, Credentials, NotReadable, creden
 from rocketspark.proxy.producing.producer_groups import Orphans
 from rocketspark.proxy.producing.transactions import TransactionData, monotonic_ms
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code
+from rocketspark.proxy.wire.enumerations import AddressScheme, ClientType, Code
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.tls import client_tls
 

@@ -19,7 +19,7 @@ from rocketspark.errors import ConfigError
 from rocketspark.proxy.server import ProxyServer
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import AddressScheme, Code
+from rocketspark.proxy.wire.enumerations import AddressScheme, Code
 from rocketspark.testing.cluster import Cluster
 
 pytestmark = pytest.mark.shows(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rocketspark.protocol import frames
-from rocketspark.proxy.call import Refused
 from rocketspark.proxy.port import WAITING_BYTES_MAX, Port
+from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.transport.server_bounds import Descriptors
 from rocketspark.transport.tls import first_bytes
 from rocketspark.transport.tls.first_bytes import PREFACE

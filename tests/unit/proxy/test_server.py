@@ -18,7 +18,7 @@ from rocketspark.proxy.routes import permissions
 from rocketspark.proxy.server import ProxyServer
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import AddressScheme, ClientType, Code, Permission
+from rocketspark.proxy.wire.enumerations import AddressScheme, ClientType, Code, Permission
 from rocketspark.testing.cluster import Cluster
 from rocketspark.transport.processor_table import RpcHooks
 

@@ -15,11 +15,11 @@ from tests.unit.proxy.consuming.test_attacks import http2_frame
 from tests.unit.proxy.consuming.test_consuming import wait_until
 
 from rocketspark.proxy import service as service_module
-from rocketspark.proxy.call import Refused
 from rocketspark.proxy.health import HEALTH
 from rocketspark.proxy.service import COUNTED_BYTES_MIN, REFUSAL_BYTES, AtWork, Work
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused
 
 pytestmark = pytest.mark.shows(
     "gRPC: calls, streams, requests and unread answers of one host leave room for others; what is sent behind a request"

@@ -282,7 +282,9 @@ class Access:
             )
 
     def look_into(self, store: Store) -> None:
-        """Ask for the topic of messages that requests name by their place in this log."""
+        """Give the checks this store: they look there for the topic of a message that a request names by its physical
+        offset alone.
+        """
         stored = StoredMessages(store).contexts
         if self.control is not None:
             self.control.stored = stored
@@ -336,7 +338,10 @@ class Recipients:
         self._checks = gate.checks if gate is not None else []
 
     def may_be_sent(self, code: int, sender: Sender | None, topic: str, group: str) -> bool:
-        """Return whether a client may be sent this; `sender`: whose heartbeat made him a member."""
+        """Return whether the broker may send a client the request `code` about a topic and a group.
+
+        `sender`: the user and host whose heartbeat registered the client; where there is none, nothing may be sent.
+        """
         if not self._checks:
             return True
         if sender is None:

@@ -1,7 +1,7 @@
 """The rules for sends: which a broker takes, and which are plain. It decides and stores nothing.
 
 Rule: every check that a send has to pass stands here once: permission, topic, queue, kind, sizes. What the disk says
-comes from the store as an error, for which `refused` has the reply.
+comes from the store as an error, for which `refused` has the reply; that it is too full, `storage.retention` says.
 """
 
 from __future__ import annotations

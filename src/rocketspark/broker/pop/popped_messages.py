@@ -89,7 +89,9 @@ class PoppedMessages:
         return decode_mended(found)
 
     def is_foreign(self, key: CheckPointKey) -> bool:
-        """Tell whether an acting master's check point came here: the same place here is another message."""
+        """Tell whether a check point is of another broker, which an acting master left here: in this store its offsets
+        are those of other messages.
+        """
         return not self._names.is_own(key.broker_name)
 
     def are_here(self, key: CheckPointKey, offsets: Iterable[int]) -> bool:

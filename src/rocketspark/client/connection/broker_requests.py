@@ -46,10 +46,10 @@ class Consumer(Protocol):
         """Return the offsets up to which queues were read."""
 
     def running_info(self, *, stacks: bool) -> bytes:
-        """Return the body of the answer."""
+        """Return the body of the answer to GET_CONSUMER_RUNNING_INFO; `stacks`: with those of this process."""
 
     async def consume(self, message: ReceivedMessage) -> bytes | None:
-        """Return the body of the answer; None if the consumer has no listener."""
+        """Return the body of the answer to CONSUME_MESSAGE_DIRECTLY; None if the consumer has no listener."""
 
 
 class BrokerRequests:

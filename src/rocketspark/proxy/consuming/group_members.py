@@ -36,14 +36,14 @@ from rocketspark.protocol.json.bodies import ConsumerData, Heartbeat, QueueBody,
 from rocketspark.protocol.message import properties, record
 from rocketspark.protocol.pop_answers import RETRY_V1, first_topic, retry_topic
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Refused
 from rocketspark.proxy.checks import checked_topic
 from rocketspark.proxy.clients import Clients, ProxyClient
 from rocketspark.proxy.consuming.handle_calls import Held, now_ms
 from rocketspark.proxy.consuming.renewals import Renewals
 from rocketspark.proxy.message_form import message_of, pairs_of
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code, FilterType
+from rocketspark.proxy.wire.enumerations import Code, FilterType
+from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes

@@ -22,9 +22,9 @@ from rocketspark.protocol.headers import (
 )
 from rocketspark.protocol.pop_answers import GIVEN_BACK_MS, ReceiptHandle, real_topic, with_new_time
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Refused
 from rocketspark.proxy.clients import GRACE_S
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.transport.request_frames import Reply
 
 log = LimitedLog("rocketspark.proxy")

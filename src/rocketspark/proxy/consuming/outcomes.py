@@ -15,13 +15,14 @@ from typing import Any
 from rocketspark.client.connection import pop_api
 from rocketspark.errors import FrameError
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Call, Refused, code_of_remoting, status, status_of
+from rocketspark.proxy.call import Call
 from rocketspark.proxy.checks import TURN, checked_group, checked_topic
 from rocketspark.proxy.consuming.handle_calls import HandleCalls, Held, changed, check_valid, now_ms, read_handle
 from rocketspark.proxy.consuming.renewals import Renewal, Renewals
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused, code_of_remoting, status, status_of
 from rocketspark.transport.request_frames import Reply
 
 

@@ -32,7 +32,7 @@ from rocketspark.protocol.message.message_ids import offset_message_id
 from rocketspark.protocol.message.record import Record, decode
 from rocketspark.protocol.pop_answers import ReceiptHandle, TimesAndOffsets
 from rocketspark.proxy.brokers import DEFAULT_GROUP, Brokers, attempts_max
-from rocketspark.proxy.call import Call, Refused, status, status_of
+from rocketspark.proxy.call import Call
 from rocketspark.proxy.checks import Shares, checked_group, checked_topic
 from rocketspark.proxy.clients import Clients, ProxyClient
 from rocketspark.proxy.consuming.handle_calls import HandleCalls, Held, now_ms
@@ -41,7 +41,8 @@ from rocketspark.proxy.consuming.renewals import Renewals
 from rocketspark.proxy.message_form import MESSAGE_ID, RECEIPT_HANDLE, TAGS, fill, pairs_of
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import ClientType, Code, FilterType
+from rocketspark.proxy.wire.enumerations import ClientType, Code, FilterType
+from rocketspark.proxy.wire.statuses import Refused, status, status_of
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 

@@ -17,10 +17,10 @@ from rocketspark.client.callbacks import end_all
 from rocketspark.errors import RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.pop_answers import ReceiptHandle
-from rocketspark.proxy.call import Refused
 from rocketspark.proxy.checks import OF_HOST
 from rocketspark.proxy.consuming.handle_calls import Held
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused
 
 log = LimitedLog("rocketspark.proxy")
 

@@ -27,13 +27,14 @@ from rocketspark.protocol.message import batch, sysflags
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.protocol.timers import decode_handle
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import ASK_TIMEOUT_MS, Call, Refused, status
+from rocketspark.proxy.call import ASK_TIMEOUT_MS, Call
 from rocketspark.proxy.checks import TURN, SendLimits, check_body, checked_topic
 from rocketspark.proxy.message_form import DELAY, MIXED, TRANSACTIONAL
 from rocketspark.proxy.producing.stored_form import StoredForm, stored_form
 from rocketspark.proxy.producing.transactions import HalfPlace, TransactionData, monotonic_ms
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused, status
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 

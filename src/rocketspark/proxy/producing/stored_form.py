@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from rocketspark.protocol.message import properties, sysflags
 from rocketspark.proxy import checks
-from rocketspark.proxy.call import Refused
 from rocketspark.proxy.checks import SendLimits
 from rocketspark.proxy.message_form import (
     BORN_HOST,
@@ -29,7 +28,8 @@ from rocketspark.proxy.message_form import (
     TRANSACTIONAL,
     WIRE_TYPES,
 )
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused
 
 # Numbers of messaging.proto.
 IDENTITY, GZIP = 1, 2

@@ -24,11 +24,12 @@ from rocketspark.model.text import shown
 from rocketspark.protocol.headers import EndTransactionHeader
 from rocketspark.protocol.message import properties, sysflags
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.call import Call, Refused, status
+from rocketspark.proxy.call import Call
 from rocketspark.proxy.checks import checked_topic, is_blank
 from rocketspark.proxy.message_form import MESSAGE_ID
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code, TransactionResolution, TransactionSource
+from rocketspark.proxy.wire.enumerations import Code, TransactionResolution, TransactionSource
+from rocketspark.proxy.wire.statuses import Refused, status
 from rocketspark.transport.peer import Peer
 
 log = LimitedLog("rocketspark.proxy")

@@ -351,7 +351,10 @@ class BatchConsumeQueue(ConsumeQueue):
         return self._stated(index)[1]
 
     def flushed_end(self, position: int) -> NotedEnd | None:
-        """Return the end if all units are on the disk: how many messages those have that are is known of no others."""
+        """Return the queue's end if every unit is on the disk, else None.
+
+        Units hold different numbers of messages, so the queue offset at which the flushed ones end is not known.
+        """
         following = self.next
         return NotedEnd(self.flushed, following, position) if self.flushed == self._written else None
 

@@ -72,7 +72,7 @@ class BatchKeys:
 
     @property
     def count(self) -> int:
-        """Return how many keys there are, those counted that two blanks leave empty."""
+        """Return about how many index entries the batch makes: each blank in KEYS counts as one key more."""
         alike = sum(len(of) for of, _ in (*self.ids, *self.words, *self.tags, *self.lists))
         more = sum(int(np.count_nonzero(values == ord(" "))) for _, values in self.lists)
         return alike + more + sum(words.count(b" ") + 2 if words else 1 for _, _, words, _ in self.single)

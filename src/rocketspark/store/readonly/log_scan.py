@@ -125,7 +125,10 @@ class LogScan(ReadOnlyFiles):
         return position + at if at >= 0 else None
 
     def _run(self, position: int, sure_before: int) -> Iterator[WholeRecord]:
-        """Yield whole records in a row; leaves `end_found` after the last."""
+        """Yield the whole records that follow one another from `position` without a gap.
+
+        `end_found` is then the end of the last one; a last record that may not be written to its end is left out.
+        """
         self.end_found = at = position
         # Given out once another record follows, or it is known to be written to its end.
         held: WholeRecord | None = None

@@ -13,7 +13,7 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json import bodies as bodies_json
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import ClientType, Code
+from rocketspark.proxy.wire.enumerations import ClientType, Code
 
 SIMPLE, PUSH = ClientType.SIMPLE_CONSUMER, ClientType.PUSH_CONSUMER
 TAG, SQL = 1, 2

@@ -23,7 +23,7 @@ from rocketspark.proxy import service as service_module
 from rocketspark.proxy.call import Call
 from rocketspark.proxy.consuming.receive import _filter
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.transport.peer import Peer
 
 pytestmark = pytest.mark.shows(

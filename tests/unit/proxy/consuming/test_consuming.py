@@ -20,7 +20,7 @@ from tests.unit.proxy.producing.support import stored
 from rocketspark import Message, Producer
 from rocketspark.errors import RouteNotFound
 from rocketspark.protocol.pop_answers import ReceiptHandle
-from rocketspark.proxy.wire.codes import Code, Encoding
+from rocketspark.proxy.wire.enumerations import Code, Encoding
 from rocketspark.testing.cluster import Cluster
 from rocketspark.testing.process import run_server_process
 

@@ -22,7 +22,7 @@ from rocketspark import Producer
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.proxy.consuming import group_members
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.testing.cluster import Cluster, run_cluster
 from rocketspark.testing.process import run_server_process
 

@@ -15,7 +15,7 @@ from rocketspark.protocol.message import batch, compression, record, sysflags
 from rocketspark.proxy.consuming.receive import popped
 from rocketspark.proxy.message_form import fill, message_of
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Encoding
+from rocketspark.proxy.wire.enumerations import Encoding
 
 pytestmark = pytest.mark.shows(
     "ReceiveMessage: filters, long polling, attempts to dead letters, order with `attempt_id`; a receive that "

@@ -16,7 +16,6 @@ from rocketspark.errors import NotSent
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.protocol.pop_answers import ReceiptHandle, with_new_time
 from rocketspark.proxy.brokers import retry_wait_ms
-from rocketspark.proxy.call import Refused
 from rocketspark.proxy.clients import Telemetry
 from rocketspark.proxy.consuming import outcomes as outcomes_module
 from rocketspark.proxy.consuming.handle_calls import Held, check_valid
@@ -24,7 +23,8 @@ from rocketspark.proxy.consuming.outcomes import Outcomes
 from rocketspark.proxy.consuming.renewals import AT_ONCE_MAX, STEPS_MS, Renewals, RenewSettings
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.transport.request_frames import Reply
 
 pytestmark = pytest.mark.shows("handles renewed; a client that ends or vanishes frees its push messages")

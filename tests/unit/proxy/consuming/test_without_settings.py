@@ -22,7 +22,7 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.proxy.clients import Clients
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.testing.cluster import Cluster
 
 pytestmark = pytest.mark.shows(

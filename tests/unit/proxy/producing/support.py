@@ -17,7 +17,7 @@ from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.headers import PullHeader
 from rocketspark.protocol.message import record
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import ClientType, Code
+from rocketspark.proxy.wire.enumerations import ClientType, Code
 
 
 def parsed(fields: Any, **system: Any) -> Any:

@@ -16,9 +16,9 @@ from tests.unit.proxy.producing.support import COMMIT, end, half, ids, parsed, s
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.model import BrokerData
-from rocketspark.proxy.call import Refused
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.testing.cluster import run_cluster
 
 pytestmark = pytest.mark.shows("sends while brokers are away or silent, or clients give up")

@@ -30,7 +30,7 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.model import MessageQueue
 from rocketspark.proxy.producing.send import consistent_hash
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.testing.cluster import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows(

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests.unit.proxy.producing.sent_messages import REFUSED, STORED, TOPIC, message
 
 from rocketspark.protocol.message import properties, sysflags
-from rocketspark.proxy.call import Refused
 from rocketspark.proxy.checks import SendLimits, checked_topic
 from rocketspark.proxy.message_form import type_of
 from rocketspark.proxy.producing.stored_form import StoredForm, delay_level, stored_form
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.codes import Code
+from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused
 
 pytestmark = pytest.mark.shows(
     "SendMessage: 72 messages are stored, or refused with a code, as Apache's proxy 5.5.0 stored and refused "

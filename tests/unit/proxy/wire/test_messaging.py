@@ -11,7 +11,7 @@ from google.protobuf import descriptor_pb2
 from tests.v5 import recorded
 
 import rocketspark.proxy.wire
-from rocketspark.proxy.wire import codes, messages
+from rocketspark.proxy.wire import enumerations, messages
 
 pytestmark = pytest.mark.shows("own definition of the gRPC protocol")
 
@@ -32,7 +32,7 @@ def test_the_enumerations_are_the_definition_s() -> None:
     file = messages.pool().FindFileByName("messaging.proto")
     for name in ("Code", "ClientType", "MessageType", "Permission", "Encoding", "DigestType", "AddressScheme"):
         numbers = {value.name: value.number for value in file.enum_types_by_name[name].values}
-        assert {one.name: one.value for one in getattr(codes, name)} == numbers
+        assert {one.name: one.value for one in getattr(enumerations, name)} == numbers
 
 
 @pytest.mark.parametrize("client", RECORDED)

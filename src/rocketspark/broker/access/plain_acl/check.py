@@ -122,7 +122,10 @@ class PlainAcl:
         return rules.is_free(self.loaded.rules, plain_address(sender.host), sender.user)
 
     def may(self, sender: Sender, contexts: Iterable[Context]) -> bool:
-        """Return whether a client may be sent what needs these; what needs the cluster is for admins."""
+        """Return whether a client may be sent something for which it needs the rights in `contexts`.
+
+        Where one of them is on the cluster, only a sender that may do everything is.
+        """
         needed: dict[str, int] = {}
         for context in contexts:
             if context.kind == CLUSTER:

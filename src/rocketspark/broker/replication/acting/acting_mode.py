@@ -194,7 +194,10 @@ class ActingMode:
             await self._come_back(office, address)
 
     async def _come_back(self, office: Office, address: str) -> None:
-        """Return as at a start: first take back what a slave did meanwhile, then serve what depends on it."""
+        """Bring a master that was cut off back into service as if it had just started.
+
+        Its services stop, what the acting slave did meanwhile is taken over, then they start and it registers again.
+        """
         log.warning("broker %s was away, it hung or was cut off: a slave may have acted", self._settings.broker_name)
         await self._services.stop()
         self._store.flush_log()
