@@ -18,7 +18,7 @@ from rocketspark import Producer, PullConsumer
 from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.controller.server import ControllerServer
 from rocketspark.controller.settings import ControllerSettings
-from rocketspark.errors import RocketSparkError, SendFailed, ServerError, TransportError
+from rocketspark.errors import NotSent, RocketSparkError, SendFailed, ServerError, TransportError
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers.controller import ReplicaHeartbeatHeader
 from rocketspark.testing import run_cluster
@@ -194,7 +194,7 @@ def stored(producer: Producer, body: bytes) -> None:
         try:
             producer.send("orders", body)
             return
-        except SendFailed:
+        except (SendFailed, NotSent):
             assert time.monotonic() < end
             time.sleep(0.05)
 

@@ -432,8 +432,9 @@ class ReplicasManager:
 
     async def _beat(self) -> None:
         while True:
-            await pause(lambda: self._settings.heartbeat_interval_ms)
+            # The first at once: a controller that never heard of a master waits for it as long as after its own start.
             await self._tried("tell the controllers of life", lambda: self._controller.heartbeat_all(self._heartbeat()))
+            await pause(lambda: self._settings.heartbeat_interval_ms)
 
     async def _check_in_sync(self) -> None:
         while True:

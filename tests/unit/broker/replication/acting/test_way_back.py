@@ -106,10 +106,12 @@ def test_where_to_read_on_is_told_by_who_is_not_away(monkeypatch: pytest.MonkeyP
 def test_a_slave_that_is_linked_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it says so or its link comes, and also if neither does."""
     told: list[str] = []
+    left: list[bytes] = []
     linked = {"value": False}
 
-    async def tell(connections: Any, address: str, info: HaInfo) -> None:
+    async def tell(connections: Any, address: str, info: HaInfo) -> bytes:
         told.append(address)
+        return b"what left it"
 
     async def ask(connections: Any, address: str) -> str:
         return "elsewhere"
@@ -127,6 +129,7 @@ def test_a_slave_that_is_linked_is_asked_no_more(monkeypatch: pytest.MonkeyPatch
         own_info=lambda: HaInfo("h:1", 0, "h:2"),
         is_linked=lambda host: linked["value"],
         take_back=take_back,
+        take_left=left.append,
         follow=lambda info: None,
         is_copying=lambda: False,
     )
@@ -142,3 +145,4 @@ def test_a_slave_that_is_linked_is_asked_no_more(monkeypatch: pytest.MonkeyPatch
 
     asyncio.run(main())
     assert told == ["s:1", "s:2", "back from s:2"]
+    assert left == [b"what left it"] * 2
