@@ -23,7 +23,7 @@ class Lost(AssertionError):
 
 
 async def failover_hard(world: World) -> dict[str, Any]:
-    """With faults that come together with losses of power, also those that break what is promised today."""
+    """With faults that come together with losses of power."""
     return await failover(world, hard=True)
 
 
@@ -169,31 +169,126 @@ def compare_logs(cluster: Cluster) -> None:
 
 async def slave_lost_power(world: World) -> None:
     """A slave's machine is gone without a word, and is elected when the master's process is killed a moment later."""
-    cluster = Cluster(world, replicas=2, flush_interval_ms=600_000)
-    await cluster.start()
-    first = await cluster.master()
-    assert first is not None
-    second = next(node for node in cluster.brokers if node is not first)
-    sent: dict[str, tuple[int, int]] = {}
+    loss = await _Loss.begun(world)
+    loss.second.power_loss()
+    await loss.first_is_killed(for_s=0.1)
+    await loss.ended(back_after_s=0.5)
 
-    async def send(node: Node) -> None:
-        async with AsyncProducer(cluster.namesrv_address, "senders") as producer:
-            for number in range(30):
-                result = await producer.send(Message("t", b"%d" % number))
-                sent[str(number)] = result.queue.queue_id, result.queue_offset
 
-    # As after hours: the folders of the store are on the disk.
-    await second.run(_sync_folders)
-    await world.node("sender").run(send)
-    second.power_loss()
+async def slave_lost_power_and_is_back_first(world: World) -> None:
+    """As above, but the one that holds all is back last, so that nobody can be asked what is lacking."""
+    loss = await _Loss.begun(world)
+    loss.second.power_loss()
     await asyncio.sleep(0.1)
-    first.kill()
+    loss.first.kill()
     await asyncio.sleep(0.1)
-    cluster.restart(first)
+    loss.cluster.restart(loss.second)
+    await asyncio.sleep(8)
+    # Nor does its process forget what its machine lost.
+    loss.second.kill()
     await asyncio.sleep(0.5)
-    cluster.restart(second)
-    await cluster.wait_in_sync(2, SETTLE_S)
-    check(sent, set(sent), {}, await world.node("reader").run(lambda node: read_all(cluster)))
+    loss.cluster.restart(loss.second)
+    await asyncio.sleep(3)
+    loss.cluster.restart(loss.first)
+    await loss.ended()
+
+
+async def slave_lost_its_disk(world: World) -> None:
+    """As above, but the slave is back with nothing, so that its number is nobody's any more."""
+    loss = await _Loss.begun(world)
+    loss.second.power_loss()
+    loss.second.wipe()
+    await loss.first_is_killed(for_s=0.1)
+    await loss.ended(back_after_s=0.5)
+
+
+async def slave_is_lost_for_ever(world: World) -> None:
+    """As above, but the slave is never back: the one that was killed goes on, with all that it holds."""
+    loss = await _Loss.begun(world)
+    loss.second.power_loss()
+    await loss.first_is_killed(for_s=0.1)
+    await loss.ended(in_sync=1)
+
+
+async def slave_has_copied_what_it_lost(world: World) -> None:
+    """Who lost its power, and has all again, is elected as any other and waits for nobody."""
+    loss = await _Loss.begun(world)
+    loss.second.power_loss()
+    await asyncio.sleep(0.5)
+    loss.cluster.restart(loss.second)
+    # It looks each 5 s.
+    await asyncio.sleep(20)
+    loss.first.kill()
+    loss.first = loss.second
+    await loss.ended(in_sync=1)
+
+
+async def master_lost_power_and_is_back_first(world: World) -> None:
+    """The master's machine is gone and back at once, and the slave, killed meanwhile, holds what it lost."""
+    loss = await _Loss.begun(world, loses=0)
+    loss.second.power_loss()
+    await loss.first_is_killed(for_s=8, then_s=0.2)
+    await loss.ended()
+
+
+class _Loss:
+    """Two brokers in sync, of which the second is to lose its power, and what was sent to them."""
+
+    def __init__(self, cluster: Cluster, first: Node, second: Node) -> None:
+        self.cluster, self.first, self.second = cluster, first, second
+        self.sent: dict[str, tuple[int, int]] = {}
+
+    @classmethod
+    async def begun(cls, world: World, *, loses: int = 1) -> _Loss:
+        """Start a cluster and send; the slave is to lose its power, or with 0 the master."""
+        cluster = Cluster(world, replicas=2, flush_interval_ms=600_000)
+        await cluster.start()
+        master = await cluster.master()
+        assert master is not None
+        brokers = [master, next(node for node in cluster.brokers if node is not master)]
+        loss = cls(cluster, brokers[1 - loses], brokers[loses])
+
+        async def send(node: Node) -> None:
+            async with AsyncProducer(cluster.namesrv_address, "senders") as producer:
+                for number in range(30):
+                    result = await producer.send(Message("t", b"%d" % number))
+                    loss.sent[str(number)] = result.queue.queue_id, result.queue_offset
+
+        # As after hours: the folders of the store are on the disk.
+        await loss.second.run(_sync_folders)
+        await world.node("sender").run(send)
+        return loss
+
+    async def first_is_killed(self, *, for_s: float, then_s: float = 0.0) -> None:
+        """Kill the other's process; `then_s`: after so long the machine that lost its power is back."""
+        await asyncio.sleep(0.1)
+        self.first.kill()
+        if then_s:
+            await asyncio.sleep(then_s)
+            self.cluster.restart(self.second)
+        await asyncio.sleep(for_s)
+        self.cluster.restart(self.first)
+
+    async def ended(self, *, back_after_s: float | None = None, in_sync: int = 2) -> None:
+        """Wait until all is well again, send one more, and look for all that was sent."""
+        if back_after_s is not None:
+            await asyncio.sleep(back_after_s)
+            self.cluster.restart(self.second)
+        async with asyncio.timeout(SETTLE_S):
+            while await self.cluster.master() is not self.first:
+                await asyncio.sleep(0.1)
+        # The controller knows its master before that one has begun.
+        await asyncio.sleep(3)
+        await self.cluster.wait_in_sync(in_sync, SETTLE_S)
+
+        async def send(node: Node) -> None:
+            async with AsyncProducer(self.cluster.namesrv_address, "senders", retries=5) as producer:
+                result = await producer.send(Message("t", b"last"))
+                self.sent["last"] = result.queue.queue_id, result.queue_offset
+
+        await self.cluster.world.node("last sender").run(send)
+        reader = self.cluster.world.node("reader")
+        check(self.sent, set(self.sent), {}, await reader.run(lambda node: read_all(self.cluster)))
 
 
 async def _sync_folders(node: Node) -> None:

@@ -75,8 +75,7 @@ class Faults:
     """Does the faults of a plan to a cluster.
 
     `hard`: with a replica's loss of power other faults may come together. Else it comes alone, until all are in sync
-    again: a replica that is gone without a word is still elected while the controller takes it for alive, and what it
-    had not flushed is lost then.
+    again.
     """
 
     def __init__(self, cluster: Cluster, *, hard: bool = False) -> None:

@@ -42,10 +42,29 @@ def test_a_seed_does_the_same_again_byte_for_byte(scenario: str) -> None:
     "mended: a slave whose machine lost its power is elected before it is missed, as the master's process is killed,"
     " and has the other cut its log to its own"
 )
-def test_who_lost_its_power_before_it_was_elected_gives_way_to_whose_log_goes_further() -> None:
-    found = outcomes("tests.simulation.failover:slave_lost_power", 1, 2, 3)
+@pytest.mark.parametrize(
+    "how",
+    [
+        "slave_lost_power",
+        "slave_lost_power_and_is_back_first",
+        "slave_lost_its_disk",
+        "slave_is_lost_for_ever",
+        "slave_has_copied_what_it_lost",
+        "master_lost_power_and_is_back_first",
+    ],
+)
+def test_who_lost_its_power_before_it_was_elected_gives_way_to_who_holds_all(how: str) -> None:
+    found = outcomes(f"tests.simulation.failover:{how}", 1, 2, 3)
     assert [outcome["error"] for outcome in found] == [""] * 3
     assert all(outcome["states"]["losses of power"] == 1 for outcome in found)
+
+
+@pytest.mark.shows(
+    "mended: seeds with losses of power beside kills, cuts and elections, after which messages were lost"
+)
+def test_seeds_that_lost_what_was_acknowledged_lose_it_no_more() -> None:
+    found = outcomes("tests.simulation.failover:failover_hard", 5, 100, 112, 182)
+    assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
 
 
 @pytest.mark.parametrize("check", ["disks", "network", "processes"])

@@ -48,11 +48,13 @@ class Broker(NamedTuple):
 
 
 class _Life:
-    __slots__ = ("connections", "end", "heard_ms", "timeout_ms")
+    __slots__ = ("asker", "connections", "end", "heard_ms", "timeout_ms")
 
     def __init__(self) -> None:
         self.connections: set[Hashable] = set()
         self.end = LogEnd()
+        # Of a broker of ours: which process it is.
+        self.asker: int | None = None
         self.heard_ms = 0
         self.timeout_ms = TIMEOUT_MS
 
@@ -82,10 +84,13 @@ class LiveTable:
         life.timeout_ms = min(max(h.timeout_ms, 1), LONG_MAX) if h.timeout_ms is not None else TIMEOUT_MS
         self._longest_ms = max(self._longest_ms, life.timeout_ms)
         priority = h.election_priority if h.election_priority is not None else INT_MAX
+        if h.asker != life.asker:
+            life.asker, life.end = h.asker, LogEnd()  # Its log may be shorter: its machine lost its power, say.
         epoch, offset = life.end[:2]
         reached = (h.epoch if h.epoch is not None else -1, h.max_offset if h.max_offset is not None else -1)
         # Heartbeats may come late: a log that is shorter in the same epoch is an older one (rule: 5.5.0).
-        life.end = LogEnd(*max((epoch, offset), reached), priority, h.zone or "")
+        furthest = max((epoch, offset), reached)
+        life.end = LogEnd(*furthest, priority, h.zone or "", may_lack=bool(h.may_lack), gives_word=h.asker is not None)
         if connection not in life.connections:
             life.connections.add(connection)
             self._by_connection.setdefault(connection, set()).add(broker)

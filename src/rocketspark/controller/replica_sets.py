@@ -2,6 +2,13 @@
 
 Rule: what changes a set is an event, and can be written. Rules of RocketMQ: BrokerReplicaInfo, SyncStateInfo,
 ReplicasInfoManager and DefaultElectPolicy, 5.5.0.
+
+Ours alone, the heirs. Who is elected is alone in sync, as with RocketMQ, though it may be dead already, or back with
+less. So those that were in sync before are kept, as `heirs`, until the elected one gave its word that it begins. As
+long as a set has heirs nobody was master since they were in sync: **each of them, unless it says that it may lack some
+of its log, holds all that was acknowledged**, and may be elected in place of the elected one. It holds because a set
+gets heirs only if its new master is a broker that takes nothing before its word was accepted, and loses them with that
+word: a request for an in-sync set, the same one also. With RocketMQ's brokers, which give none, a set has no heirs.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ class Replica(msgspec.Struct, frozen=True, rename="camel"):
 class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The brokers of one name. `in_sync`: ids of those that hold all that was acknowledged, in order.
 
-    `next_id`: counts the ids given out, so that none comes again. The epochs only rise.
+    `next_id`: counts the ids given out, so that none comes again. The epochs only rise. `heirs`: see above.
     """
 
     cluster: str
@@ -37,6 +44,7 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     master_epoch: int = 0
     in_sync: tuple[int, ...] = ()
     set_epoch: int = 0
+    heirs: tuple[int, ...] = ()
 
     def address(self, broker_id: int | None) -> str | None:
         """Return a replica's address; None for none."""
@@ -70,14 +78,15 @@ class AddressChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class MasterElected(msgspec.Struct, frozen=True, tag=True):
-    """A broker is master, alone in sync; None: the set has no master."""
+    """A broker is master, alone in sync; None: the set has no master. `heirs`: until it gave its word."""
 
     broker_name: str
     broker_id: int | None
+    heirs: tuple[int, ...] = ()
 
 
 class SetAltered(msgspec.Struct, frozen=True, tag=True):
-    """These replicas are in sync."""
+    """These replicas are in sync, and their master has begun."""
 
     broker_name: str
     members: tuple[int, ...]
@@ -119,10 +128,12 @@ def apply(sets: Sets, event: Event) -> Sets:
         moved = msgspec.structs.replace(s.replicas[event.broker_id], address=event.address)
         return sets | {name: msgspec.structs.replace(s, replicas=s.replicas | {event.broker_id: moved})}
     if isinstance(event, SetAltered):
-        return sets | {name: msgspec.structs.replace(s, in_sync=event.members, set_epoch=s.set_epoch + 1)}
+        altered = msgspec.structs.replace(s, in_sync=event.members, set_epoch=s.set_epoch + 1, heirs=())
+        return sets | {name: altered}
     after = msgspec.structs.replace(s, master=event.broker_id, master_epoch=s.master_epoch + 1)
     if event.broker_id is not None:
-        after = msgspec.structs.replace(after, in_sync=(event.broker_id,), set_epoch=s.set_epoch + 1)
+        alone = (event.broker_id,)
+        after = msgspec.structs.replace(after, in_sync=alone, set_epoch=s.set_epoch + 1, heirs=event.heirs)
     return sets | {name: after}
 
 
@@ -131,7 +142,8 @@ def _cleaned(sets: Sets, event: Cleaned) -> Sets:
     left = {i: replica for i, replica in s.replicas.items() if event.ids is not None and i not in event.ids}
     if not left:
         return {name: each for name, each in sets.items() if name != event.broker_name}
-    after = msgspec.structs.replace(s, replicas=left, in_sync=tuple(i for i in s.in_sync if i in left))
+    in_sync, heirs = (tuple(i for i in ids if i in left) for ids in (s.in_sync, s.heirs))
+    after = msgspec.structs.replace(s, replicas=left, in_sync=in_sync, heirs=heirs)
     if s.master is not None and s.master not in left:
         # Who takes this id later may have nothing: it must not be master by its number.
         after = msgspec.structs.replace(after, master=None, master_epoch=s.master_epoch + 1)
@@ -139,12 +151,18 @@ def _cleaned(sets: Sets, event: Cleaned) -> Sets:
 
 
 class LogEnd(NamedTuple):
-    """How far a broker's log goes. `priority`: of two that are as far the lower is elected; `zone`: where it runs."""
+    """How far a broker's log goes. `priority`: of two that are as far the lower is elected; `zone`: where it runs.
+
+    Of brokers of ours alone: `may_lack`: its machine stopped before all was flushed, and it has not copied it again;
+    `gives_word`: elected, it takes nothing before the controller took its word.
+    """
 
     epoch: int = -1
     offset: int = -1
     priority: int = INT_MAX
     zone: str = ""
+    may_lack: bool = False
+    gives_word: bool = False
 
 
 class Lives(Protocol):
@@ -165,10 +183,12 @@ def elected(
 ) -> int | None:
     """Return the id of the master: the one that is, if it lives; the designated one; else whose log goes furthest.
 
-    Among those in sync, of which one in an earlier one of the `zones` goes first: each holds what was acknowledged.
-    `unclean`: if none of them fits, among all, by their logs alone. None if nobody can be.
+    Among those in sync, then the heirs, of which one in an earlier one of the `zones` goes first: each holds what was
+    acknowledged. `unclean`: if none of them fits, among all, by their logs alone. None if nobody can be.
     """
     found = _best(s, s.in_sync, live, designated, zones)
+    if found is None:
+        found = _best(s, s.heirs, live, designated, zones)
     return _best(s, s.replicas, live, designated) if found is None and unclean else found
 
 
@@ -182,10 +202,36 @@ def _best(
     if designated is not None:
         return designated if designated in living else None
 
-    def reach(broker_id: int) -> tuple[int, int, int, int]:
+    def reach(broker_id: int) -> tuple[bool, int, int, int, int]:
         end = live.log_end(*where, broker_id)
         behind = zones.index(end.zone) if end.zone in zones else len(zones)
-        return -behind, end.epoch, end.offset, -end.priority
+        return not end.may_lack, -behind, end.epoch, end.offset, -end.priority
 
     # RocketMQ compares by an int's difference, which is wrong for logs that are more than 2 GiB apart.
     return max(living, key=reach, default=None)
+
+
+def heirs_of(s: ReplicaSet, master: int, live: Lives) -> tuple[int, ...]:
+    """Return those that hold what was acknowledged until this new master gives its word; none if it gives none."""
+    former = tuple(sorted({*s.in_sync, *s.heirs}))
+    gives_word = live.log_end(s.cluster, s.broker_name, master).gives_word
+    return former if gives_word and master in former and len(former) > 1 else ()
+
+
+def in_place_of_master(s: ReplicaSet, live: Lives, *, unclean: bool) -> int | None:
+    """Return the heir, or other member in sync, that is to be elected for a master that may lack some of its log.
+
+    The master itself if none holds more; None while one is away that may, unless elections are `unclean`.
+    """
+    where = s.cluster, s.broker_name
+    others = sorted({*s.heirs, *s.in_sync} - {s.master})
+    living = [i for i in others if live.alive(*where, i)]
+
+    def reach(broker_id: int) -> tuple[bool, int, int]:
+        end = live.log_end(*where, broker_id)
+        return not (end.may_lack or broker_id == s.master), end.epoch, end.offset
+
+    best = max(living, key=reach, default=None)
+    if best is not None and s.master is not None and reach(best) > reach(s.master):
+        return best
+    return s.master if unclean or living == others else None

@@ -22,6 +22,8 @@ from rocketspark.controller.replica_sets import (
     SetAltered,
     Sets,
     elected,
+    heirs_of,
+    in_place_of_master,
 )
 from rocketspark.model.text import shown, whole_number
 from rocketspark.protocol.codes import ResponseCode
@@ -134,6 +136,7 @@ def register(sets: Sets, h: RegisterToControllerHeader, live: Lives) -> Decision
     if s.master is not None and live.may_live(s.cluster, s.broker_name, s.master):
         answer.master_broker_id, answer.master_address = s.master, s.address(s.master)
         answer.master_epoch, answer.sync_state_set_epoch = s.master_epoch, s.set_epoch
+        answer.awaits_word = bool(s.heirs) or None
     body = _members(s)
     if replica.address == h.broker_address:
         return Decision(header=answer, body=body)
@@ -158,6 +161,7 @@ def replica_info(sets: Sets, h: ReplicaInfoHeader) -> Decision:
         master_address=s.address(s.master),
         master_epoch=s.master_epoch,
         asked=looked.asked if looked else None,
+        awaits_word=bool(s.heirs) or None,
     )
     return Decision(header=answer, body=_members(s), looked=looked)
 
@@ -222,7 +226,7 @@ def _refusal(
 ) -> tuple[int, str] | None:
     """Return code and text of why an in-sync set is not taken; in RocketMQ's order, which its brokers act on."""
     refused = f"the in-sync set of {s.broker_name} stays {list(s.in_sync)}: "
-    if members == s.in_sync:
+    if members == s.in_sync and not s.heirs:
         return ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, refused + "that is what it is"
     if s.master != h.master_broker_id:
         return ResponseCode.CONTROLLER_INVALID_MASTER, refused + f"its master is {s.master}, not {h.master_broker_id}"
@@ -245,7 +249,8 @@ def _refusal(
 def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones: Sequence[str] = ()) -> Decision:
     """CONTROLLER_ELECT_MASTER: the first broker that asks is master, later the one that `elected` returns.
 
-    `unclean`: also one that is not in sync; `zones`: those that go first, in this order.
+    `unclean`: also one that is not in sync; `zones`: those that go first, in this order. A master of ours that takes
+    nothing yet, and may lack some of its log, asks for one in its place.
     """
     s = sets.get(h.broker_name)
     need = ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
@@ -258,6 +263,16 @@ def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones
             why = f"id {asking} of broker set {h.broker_name} is not registered"
             return Decision(need, ElectMasterReply(), remark=why)
         found: int | None = asking
+    elif h.may_lack and asking is not None and asking == s.master:
+        found = in_place_of_master(s, live, unclean=unclean)
+        if found is None:
+            held = sorted({*s.heirs, *s.in_sync})
+            why = (
+                f"{asking} of {s.broker_name} may lack what was acknowledged, and not all of {held}, which held it, are"
+                " alive: start them; clean the metadata of those that are lost for ever, or enable"
+                " enableElectUncleanMaster, to go on without"
+            )
+            return Decision(ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, ElectMasterReply(), remark=why)
     else:
         found = elected(s, live, designated=asking if h.designate_elect else None, unclean=unclean, zones=zones)
     if found is None:
@@ -271,6 +286,7 @@ def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones
     )
     if found == s.master:
         answer.master_epoch, answer.sync_state_set_epoch = s.master_epoch, s.set_epoch
+        answer.awaits_word = bool(s.heirs) or None
         members.sync_state_set = list(s.in_sync)
         why = f"master {found} of {s.broker_name} is alive"
         return Decision(ResponseCode.CONTROLLER_MASTER_STILL_EXIST, answer, bodies.encode(members), why)
@@ -279,7 +295,9 @@ def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones
         broker_name=s.broker_name,
         broker_addrs={str(i): replica.address for i, replica in s.replicas.items()},
     )
-    return Decision(header=answer, body=bodies.encode(members), events=(MasterElected(s.broker_name, found),))
+    heirs = heirs_of(s, found, live)
+    answer.awaits_word = bool(heirs) or None
+    return Decision(header=answer, body=bodies.encode(members), events=(MasterElected(s.broker_name, found, heirs),))
 
 
 def _nobody(s: ReplicaSet, asking: int | None) -> Decision:

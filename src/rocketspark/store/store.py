@@ -164,7 +164,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
                 self._deletions.add_all(gone, self.log.min_position)
             if crashed:
                 self._sync_left()
-            self._mark_open(abort)
+            if not self.may_lack:
+                self._mark_open(abort)
         except OSError as e:
             raise failure(e, "open the store in", s.root) from e
         self.take_stored()  # What recovery put back was stored before.
@@ -200,6 +201,17 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             self._deletions.cut(end)
         except StoreFull:
             pass  # For this run it counts all the same.
+
+    def lacks_nothing(self) -> None:
+        """Note that what was not flushed when the machine stopped is here again, or needed no more.
+
+        Until then the mark of the process before stays, so that who is killed meanwhile still knows.
+        """
+        self.may_lack = False
+        try:
+            self._mark_open(f"{self.settings.root}/abort")
+        except OSError:
+            pass  # Who is killed then looks once more for those that hold more.
 
     def _mark_open(self, path: str) -> None:
         try:

@@ -80,9 +80,13 @@ class Controlled:
         )
         return self.done(replicas_info.register(self.sets, header, self.lives))
 
-    def elect(self, broker_id: int = -1, *, designate: bool = False) -> Decision:
+    def elect(self, broker_id: int = -1, *, designate: bool = False, may_lack: bool = False) -> Decision:
         header = ElectMasterHeader(
-            cluster_name=CLUSTER, broker_name=NAME, broker_id=broker_id, designate_elect=designate
+            cluster_name=CLUSTER,
+            broker_name=NAME,
+            broker_id=broker_id,
+            designate_elect=designate,
+            may_lack=may_lack or None,
         )
         return self.done(replicas_info.elect(self.sets, header, self.lives, unclean=self.unclean, zones=self.zones))
 

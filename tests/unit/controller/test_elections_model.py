@@ -50,10 +50,17 @@ class Elections(RuleBasedStateMachine):
         if broker_id <= 5:
             assert self.state.apply_id(broker_id).code == 0
 
-    @rule(broker_id=IDS, epoch=st.integers(0, 3), offset=st.integers(0, 3), priority=st.integers(0, 2))
-    def is_heard(self, broker_id: int, epoch: int, offset: int, priority: int) -> None:
+    @rule(
+        broker_id=IDS,
+        epoch=st.integers(0, 3),
+        offset=st.integers(0, 3),
+        priority=st.integers(0, 2),
+        ours=st.booleans(),
+        may_lack=st.booleans(),
+    )
+    def is_heard(self, broker_id: int, epoch: int, offset: int, priority: int, ours: bool, may_lack: bool) -> None:
         self.state.lives.living.add(broker_id)
-        self.state.lives.ends[broker_id] = LogEnd(epoch, offset, priority)
+        self.state.lives.ends[broker_id] = LogEnd(epoch, offset, priority, may_lack=ours and may_lack, gives_word=ours)
 
     @rule(broker_id=IDS, maybe=st.booleans())
     def is_gone(self, broker_id: int, maybe: bool) -> None:
@@ -84,9 +91,31 @@ class Elections(RuleBasedStateMachine):
             after = self.state.set
             assert (decision.code, answer.master_broker_id, after.master) == (0, wanted, wanted)
             assert (after.in_sync, after.master_epoch) == ((wanted,), s.master_epoch + 1)
-            assert unclean or s.set_epoch == 0 or wanted in s.in_sync
+            assert unclean or s.set_epoch == 0 or wanted in s.in_sync + s.heirs
+            gives_word = lives.ends.get(wanted, LogEnd()).gives_word
+            held = {*s.in_sync, *s.heirs}
+            assert after.heirs == (tuple(sorted(held)) if gives_word and wanted in held and len(held) > 1 else ())
+            assert bool(answer.awaits_word) == bool(after.heirs)
             assert (answer.master_epoch, answer.sync_state_set_epoch) == (after.master_epoch, after.set_epoch)
             assert wanted in lives.living or s.set_epoch == 0
+
+    @rule(unclean=st.booleans())
+    def the_master_may_lack_some(self, unclean: bool) -> None:
+        s, lives = self.state.sets.get(NAME), self.state.lives
+        if s is None or s.master is None:
+            return
+        self.state.unclean = unclean
+        lives.living.add(s.master)
+        decision = self.state.elect(s.master, may_lack=True)
+        others = {*s.in_sync, *s.heirs} - {s.master}
+        after = self.state.set
+        assert decision.code == (0 if after.master != s.master else 2011 if unclean or others <= lives.living else 2012)
+        if decision.code == 0:
+            assert after.master in others & lives.living
+            assert set(after.heirs) in ({*others, s.master}, set())
+        else:
+            assert after == s
+            assert all(lives.ends.get(i, LogEnd()).may_lack for i in others & lives.living)
 
     @rule(master=IDS, epoch_off=st.integers(-1, 0), set_off=st.integers(-1, 0), members=st.sets(IDS))
     def alters(self, master: int, epoch_off: int, set_off: int, members: set[int]) -> None:
@@ -98,12 +127,12 @@ class Elections(RuleBasedStateMachine):
             master == s.master
             and epoch_off == set_off == 0
             and master in members
-            and members != set(s.in_sync)
+            and (members != set(s.in_sync) or s.heirs)
             and members <= s.replicas.keys()
             and members <= self.state.lives.living
         )
-        assert (decision.code == 0) == taken
-        assert (self.state.set != s) == taken
+        assert (decision.code == 0) == bool(taken)
+        assert (self.state.set != s) == bool(taken)
 
     @rule(
         data=st.data(),
@@ -117,7 +146,7 @@ class Elections(RuleBasedStateMachine):
         living = sorted(self.state.lives.living & s.replicas.keys())
         members = data.draw(st.sets(st.sampled_from(living))) | {s.master}
         decision = self.state.alter(s.master, s.master_epoch + off[0], members, s.set_epoch + off[1])
-        wanted = 2013 if members == set(s.in_sync) else 2000 if off[0] else 2001 if off[1] else 0
+        wanted = 2013 if members == set(s.in_sync) and not s.heirs else 2000 if off[0] else 2001 if off[1] else 0
         assert decision.code == wanted
         after = self.state.set
         same = (s.in_sync, s.set_epoch)
@@ -169,6 +198,10 @@ class Elections(RuleBasedStateMachine):
         assert set(s.in_sync) <= s.replicas.keys()
         assert list(s.in_sync) == sorted(set(s.in_sync))
         assert s.master is None or s.master in s.in_sync
+        # Who was elected, and has not begun, is alone.
+        assert set(s.heirs) <= s.replicas.keys()
+        assert not s.heirs or set(s.in_sync) <= set(s.heirs)
+        assert not s.heirs or len(s.in_sync) <= 1
         self.before = s
 
 
@@ -176,7 +209,7 @@ def expected(s: ReplicaSet, state: Controlled, asking: int | None, designate: bo
     """Who is elected, by the rules as they stand in RocketMQ's documents."""
     if s.set_epoch == 0 and asking is not None:
         return asking
-    for group in [s.in_sync] + ([tuple(s.replicas)] if unclean else []):
+    for group in [s.in_sync, s.heirs] + ([tuple(s.replicas)] if unclean else []):
         may = {i for i in group if i in state.lives.living or (i == s.master and i in state.lives.unheard)}
         if designate and asking is not None:
             if asking in may:
@@ -185,7 +218,9 @@ def expected(s: ReplicaSet, state: Controlled, asking: int | None, designate: bo
             return s.master
         elif may:
             ends = [(state.lives.ends.get(i, LogEnd()), i) for i in may]
-            return sorted(ends, key=lambda each: (-each[0].epoch, -each[0].offset, each[0].priority, each[1]))[0][1]
+            return sorted(
+                ends, key=lambda each: (each[0].may_lack, -each[0].epoch, -each[0].offset, each[0].priority, each[1])
+            )[0][1]
     return None
 
 

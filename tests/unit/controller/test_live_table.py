@@ -80,6 +80,16 @@ def test_the_end_of_a_log_only_rises() -> None:
     assert table.log_end(*TWO) == LogEnd()
 
 
+def test_the_log_of_another_process_may_end_before() -> None:
+    """Its machine lost its power, say, and the connection of the process before is open still."""
+    table = Table()
+    table.beat(epoch=2, max_offset=10, asker=1)
+    table.beat(epoch=2, max_offset=9, asker=1)
+    assert table.log_end(*ONE) == LogEnd(2, 10, (1 << 31) - 1, gives_word=True)
+    table.beat(epoch=2, max_offset=7, asker=2, may_lack=True)
+    assert table.log_end(*ONE) == LogEnd(2, 7, (1 << 31) - 1, may_lack=True, gives_word=True)
+
+
 def test_a_broker_has_time_to_be_heard_after_the_start() -> None:
     table = Table()
     table.beat(TWO, "y", timeout_ms=3000)

@@ -45,13 +45,15 @@ TIMEOUT_MS = 3000
 class Master(NamedTuple):
     """The master of a replica set.
 
-    `epoch`: how often the master has changed; `set_epoch`: how often the in-sync set has.
+    `epoch`: how often the master has changed; `set_epoch`: how often the in-sync set has; `awaits_word`: it has not
+    begun yet, for the controller, and asks for its in-sync set before it does.
     """
 
     broker_id: int
     address: str
     epoch: int
     set_epoch: int
+    awaits_word: bool = False
 
 
 class SetState(NamedTuple):
@@ -155,10 +157,14 @@ class ControllerClient:
         )
         reply = await self._ask_leader(RequestCode.CONTROLLER_REGISTER_BROKER, header)
         found = reply.raise_for_code(f"register {broker_id} of {broker_name}").header(RegisterToControllerReply)
-        return _state(found.master_broker_id, found.master_address, found.master_epoch, reply.body)
+        return _state(found, reply.body)
 
-    async def elect(self, cluster: str, broker_name: str, broker_id: int, *, designate: bool = False) -> Elected:
+    async def elect(
+        self, cluster: str, broker_name: str, broker_id: int, *, designate: bool = False, may_lack: bool = False
+    ) -> Elected:
         """Ask the controller to elect a master, if there is none. `designate`: elect this broker and no other.
+
+        `may_lack`: this broker is elected, and may lack what was acknowledged: one that holds it is to be in its place.
 
         Raises ServerError 2012 if no broker can be elected, 2010 if the set is not known; TransportError.
         """
@@ -168,14 +174,13 @@ class ControllerClient:
             broker_id=broker_id,
             designate_elect=designate,
             invoke_time=_now_ms(),
+            may_lack=may_lack or None,
         )
         reply = await self._ask_leader(RequestCode.CONTROLLER_ELECT_MASTER, header)
         reply.raise_for_code(f"elect a master of {broker_name}", ResponseCode.CONTROLLER_MASTER_STILL_EXIST)
         found = reply.header(ElectMasterReply)
         in_sync = java_json.decode(reply.body, ElectMasterBody).sync_state_set if reply.body else []
-        master = _master(
-            found.master_broker_id, found.master_address, found.master_epoch, found.sync_state_set_epoch or 0
-        )
+        master = _master(found, found.sync_state_set_epoch or 0)
         if master is None:
             raise ServerError(
                 ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
@@ -222,7 +227,7 @@ class ControllerClient:
             )
         reply = await self._ask_leader(RequestCode.CONTROLLER_GET_REPLICA_INFO, header)
         found = reply.raise_for_code(f"replicas of {broker_name}").header(ReplicaInfoReply)
-        state = _state(found.master_broker_id, found.master_address, found.master_epoch, reply.body)
+        state = _state(found, reply.body)
         return state._replace(ends_earlier=header.asked is not None and found.asked == header.asked)
 
     async def live_replica(self, broker_name: str, broker_id: int) -> LiveReplica | None:
@@ -242,11 +247,13 @@ class ControllerClient:
 
         Raises TransportError, ServerError.
         """
+        header.asker = self._asker
         reply = await self._ask_leader(RequestCode.BROKER_HEARTBEAT, header)
         reply.raise_for_code("heartbeat to the controller")
 
     async def heartbeat_all(self, header: ReplicaHeartbeatHeader) -> int:
         """Tell every controller one-way that this broker lives; returns how many could be told."""
+        header.asker = self._asker
         addresses = list(dict.fromkeys([*self.addresses, *([self.leader] if self.leader else [])]))
         told = await asyncio.gather(*(self._tell(address, header) for address in addresses))
         return sum(told)
@@ -293,14 +300,16 @@ class ControllerClient:
         await self._connections.close()
 
 
-def _master(broker_id: int | None, address: str | None, epoch: int | None, set_epoch: int) -> Master | None:
-    return Master(broker_id, address, epoch or 0, set_epoch) if broker_id is not None and address else None
+def _master(h: RegisterToControllerReply | ElectMasterReply | ReplicaInfoReply, set_epoch: int) -> Master | None:
+    if h.master_broker_id is None or not h.master_address:
+        return None
+    return Master(h.master_broker_id, h.master_address, h.master_epoch or 0, set_epoch, bool(h.awaits_word))
 
 
-def _state(broker_id: int | None, address: str | None, epoch: int | None, body: bytes) -> SetState:
+def _state(h: RegisterToControllerReply | ReplicaInfoReply, body: bytes) -> SetState:
     members = java_json.decode(body, SyncStateSet) if body else SyncStateSet()
-    master = _master(broker_id, address, epoch, members.sync_state_set_epoch)
-    return SetState(master, epoch, frozenset(members.sync_state_set), members.sync_state_set_epoch)
+    set_epoch = members.sync_state_set_epoch
+    return SetState(_master(h, set_epoch), h.master_epoch, frozenset(members.sync_state_set), set_epoch)
 
 
 def _now_ms() -> int:

@@ -4,7 +4,8 @@
 
 Rules: until the broker knows its master it writes nothing and registers nowhere (it is fenced). What the controller
 says counts by its epoch: a higher epoch changes the role, the same epoch changes only the in-sync set. Roles change one
-at a time, and a new epoch is noted on the disk before the master of that epoch writes.
+at a time, and a new epoch is noted on the disk before the master of that epoch writes. Where the controller waits for
+the word of who it elected, nothing is taken before it was given (rule: controller/replica_sets.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from rocketspark import machine
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.replication.broker_identity import Applied, identity_of
-from rocketspark.broker.replication.controller_client import ControllerClient, Elected, SetState
+from rocketspark.broker.replication.controller_client import (
+    AcceptedSet,
+    ControllerClient,
+    Elected,
+    Master,
+    SetState,
+)
 from rocketspark.broker.replication.in_sync_set import NO_NUMBER, InSyncReplicas, InSyncSet
 from rocketspark.broker.replication.master_api import ask_who
 from rocketspark.broker.replication.members import MemberGroup
@@ -181,6 +188,8 @@ class ReplicasManager:
         self._tasks: list[asyncio.Task[None]] = []
         self._changing = asyncio.Lock()
         controlled.in_sync.doubted = self._look_now.set
+        # While this log may lack some: the epoch of the master that it follows, and up to where that one's log went.
+        self._to_copy: tuple[int, int] | None = None
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -209,9 +218,10 @@ class ReplicasManager:
         self._tasks.append(asyncio.create_task(self._beat()))
         self._tasks.append(asyncio.create_task(self._check_in_sync()))
         while True:
-            await self._tried("look at the controller's data", self._look)
+            done = await self._tried("look at the controller's data", self._look)
             await pause(
-                lambda: self._settings.metadata_interval_ms if self._role.epoch else RETRY_S * 1000, self._look_now
+                lambda: self._settings.metadata_interval_ms if self._role.epoch and done else RETRY_S * 1000,  # noqa: B023
+                self._look_now,
             )
 
     async def _tried(self, what: str, act: Any) -> bool:
@@ -258,7 +268,7 @@ class ReplicasManager:
         found = await controller.register(s.cluster_name, s.broker_name, self.own_id, self._address)
         await controller.heartbeat(self._heartbeat())
         self._controlled.begin(self.own_id)
-        await self._take(found)
+        await self._tried("take the role that the controller told", lambda: self._take(found))
 
     async def _refuse_copy(self) -> None:
         """Raise ReplicationError if another broker has this one's number and lives: one store is a copy of the other.
@@ -308,24 +318,51 @@ class ReplicasManager:
             await self._take_elected(elected)
             return
         await self._take(found)
+        if self._store.may_lack and self._role.kind is Role.SLAVE:
+            await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        """Note that this log lacks nothing more, once it has copied as far as its master's went after this start.
+
+        What was acknowledged since then this broker holds, or it is not in sync.
+        """
+        address, epoch = self._role.master_address, self._role.epoch
+        if self._connections is None or not address:
+            return
+        if self._to_copy is None or self._to_copy[0] != epoch:
+            told = await ask_who(self._connections, address)
+            if (
+                told.broker_name == self._settings.broker_name
+                and told.broker_id == MASTER_ID
+                and told.last_epoch == epoch
+            ):
+                self._to_copy = epoch, told.max_offset
+        elif (
+            self._role.is_copying()
+            and self._epochs.last_epoch == epoch
+            and self._store.written_position >= self._to_copy[1]
+        ):
+            self._store.lacks_nothing()
 
     async def _take(self, found: SetState) -> None:
         if found.master is not None:
             master = found.master
             if master.broker_id == self.own_id and not self._role.epoch and await self._passed_on(found):
                 return
-            await self._change(master.broker_id, master.address, master.epoch, found.in_sync, found.set_epoch)
+            await self._change(master, found.in_sync, found.set_epoch)
 
     async def _passed_on(self, found: SetState) -> bool:
         """Have another one elected, if it has to hold what this log may lack; False if there is none.
 
         A machine that lost its power may be back before it was missed: as the master that it still is it would cut the
-        others' logs to its own. RocketMQ's does.
+        others' logs to its own. RocketMQ's does. ServerError: one is away that may hold it, and is waited for; not with
+        SYNC_FLUSH, as what this master itself acknowledged is on its disk.
         """
         s = self._settings
-        if not self._store.may_lack:
+        if not self._store.may_lack or (found.master is not None and found.master.awaits_word):
             return False
-        for member in sorted(found.in_sync - {self.own_id}) or await self._those_further(found):
+        others = sorted(found.in_sync - {self.own_id})
+        for member in others or await self._those_further(found):
             try:
                 elected = await self._controller.elect(s.cluster_name, s.broker_name, member, designate=True)
             except ServerError as e:
@@ -334,12 +371,29 @@ class ReplicasManager:
             limited.warning("the machine stopped before all was flushed: broker %d, which holds it, is elected", member)
             await self._take_elected(elected)
             return True
-        return False
+        return bool(others) and not s.sync_flush and await self._gives_way()
+
+    async def _gives_way(self) -> bool:
+        """Have a controller of ours elect one that holds more; False if none does.
+
+        ServerError: one that may is away, and has to be waited for.
+        """
+        s = self._settings
+        elected = await self._controller.elect(s.cluster_name, s.broker_name, self.own_id or 0, may_lack=True)
+        master = elected.master
+        if master.broker_id == self.own_id:
+            return False
+        limited.warning(
+            "the machine stopped before all was flushed: broker %d, which holds it, is elected", master.broker_id
+        )
+        self._look_now.set()
+        return True
 
     async def _those_further(self, found: SetState) -> list[int]:
         """Bring the replicas into the set whose logs are this one's and more; return their numbers.
 
-        Elected while its machine was down, and not missed yet, this broker is alone in the set, whoever was in it.
+        Elected while its machine was down, and not missed yet, this broker is alone in the set, whoever was in it. For
+        RocketMQ's controllers, which wait for no word.
         """
         s, own_id, master = self._settings, self.own_id, found.master
         if master is None or own_id is None or self._connections is None or master.epoch <= self._epochs.last_epoch:
@@ -362,9 +416,10 @@ class ReplicasManager:
 
     async def _take_elected(self, elected: Elected) -> None:
         master = elected.master
-        await self._change(master.broker_id, master.address, master.epoch, elected.in_sync, master.set_epoch)
+        await self._change(master, elected.in_sync, master.set_epoch)
 
-    async def _change(self, broker_id: int, address: str, epoch: int, members: frozenset[int], set_epoch: int) -> None:
+    async def _change(self, master: Master, members: frozenset[int], set_epoch: int) -> None:
+        broker_id, address, epoch = master.broker_id, master.address, master.epoch
         async with self._changing:
             if self.own_id is None or epoch < self._role.epoch:
                 return
@@ -375,25 +430,47 @@ class ReplicasManager:
             if epoch == self._role.epoch and (broker_id == self.own_id or address == self._role.master_address):
                 self._controlled.same_master(members, set_epoch)
             elif broker_id == self.own_id:
+                if master.awaits_word and epoch > self._epochs.last_epoch:
+                    taken = await self._give_word(epoch, set_epoch)
+                    if taken is None:
+                        return
+                    members, set_epoch = taken
                 await self._controlled.become_master(epoch, members, set_epoch)
+                if self._store.may_lack and self._role.is_master:
+                    self._store.lacks_nothing()  # What is the log now is what it holds.
             else:
                 await self._controlled.become_slave(address, epoch)
+
+    async def _give_word(self, epoch: int, set_epoch: int) -> AcceptedSet | None:
+        """Tell the controller that this broker begins; None if another one is elected in its place.
+
+        A machine that lost its power while it was elected, unnoticed, would cut the others' logs to its own. It waits
+        (ServerError) for those that may hold more. RocketMQ's begins.
+        """
+        s, own_id = self._settings, self.own_id
+        assert own_id is not None
+        await self._controller.heartbeat(self._heartbeat())
+        if self._store.may_lack and await self._gives_way():
+            return None
+        return await self._controller.alter_in_sync(s.broker_name, own_id, epoch, {own_id}, set_epoch)
 
     async def notified(self, peer: Peer, request: Request[ElectMasterReply], body: bytes) -> bytes:
         """NOTIFY_BROKER_ROLE_CHANGED (1008): the controller tells the result of an election."""
         h = request.ext
         if h.master_broker_id is not None and h.master_address and h.master_epoch is not None:
             found = java_json.decode_request(body, SyncStateSet) if body else SyncStateSet()
-            await self._tried(
-                "take the role that the controller told",
-                lambda: self._change(
-                    h.master_broker_id or 0,
-                    h.master_address or "",
-                    h.master_epoch or 0,
-                    frozenset(found.sync_state_set),
-                    h.sync_state_set_epoch or 0,
-                ),
+            told = Master(
+                h.master_broker_id,
+                h.master_address,
+                h.master_epoch,
+                h.sync_state_set_epoch or 0,
+                bool(h.awaits_word),
             )
+            if not await self._tried(
+                "take the role that the controller told",
+                lambda: self._change(told, frozenset(found.sync_state_set), told.set_epoch),
+            ):
+                self._look_now.set()
         else:
             self._look_now.set()
         return reply(request.opaque)
@@ -428,6 +505,7 @@ class ReplicasManager:
             timeout_ms=s.controller_timeout_ms,
             election_priority=s.election_priority,
             zone=s.zone_name,
+            may_lack=self._store.may_lack or None,
         )
 
     async def _beat(self) -> None:

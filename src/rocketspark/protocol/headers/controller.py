@@ -63,10 +63,15 @@ class RegisterToControllerReply(Header, kw_only=True, gc=False):
     master_address: str | None = None
     master_epoch: Long | None = None
     sync_state_set_epoch: Long | None = None
+    awaits_word: bool | None = None
 
 
 class ReplicaHeartbeatHeader(Header, kw_only=True, gc=False):
-    """BROKER_HEARTBEAT (904) to a controller: how far the broker's log goes, and in which epoch it ends."""
+    """BROKER_HEARTBEAT (904) to a controller: how far the broker's log goes, and in which epoch it ends.
+
+    Ours alone: `asker`: as which process, which gives its word before it begins as master; `may_lack`: its machine
+    stopped before all was flushed.
+    """
 
     cluster_name: str
     broker_name: str
@@ -79,25 +84,35 @@ class ReplicaHeartbeatHeader(Header, kw_only=True, gc=False):
     timeout_ms: Long | None = field(name="heartbeatTimeoutMills", default=None)
     election_priority: Long | None = None
     zone: str | None = field(name="__ZONE_NAME", default=None)
+    asker: Long | None = None
+    may_lack: bool | None = None
 
 
 class ElectMasterHeader(Header, kw_only=True, gc=False):
-    """CONTROLLER_ELECT_MASTER (1002). `designate_elect`: this broker and no other."""
+    """CONTROLLER_ELECT_MASTER (1002). `designate_elect`: this broker and no other.
+
+    `may_lack`: ours alone, the broker was elected, has not begun, and may lack what others hold.
+    """
 
     cluster_name: str = ""
     broker_name: str
     broker_id: Long = CONTROLLER_ASKS
     designate_elect: bool = False
     invoke_time: Long | None = None
+    may_lack: bool | None = None
 
 
 class ElectMasterReply(Header, kw_only=True, gc=False):
-    """Reply to CONTROLLER_ELECT_MASTER (1002), and NOTIFY_BROKER_ROLE_CHANGED (1008): who is master, in which epoch."""
+    """Reply to CONTROLLER_ELECT_MASTER (1002), and NOTIFY_BROKER_ROLE_CHANGED (1008): who is master, in which epoch.
+
+    `awaits_word`, here and in other replies: ours alone, the master asks for its in-sync set before it begins.
+    """
 
     master_broker_id: Long | None = None
     master_address: str | None = None
     master_epoch: Long | None = None
     sync_state_set_epoch: Long | None = None
+    awaits_word: bool | None = None
 
 
 class ReplicaInfoHeader(Header, kw_only=True, gc=False):
@@ -119,6 +134,7 @@ class ReplicaInfoReply(Header, kw_only=True, gc=False):
     master_address: str | None = None
     master_epoch: Long | None = None
     asked: Long | None = None
+    awaits_word: bool | None = None
 
 
 class AlterSyncStateSetHeader(Header, kw_only=True, gc=False):

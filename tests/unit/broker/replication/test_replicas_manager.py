@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketspark.broker.replication.broker_identity import BrokerIdentity
-from rocketspark.broker.replication.controller_client import Master, SetState
+from rocketspark.broker.replication.controller_client import AcceptedSet, Master, SetState
 from rocketspark.broker.replication.in_sync_set import NO_NUMBER, InSyncReplicas
 from rocketspark.broker.replication.replicas_manager import ControlledRole, ReplicasManager, RoleDriver
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, ServerError, StoreUnwritable
 from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.headers.controller import ElectMasterReply
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.operator_bodies import SyncStateSet
 from rocketspark.store.files.epoch_file import EpochList
@@ -55,6 +56,9 @@ class FakeController:
     def __init__(self, taken: dict[int, str]) -> None:
         self.taken = taken
         self.registered: list[int] = []
+        # Who gave its word that it begins, and in which epoch.
+        self.words: list[tuple[int, int]] = []
+        self.refuses = False
 
     async def next_id(self, cluster: str, name: str) -> int:
         return max(self.taken, default=0) + 1
@@ -69,6 +73,12 @@ class FakeController:
 
     async def heartbeat(self, header: Any) -> None:
         pass
+
+    async def alter_in_sync(self, name: str, own_id: int, epoch: int, members: set[int], set_epoch: int) -> AcceptedSet:
+        if self.refuses:
+            raise ServerError(CODE.CONTROLLER_INVALID_MASTER, "another is master", address="c", doing="alter")
+        self.words.append((own_id, epoch))
+        return AcceptedSet(frozenset(members), set_epoch + 1)
 
 
 class Broker(RoleDriver):
@@ -136,7 +146,7 @@ async def told(broker: Broker, by: Election) -> None:
 
 
 async def notified(broker: Broker, by: Election) -> None:
-    ext = SimpleNamespace(
+    ext = ElectMasterReply(
         master_broker_id=by.master,
         master_address=f"127.0.0.1:{by.master}",
         master_epoch=by.epoch,
@@ -220,6 +230,28 @@ def test_a_controller_that_lost_its_data_makes_no_master(tmp_path: Path) -> None
         broker.restart()
         await told(broker, Election(1, 2))
         assert (broker.role.kind, broker.epochs.last_epoch) == (Role.FENCED, 7)
+
+    asyncio.run(main())
+
+
+def test_who_is_elected_begins_once_the_controller_took_its_word(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = Broker(tmp_path, 1)
+        controller: Any = FakeController({})
+        broker.manager._controller = controller
+        controller.refuses = True
+        found = SetState(Master(1, "127.0.0.1:1", 4, 7, awaits_word=True), 4, frozenset({1}), 7)
+        await broker.manager._tried("hear", lambda: broker.manager._take(found))
+        assert (broker.office, broker.epochs.last_epoch, broker.role.epoch) == ([], -1, 0)
+        controller.refuses = False
+        await broker.manager._tried("hear", lambda: broker.manager._take(found))
+        assert (broker.office, controller.words) == ([(Role.MASTER, 4)], [(1, 4)])
+        assert broker.controlled.in_sync.set.epoch == 8
+        # It has begun: what it is told late, or after a start, asks it for no more.
+        broker.restart()
+        broker.manager._controller = controller
+        await broker.manager._tried("hear", lambda: broker.manager._take(found))
+        assert (broker.role.kind, controller.words) == (Role.MASTER, [(1, 4)])
 
     asyncio.run(main())
 

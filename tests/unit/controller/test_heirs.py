@@ -1,0 +1,167 @@
+"""Who was in sync before an election is kept, and may be elected, until who was elected says that it begins."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.unit.controller.sets_under_test import Controlled, three_in_sync
+from tests.unit.controller.test_replicas_info import elected
+
+from rocketspark.controller import journal, replicas_info
+from rocketspark.controller.group import entries
+from rocketspark.controller.replica_sets import LogEnd, ReplicaSet
+from rocketspark.model import typed_json
+from rocketspark.protocol.headers.controller import RegisterToControllerReply, ReplicaInfoHeader, ReplicaInfoReply
+
+pytestmark = pytest.mark.shows(
+    "the controller keeps who was in sync until who was elected has begun; who was elected dead, or is back with"
+    " less, gives way",
+)
+
+
+def of_ours(state: Controlled, *may_lack: int, **ends: int) -> None:
+    """Brokers of ours, whose logs end at 10 unless `ends` (as "n2") says where."""
+    state.lives.ends = {
+        i: LogEnd(1, ends.get(f"n{i}", 10), may_lack=i in may_lack, gives_word=True) for i in state.set.replicas
+    }
+
+
+def test_who_was_in_sync_is_kept_until_who_was_elected_gave_its_word() -> None:
+    state = three_in_sync()
+    of_ours(state, n3=11)
+    state.lives.living = {2, 3}
+    found = elected(state.elect())
+    assert (found.master_broker_id, found.awaits_word) == (3, True)
+    assert (state.set.in_sync, state.set.heirs) == ((3,), (1, 2, 3))
+    told = replicas_info.replica_info(state.sets, ReplicaInfoHeader(broker_name="broker-set-a")).header
+    assert isinstance(told, ReplicaInfoReply)
+    assert told.awaits_word
+    registered = state.register(3).header
+    assert isinstance(registered, RegisterToControllerReply)
+    assert registered.awaits_word
+    # It was dead already, say, or its log is lost: who holds what was acknowledged is elected in its place.
+    state.lives.living = {2}
+    assert elected(state.elect()).master_broker_id == 2
+    assert (state.set.in_sync, state.set.heirs) == ((2,), (1, 2, 3))
+    # Its word is its first request for an in-sync set, though that is what the set is.
+    assert [state.alter(3, 2, [3], 3).code, state.alter(2, 3, [2], 4).code] == [2002, 0]
+    assert (state.set.in_sync, state.set.heirs, state.set.set_epoch) == ((2,), (), 5)
+    assert state.alter(2, 3, [2], 5).code == 2013
+    # From now on it alone holds all.
+    state.lives.living = {1, 3}
+    assert state.elect().code == 2004
+
+
+def test_nobody_is_kept_for_who_gives_no_word() -> None:
+    """RocketMQ's brokers begin when they are elected."""
+    state = three_in_sync()
+    state.lives.living = {2, 3}
+    assert elected(state.elect()).awaits_word is None
+    assert (state.set.in_sync, state.set.heirs) == ((2,), ())
+    assert state.alter(2, 2, [2], 3).code == 2013
+    state.lives.living = {1, 3}
+    assert state.elect().code == 2004
+
+
+def test_nobody_is_kept_where_who_was_not_in_sync_is_elected_or_one_alone_was() -> None:
+    state = three_in_sync()
+    of_ours(state)
+    assert state.alter(1, 1, [1, 2], 2).code == 0
+    state.lives.living, state.unclean = {3}, True
+    assert elected(state.elect()).master_broker_id == 3
+    assert state.set.heirs == ()
+    state.lives.living = {1}
+    assert elected(state.elect()).master_broker_id == 1
+    assert state.set.heirs == ()
+
+
+def test_who_may_lack_some_of_its_log_is_elected_last() -> None:
+    state = three_in_sync()
+    of_ours(state, 2, n2=11)
+    state.lives.living, state.zones = {2, 3}, ("east",)
+    state.lives.ends[2] = state.lives.ends[2]._replace(zone="east")
+    assert elected(state.elect()).master_broker_id == 3
+
+
+@pytest.mark.parametrize(
+    ("living", "may_lack", "ends", "unclean", "master"),
+    [
+        ({1, 2}, {2}, {}, False, 1),
+        # What a broker told of its log last may be from before its master wrote more.
+        ({1, 2}, {2}, {"n1": 9}, False, 1),
+        ({1, 2, 3}, {2, 3}, {"n3": 99}, False, 1),
+        ({2}, {2}, {}, False, None),
+        ({2}, {2}, {}, True, 2),
+        ({2, 3}, {2, 3}, {"n3": 11}, False, 3),
+        ({2, 3}, {2, 3}, {}, False, None),
+        # All machines lost their power: the longest log goes on.
+        ({1, 2, 3}, {1, 2, 3}, {"n2": 11}, False, 2),
+        ({1, 2, 3}, {1, 2, 3}, {"n3": 11}, False, 3),
+    ],
+)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_master_that_may_lack_what_was_acknowledged_waits_for_who_holds_it(
+    living: set[int], may_lack: set[int], ends: dict[str, int], unclean: bool, master: int | None, begun: bool
+) -> None:
+    state = three_in_sync()
+    of_ours(state)
+    assert state.elect(2, designate=True).code == 0
+    if begun:
+        assert state.alter(2, 2, [1, 2, 3], 3).code == 0
+    before = state.set
+    of_ours(state, *may_lack, **ends)
+    state.lives.living, state.unclean = living, unclean
+    decision = state.elect(2, may_lack=True)
+    if master is None:
+        assert decision.code == 2012
+        assert "2 of broker-set-a may lack what was acknowledged, and not all of [1, 2, 3]" in (decision.remark or "")
+    else:
+        assert (decision.code, elected(decision).master_broker_id) == (2011 if master == 2 else 0, master)
+    assert (state.set == before) == (master in (None, 2))
+    if master not in (None, 2):
+        assert (state.set.in_sync, state.set.heirs) == ((master,), (1, 2, 3))
+
+
+def test_who_is_cleaned_is_waited_for_no_more() -> None:
+    state = three_in_sync()
+    of_ours(state, 2)
+    assert state.elect(2, designate=True).code == 0
+    state.lives.living = {2}
+    assert state.elect(2, may_lack=True).code == 2012
+    assert state.clean("1;3").code == 0
+    assert state.set.heirs == (2,)
+    assert state.elect(2, may_lack=True).code == 2011
+
+
+def test_an_operator_may_choose_among_those_that_are_kept() -> None:
+    state = three_in_sync()
+    of_ours(state)
+    assert state.elect(2, designate=True).code == 0
+    assert elected(state.elect(3, designate=True)).master_broker_id == 3
+    assert state.set.heirs == (1, 2, 3)
+
+
+def test_states_of_before_are_read_and_the_kept_ones_are_written() -> None:
+    """In the file of a single controller, in entries and snapshots of three; who knows of none reads them, too."""
+    state = three_in_sync()
+    of_ours(state)
+    decision = state.elect(2, designate=True)
+    assert journal.decode(journal.encode(state.sets), "file") == state.sets
+    old = journal.encode(state.sets).partition(b"\n")[2].decode()
+    kept = ',\n  "heirs": [\n   1,\n   2,\n   3\n  ]'
+    assert old.count(kept) == 1
+    assert typed_json.decode(old.replace(kept, "").encode(), list[ReplicaSet])[0].heirs == ()
+
+    entry = entries.Entry(0, decision.events)
+    assert entries.decode_entry(entries.encode_entry(entry)) == entry
+    raw = msgspec.msgpack.decode(entries.encode_entry(entry))
+    del raw["events"][0]["heirs"]
+    before = entries.decode_entry(msgspec.msgpack.encode(raw))
+    three = three_in_sync().sets
+    after = [entries.applied(entries.State(0, three), each) for each in (entry, before)]
+    assert [each.sets["broker-set-a"].heirs for each in after if each] == [(1, 2, 3), ()]
+    last = entries.LogEntry(b"", 1, 1)
+    for each in after:
+        assert each is not None
+        whole = entries.Snapshot(each, last, last, ("a:1",))
+        assert entries.decode_snapshot(entries.encode_snapshot(whole), "file") == whole
