@@ -158,6 +158,8 @@ class Disk:
     def write_checkpoint(self) -> None:
         self.calls.append("checkpoint")
 
+    def remove_deleted(self) -> None: ...
+
     def populate_ahead(self) -> None: ...
 
     def stop_writes(self, reason: Exception) -> None:
