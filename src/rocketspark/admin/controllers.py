@@ -11,6 +11,7 @@ import msgspec
 from rocketspark.controller.group.members import parse_member
 from rocketspark.controller.group.messages import Change, Hello
 from rocketspark.errors import NotSent, RocketSparkError, ServerError, TransportError
+from rocketspark.model import typed_json
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.transport.connections import Connections
 
@@ -84,7 +85,7 @@ class ControllerGroup:
     async def _hello(self, address: str) -> Hello | None:
         try:
             body = await self._ask(address, RequestCode.CONTROLLER_GROUP_HELLO, Hello())
-            return msgspec.json.decode(body, type=Hello)
+            return typed_json.decode(body, Hello)
         except TransportError:
             return None
         except ServerError as e:

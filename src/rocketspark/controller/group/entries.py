@@ -13,6 +13,7 @@ import msgspec
 
 from rocketspark.controller.replica_sets import Event, Looked, Sets, apply
 from rocketspark.errors import ConfigError
+from rocketspark.model import typed_json
 
 FORMAT = "rocketspark controller snapshot"
 VERSION = 1
@@ -90,18 +91,21 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     return msgspec.json.encode(_Head(FORMAT, VERSION, zlib.crc32(body))) + b"\n" + body
 
 
+_snapshots = msgspec.msgpack.Decoder(Snapshot)
+
+
 def decode_snapshot(content: bytes, path: str) -> Snapshot:
     """Return the snapshot of a file's content. Raises ConfigError if it is damaged or of another version."""
     first, _, body = content.partition(b"\n")
     try:
-        head = msgspec.json.decode(first, type=_Head)
+        head = typed_json.decode(first, _Head)
         if head.format == FORMAT and head.version != VERSION:
             raise ConfigError(
                 f"{path} is of version {head.version}, this RocketSpark reads version {VERSION}: start the one that"
                 " wrote it"
             )
         if head.format == FORMAT and head.crc == zlib.crc32(body):
-            return msgspec.msgpack.decode(body, type=Snapshot)
+            return _snapshots.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     raise ConfigError(f"{path} is damaged: {START_ANEW}")

@@ -29,6 +29,7 @@ from rocketspark.controller.group.raft_thread import Outcome, RaftThread, Status
 from rocketspark.controller.replica_sets import Sets
 from rocketspark.controller.replicas_info import Decision
 from rocketspark.errors import ConfigError, RocketSparkError, ServerError
+from rocketspark.model import typed_json
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
@@ -198,7 +199,7 @@ class GroupJournal:
             peer = await self._asking.get(parse_member(name).address)
             body = msgspec.json.encode(Hello(self._own, self._group))
             found = await peer.request(RequestCode.CONTROLLER_GROUP_HELLO, None, body, timeout_ms=ASK_MS)
-            hello = msgspec.json.decode(found.raise_for_code("the other controller").body, type=Hello)
+            hello = typed_json.decode(found.raise_for_code("the other controller").body, Hello)
         except (RocketSparkError, msgspec.DecodeError):
             # What is wrong is told once it has lasted: at a start others are not up yet.
             return None
@@ -378,7 +379,7 @@ class GroupJournal:
     async def change(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """CONTROLLER_GROUP_CHANGE (7310023): add a member, or remove one; asked of the leader."""
         try:
-            asked = msgspec.json.decode(body, type=Change)
+            asked = typed_json.decode(body, Change)
             member = asked.member
             if asked.what == "rem":
                 member = next((each.name for each in self.members if asked.member in (each.node, each.name)), "")

@@ -32,6 +32,7 @@ from rocketspark.controller.group.entries import (
 )
 from rocketspark.controller.group.raft_log import LEARNER, VOTER, WAITING, RaftLog
 from rocketspark.errors import RocketSparkError
+from rocketspark.model import typed_json
 from rocketspark.store.files.system_calls import OsFiles, failure
 
 SNAPSHOT = "controllerSnapshot"
@@ -364,7 +365,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         return True
 
     def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> list[str] | None:
-        return msgspec.json.decode(command[1:], type=list[str]) if command[:1] == _MEMBERSHIP else None
+        return typed_json.decode(command[1:], list[str]) if command[:1] == _MEMBERSHIP else None
 
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
         if clearJournal:
