@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+_KEPT: list[socket.socket] = []
 
 
 class RegistryServer:
@@ -82,9 +85,15 @@ class RegistryServer:
         return 404, {"error_code": 40401, "message": "Subject not found"}
 
     def close(self) -> None:
+        address = self._server.server_address[:2]
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(10)
+        # No other one gets this address: decoders keep what a registry told them for as long as the process lives.
+        kept = socket.socket()
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(address)
+        _KEPT.append(kept)
 
 
 @contextmanager
