@@ -55,13 +55,16 @@ class Shares:
         """Count what a host has from now on, if it may have it."""
         if size > 0:
             self.check(host, size)
-        self.total += size
-        self.of_host[host] += size
+        self.add(host, size)
 
     def give(self, host: str, size: int) -> None:
         """Count what a host has no longer."""
-        self.total -= size
-        self.of_host[host] -= size
+        self.add(host, -size)
+
+    def add(self, host: str, size: int) -> None:
+        """Count what a host has, whether it may have it or not."""
+        self.total += size
+        self.of_host[host] += size
         if not self.of_host[host]:
             del self.of_host[host]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from rocketspark.client.callbacks import end_all
 from rocketspark.errors import RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.pop_answers import ReceiptHandle
-from rocketspark.proxy.checks import OF_HOST
+from rocketspark.proxy.checks import Shares
 from rocketspark.proxy.consuming.handle_calls import Held
 from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.proxy.wire.statuses import Refused
@@ -97,17 +96,15 @@ class Renewals:
     ) -> None:
         self._change, self._retry_wait, self._clock_ms = change, retry_wait, clock_ms
         self._settings = settings
-        self._count_max = count_max
         self._clients: dict[str, dict[Key, Renewal]] = {}
         # By broker, while its handles are renewed.
         self._renewing: dict[str, asyncio.Task[None]] = {}
-        self.count, self._of_host = 0, Counter[str]()
+        self._shares = Shares(count_max, "as many handles are renewed as the proxy takes")
 
-    def _counts(self, host: str, more: int) -> None:
-        self.count += more
-        self._of_host[host] += more
-        if not self._of_host[host]:
-            del self._of_host[host]
+    @property
+    def count(self) -> int:
+        """How many handles are renewed."""
+        return self._shares.total
 
     def add(self, client: str, held: Held, reconsume_times: int, host: str = "") -> None:
         """Renew a message that a client gets, unless the table is full, or its host has its share of it."""
@@ -115,18 +112,19 @@ class Renewals:
         if own is None:
             own = self._clients[client] = {}
         key = _key(held)
-        if key not in own:
-            if self.count >= self._count_max or self._of_host[host] >= self._count_max * OF_HOST:
+        if key in own:
+            self._shares.give(own[key].host, 1)
+            self._shares.add(host, 1)
+        else:
+            try:
+                self._shares.take(host, 1)
+            except Refused:
                 log.warning(
                     "%d handles are renewed, no more are: messages come again when their time is over", self.count
                 )
                 if not own:
                     del self._clients[client]
                 return
-            self._counts(host, 1)
-        else:
-            self._counts(own[key].host, -1)
-            self._counts(host, 1)
         own[key] = Renewal(held, reconsume_times, host)
 
     async def take(self, client: str, held: Held) -> Held:
@@ -152,7 +150,7 @@ class Renewals:
         renewal.doubtful = False
         own = self._clients.setdefault(client, {})
         if own.setdefault(_key(renewal.held), renewal) is renewal:
-            self._counts(renewal.host, 1)
+            self._shares.add(renewal.host, 1)
 
     def forget(self, client: str, held: Held) -> None:
         """Renew a message no more, which its client did not get."""
@@ -172,7 +170,7 @@ class Renewals:
         key = _key(renewal.held)
         if own.get(key) is renewal:
             del own[key]
-            self._counts(renewal.host, -1)
+            self._shares.give(renewal.host, 1)
             if not own and self._clients.get(client) is own:
                 del self._clients[client]
 
@@ -181,7 +179,7 @@ class Renewals:
         own = self._clients.pop(client, {})
         listed = list(own.values())
         for renewal in listed:
-            self._counts(renewal.host, -1)
+            self._shares.give(renewal.host, 1)
         own.clear()
         waiting = [renewal.changing for renewal in listed if renewal.changing is not None]
         if waiting:

@@ -304,7 +304,7 @@ def test_a_full_table_takes_no_more() -> None:
     async def run() -> None:
         table = Broker().table(count_max=2)
         for offset in range(3):
-            table.add(f"c{offset}", held(offset), 0)
+            table.add(f"c{offset}", held(offset), 0, f"host-{offset}")
         assert (table.count, table.clients()) == (2, ["c0", "c1"])
         assert await table.take("c2", held(2)) == held(2)
 
@@ -324,10 +324,10 @@ def test_one_host_leaves_handles_to_others() -> None:
         renewal = await table.take_renewal("a", held(0))
         assert renewal is not None
         table.restore("a", renewal)
-        assert table._of_host == {"host": 3, "other": 1}
+        assert table._shares.of_host == {"host": 3, "other": 1}
         await table.take_all("a")
         table.forget("b", held(9))
-        assert (table.count, table._of_host) == (0, {})
+        assert (table.count, table._shares.of_host) == (0, {})
 
     asyncio.run(run())
 
@@ -381,7 +381,7 @@ def test_any_life_against_a_model(acts: list[tuple[str, int, int]]) -> None:
                     table_now = table._clients[k[0]]
                     assert any(r.held.handle.next_visible_ms > broker.now_ms for r in table_now.values())
                     model[k] = next((first, r.held) for r in table_now.values() if r.given == first.handle)
-            assert table.count == table._of_host.total() == len(model)
+            assert table.count == table._shares.of_host.total() == len(model)
 
     asyncio.run(run())
 
