@@ -11,7 +11,7 @@ from tests.unit.proxy.test_port import Kept, behind, dial, until
 from tests.unit.proxy.test_unfinished import END, frame, prefixed
 
 from rocketspark.proxy import port as port_module
-from rocketspark.proxy.port import Frames, UnfinishedMessages
+from rocketspark.proxy.wire.http2 import Frames, UnfinishedMessages
 from rocketspark.transport.tls.first_bytes import PREFACE
 
 pytestmark = pytest.mark.shows("gRPC: a flood of calls has nobody else's cancelled, and does not grow")

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.unit.proxy.test_port import behind, until
 
-from rocketspark.proxy.port import CALL_BYTES, UnfinishedMessages
+from rocketspark.proxy.wire.http2 import CALL_BYTES, UnfinishedMessages
 from rocketspark.transport.server_bounds import Bounds
 from rocketspark.transport.tls.first_bytes import PREFACE
 

@@ -1,1 +1,4 @@
-"""The gRPC protocol's messages, made of messaging.proto, our own definition of them. Start with messages."""
+"""The gRPC protocol's messages, made of messaging.proto, our own definition of them, and HTTP/2 below them.
+
+Start with messages.
+"""
