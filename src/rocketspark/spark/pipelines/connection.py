@@ -54,7 +54,8 @@ class Connection(NamedTuple):
 
     def without_choice(self) -> Connection:
         """Return the same cluster without the options that choose messages: what was sent or traced is read whole."""
-        kept = {name: value for name, value in self.options.items() if name.lower() not in self.choosing}
+        left_out = self.choosing
+        kept = {name: value for name, value in self.options.items() if name.lower() not in left_out}
         return self._replace(options=kept)
 
     def spark_options(self) -> dict[str, str]:
