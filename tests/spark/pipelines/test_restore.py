@@ -300,15 +300,26 @@ def here(spark: Any, task: Any, *, type_: Any) -> list[Any]:
     return [told for number in range(task.count) for told in task(number)]
 
 
+@pytest.fixture
+def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., restore.RestoreResult]:
+    """replay(where, topic, to, progress=None, **options): without Spark, with its progress in the test's folder."""
+    monkeypatch.setattr(restore, "run_tasks", here)
+
+    def run(
+        where: Connection | str, topic: str, to: str, progress: Progress | None = None, **options: Any
+    ) -> restore.RestoreResult:
+        given = RestoreOptions(state=tmp_path, **options)
+        return restore.replay(None, where, topic, to, options=given, progress=progress)  # type: ignore[arg-type]
+
+    return run
+
+
 @pytest.mark.shows(
     "mended: restore and replay with `--namespace` make the topic without it (and without keys)",
     "mended: restore makes its topic without credentials and namespace; refcount of buffers assumes CPython < "
     "3.14 (link.py)",
 )
-def test_a_topic_of_a_namespace_is_made_in_it(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(restore, "run_tasks", here)
+def test_a_topic_of_a_namespace_is_made_in_it(cluster: Cluster, replay: Callable[..., restore.RestoreResult]) -> None:
     name = f"o{uuid.uuid4().hex[:8]}"
     where = Connection(cluster.namesrv, f"space{name}")
     with operations_of(where) as operations:
@@ -316,7 +327,7 @@ def test_a_topic_of_a_namespace_is_made_in_it(
     with Producer(cluster.namesrv, "P", namespace=where.namespace) as producer:
         for i in range(3):
             producer.send(Message(topic=name, body=b"%d" % i))
-    done = restore.replay(None, where, name, f"{name}-copy", options=RestoreOptions(state=tmp_path))  # type: ignore[arg-type]
+    done = replay(where, name, f"{name}-copy")
     assert (done.rows, done.refused) == (3, 0)
     with operations_of(where) as operations:
         assert {t for t in operations.list_topics() if name in t} == {f"space{name}%{name}", f"space{name}%{name}-copy"}
@@ -326,16 +337,7 @@ def test_a_topic_of_a_namespace_is_made_in_it(
     "mended: tracebacks (YAML 2026-02-30, 0b_, deep nesting, deep JSON, 5,000 digits; 120-character names; "
     "NaN in JSON; exit code)"
 )
-def test_a_progress_file_of_long_names_can_be_written(
-    cluster: Cluster,
-    make_topic: Callable[..., str],
-    load: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(restore, "run_tasks", here)
-    topic = make_topic()
-    load(topic, 3)
+def test_a_progress_file_of_long_names_can_be_written(cluster: Cluster, tmp_path: Path) -> None:
     long = "t" * 127
     job = restore._Job(
         None,
@@ -356,18 +358,14 @@ def test_other_options_that_choose_are_another_replay(
     cluster: Cluster,
     make_topic: Callable[..., str],
     producer: Producer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    replay: Callable[..., restore.RestoreResult],
 ) -> None:
-    monkeypatch.setattr(restore, "run_tasks", here)
     topic, copy = make_topic(queues=1, brokers=1), make_topic(queues=1, brokers=1)
     for n in range(6):
         producer.send(Message(topic=topic, body=b"%d" % n, properties={"n": str(n)}))
 
     def sent(**options: str) -> int:
-        where = Connection(cluster.namesrv, options=options)
-        done = restore.replay(None, where, topic, copy, options=RestoreOptions(state=tmp_path))  # type: ignore[arg-type]
-        return done.rows
+        return replay(Connection(cluster.namesrv, options=options), topic, copy).rows
 
     assert [sent(sql="n < 2"), sent(sql="n >= 2"), sent(SQL="n < 2"), sent(pollTimeoutMs="20000")] == [2, 4, 0, 6]
 
@@ -377,33 +375,30 @@ def test_two_runs_at_once_are_refused(
     cluster: Cluster,
     make_topic: Callable[..., str],
     load: Callable[..., Any],
-    tmp_path: Path,
+    replay: Callable[..., restore.RestoreResult],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topic, copy = make_topic(queues=1, brokers=1), make_topic(queues=1, brokers=1)
     load(topic, 5)
     errors = []
 
-    def replay() -> restore.RestoreResult:
-        options = RestoreOptions(state=tmp_path)
-        return restore.replay(None, cluster.namesrv, topic, copy, options=options)  # type: ignore[arg-type]
-
     def meanwhile(*given: Any, **named: Any) -> Any:
         with pytest.raises(ConfigError, match="another process does this, with the progress file") as raised:
-            replay()
+            replay(cluster.namesrv, topic, copy)
         errors.append(raised)
         return here(*given, **named)
 
     monkeypatch.setattr(restore, "run_tasks", meanwhile)
-    assert (replay().rows, len(errors)) == (5, 1)
+    assert (replay(cluster.namesrv, topic, copy).rows, len(errors)) == (5, 1)
     monkeypatch.setattr(restore, "run_tasks", here)
-    assert replay().rows == 0
+    assert replay(cluster.namesrv, topic, copy).rows == 0
 
 
 @pytest.mark.shows("mended: a `replay` that goes on reads its target in another group than that of `-o consumerGroup`")
-def test_what_is_in_doubt_is_read_in_the_group_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_in_doubt_is_read_in_the_group_that_is_given(
+    replay: Callable[..., restore.RestoreResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The brokers make no groups by themselves."""
-    monkeypatch.setattr(restore, "run_tasks", here)
     monkeypatch.setattr(restore, "QUIET_S", 0.05)
     replace_file, saves = restore.replace_file, 0
 
@@ -421,17 +416,12 @@ def test_what_is_in_doubt_is_read_in_the_group_that_is_given(tmp_path: Path, mon
                 operations.create_topic(topic)
         for n in range(5):
             producer.send("source", b"%d" % n)
-
-        def replay() -> restore.RestoreResult:
-            where = Connection(cluster.namesrv, options={"consumerGroup": "reader"})
-            options = RestoreOptions(state=tmp_path)
-            return restore.replay(None, where, "source", "target", options=options)  # type: ignore[arg-type]
-
+        where = Connection(cluster.namesrv, options={"consumerGroup": "reader"})
         with monkeypatch.context() as patch:
             patch.setattr(restore, "replace_file", fail)
             with pytest.raises(KeyboardInterrupt):
-                replay()
-        done = replay()
+                replay(where, "source", "target")
+        done = replay(where, "source", "target")
         assert (done.rows, done.already_there) == (0, 5)
 
 
@@ -439,28 +429,21 @@ def test_a_target_that_lost_queues_is_told_in_one_line(
     cluster: Cluster,
     make_topic: Callable[..., str],
     load: Callable[..., Any],
-    tmp_path: Path,
+    replay: Callable[..., restore.RestoreResult],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(restore, "run_tasks", here)
     topic, copy = make_topic(queues=2, brokers=1), make_topic(queues=2, brokers=1)
     for queue in range(2):
         load(topic, 4, first=10 * queue, queue=MessageQueue(topic, "broker-a", queue))
-
-    def replay(**given: Any) -> int:
-        options = RestoreOptions(state=tmp_path, **given)
-        return restore.replay(None, cluster.namesrv, topic, copy, options=options).rows  # type: ignore[arg-type]
-
     stop = Progress("replay")
     monkeypatch.setattr(stop, "hear", lambda report: stop.stop.ask())
-    options = RestoreOptions(state=tmp_path, chunk_rows=4)
-    restore.replay(None, cluster.namesrv, topic, copy, options=options, progress=stop)  # type: ignore[arg-type]
+    replay(cluster.namesrv, topic, copy, progress=stop, chunk_rows=4)
     with operations_of(Connection(cluster.namesrv)) as operations:
         operations.delete_topic(copy)
         operations.create_topic(copy, queue_count=1, brokers=["broker-a"])
     with pytest.raises(ConfigError, match=f"topic {copy} has no queue broker-a/1 any more.*--again"):
-        replay()
-    assert replay(again=True) == 8
+        replay(cluster.namesrv, topic, copy)
+    assert replay(cluster.namesrv, topic, copy, again=True).rows == 8
 
 
 @pytest.mark.shows("a dry run of restore and replay by queue, with filters")
@@ -468,20 +451,15 @@ def test_a_dry_run_counts_what_filters_left_queue_by_queue(
     cluster: Cluster,
     make_topic: Callable[..., str],
     load: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    replay: Callable[..., restore.RestoreResult],
 ) -> None:
-    monkeypatch.setattr(restore, "run_tasks", here)
     topic = make_topic()
     load(topic, 40)
     there = Counter(
         (f"{r['broker']}/{r['queueId']}", r["tag"]) for r in read_rows(namesrv=cluster.namesrv, topic=topic)
     )
     for tag in ("A", "nothing has it"):
-        found = restore.replay(
-            *(None, cluster.namesrv, topic, f"{topic}-b"),
-            options=RestoreOptions(tags=tag, dry_run=True, state=tmp_path),  # type: ignore[arg-type]
-        )
+        found = replay(cluster.namesrv, topic, f"{topic}-b", tags=tag, dry_run=True)
         assert {moved.source: moved.rows for moved in found.queues} == {
             place: there[place, tag] for place in {place for place, _ in there}
         }
