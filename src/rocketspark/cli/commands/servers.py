@@ -296,15 +296,23 @@ async def _replicated(
     options: list[str],
 ) -> list[str]:
     """Start the processes of each broker of the fleet and wait until all are in sync; returns their addresses."""
-    from rocketspark.cli.serving.child_processes import BrokerProcess, broker_names, broker_ports, wait_in_sync
+    from rocketspark.cli.serving.child_processes import (
+        BrokerProcess,
+        broker_names,
+        broker_ports,
+        store_folders,
+        wait_in_sync,
+    )
 
     options = [*options, "--controller", controller]
     free = iter(broker_ports(settings.listen_port, fleet.brokers * fleet.replicas))
+    folders = iter(store_folders(Path(settings.store_root), settings.broker_name, fleet.brokers, fleet.replicas))
     addresses = []
     for name in broker_names(settings.broker_name, fleet.brokers):
         for number in range(1, fleet.replicas + 1):
-            folder = Path(settings.store_root) / name / f"replica-{number}"
-            process = BrokerProcess(name, settings.namesrv_addresses, folder, settings.listen_host, next(free), options)
+            process = BrokerProcess(
+                name, settings.namesrv_addresses, next(folders), settings.listen_host, next(free), options
+            )
             addresses.append(await process.start_in(servers))
             # One after the other, so that the first is the master of a new store.
             if number == 1:
@@ -317,13 +325,12 @@ async def _replicated(
 
 async def _fleet(servers: AsyncExitStack, settings: BrokerSettings, count: int, options: list[str]) -> list[str]:
     """Start `count` broker processes; returns their addresses."""
-    from rocketspark.cli.serving.child_processes import BrokerProcess, broker_names, broker_ports
+    from rocketspark.cli.serving.child_processes import BrokerProcess, broker_names, broker_ports, store_folders
 
+    names, ports = broker_names(settings.broker_name, count), broker_ports(settings.listen_port, count)
+    folders = store_folders(Path(settings.store_root), settings.broker_name, count, 1)
     addresses = []
-    for name, port in zip(
-        broker_names(settings.broker_name, count), broker_ports(settings.listen_port, count), strict=True
-    ):
-        folder = Path(settings.store_root) / name
+    for name, folder, port in zip(names, folders, ports, strict=True):
         process = BrokerProcess(name, settings.namesrv_addresses, folder, settings.listen_host, port, options)
         addresses.append(await process.start_in(servers))
     return addresses
