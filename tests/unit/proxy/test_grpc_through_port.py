@@ -11,6 +11,7 @@ import grpc
 import pytest
 from tests.support.patience import LIMIT_S
 from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
+from tests.unit.proxy.stalled import http2_frame
 
 from rocketspark.proxy.call import Call
 from rocketspark.proxy.wire import messages
@@ -75,13 +76,11 @@ def test_the_inner_port_takes_no_calls(echo: RunningProxy) -> None:
 def test_a_connection_without_calls_ends_after_its_time_and_pings_are_answered(cluster: Cluster) -> None:
     """By the time that a client may be silent, here a second."""
 
-    def frame(kind: int, flags: int, payload: bytes = b"") -> bytes:
-        return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + bytes(4) + payload
-
     with running_proxy(cluster.namesrv, client_idle_ms=1000) as proxy:
         host, _, port = proxy.address.rpartition(":")
         with socket.create_connection((host, int(port)), LIMIT_S) as idle:
-            idle.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0) + frame(4, 1) + frame(6, 0, b"8 octets"))
+            sent = http2_frame(4, 0, 0) + http2_frame(4, 1, 0) + http2_frame(6, 0, 0, b"8 octets")
+            idle.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + sent)
             kinds, answered = [], b""
             received = idle.makefile("rb")
             while head := received.read(9):

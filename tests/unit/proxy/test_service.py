@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 from tests.unit.proxy.conftest import RawClient, RunningProxy
-from tests.unit.proxy.consuming.test_attacks import http2_frame
 from tests.unit.proxy.consuming.test_consuming import wait_until
+from tests.unit.proxy.stalled import Stalled
 
 from rocketspark.proxy import service as service_module
 from rocketspark.proxy.health import HEALTH
@@ -116,45 +115,6 @@ def test_who_leaves_an_answer_unread_loses_the_connection(monkeypatch: pytest.Mo
         assert not waits.answered_s
 
     asyncio.run(main())
-
-
-class Stalled:
-    """A client that makes calls and lets no answer come."""
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)))
-        self._stream = -1
-        window = http2_frame(4, 0, 0, struct.pack(">HI", 4, 0))
-        self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + window + http2_frame(4, 1, 0))
-
-    def call(self, path: str, request: bytes, *, behind: bytes = b"") -> None:
-        """Begin one; `behind`: more messages of its stream."""
-        fields = [
-            (b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", b"x"),
-            (b"content-type", b"application/grpc"), (b"te", b"trailers"), (b"x-mq-client-id", b"c"),
-        ]  # fmt: skip
-        head = b"".join(b"\0%c%b%c%b" % (len(name), name, len(value), value) for name, value in fields)
-        self._stream += 2
-        sent = http2_frame(1, 4, self._stream, head)
-        data = b"\0" + struct.pack(">I", len(request)) + request + behind
-        for at in range(0, len(data), 16384):
-            ends = not behind and at + 16384 >= len(data)
-            sent += http2_frame(0, ends, self._stream, data[at : at + 16384])
-        self.socket.sendall(sent)
-
-    def frames_until_ping(self) -> list[tuple[int, int, bytes]]:
-        """Ask for a sign, and return the frames before it: kind, stream and payload."""
-        self.socket.sendall(http2_frame(6, 0, 0, b"8 octets"))
-        found, data = [], b""
-        while True:
-            data += self.socket.recv(1 << 16)
-            while len(data) >= 9 and len(data) >= 9 + (size := int.from_bytes(data[:3], "big")):
-                kind, flags, stream = data[3], data[4], int.from_bytes(data[5:9], "big")
-                if kind == 6 and flags & 1:
-                    return found
-                found.append((kind, stream, data[9 : 9 + size]))
-                data = data[9 + size :]
 
 
 def test_answers_that_nobody_reads_are_refused_past_their_bound_and_end(

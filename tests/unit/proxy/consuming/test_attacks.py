@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from tests.support.patience import LIMIT_S
 from tests.unit.proxy.consuming.support import PUSH, Consumer, bodies, make_group, make_topic
 from tests.unit.proxy.consuming.test_consuming import World, proxy, wait_until, world
+from tests.unit.proxy.stalled import Stalled
 
 from rocketspark.errors import NotSent
 from rocketspark.model import BrokerData, TopicRoute
@@ -121,16 +121,6 @@ def test_clients_that_read_nothing_at_all_keep_no_calls(world: World, monkeypatc
     # What still waits for them then ends with their connection.
     monkeypatch.setattr(service_module, "UNREAD_S", 0.2)
     service = world.proxy.server.service
-    fields = [
-        (b":method", b"POST"), (b":scheme", b"http"), (b":path", f"/{messages.SERVICE}/ReceiveMessage".encode()),
-        (b":authority", b"x"), (b"content-type", b"application/grpc"), (b"te", b"trailers"), (b"x-mq-client-id", b"c"),
-    ]  # fmt: skip
-    head = b"".join(b"\0%c%b%c%b" % (len(name), name, len(value), value) for name, value in fields)
-    # Settings: streams begin with a window of nothing.
-    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2_frame(4, 0, 0, struct.pack(">HI", 4, 0)) + http2_frame(4, 1, 0)
-    for stream in range(1, 101, 2):
-        sent += http2_frame(1, 4, stream, head) + http2_frame(0, 1, stream, b"\0\0\0\0\0")
-    host, _, port = world.proxy.address.rpartition(":")
     begun: list[None] = []
     begin = service._begin
 
@@ -139,14 +129,12 @@ def test_clients_that_read_nothing_at_all_keep_no_calls(world: World, monkeypatc
         return begin(*given)
 
     monkeypatch.setattr(service, "_begin", counted)
-    with socket.create_connection((host, int(port))) as stalled:
-        stalled.sendall(sent)
+    stalled = Stalled(world.proxy.address)
+    with stalled.socket:
+        for _ in range(50):
+            stalled.call(f"/{messages.SERVICE}/ReceiveMessage", b"")
         wait_until(lambda: len(begun) == 50)
         wait_until(lambda: service.at_work == 0)
-
-
-def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
 def test_filters_of_clients_are_kept_in_bounded_memory() -> None:
