@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import zlib
 from collections.abc import Callable
 
 import msgspec
 
 from rocketspark.controller.group.entries import State, advance
 from rocketspark.controller.group.raft_log import RaftLog
+from rocketspark.controller.headed_content import HeadedFormat
 from rocketspark.controller.replica_sets import ReplicaSet, Sets
 from rocketspark.controller.replicas_info import Decision
 from rocketspark.errors import ConfigError
@@ -26,16 +26,11 @@ from rocketspark.store.files.system_calls import DirectoryLock, OsFiles, failure
 log = LimitedLog("rocketspark.controller")
 
 NAME = "controllerState"
-FORMAT = "rocketspark controller state"
-VERSION = 1
-
-
-class _Head(msgspec.Struct, rename="camel"):
-    """The first line. `crc`: of the bytes after it."""
-
-    format: str
-    version: int
-    crc: int = 0
+_FORMAT = HeadedFormat(
+    "rocketspark controller state",
+    1,
+    cure="put back a copy of it; without one every broker has to join anew, with its brokerIdentity file removed",
+)
 
 
 class StateFile:
@@ -94,28 +89,13 @@ class StateFile:
 
 def encode(sets: Sets) -> bytes:
     """Return the file's content."""
-    body = msgspec.json.format(msgspec.json.encode(list(sets.values())), indent=1) + b"\n"
-    return msgspec.json.encode(_Head(FORMAT, VERSION, zlib.crc32(body))) + b"\n" + body
+    return _FORMAT.encode(msgspec.json.format(msgspec.json.encode(list(sets.values())), indent=1) + b"\n")
 
 
 def decode(content: bytes, path: str) -> Sets:
     """Return the sets of a file's content. Raises ConfigError if it is damaged or of another version."""
-    first, _, body = content.partition(b"\n")
-    try:
-        head = typed_json.decode(first, _Head)
-        if head.format == FORMAT and head.version != VERSION:
-            raise ConfigError(
-                f"{path} is of version {head.version}, this RocketSpark reads version {VERSION}: start the one that"
-                " wrote it"
-            )
-        if head.format == FORMAT and head.crc == zlib.crc32(body):
-            return {s.broker_name: s for s in typed_json.decode(body, list[ReplicaSet])}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    raise ConfigError(
-        f"{path} is damaged: put back a copy of it; without one every broker has to join anew, with its brokerIdentity"
-        " file removed"
-    )
+    found = _FORMAT.decode(content, path, lambda body: typed_json.decode(body, list[ReplicaSet]))
+    return {s.broker_name: s for s in found}
 
 
 class Journal:

@@ -7,16 +7,11 @@ state it meets: whoever decided it did not know of a change that came before. Al
 from __future__ import annotations
 
 import functools
-import zlib
 
 import msgspec
 
+from rocketspark.controller.headed_content import HeadedFormat
 from rocketspark.controller.replica_sets import Event, Looked, Sets, apply
-from rocketspark.errors import ConfigError
-from rocketspark.model import typed_json
-
-FORMAT = "rocketspark controller snapshot"
-VERSION = 1
 
 
 class State(msgspec.Struct, frozen=True):
@@ -79,36 +74,16 @@ class Snapshot(msgspec.Struct, frozen=True):
     members: tuple[str, ...]
 
 
-class _Head(msgspec.Struct):
-    format: str
-    version: int
-    crc: int = 0
+START_ANEW = "empty this controller's folder, and it takes all from the other members"
+_FORMAT = HeadedFormat("rocketspark controller snapshot", 1, cure=START_ANEW)
+_snapshots = msgspec.msgpack.Decoder(Snapshot)
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
     """Return the content of a snapshot's file."""
-    body = msgspec.msgpack.encode(snapshot)
-    return msgspec.json.encode(_Head(FORMAT, VERSION, zlib.crc32(body))) + b"\n" + body
-
-
-_snapshots = msgspec.msgpack.Decoder(Snapshot)
+    return _FORMAT.encode(msgspec.msgpack.encode(snapshot))
 
 
 def decode_snapshot(content: bytes, path: str) -> Snapshot:
     """Return the snapshot of a file's content. Raises ConfigError if it is damaged or of another version."""
-    first, _, body = content.partition(b"\n")
-    try:
-        head = typed_json.decode(first, _Head)
-        if head.format == FORMAT and head.version != VERSION:
-            raise ConfigError(
-                f"{path} is of version {head.version}, this RocketSpark reads version {VERSION}: start the one that"
-                " wrote it"
-            )
-        if head.format == FORMAT and head.crc == zlib.crc32(body):
-            return _snapshots.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    raise ConfigError(f"{path} is damaged: {START_ANEW}")
-
-
-START_ANEW = "empty this controller's folder, and it takes all from the other members"
+    return _FORMAT.decode(content, path, _snapshots.decode)
