@@ -25,7 +25,7 @@ from rocketspark.controller.group.links import Links
 from rocketspark.controller.group.members import Member, parse_member
 from rocketspark.controller.group.messages import Change, Hello
 from rocketspark.controller.group.raft_log import SEEDING, RaftLog
-from rocketspark.controller.group.raft_thread import Outcome, RaftThread, Status
+from rocketspark.controller.group.raft_thread import Done, Outcome, RaftThread, Status
 from rocketspark.controller.replica_sets import Sets
 from rocketspark.controller.replicas_info import Decision
 from rocketspark.errors import ConfigError, RocketSparkError, ServerError
@@ -279,7 +279,9 @@ class GroupJournal:
                     size += len(msgspec.msgpack.encode(decision.events))
             if size > 2 * EVENTS_BYTES_MAX:
                 raise ServerError(ResponseCode.CONTROLLER_INVALID_REQUEST, "the request is too large")
-            outcome = await self._propose(encode_entry(Entry(self._state.version, tuple(events), tuple(looked))))
+            assert self._thread is not None
+            entry = encode_entry(Entry(self._state.version, tuple(events), tuple(looked)))
+            outcome = await self._outcome(functools.partial(self._thread.propose, entry))
             if outcome:
                 for each, decision in zip(batch, decisions, strict=False):
                     if not each.answer.done():
@@ -291,16 +293,10 @@ class GroupJournal:
             if outcome is None or not self.leads:
                 return
 
-    async def _propose(self, entry: bytes) -> Outcome:
-        assert self._thread is not None
-        assert self._loop is not None
-        loop = self._loop
-        found: asyncio.Future[Outcome] = loop.create_future()
-
-        def done(outcome: Outcome) -> None:
-            self._on_loop(functools.partial(_settle, found, outcome))
-
-        self._thread.propose(entry, done)
+    async def _outcome(self, ask: Callable[[Done], None]) -> Outcome:
+        """Ask the member's thread for something; None if nobody knows in time."""
+        found: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        ask(lambda outcome: self._on_loop(functools.partial(_settle, found, outcome)))
         try:
             async with asyncio.timeout(AGREED_S):
                 return await found
@@ -403,15 +399,7 @@ class GroupJournal:
             # Who leads cannot take itself out; the next leader can.
             self._thread.hand_over()
             raise self._not_leader("it hands over to another one, to be removed: ask again")
-        found: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._thread.change_members(
-            asked.what, member, lambda outcome: self._on_loop(functools.partial(_settle, found, outcome))
-        )
-        try:
-            async with asyncio.timeout(AGREED_S):
-                outcome = await found
-        except TimeoutError:
-            outcome = None
+        outcome = await self._outcome(functools.partial(self._thread.change_members, asked.what, member))
         if not outcome:
             why = "another change is under way" if outcome is False else "a majority of the controllers does not answer"
             raise ServerError(ResponseCode.SYSTEM_BUSY, f"{member}: {why}; ask again")
