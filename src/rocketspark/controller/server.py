@@ -43,7 +43,6 @@ class ControllerServer:
                 hooks=settings.signer,
                 tls=settings.tls.client(),
             )
-            self._journal.leads_now = self._leads_now
         self._clock = Clock()
         self._live = LiveTable(self._clock.now_ms)
         self._notices = RoleNotices(Connections(language="JAVA", hooks=settings.signer, tls=settings.tls.client()))
@@ -53,6 +52,8 @@ class ControllerServer:
         handlers = ControllerHandlers(settings, self._journal, self._live, self._elections, self._leadership)
         handlers.routes(routes)
         if isinstance(self._journal, GroupJournal):
+            # What the leader before had no time for: masters that went with it.
+            self._journal.leads_now = self._elections.scan
             self._journal.routes(routes)
         self._routes = routes
         self._audit: Audit | None = None
@@ -104,10 +105,6 @@ class ControllerServer:
         if leader is None:
             return Leadership("", "", False, peers)
         return Leadership(leader.node, leader.address, leader.node == node, peers)
-
-    def _leads_now(self) -> None:
-        # What the leader before had no time for: masters that went with it.
-        self._elections.scan()
 
     def _tick(self) -> None:
         try:
