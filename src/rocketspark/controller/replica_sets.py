@@ -56,6 +56,16 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         """True until the first master: an election that found none does not count."""
         return self.set_epoch == 0
 
+    @property
+    def awaits_word(self) -> bool:
+        """True until the master that was elected gave its word."""
+        return bool(self.heirs)
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The ids of those that hold what was acknowledged, in order: those in sync, and the heirs."""
+        return tuple(sorted({*self.in_sync, *self.heirs}))
+
 
 Sets = dict[str, ReplicaSet]
 
@@ -213,9 +223,8 @@ def _best(
 
 def heirs_of(s: ReplicaSet, master: int, live: Lives) -> tuple[int, ...]:
     """Return those that hold what was acknowledged until this new master gives its word; none if it gives none."""
-    former = tuple(sorted({*s.in_sync, *s.heirs}))
     gives_word = live.log_end(s.cluster, s.broker_name, master).gives_word
-    return former if gives_word and master in former and len(former) > 1 else ()
+    return s.holders if gives_word and master in s.holders and len(s.holders) > 1 else ()
 
 
 def in_place_of_master(s: ReplicaSet, live: Lives, *, unclean: bool) -> int | None:
@@ -224,7 +233,7 @@ def in_place_of_master(s: ReplicaSet, live: Lives, *, unclean: bool) -> int | No
     The master itself if none holds more; None while one is away that may, unless elections are `unclean`.
     """
     where = s.cluster, s.broker_name
-    others = sorted({*s.heirs, *s.in_sync} - {s.master})
+    others = [i for i in s.holders if i != s.master]
     living = [i for i in others if live.alive(*where, i)]
 
     def reach(broker_id: int) -> tuple[bool, int, int]:

@@ -136,7 +136,7 @@ def register(sets: Sets, h: RegisterToControllerHeader, live: Lives) -> Decision
     if s.master is not None and live.may_live(s.cluster, s.broker_name, s.master):
         answer.master_broker_id, answer.master_address = s.master, s.address(s.master)
         answer.master_epoch, answer.sync_state_set_epoch = s.master_epoch, s.set_epoch
-        answer.awaits_word = bool(s.heirs) or None
+        answer.awaits_word = s.awaits_word or None
     body = _members(s)
     if replica.address == h.broker_address:
         return Decision(header=answer, body=body)
@@ -161,7 +161,7 @@ def replica_info(sets: Sets, h: ReplicaInfoHeader) -> Decision:
         master_address=s.address(s.master),
         master_epoch=s.master_epoch,
         asked=looked.asked if looked else None,
-        awaits_word=bool(s.heirs) or None,
+        awaits_word=s.awaits_word or None,
     )
     return Decision(header=answer, body=_members(s), looked=looked)
 
@@ -226,7 +226,7 @@ def _refusal(
 ) -> tuple[int, str] | None:
     """Return code and text of why an in-sync set is not taken; in RocketMQ's order, which its brokers act on."""
     refused = f"the in-sync set of {s.broker_name} stays {list(s.in_sync)}: "
-    if members == s.in_sync and not s.heirs:
+    if members == s.in_sync and not s.awaits_word:
         return ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, refused + "that is what it is"
     if s.master != h.master_broker_id:
         return ResponseCode.CONTROLLER_INVALID_MASTER, refused + f"its master is {s.master}, not {h.master_broker_id}"
@@ -266,7 +266,7 @@ def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones
     elif h.may_lack and asking is not None and asking == s.master:
         found = in_place_of_master(s, live, unclean=unclean)
         if found is None:
-            held = sorted({*s.heirs, *s.in_sync})
+            held = list(s.holders)
             why = (
                 f"{asking} of {s.broker_name} may lack what was acknowledged, and not all of {held}, which held it, are"
                 " alive: start them; clean the metadata of those that are lost for ever, or enable"
@@ -286,7 +286,7 @@ def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones
     )
     if found == s.master:
         answer.master_epoch, answer.sync_state_set_epoch = s.master_epoch, s.set_epoch
-        answer.awaits_word = bool(s.heirs) or None
+        answer.awaits_word = s.awaits_word or None
         members.sync_state_set = list(s.in_sync)
         why = f"master {found} of {s.broker_name} is alive"
         return Decision(ResponseCode.CONTROLLER_MASTER_STILL_EXIST, answer, bodies.encode(members), why)
