@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rocketspark.broker import topic_names
@@ -38,7 +39,7 @@ class LeftMessages:
         self._path = path
         self._notes: dict[Note, None] = {}
         with contextlib.suppress(FileNotFoundError):
-            self._keep(path.read_bytes())
+            self._notes = dict.fromkeys(_unpacked(path.read_bytes()))
 
     def __len__(self) -> int:
         return len(self._notes)
@@ -50,25 +51,21 @@ class LeftMessages:
     def add(self, kept: Record) -> None:
         """Note that another broker has the message now."""
         if kept.topic in PARKED:
-            self._write(_NOTE.pack(kept.position, kept.store_time_ms))
+            self._write([(kept.position, kept.store_time_ms)])
 
     def all(self) -> bytes:
         """Return the notes, for the master."""
-        return b"".join(_NOTE.pack(*note) for note in self._notes)
+        return _packed(self._notes)
 
     def take(self, notes: bytes) -> None:
         """Add a slave's notes."""
-        known = (note for note in _NOTE.iter_unpack(notes[: len(notes) - len(notes) % _NOTE.size]))
-        self._write(b"".join(_NOTE.pack(*note) for note in known if note not in self._notes))
+        self._write([note for note in _unpacked(notes) if note not in self._notes])
 
-    def _keep(self, notes: bytes) -> None:
-        # A kill may have cut the last one off.
-        self._notes.update(dict.fromkeys(_NOTE.iter_unpack(notes[: len(notes) - len(notes) % _NOTE.size])))
-
-    def _write(self, notes: bytes) -> None:
+    def _write(self, notes: list[Note]) -> None:
         if not notes:
             return
-        self._keep(notes)
+        content = _packed(notes)
+        self._notes.update(dict.fromkeys(notes))
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if len(self._notes) > COUNT_MAX:
@@ -77,7 +74,7 @@ class LeftMessages:
                 made.write_bytes(self.all())
                 os.replace(made, self._path)
             else:
-                self._append(notes)
+                self._append(content)
         except OSError as e:
             log.error("%s cannot be written, so what left may leave again after a kill: %s", self._path, e.strerror)
 
@@ -87,3 +84,12 @@ class LeftMessages:
             if torn:
                 file.truncate(file.tell() - torn)
             file.write(notes)
+
+
+def _packed(notes: Iterable[Note]) -> bytes:
+    return b"".join(_NOTE.pack(*note) for note in notes)
+
+
+def _unpacked(content: bytes) -> Iterator[Note]:
+    """Return the notes in these bytes; a kill may have cut the last one off."""
+    return _NOTE.iter_unpack(content[: len(content) - len(content) % _NOTE.size])
