@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from rocketspark.broker.replication.acting.escape import EscapeBridge
-from rocketspark.broker.replication.acting.way_back import SHARE
+from rocketspark.broker.replication.acting.way_back import sure_for_s
 from rocketspark.broker.replication.link.links import LinkState
 from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info
 from rocketspark.broker.replication.parts import MasterSteps, PeerLinks, ReplicationParts
@@ -160,8 +160,8 @@ class ActingMaster:
         asked_s = asyncio.get_running_loop().time()
         found = lowest(await self._members.ask())
         if found is not None:
-            limit_s = SHARE * self._settings.not_active_timeout_ms / 1000
-            if self._role.kind is Role.ACTING and asked_s - max(self._sure_s, self._acting_since_s) > limit_s:
+            unsure_s = asked_s - max(self._sure_s, self._acting_since_s)
+            if self._role.kind is Role.ACTING and unsure_s > sure_for_s(self._settings):
                 # Others may have acted meanwhile: it begins anew, from what they did.
                 async with self._one_at_a_time:
                     await self._stand_back("it hung or was cut off")
@@ -171,8 +171,7 @@ class ActingMaster:
 
     def _is_sure(self) -> bool:
         """Tell whether no other broker acts: if this one hung or was cut off, its master may be back."""
-        limit_s = SHARE * self._settings.not_active_timeout_ms / 1000
-        return asyncio.get_running_loop().time() - self._sure_s <= limit_s
+        return asyncio.get_running_loop().time() - self._sure_s <= sure_for_s(self._settings)
 
     async def take(self, found: Lowest, ha_address: str | None) -> None:
         """Act, follow or wait, depending on the lowest id.

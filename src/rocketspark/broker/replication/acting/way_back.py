@@ -33,7 +33,7 @@ from rocketspark.transport.request_frames import reply
 log = LimitedLog("rocketspark.broker.replication")
 
 # Of brokerNotActiveTimeoutMillis: the NameServers count from a heartbeat that may be older than the last look here.
-SHARE = 0.75
+_SHARE = 0.75
 AWAY = "this broker was away, and first takes back what was done in its place"
 # Where a consumer reads on, and what a slave takes instead of what it did itself.
 READS_ON = (
@@ -56,6 +56,11 @@ FRESH_S = 5.0
 ANY_HOST = ""
 
 
+def sure_for_s(settings: BrokerSettings) -> float:
+    """Return for how long after a NameServer was asked no other broker takes the place that it told."""
+    return _SHARE * settings.not_active_timeout_ms / 1000
+
+
 class Office:
     """Tells whether one master may act as the master now, or is away.
 
@@ -63,7 +68,7 @@ class Office:
     """
 
     def __init__(self, settings: BrokerSettings, is_held: Callable[[], bool]) -> None:
-        self._limit_s = SHARE * settings.not_active_timeout_ms / 1000
+        self._limit_s = sure_for_s(settings)
         self._is_held = is_held
         self._away = False
         self._looked_s = self._sure_s = 0.0
