@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from rocketspark.controller.group.raft_log import FOUNDING, LEARNER, SEEDING, WAITING
+from rocketspark.controller.group.raft_log import FOUNDING, LEARNER, SEEDING, VOTER, WAITING
 
 
 class Beginning(StrEnum):
@@ -32,11 +32,13 @@ _NEW = frozenset((Beginning.FRESH, Beginning.SEED, Beginning.FOUNDING, Beginning
 _SEEDS = frozenset((Beginning.SEED, Beginning.SEEDED))
 
 
+# What a member says of itself once it has a log, by how it stands in it.
 BY_STANDING = {
     LEARNER: Beginning.LEARNING,
     WAITING: Beginning.FOUNDING,
     FOUNDING: Beginning.FOUNDING,
     SEEDING: Beginning.SEEDED,
+    VOTER: Beginning.MEMBER,
 }
 
 

@@ -127,7 +127,7 @@ class GroupJournal:
             if RaftLog.is_in(self._folder):
                 raft_log = RaftLog(self._folder, self._files)
                 raft_log.open()
-                self._beginning = founding.BY_STANDING.get(raft_log.standing, Beginning.MEMBER)
+                self._beginning = founding.BY_STANDING[raft_log.standing]
             elif os.path.exists(self._state_path):
                 self._single()
                 self._beginning = Beginning.SEED
@@ -336,7 +336,7 @@ class GroupJournal:
         before, self._status = self._status, status
         if self._closed:
             return
-        self._beginning = founding.BY_STANDING.get(status.standing, Beginning.MEMBER)
+        self._beginning = founding.BY_STANDING[status.standing]
         if status.members != before.members:
             log.warning("the controllers are %s", ", ".join(status.members))
             self._links.reach(status.members)

@@ -120,7 +120,7 @@ class RaftThread:
             except Exception:
                 log.exception("this controller begins anew")
             self._give_up()
-            self._tell(Status(members=self._status.members))
+            self._tell(Status(members=self._status.members, standing=self._status.standing))
             again = machine.monotonic() + RETRY_S
             while not self._stopping and machine.monotonic() < again:
                 self._refuse()
