@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from pathlib import Path
 
 from rocketspark.broker.inner_connections import signer_of
@@ -11,6 +10,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.controller.server import ControllerServer
 from rocketspark.controller.settings import ControllerSettings
 from rocketspark.errors import StateError
+from rocketspark.transport.dialing import free_ports
 
 LIMIT_S = 60.0
 LOOK_S = 0.01
@@ -35,7 +35,7 @@ class Controllers:
     async def start(self) -> None:
         """Start those that do not run, and wait until one leads."""
         if len(self._names) > 1 and not self._peers:
-            self.addresses = [f"127.0.0.1:{port}" for port in _free_ports(len(self._names))]
+            self.addresses = [f"127.0.0.1:{port}" for port in free_ports("127.0.0.1", len(self._names))]
             pairs = zip(self._names, self.addresses, strict=True)
             self._peers = ";".join(f"{name}-{address}" for name, address in pairs)
         for name in self._names:
@@ -77,14 +77,3 @@ class Controllers:
     async def close(self) -> None:
         """End them."""
         await asyncio.gather(*(server.close() for server in self._running.values()))
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()

@@ -1,5 +1,6 @@
-"""Sockets towards servers. Rule: a host that is given by its number needs no look-up, and no thread for one.
+"""Sockets towards servers, and free ports for them.
 
+Rule: a host that is given by its number needs no look-up, and no thread for one.
 uvloop looks up numbers too, in threads of its own. A forked process has not got them: it would wait for them as it
 ends, and die of it.
 """
@@ -50,6 +51,19 @@ async def own_ip(host: str, port: int) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as towards:
         towards.connect((host, port))
         return str(towards.getsockname()[0])
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Return ports on a host of this machine that nobody has taken. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    probes = [socket.socket(family, socket.SOCK_STREAM) for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind((host, 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
 
 
 @contextlib.contextmanager

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocketspark.cli.serving.child_processes import ChildProcess
+from rocketspark.transport.dialing import free_ports
 
 if TYPE_CHECKING:
     from rocketspark.broker.settings import BrokerSettings
@@ -21,17 +21,7 @@ CONF = "controller.conf"
 
 def ports(host: str, first: int, count: int) -> list[int]:
     """Return a port for each controller: one after the other, or free ones where the first is 0."""
-    if first:
-        return [first + i for i in range(count)]
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    probes = [socket.socket(family, socket.SOCK_STREAM) for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind((host, 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    return [first + i for i in range(count)] if first else free_ports(host, count)
 
 
 async def start_controllers(
