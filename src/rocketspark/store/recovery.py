@@ -109,8 +109,7 @@ def recover(
     oldest = log.min_position
     queues.min_position = queues.expired_position = oldest
     log.set_end(log.mapped_files.end())  # So that records can be looked at; the scan finds the end.
-    for topic, position in deleted.items():
-        queues.finish_deletion(topic.decode(), position)
+    queues.finish_deletions({topic.decode(): position for topic, position in deleted.items()})
     deleted_elsewhere = tuple(queues.forget_deleted())
     if deleted_elsewhere:
         deleted = {**deleted, **{topic.encode(): log.mapped_files.end() for topic in deleted_elsewhere}}

@@ -415,11 +415,9 @@ class ReplicaReceiver:
         if not new:
             return
         self._deletions.add_all(new, low)
-        for topic, at in new.items():
-            before = self.consume_queues.generation
-            self.consume_queues.finish_deletion(topic, at)
-            if self.consume_queues.generation != before and at < self.log.written:
-                self._dispatch_again(topic.encode(), at)
+        for topic in self.consume_queues.finish_deletions(new):
+            if new[topic] < self.log.written:
+                self._dispatch_again(topic.encode(), new[topic])
 
     def _dispatch_again(self, topic: bytes, position: int) -> None:
         """Put the records of a topic from a position on into its queues; they are in the index already."""
@@ -515,7 +513,7 @@ class ReplicaReceiver:
         while at < end:
             # A file after the other; the unused end of one is no record.
             start, file_end = at - at % log.file_bytes, log.next_file(at)
-            piece = records[at - begin : min(end, file_end) - begin]
+            piece = memoryview(records)[at - begin : min(end, file_end) - begin]
             log.mapped_files.get(start).view[at - start : at - start + len(piece)] = piece
             while piece and not record_layout.is_blank(piece, 0, file_end - at):
                 late.append(record.decode(piece))

@@ -114,10 +114,8 @@ class ConsumeQueueStore:
         """
         told = {*self.simple_topics, *(topic.decode() for topic in self._told_batch_topics)}
         noted = {topic for topic, _ in self.inventory.queues} if told and self._known else set()
-        gone = sorted(topic for topic in noted if topic not in told and topic not in self._known)
-        gone = [topic for topic in gone if not _is_of_the_system(topic)]
-        for topic in gone:
-            self.inventory.forget(topic)
+        gone = sorted(topic for topic in noted - told if topic not in self._known and not _is_of_the_system(topic))
+        self.inventory.forget(dict.fromkeys(gone))
         return gone
 
     def lost(self) -> bool:
@@ -234,7 +232,7 @@ class ConsumeQueueStore:
                     queue.let_go()
                     self._gone.append(queue)
         self.batch_topics.discard(topic.encode())
-        self.inventory.forget(topic)
+        self.inventory.forget({topic: None})
         self._listing_due = self._removal_due = True
         # The queues last: after a kill in between they show the next start that the topic was being deleted.
         for directory in (self._ext_directory, self._batch_directory, self.directory):
@@ -278,19 +276,28 @@ class ConsumeQueueStore:
         except OSError as e:
             _log.error("files of deleted topics are left in %s: %s", self._removed_directory, e)
 
-    def finish_deletion(self, topic: str, position: int) -> None:
-        """Remove the topic if it still has a message from before a physical offset: a kill fell into its deletion."""
-        self.inventory.forget(topic, position)
-        for queue_id in list(self._known.get(topic, ())):
-            queue = self._find_if_whole(topic, queue_id)
-            if queue is not None and queue.begins_before(position):
-                try:
-                    self.delete_topic(topic)
-                except StoreUnwritable as e:
-                    _log.error("topic %s was deleted, but its queues are still there: %s", shown(topic), e)
-                # Its new queues are of the kind that the topic has by now.
-                self.batch_topics.update(self._told_batch_topics & {topic.encode()})
-                return
+    def finish_deletions(self, deleted: Mapping[str, int]) -> list[str]:
+        """Remove topics that still have a message from before a physical offset: a kill fell into their deletion.
+
+        Returns their names.
+        """
+        self.inventory.forget(deleted)
+        found = []
+        for topic, position in deleted.items():
+            if not self._begins_before(topic, position):
+                continue
+            found.append(topic)
+            try:
+                self.delete_topic(topic)
+            except StoreUnwritable as e:
+                _log.error("topic %s was deleted, but its queues are still there: %s", shown(topic), e)
+            # Its new queues are of the kind that the topic has by now.
+            self.batch_topics.update(self._told_batch_topics & {topic.encode()})
+        return found
+
+    def _begins_before(self, topic: str, position: int) -> bool:
+        queues = (self._find_if_whole(topic, queue_id) for queue_id in list(self._known.get(topic, ())))
+        return any(queue is not None and queue.begins_before(position) for queue in queues)
 
     def cut(self, position: int) -> None:
         """Remove the units at or after a physical offset from every queue. Raises StoreFull, StoreUnwritable."""

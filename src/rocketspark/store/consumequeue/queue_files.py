@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 from rocketspark.model.text import whole_number
@@ -69,15 +70,23 @@ class QueueFileInventory:
         except (ValueError, TypeError, AttributeError, RecursionError):
             self.sizes, self.queues, self.firsts, self.ends = {}, {}, {}, {}
 
-    def forget(self, topic: str, position: int | None = None) -> None:
-        """Forget a topic that was deleted; `position`: the log's end then: what was noted later is of the next one."""
-        if position is None or 0 <= self.log_end <= position:
-            for table in (self.queues, self.firsts):
-                for name in [name for name in list(table) if name[0] == topic]:
-                    table.pop(name, None)
+    def forget(self, deleted: Mapping[str, int | None]) -> None:
+        """Forget topics that were deleted, each with the log's end then: what was noted later is of the next one.
+
+        None where all that is noted is of the deleted one. All go together, as each time the whole inventory is looked
+        through.
+        """
+        if not deleted:
+            return
+        gone = {topic for topic, position in deleted.items() if position is None or 0 <= self.log_end <= position}
+        for table in (self.queues, self.firsts):
+            for name in [name for name in list(table) if name[0] in gone]:
+                table.pop(name, None)
         for name, noted in list(self.ends.items()):
-            if name[0] == topic and (position is None or noted.position <= position):
-                self.ends.pop(name, None)
+            if name[0] in deleted:
+                position = deleted[name[0]]
+                if position is None or noted.position <= position:
+                    self.ends.pop(name, None)
 
     def write(
         self,
