@@ -163,7 +163,7 @@ class Topics:
         """Return the table as it is registered; `configs` for a part of it. Permissions are cut to the broker's own."""
         chosen = self.table.values() if configs is None else configs
         table = dict(self._cut([(c.topic_name, c) for c in chosen]))
-        mappings = self.statics.infos(None if configs is None else table) if self.statics.table else {}
+        mappings = self.statics.infos(None if configs is None else table)
         return TopicConfigTable(
             topic_config_table=table, data_version=self.version, topic_queue_mapping_info_map=mappings
         )
@@ -182,7 +182,7 @@ class Topics:
 
         Each part has a version of its own, the last one the table's: of one that a NameServer has it takes nothing.
         """
-        mappings = self.statics.infos() if part is None else self.statics.infos(part) if self.statics.table else {}
+        mappings = self.statics.infos(part)
         version = msgspec.structs.replace(self.version, counter=self.version.counter - following)
         empty = around(TopicConfigTable(data_version=version, topic_queue_mapping_info_map=mappings))
         table = self.table if part is None else part

@@ -106,5 +106,7 @@ class StaticTopics:
 
     def infos(self, topics: Iterable[str] | None = None) -> dict[str, QueueMapping]:
         """Return what NameServers are told; of these topics, or of all."""
+        if not self.table:
+            return {}
         chosen = self.table if topics is None else [topic for topic in topics if topic in self.table]
         return {topic: static_topics.info_of(self.table[topic]) for topic in chosen}
