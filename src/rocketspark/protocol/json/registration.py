@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from functools import lru_cache
+from itertools import islice
 
 import msgspec
 
@@ -65,21 +66,17 @@ def _topics(text: bytes) -> dict[str, TopicConfig]:
     topics: dict[str, TopicConfig] = {}
     at = 1
     while True:
-        end = at + _PIECE_BYTES
-        for _ in range(_PLACES_MAX):
-            found = _TOPIC_ENDS.search(text, end)
-            if found is None:
-                return topics | decode(b"{" + text[at:])
+        for found in islice(_TOPIC_ENDS.finditer(text, at + _PIECE_BYTES), _PLACES_MAX):
             end = found.start() + 1
             try:
                 # JSON to its end, so whole topics: within one the braces do not match.
                 topics |= decode(b"{%b}" % text[at:end])
-                break
             except msgspec.DecodeError:
-                pass
+                continue
+            at = end + 1
+            break
         else:
             return topics | decode(b"{" + text[at:])
-        at = end + 1
 
 
 def decode_compressed(body: bytes) -> RegisterBrokerBody:
