@@ -9,12 +9,11 @@ one, then Deny before Allow."""
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -167,7 +166,7 @@ class Policy(msgspec.Struct, frozen=True, dict=True):
     type: str
     entries: tuple[PolicyEntry, ...]
 
-    @functools.cached_property
+    @cached_property
     def _by_resource(self) -> dict[tuple[str, str | None, Pattern], list[PolicyEntry]]:
         found: dict[tuple[str, str | None, Pattern], list[PolicyEntry]] = {}
         for entry in self.entries:
@@ -176,7 +175,7 @@ class Policy(msgspec.Struct, frozen=True, dict=True):
             found.setdefault(key, []).append(entry)
         return found
 
-    @functools.cached_property
+    @cached_property
     def _prefix_lengths(self) -> list[int]:
         named = (entry.resource for entry in self.entries)
         return sorted({len(one.name or "") for one in named if one.pattern is Pattern.PREFIXED})
