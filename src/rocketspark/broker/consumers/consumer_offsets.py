@@ -68,6 +68,7 @@ class ReadersAnew:
 
     def take(self, reader: Reader) -> bool:
         """Forget a reader, which asks where to begin or is told; return False if it is not known here."""
+        self._told.discard(reader)
         if reader not in self.readers:
             return False
         del self.readers[reader]
@@ -101,7 +102,6 @@ class ReadersAnew:
         if at == wanted or not follows:
             self.take(reader)
             self.take_reset(reader)
-            self._told.discard(reader)
             return None if at == wanted else wanted
         self._told.add(reader)
         return wanted
@@ -111,7 +111,6 @@ class ReadersAnew:
         for reader in [r for r in (*self.readers, *self.resets) if r[0] == group or r[1] == topic]:
             self.take(reader)
             self.take_reset(reader)
-            self._told.discard(reader)
 
     def table(self) -> dict[str, list[int]]:
         """Return the queue ids of all readers, by "topic@group"."""

@@ -68,3 +68,13 @@ def test_it_is_written_once_after_each_change(tmp_path: Path) -> None:
     found.add([("G", "T", 1)])
     found.save()
     assert path.read_text("utf-8") == '{"readers":{"T@G":[1]},"resets":{}}'
+
+
+def test_who_asked_where_to_begin_after_it_was_told_was_told_of_no_later_topic() -> None:
+    found, reader = ReadersAnew(), ("G", "T", 0)
+    for _ in range(2):
+        found.add([reader])
+        # A tool that looks at a place hears of a topic made anew only where the reader did.
+        assert found.sent_to(reader, 5, follows=False) is None
+        assert found.sent_to(reader, 5, follows=True) == 0
+        assert found.take(reader)
