@@ -237,9 +237,7 @@ class OrderedPops:
         if self.table.get(f"{topic}@{group}", {}).pop(queue_id, None) is not None:
             self._changes += 1
 
-    def keep_within(
-        self, end: Callable[[str, int], int], stored_ms: Callable[[str, int, int], int] = lambda topic, q, offset: 0
-    ) -> None:
+    def keep_within(self, end: Callable[[str, int], int], stored_ms: Callable[[str, int, int], int]) -> None:
         """Forget batches with messages beyond a queue's end, that others will stand in the place of.
 
         `stored_ms`: when the message at an offset of a queue was stored: one that was popped before is another.

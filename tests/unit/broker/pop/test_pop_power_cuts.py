@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
-from tests.unit.broker.pop.rig import GROUP, NOW, RETRY, REVIVE, REVIVE_GROUP, TOPIC, Clock, Rig, clock_of
+from tests.unit.broker.pop.rig import GROUP, NOW, RETRY, REVIVE, REVIVE_GROUP, TOPIC, Clock, Rig
 
 pytestmark = pytest.mark.shows(
     "the progress of second deliveries of pops is noted once the disk has these: a power cut passes over none"
 )
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return clock_of(monkeypatch)
-
-
-@pytest.fixture
-def rig(tmp_path: Path, clock: Clock) -> Rig:
-    made = Rig(tmp_path, clock)
-    for number in range(4):
-        made.send(f"K{number}")
-    return made
 
 
 def test_a_second_delivery_that_the_power_took_comes_again(rig: Rig) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.unit.broker.pop import rig as rig_module
-from tests.unit.broker.pop.rig import GROUP, NOW, RETRY, REVIVE, REVIVE_GROUP, TOPIC, Clock, Rig, clock_of
+from tests.unit.broker.pop.rig import GROUP, NOW, RETRY, REVIVE, REVIVE_GROUP, TOPIC, Clock, Rig
 from tests.unit.store.conftest import expire
 
 from rocketspark.broker import topic_names
@@ -33,19 +33,6 @@ pytestmark = pytest.mark.shows(
     "aside",
     "handles renewed; a client that ends or vanishes frees its push messages",
 )
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return clock_of(monkeypatch)
-
-
-@pytest.fixture
-def rig(tmp_path: Path, clock: Clock) -> Rig:
-    made = Rig(tmp_path, clock)
-    for number in range(4):
-        made.send(f"K{number}")
-    return made
 
 
 def test_what_is_not_acknowledged_comes_again_and_nothing_else(rig: Rig) -> None:
