@@ -46,6 +46,14 @@ pytestmark = pytest.mark.shows(
 )
 
 
+async def made(peer: Peer, count: int) -> None:
+    """The topic and the group, with so many messages."""
+    await create(peer, queues=1)
+    await create_group(peer)
+    for number in range(count):
+        await sent(peer, b"old %d" % number)
+
+
 async def remade(peer: Peer, count: int) -> None:
     """The topic with so many messages, after another one of its name."""
     (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=TOPIC))).raise_for_code("delete")
@@ -78,10 +86,7 @@ def test_a_reader_is_sent_to_the_first_message_once(tmp_path: Path, count: int) 
 
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
-            await create(peer, queues=1)
-            await create_group(peer)
-            for number in range(10):
-                await sent(peer, b"old %d" % number)
+            await made(peer, 10)
             assert len(await pulled(peer)) == 10
             await remade(peer, count)
             if count > 10:
@@ -130,10 +135,7 @@ def test_a_reader_that_nobody_knows_is_sent_there_if_its_offset_is_beyond_the_en
 def test_a_pop_goes_on_at_the_first_message(tmp_path: Path, count: int) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
-            await create(peer, queues=1)
-            await create_group(peer)
-            for number in range(10):
-                await sent(peer, b"old %d" % number)
+            await made(peer, 10)
             assert len(await popped(peer)) == 10
             await remade(peer, count)
             # Those that begin at the end, too: the group was there before.
@@ -217,10 +219,7 @@ def test_numbers_that_exactly_once_writes_keep_are_taken_in_a_topic_made_anew(tm
 def test_a_pop_begins_where_an_operator_set_it_by_a_clone(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
-            await create(peer, queues=1)
-            await create_group(peer)
-            for number in range(10):
-                await sent(peer, b"old %d" % number)
+            await made(peer, 10)
             await popped(peer)
             await remade(peer, 5)
             server._offsets.commit("source", TOPIC, 0, 3)
@@ -239,10 +238,7 @@ def test_after_a_kill_no_pop_of_the_one_before_counts(tmp_path: Path, count: int
 
     async def old() -> None:
         async with broker(tmp_path / "old") as server, connected(server.address) as peer:
-            await create(peer, queues=1)
-            await create_group(peer)
-            for number in range(10):
-                await sent(peer, b"old %d" % number)
+            await made(peer, 10)
             assert len(await popped(peer)) == 10
             await remade(peer, count)
             shutil.copytree(tmp_path / "old", killed)
@@ -325,10 +321,7 @@ def test_a_reader_is_sent_there_after_a_start_too(tmp_path: Path, end: str, coun
 
     async def old() -> None:
         async with broker(folder) as server, connected(server.address) as peer:
-            await create(peer, queues=1)
-            await create_group(peer)
-            for number in range(10):
-                await sent(peer, b"old %d" % number)
+            await made(peer, 10)
             assert len(await pulled(peer)) == 10
             await remade(peer, count)
             shutil.copytree(folder, copy)
@@ -383,10 +376,7 @@ def test_a_reader_is_sent_there_by_who_was_a_slave_and_not_by_a_slave(tmp_path: 
             second = await g.start(2)
             await g.in_sync(2)
             async with connected(first.address) as peer:
-                await create(peer, queues=1)
-                await create_group(peer)
-                for number in range(10):
-                    await sent(peer, b"old %d" % number)
+                await made(peer, 10)
                 assert len(await pulled(peer)) == 10
                 assert len(await pulled(peer, group="other")) == 10
                 await remade(peer, 25)
@@ -432,10 +422,7 @@ def test_after_a_kill_nothing_popped_of_the_one_before_comes_again(came: bool, t
 def test_a_late_acknowledgement_in_order_passes_over_no_message_of_the_new_topic(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
-            await create(peer, queues=1)
-            await create_group(peer)
-            for number in range(3):
-                await sent(peer, b"old %d" % number)
+            await made(peer, 3)
             held = await popped(peer, order=True)
             await remade(peer, 0)
             assert await popped(peer, order=True) == []
@@ -457,10 +444,7 @@ def test_after_a_kill_no_batch_of_the_old_topic_is_acknowledged_in_the_new_one(t
         server = BrokerServer(settings(tmp_path))
         await server.start()
         async with connected(server.address) as peer:
-            await create(peer, queues=1)
-            await create_group(peer)
-            for number in range(3):
-                await sent(peer, b"old %d" % number)
+            await made(peer, 3)
             held = await popped(peer, order=True)
             server._pop_state.save()
             noted = (tmp_path / "config" / "consumerOrderInfo.json").read_bytes()
