@@ -17,7 +17,7 @@ from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.namesrv.server import NameServer
 from rocketspark.protocol import headers
-from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.message import properties, record
 from rocketspark.protocol.message.record import Record
@@ -101,6 +101,13 @@ async def connected(address: str, routes: Routes | None = None, **arguments: Any
         peer.close()
 
 
+def cut_power(root: Path, flushed: int) -> None:
+    """Take from a stopped broker's log what was not flushed: up to 100,000 bytes behind `flushed`."""
+    with (root / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(flushed)
+        file.write(bytes(100_000))
+
+
 class Called:
     """What came in on a connection as one-way requests, e.g. NOTIFY_CONSUMER_IDS_CHANGED."""
 
@@ -178,6 +185,18 @@ async def pulled(peer: Peer, topic: str = TOPIC, queue_id: int = 0, offset: int 
     """The messages from an offset on; fails unless there are some."""
     reply = await pull(peer, topic, queue_id, offset, **changes)
     return records(reply.raise_for_code("pull"))
+
+
+async def moved_to(peer: Peer, offset: int, **changes: Any) -> int | None:
+    """Where a pull of one that reads on, unless `changes` say otherwise, is sent to; None if it is not."""
+    reply = await pull(peer, TOPIC, 0, offset, **{"sys_flag": 6} | changes)
+    return reply.header(headers.PullReply).next_offset if reply.code == ResponseCode.PULL_OFFSET_MOVED else None
+
+
+async def commit(peer: Peer, offset: int, group: str = GROUP) -> None:
+    """UPDATE_CONSUMER_OFFSET of a group in the first queue."""
+    header = headers.UpdateConsumerOffsetHeader(group=group, topic=TOPIC, queue_id=0, commit_offset=offset)
+    (await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)).raise_for_code("commit")
 
 
 async def create(peer: Peer, topic: str = TOPIC, queues: int = 4, perm: int = 6, **changes: Any) -> None:

@@ -13,6 +13,7 @@ from tests.live.support import (
     broker,
     connected,
     create,
+    cut_power,
     pairs,
     pull,
     pulled,
@@ -231,9 +232,7 @@ def test_what_stands_where_the_power_took_a_timer_message_comes_in_its_time(tmp_
                 await sent(peer, b"x", pairs=later)
             await until(lambda: len(server._wheel._known) > 0 and server._wheel._offset == 3)
             await server.kill()
-        with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
-            file.seek(flushed)
-            file.write(bytes(100_000))
+        cut_power(tmp_path, flushed)
         async with broker(tmp_path) as server, connected(server.address) as peer:
             assert server.store.written_position == flushed
             for number in range(3):

@@ -7,18 +7,30 @@ from pathlib import Path
 
 import pytest
 from tests.live.pop_support import ack, popped
-from tests.live.support import GROUP, TOPIC, broker, connected, create, create_group, pull, run, sent, settings
+from tests.live.support import (
+    GROUP,
+    TOPIC,
+    broker,
+    commit,
+    connected,
+    create,
+    create_group,
+    cut_power,
+    moved_to,
+    pull,
+    run,
+    sent,
+    settings,
+)
 
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ServerError
-from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import (
     CloneOffsetsHeader,
     OffsetReply,
-    PullReply,
     QueryConsumerOffsetHeader,
     ResetOffsetHeader,
-    UpdateConsumerOffsetHeader,
 )
 from rocketspark.transport.peer import Peer
 
@@ -33,21 +45,10 @@ async def reset(peer: Peer, offset: int, queue_id: int = 0) -> None:
     (await peer.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)).raise_for_code("reset")
 
 
-async def commit(peer: Peer, offset: int, group: str = GROUP) -> None:
-    header = UpdateConsumerOffsetHeader(group=group, topic=TOPIC, queue_id=0, commit_offset=offset)
-    (await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)).raise_for_code("commit")
-
-
 async def committed(peer: Peer) -> int:
     header = QueryConsumerOffsetHeader(group=GROUP, topic=TOPIC, queue_id=0)
     reply = await peer.request(RequestCode.QUERY_CONSUMER_OFFSET, header)
     return reply.raise_for_code("query").header(OffsetReply).offset
-
-
-async def moved_to(peer: Peer, offset: int, sys_flag: int = 6) -> int | None:
-    """Where a pull is sent to; None if it is not. By default of a consumer that reads on."""
-    reply = await pull(peer, TOPIC, 0, offset, sys_flag=sys_flag)
-    return reply.header(PullReply).next_offset if reply.code == ResponseCode.PULL_OFFSET_MOVED else None
 
 
 async def filled(peer: Peer) -> None:
@@ -174,9 +175,7 @@ def test_it_lies_not_beyond_what_a_power_cut_left(tmp_path: Path) -> None:
             server._offsets.set_by_hand = None
             await reset(peer, 25)
             await server.kill()
-        with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
-            file.seek(flushed)
-            file.write(bytes(100_000))
+        cut_power(tmp_path, flushed)
         async with broker(tmp_path) as server, connected(server.address) as peer:
             for number in range(10):
                 await sent(peer, b"new %d" % number)

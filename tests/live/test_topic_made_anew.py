@@ -15,9 +15,11 @@ from tests.live.support import (
     GROUP,
     TOPIC,
     broker,
+    commit,
     connected,
     create,
     create_group,
+    moved_to,
     pull,
     pulled,
     run,
@@ -28,11 +30,10 @@ from tests.live.support import (
 from tests.live.test_controller_mode import group
 
 from rocketspark.broker.server import BrokerServer
-from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import (
     CloneOffsetsHeader,
     OffsetReply,
-    PullReply,
     QueryConsumerOffsetHeader,
     TopicHeader,
     UpdateConsumerOffsetHeader,
@@ -62,22 +63,11 @@ async def remade(peer: Peer, count: int) -> None:
         await sent(peer, b"new %d" % number)
 
 
-async def moved_to(peer: Peer, offset: int, **changes: Any) -> int | None:
-    """Where a pull is sent to; None if it is not."""
-    reply = await pull(peer, TOPIC, 0, offset, **{"sys_flag": 6} | changes)
-    return reply.header(PullReply).next_offset if reply.code == ResponseCode.PULL_OFFSET_MOVED else None
-
-
 async def sent_and_goes_there(peer: Peer, offset: int, **changes: Any) -> bool:
     """Whether a pull is sent to the first message, as often as it asks, until it pulls there."""
     told = [await moved_to(peer, offset, **changes) for _ in range(2)]
     await pull(peer, TOPIC, 0, 0, **{"sys_flag": 6} | changes)
     return told == [0, 0]
-
-
-async def commit(peer: Peer, offset: int) -> None:
-    header = UpdateConsumerOffsetHeader(group=GROUP, topic=TOPIC, queue_id=0, commit_offset=offset)
-    (await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)).raise_for_code("commit")
 
 
 @pytest.mark.parametrize("count", [3, 10, 25])
