@@ -17,6 +17,7 @@ from rocketspark.protocol.headers import (
     TimeReply,
     UpdateConsumerOffsetHeader,
 )
+from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
@@ -24,6 +25,11 @@ from rocketspark.transport.request_frames import reply
 
 # Offsets of queues that a topic has not are kept below this number.
 QUEUE_IDS_KEPT = 1024
+
+
+def may_have_offset(topic: TopicConfig, queue_id: int) -> bool:
+    """Tell whether an offset may be kept of a queue of a topic."""
+    return queue_id < max(topic.read_queue_nums, topic.write_queue_nums, QUEUE_IDS_KEPT)
 
 
 class ConsumerManageHandler:
@@ -68,7 +74,7 @@ class ConsumerManageHandler:
         if h.queue_id < 0:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"QueueId is less than 0, queueId: {h.queue_id}")
         # RocketMQ takes any: of topics that were made smaller, and numbers that clients keep beside their offsets.
-        if h.queue_id >= max(topic.read_queue_nums, topic.write_queue_nums, QUEUE_IDS_KEPT):
+        if not may_have_offset(topic, h.queue_id):
             raise ServerError(
                 ResponseCode.SYSTEM_ERROR,
                 f"QueueId {h.queue_id}: topic {h.topic} has {topic.read_queue_nums} queues to read,"

@@ -14,7 +14,7 @@ from rocketspark.broker.consumers.connected_clients import ConnectedClient
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.declared_settings import QUEUES_MAX
 from rocketspark.broker.handlers.admin.admin_topics import merged_attributes
-from rocketspark.broker.handlers.consumer_manage import QUEUE_IDS_KEPT
+from rocketspark.broker.handlers.consumer_manage import may_have_offset
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.pop.pops import Pops
@@ -371,7 +371,7 @@ class GroupHandler:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {h.topic} does not exist")
         if self._groups.table.get(h.group) is None:
             raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {h.group} does not exist")
-        if h.queue_id >= max(config.read_queue_nums, config.write_queue_nums, QUEUE_IDS_KEPT):
+        if not may_have_offset(config, h.queue_id):
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"Topic {h.topic} has no queue {h.queue_id}")
         rows = []
         ids = [h.queue_id] if h.queue_id >= 0 else range(config.read_queue_nums)
