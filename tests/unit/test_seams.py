@@ -52,9 +52,6 @@ ALLOWED = {
     "broker/access/plain_acl/rule_files.py": {
         *("os.makedirs", "os.replace", "os.unlink", "os.fsync", "os.fchmod", "tempfile.mkstemp", "open to write"),
     },
-    # A member's log, replaced whole; the state of a single controller, put aside.
-    "controller/group/raft_log.py": {"os.replace"},
-    "controller/group/group_journal.py": {"os.replace"},
     # Lines that nothing is read back from.
     "access/audit.py": {"os.write", "os.ftruncate", "os.rename", "os.unlink", "Path.mkdir"},
     # Offsets of a broadcasting client, on the machine of the application.

@@ -192,7 +192,7 @@ class GroupJournal:
         if stands == SEEDING:
             # It is in the snapshot now, and must not come back one day.
             with contextlib.suppress(OSError):
-                os.replace(self._state_path, f"{self._state_path}.taken")
+                self._files.replace(self._state_path, f"{self._state_path}.taken")
 
     async def _ask_hello(self, name: str) -> Hello | None:
         try:

@@ -125,7 +125,7 @@ class RaftLog:
             self._files.write_file(beside, content)
             # Before the entries that a snapshot holds are gone its own name must be on the disk.
             self._files.sync_directory(self._folder)
-            os.replace(beside, self.path)
+            self._files.replace(beside, self.path)
             self._files.sync_directory(self._folder)
         except OSError as e:
             raise failure(e, "write", self.path, len(content)) from e
