@@ -63,9 +63,8 @@ class ControllerGroup:
             try:
                 leader = (await self._any()).leader
                 if leader:
-                    found = await self._ask(parse_member(leader).address, RequestCode.CONTROLLER_GROUP_CHANGE, change)
-                    if found is not None:
-                        return
+                    await self._ask(parse_member(leader).address, RequestCode.CONTROLLER_GROUP_CHANGE, change)
+                    return
             except ServerError as e:
                 if e.code not in (ResponseCode.CONTROLLER_NOT_LEADER, ResponseCode.SYSTEM_BUSY):
                     raise

@@ -237,9 +237,11 @@ class ControllerClient:
         if reply.code or not reply.body:
             return None
         s = java_json.decode(reply.body, ReplicasInfo).replicas_info_table.get(broker_name)
-        for found in [*s.in_sync_replicas, *s.not_in_sync_replicas] if s is not None else []:
+        if s is None:
+            return None
+        for found in [*s.in_sync_replicas, *s.not_in_sync_replicas]:
             if found.broker_id == broker_id and found.alive:
-                return LiveReplica(found.broker_address, s is not None and s.master_broker_id == broker_id)
+                return LiveReplica(found.broker_address, s.master_broker_id == broker_id)
         return None
 
     async def heartbeat(self, header: ReplicaHeartbeatHeader) -> None:
