@@ -349,7 +349,7 @@ class ReplicasManager:
             master = found.master
             if master.broker_id == self.own_id and not self._role.epoch and await self._passed_on(found):
                 return
-            await self._change(master, found.in_sync, found.set_epoch)
+            await self._change(master, found.in_sync)
 
     async def _passed_on(self, found: SetState) -> bool:
         """Have another one elected, if it has to hold what this log may lack; False if there is none.
@@ -415,11 +415,10 @@ class ReplicasManager:
         return sorted(further)
 
     async def _take_elected(self, elected: Elected) -> None:
-        master = elected.master
-        await self._change(master, elected.in_sync, master.set_epoch)
+        await self._change(elected.master, elected.in_sync)
 
-    async def _change(self, master: Master, members: frozenset[int], set_epoch: int) -> None:
-        broker_id, address, epoch = master.broker_id, master.address, master.epoch
+    async def _change(self, master: Master, members: frozenset[int]) -> None:
+        broker_id, address, epoch, set_epoch, _ = master
         async with self._changing:
             if self.own_id is None or epoch < self._role.epoch:
                 return
@@ -468,7 +467,7 @@ class ReplicasManager:
             )
             if not await self._tried(
                 "take the role that the controller told",
-                lambda: self._change(told, frozenset(found.sync_state_set), told.set_epoch),
+                lambda: self._change(told, frozenset(found.sync_state_set)),
             ):
                 self._look_now.set()
         else:

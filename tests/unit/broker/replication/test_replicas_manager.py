@@ -141,7 +141,7 @@ class Election(NamedTuple):
 
 async def told(broker: Broker, by: Election) -> None:
     """The broker hears of an election: it asked, or is told (1008)."""
-    found = Master(by.master, f"127.0.0.1:{by.master}", by.epoch, by.epoch)
+    found = Master(by.master, f"127.0.0.1:{by.master}", by.epoch, 1)
     await broker.manager._tried("hear", lambda: broker.manager._take(SetState(found, by.epoch, frozenset({1, 2}), 1)))
 
 
