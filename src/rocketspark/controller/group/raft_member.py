@@ -322,11 +322,6 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         return tuple(sorted([self.selfNode.id, *(node.id for node in self.otherNodes)]))
 
     @property
-    def has_agreed(self) -> bool:
-        """True once it knows of an entry that a leader wrote and a majority has."""
-        return self.raftLastApplied > 1 and self._is_current
-
-    @property
     def _may_be_elected(self) -> bool:
         return self._log.standing not in (LEARNER, WAITING)
 

@@ -25,13 +25,12 @@ TURN_MAX = 200
 
 
 class Status(NamedTuple):
-    """What a member knows of its group. `agreed`: that it holds all that its leader has."""
+    """What a member knows of its group, and how it stands in it."""
 
     leads: bool = False
     leader: str | None = None
     term: int = 0
     members: tuple[str, ...] = ()
-    agreed: bool = False
     standing: str = ""
 
 
@@ -193,9 +192,7 @@ class RaftThread:
             done(None)
 
     def _tell_of(self, member: Any, raft_log: RaftLog) -> None:
-        status = Status(
-            member.leads, member.leader, member.raftCurrentTerm, member.members, member.has_agreed, raft_log.standing
-        )
+        status = Status(member.leads, member.leader, member.raftCurrentTerm, member.members, raft_log.standing)
         if self._waiting and not status.leads:
             self._give_up()
         self._tell(status)
