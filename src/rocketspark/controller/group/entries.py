@@ -13,6 +13,9 @@ import msgspec
 from rocketspark.controller.headed_content import HeadedFormat
 from rocketspark.controller.replica_sets import Event, Looked, Sets, apply
 
+# What the changes of one entry may take.
+ENTRY_BYTES_MAX = 1 << 19
+
 
 class State(msgspec.Struct, frozen=True):
     """What a controller knows. `version`: counts the changes; `looked`: by broker name, how far its master looked."""

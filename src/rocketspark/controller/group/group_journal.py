@@ -19,7 +19,7 @@ import msgspec
 
 from rocketspark.controller import journal
 from rocketspark.controller.group import founding
-from rocketspark.controller.group.entries import Entry, State, advance, encode_entry
+from rocketspark.controller.group.entries import ENTRY_BYTES_MAX, Entry, State, advance, encode_entry
 from rocketspark.controller.group.founding import Beginning
 from rocketspark.controller.group.links import Links
 from rocketspark.controller.group.members import Member, parse_member
@@ -48,7 +48,8 @@ ASK_S = 0.3
 ASK_MS = 1000
 SILENT_S = 5.0
 DECISIONS_MAX = 200
-EVENTS_BYTES_MAX = 1 << 18
+# Of one decision; an entry whose decisions have more takes no further one.
+EVENTS_BYTES_MAX = ENTRY_BYTES_MAX // 2
 TRIES = 5
 LIBRARY_VERSION = "0.3.17"
 EXTRA = "a group of controllers takes the extra controllers: pip install 'rocketspark[controllers]'"
@@ -266,19 +267,20 @@ class GroupJournal:
                     break
                 try:
                     decision = each.decide(state)
+                    added = len(msgspec.msgpack.encode(decision.events))
+                    if added > EVENTS_BYTES_MAX:
+                        raise ServerError(ResponseCode.CONTROLLER_INVALID_REQUEST, "the request is too large")
                 except Exception as e:
                     if not each.answer.done():
                         each.answer.set_exception(e)
-                    decision = Decision()
+                    decision, added = Decision(), 0
                 decisions.append(decision)
                 seen = (decision.looked,) if decision.looked else ()
                 if decision.events or seen:
                     state = advance(state, decision.events, seen)
                     events += decision.events
                     looked += seen
-                    size += len(msgspec.msgpack.encode(decision.events))
-            if size > 2 * EVENTS_BYTES_MAX:
-                raise ServerError(ResponseCode.CONTROLLER_INVALID_REQUEST, "the request is too large")
+                    size += added
             assert self._thread is not None
             entry = encode_entry(Entry(self._state.version, tuple(events), tuple(looked)))
             outcome = await self._outcome(functools.partial(self._thread.propose, entry))

@@ -22,6 +22,7 @@ from pysyncobj.transport import Transport
 
 from rocketspark import machine
 from rocketspark.controller.group.entries import (
+    ENTRY_BYTES_MAX,
     LogEntry,
     Snapshot,
     State,
@@ -51,8 +52,7 @@ DEAF_S = 2 * LEADER_ALONE_S + ELECTION_S_MAX
 ENTRIES_MAX = 1000
 SNAPSHOT_PIECE_BYTES = 1 << 18
 # One message of the library's; an entry is shorter, or it would come as a pickle in pieces.
-MESSAGE_BYTES = 1 << 20
-ENTRY_BYTES_MAX = MESSAGE_BYTES // 2
+MESSAGE_BYTES = 2 * ENTRY_BYTES_MAX
 
 _journal_of_the_library = library.createJournal
 

@@ -1,0 +1,57 @@
+"""What a group's journal makes of the decisions that come together."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketspark.controller.group.entries import ENTRY_BYTES_MAX
+from rocketspark.controller.group.group_journal import GroupJournal
+from rocketspark.controller.group.members import Member
+from rocketspark.controller.group.raft_thread import Done, Status
+from rocketspark.controller.replica_sets import Cleaned, IdApplied, Replica
+from rocketspark.controller.replicas_info import Decision
+from rocketspark.errors import ServerError
+from rocketspark.protocol.codes import ResponseCode
+
+MEMBERS = [Member("n0", "a:1"), Member("n1", "b:1")]
+
+
+class Agreeing:
+    """A member's thread whose group agrees to all."""
+
+    def __init__(self) -> None:
+        self.entries: list[bytes] = []
+
+    def propose(self, entry: bytes, done: Done) -> None:
+        self.entries.append(entry)
+        done(True)
+
+
+@pytest.mark.shows("a request that is too large for a group of controllers is refused, and the others are answered")
+def test_a_decision_that_is_too_large_is_refused_and_the_others_are_taken(tmp_path: Path) -> None:
+    async def main() -> None:
+        journal = GroupJournal(str(tmp_path), "g", MEMBERS[0], MEMBERS, hooks=None, tls=None)
+        thread: Any = Agreeing()
+        journal._thread, journal._loop = thread, asyncio.get_running_loop()
+        journal._status = Status(leads=True)
+        small = Decision(events=(IdApplied("c", "b", 1, Replica("a:1", "a:1;1")),))
+        large = Decision(events=(Cleaned("b", tuple(range(ENTRY_BYTES_MAX))),))
+
+        def decide(decision: Decision) -> Any:
+            return journal.carry_out(lambda state: decision)
+
+        asked = asyncio.gather(decide(small), decide(large), decide(small), return_exceptions=True)
+        carrying = asyncio.create_task(journal._carry_out_all())
+        first, refused, last = await asked
+        carrying.cancel()
+        assert (first, last) == (small, small)
+        assert isinstance(refused, ServerError)
+        assert refused.code == ResponseCode.CONTROLLER_INVALID_REQUEST
+        assert len(thread.entries) == 1
+        assert len(thread.entries[0]) < ENTRY_BYTES_MAX
+
+    asyncio.run(main())
