@@ -228,8 +228,8 @@ def install() -> None:
     from rocketspark.store.files import system_calls
     from rocketspark.transport import dialing
 
-    if hasattr(dialing, "_family"):
-        dialing._family = lambda host: None
+    # No sockets here: connections are made by the loop.
+    dialing._family = lambda host: None
     files = system_calls.OsFiles
 
     def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

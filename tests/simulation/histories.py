@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rocketspark.protocol.message import properties, record
+from rocketspark.protocol.message import record
 from rocketspark.store.readonly.log_scan import LogScan
 
 Place = tuple[str, int, int]
@@ -96,15 +96,6 @@ class Committed(NamedTuple):
     at_s: float
 
 
-class Reset(NamedTuple):
-    """A group's offsets were set back."""
-
-    group: str
-    topic: str
-    began_s: float
-    ended_s: float
-
-
 class Stored(NamedTuple):
     """A record of a log."""
 
@@ -113,8 +104,6 @@ class Stored(NamedTuple):
     queue: int
     offset: int
     body: str
-    keys: str
-    real_topic: str
 
 
 class History(NamedTuple):
@@ -126,7 +115,6 @@ class History(NamedTuple):
     reads: list[Read]
     acked: list[Acked]
     committed: list[Committed]
-    resets: list[Reset]
     faults: list[dict[str, Any]]
     troubles_s: list[float]
     logs: dict[str, tuple[int, bytes]]
@@ -142,7 +130,6 @@ _KINDS: dict[str, type[Any]] = {
     "read": Read,
     "acked": Acked,
     "committed": Committed,
-    "reset": Reset,
 }
 
 
@@ -177,7 +164,6 @@ def gather(lines: Iterable[dict[str, Any]], stores: dict[str, Path]) -> History:
         reads=found["read"],
         acked=found["acked"],
         committed=found["committed"],
-        resets=found["reset"],
         faults=faults,
         troubles_s=troubles_s,
         logs=logs,
@@ -201,13 +187,10 @@ def records_of(store: Path) -> Iterable[Stored]:
     scan = LogScan([str(store / "commitlog")])
     for found in scan.scan(scan.min_position, 1 << 62):
         one = record.decode(bytes(scan.read(found.position, found.size)))
-        named = properties.decode(one.properties.decode("utf-8", "replace"))
         yield Stored(
             one.position,
             one.topic.decode(),
             one.queue_id,
             one.queue_offset,
             one.body.decode("utf-8", "replace"),
-            named.get("KEYS", ""),
-            named.get("REAL_TOPIC", ""),
         )

@@ -55,10 +55,6 @@ class Clock:
     def jump(self, seconds: float) -> None:
         self._wall_s += seconds
 
-    def true_s(self, steady_s: float) -> float:
-        """When this clock will show `steady_s`, in the scheduler's time."""
-        return self._since_s + (steady_s - self._steady_s) / self._drift
-
 
 class Strand:
     """A loop or a thread of a process: it runs until it gives way."""
@@ -196,9 +192,6 @@ def _task(loop: Any, coroutine: Any, **more: Any) -> Any:
 
 class SimLoop(base_events.BaseEventLoop):
     """The event loop of one process, in the time of its machine."""
-
-    # For transport.dialing: no sockets here.
-    dials_itself = True
 
     def __init__(self, process: Any) -> None:
         self.process = process

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from tests.simulation import checker, workloads
-from tests.simulation.histories import gather
+from tests.simulation.histories import gather, log_of
 from tests.simulation.nodes import Cluster
 from tests.simulation.plan import Faults, draw_faults
 from tests.simulation.workloads import Workload
@@ -95,12 +95,11 @@ async def run(
         if not process.has_ended:
             await process.wait()
     # Nothing of ours is stored any more; slaves have the rest in a moment.
-    history = gather(world.history, cluster.stores())
     for _ in range(20):
-        if len({first + len(log) for first, log in history.logs.values()}) == 1:
+        if len({first + len(log) for first, log in map(log_of, cluster.stores().values())}) == 1:
             break
         await asyncio.sleep(0.5)
-        history = gather(world.history, cluster.stores())
+    history = gather(world.history, cluster.stores())
     await cluster.stop()
     checker.check(history)
     return {

@@ -96,9 +96,6 @@ class Network:
 
     # -- ways ----------------------------------------------------------------------------------------------------
 
-    def is_cut(self, source_ip: str, target_ip: str) -> bool:
-        return (source_ip, target_ip) in self._cut
-
     def carry(self, source_ip: str, target_ip: str, arrive: Callable[[], None], least_at_s: float = 0.0) -> float:
         """Have something arrive later, or once the way is open; returns when."""
         now_s = self.world.scheduler.now_s
@@ -252,7 +249,6 @@ class End(asyncio.Transport):
         self._in_flight = 0
         self.sent_at_s = 0.0
         self._arrived: list[bytes] = []
-        self._arrived_bytes = 0
         self._eof_arrived = self._eof_told = False
         self._lost: Exception | bool | None = False
         self._closing = self._eof_wanted = self._eof_sent = False
@@ -284,7 +280,6 @@ class End(asyncio.Transport):
                 self.network.carry(self.local[0], self.remote[0], self.other.reset)
             return
         self._arrived.append(data)
-        self._arrived_bytes += len(data)
         self.readable()
 
     def _arrive_eof(self) -> None:
@@ -337,7 +332,6 @@ class End(asyncio.Transport):
             if cut < len(data):
                 self._arrived.append(data[cut:])
                 data = data[:cut]
-            self._arrived_bytes -= len(data)
             self.network.carry(self.local[0], self.remote[0], lambda: self.other._taken(len(data)))
             self.protocol.data_received(data)
             self.readable()

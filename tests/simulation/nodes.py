@@ -70,10 +70,7 @@ Store.truncate = _truncated  # type: ignore[method-assign]
 
 async def serve(node: Node, server: Any) -> None:
     """Start a server, say so, and let it run until the process is asked to stop."""
-    process = node.processes[-1]
-    for each in node.processes:
-        if each.loop is asyncio.get_running_loop():
-            process = each
+    process = current_process()
     stop = process.stop_wanted = asyncio.Event()
     await server.start()
     process.server = server

@@ -1,6 +1,6 @@
 """What happens to a cluster, as data: drawn from the seed, done at its time, left out where a failing seed is shrunk.
 
-Rule: a fault lasts for its seconds and is mended then; `run_faults` ends with everything mended and running.
+Rule: a fault lasts for its seconds and is mended then; `Faults.run` ends with everything mended and running.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation import disk
+from tests.simulation.loop import current_process
 from tests.simulation.seeds import run_many
 from tests.simulation.world import World
 
@@ -60,19 +61,17 @@ class _Lines(logging.Handler):
         self.told = level
 
     def emit(self, record: logging.LogRecord) -> None:
-        for mark, state in STATES.items():
-            if mark in record.msg or (record.args and mark in record.getMessage()):
-                self.world.states[state] += 1
-        if record.levelno < self.told:
-            return
-        from tests.simulation.loop import current_process
-
-        process = current_process()
-        where = process.node.name if process is not None else "-"
         try:
             text = record.getMessage()
         except Exception:
-            text = record.msg
+            text = str(record.msg)
+        for mark, state in STATES.items():
+            if mark in text:
+                self.world.states[state] += 1
+        if record.levelno < self.told:
+            return
+        process = current_process()
+        where = process.node.name if process is not None else "-"
         self.world.logs.append(f"{self.world.now_s:10.4f} {where:12} {record.levelname[0]} {text}")
         if record.exc_info and record.exc_info[0] is not None:
             self.world.logs.append("".join(traceback.format_exception(*record.exc_info)))

@@ -1,4 +1,4 @@
-"""Scenarios of the world itself; those with a checker are in workloads."""
+"""Scenarios by their names alone: the plainest, which check nothing, and those of `failover`."""
 
 from __future__ import annotations
 

@@ -70,8 +70,7 @@ class Tally:
         self.cpu_s += outcome.get("cpu_s", 0)
         if outcome["error"]:
             self.failed.append(outcome)
-        for state, count in outcome.get("states", {}).items():
-            self.states[state] += count
+        self.states.update(outcome.get("states", {}))
 
     def text(self) -> str:
         """Return the figures."""

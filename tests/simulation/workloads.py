@@ -101,7 +101,7 @@ def body_of(number: int, part: int = 0) -> str:
 
 
 class Workload:
-    """The clients of one run. `settings`: what producers are made with besides their times."""
+    """The clients of one run. `retries`: of the producers."""
 
     def __init__(self, world: World, cluster: Cluster, *, retries: int) -> None:
         self.world, self.cluster = world, cluster
