@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation import disk
-from tests.simulation.loop import current_process
+from tests.simulation.loop import current_process, number_objects
 from tests.simulation.seeds import run_many
 from tests.simulation.world import World
 
@@ -170,6 +170,7 @@ def prepare() -> None:
     importlib.import_module("tests.simulation.nodes")
     importlib.import_module("tests.simulation.scenarios")
     disk.install()
+    number_objects()
     here = os.getcwd()
     # What is made at the first use is made once, for all.
     warmed = run_here(importlib.import_module("tests.simulation.scenarios").pair, "warm", keep=_warm)
