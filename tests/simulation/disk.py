@@ -11,6 +11,7 @@ import mmap
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -271,12 +272,11 @@ def install() -> None:
             return _Entries(_in_any_order(sorted(entries, key=lambda entry: entry.name)))
 
     os.listdir, os.scandir = listdir, scandir  # type: ignore[assignment]
-    _replace_everywhere(system_calls.boot_id, lambda: str(loop.current_process().node.boot_id))
+    replace_everywhere(system_calls.boot_id, lambda: str(loop.current_process().node.boot_id))
 
 
-def _replace_everywhere(original: object, replacement: object) -> None:
-    import sys
-
+def replace_everywhere(original: object, replacement: object) -> None:
+    """Put something in the place of a thing of the product, by each name that a module of it has for it."""
     for name, module in list(sys.modules.items()):
         if name.startswith("rocketspark"):
             for attribute, value in list(vars(module).items()):

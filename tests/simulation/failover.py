@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from tests.simulation.nodes import Cluster
@@ -247,17 +248,21 @@ class _Loss:
         assert master is not None
         brokers = [master, next(node for node in cluster.brokers if node is not master)]
         loss = cls(cluster, brokers[1 - loses], brokers[loses])
-
-        async def send(node: Node) -> None:
-            async with AsyncProducer(cluster.namesrv_address, "senders") as producer:
-                for number in range(30):
-                    result = await producer.send(Message("t", b"%d" % number))
-                    loss.sent[str(number)] = result.queue.queue_id, result.queue_offset
-
         # As after hours: the folders of the store are on the disk.
         await loss.second.run(_sync_folders)
-        await world.node("sender").run(send)
+        await loss._send("sender", map(str, range(30)))
         return loss
+
+    async def _send(self, name: str, bodies: Iterable[str], **options: Any) -> None:
+        """Send from a machine of its own, and keep where it came to lie."""
+
+        async def send(node: Node) -> None:
+            async with AsyncProducer(self.cluster.namesrv_address, "senders", **options) as producer:
+                for body in bodies:
+                    result = await producer.send(Message("t", body.encode()))
+                    self.sent[body] = result.queue.queue_id, result.queue_offset
+
+        await self.cluster.world.node(name).run(send)
 
     async def first_is_killed(self, *, for_s: float, then_s: float = 0.0) -> None:
         """Kill the other's process; `then_s`: after so long the machine that lost its power is back."""
@@ -280,13 +285,7 @@ class _Loss:
         # The controller knows its master before that one has begun.
         await asyncio.sleep(3)
         await self.cluster.wait_in_sync(in_sync, SETTLE_S)
-
-        async def send(node: Node) -> None:
-            async with AsyncProducer(self.cluster.namesrv_address, "senders", retries=5) as producer:
-                result = await producer.send(Message("t", b"last"))
-                self.sent["last"] = result.queue.queue_id, result.queue_offset
-
-        await self.cluster.world.node("last sender").run(send)
+        await self._send("last sender", ["last"], retries=5)
         reader = self.cluster.world.node("reader")
         check(self.sent, set(self.sent), {}, await reader.run(lambda node: read_all(self.cluster)))
 

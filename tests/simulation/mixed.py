@@ -130,11 +130,7 @@ async def _split(cluster: Cluster, splits: list[dict[str, Any]]) -> None:
         node = world.node(split["node"])
         others = [other for other in cluster.servers if other is not node]
         world.record("fault", what="split", node=node.name)
-        for other in others:
-            world.network.cut(node, other)
-            world.network.cut(other, node)
+        world.network.partition([node], others)
         await asyncio.sleep(split["seconds"])
         world.record("mended", what="split", node=node.name)
-        for other in others:
-            world.network.open(node, other)
-            world.network.open(other, node)
+        world.network.rejoin(node, others)

@@ -9,14 +9,12 @@ import __future__
 
 import ast
 import importlib
-import inspect
-import sys
 import textwrap
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.simulation import mixed
+from tests.simulation.disk import replace_everywhere
 from tests.simulation.world import World
 
 import rocketspark
@@ -180,18 +178,16 @@ def plant(file: str, text: str, defect: str) -> None:
     if outer is not None:
         setattr(getattr(module, outer.name), node.name, planted)
         return
-    before = getattr(module, node.name)
-    for other in list(sys.modules.values()):
-        if getattr(other, "__name__", "").startswith("rocketspark") and inspect.ismodule(other):
-            for name, value in list(vars(other).items()):
-                if value is before:
-                    setattr(other, name, planted)
+    replace_everywhere(getattr(module, node.name), planted)
 
 
 def __getattr__(name: str) -> Callable[[World], Coroutine[Any, Any, Any]]:
     """Return the scenario of a planted defect."""
     if name not in TABLE:
         raise AttributeError(name)
+    # Not before: the table is read by who runs no world, too.
+    from tests.simulation import mixed
+
     planted = TABLE[name]
 
     async def scenario(world: World) -> Any:

@@ -74,6 +74,12 @@ class Network:
         if (number := self._cut.get(link)) is not None:
             self.world.scheduler.after(self.random.uniform(0.001, AGAIN_S), partial(self._open, link, number))
 
+    def rejoin(self, node: Node, others: Iterable[Node]) -> None:
+        """Let everything through again between a machine and others, both ways."""
+        for other in others:
+            self.open(node, other)
+            self.open(other, node)
+
     def _open(self, link: tuple[str, str], number: int) -> None:
         if self._cut.get(link) == number:
             del self._cut[link]

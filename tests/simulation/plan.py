@@ -178,9 +178,7 @@ class Faults:
             case "cut one way":
                 net.open(*pair)
             case "isolate":
-                for other in world.nodes.values():
-                    net.open(node, other)
-                    net.open(other, node)
+                net.rejoin(node, world.nodes.values())
             case "slow":
                 net.slow(*pair, 0.0)
             case "refuse":

@@ -216,11 +216,8 @@ class Workload:
         result = await self._sent("timer", node, (body,), lambda: producer.send(message), due_ms=due_ms)
         if result is None or not operation["recall"] or not result.recall_handle:
             return
-        began_s, is_ok = self.world.now_s, True
-        try:
-            await producer.recall(TIMED, result.recall_handle, timeout_ms=SEND_TIMEOUT_MS)
-        except ERRORS:
-            is_ok = False
+        began_s = self.world.now_s
+        is_ok = await _is_taken(producer.recall(TIMED, result.recall_handle, timeout_ms=SEND_TIMEOUT_MS))
         self.note(Recalled(body, began_s, self.world.now_s, is_ok))
 
     async def _transaction(
@@ -321,17 +318,11 @@ class Workload:
         if turn == 0 and message.reconsume_times == 0:
             return
         if turn == 1:
-            began_s, is_ok = self.world.now_s, True
-            try:
-                await consumer.change_invisible_time(message, 2 * INVISIBLE_S * 1000)
-            except ERRORS:
-                is_ok = False
+            began_s = self.world.now_s
+            is_ok = await _is_taken(consumer.change_invisible_time(message, 2 * INVISIBLE_S * 1000))
             self.note(Acked("pop", body, began_s, self.world.now_s, is_ok, 2 * INVISIBLE_S))
-        began_s, is_ok = self.world.now_s, True
-        try:
-            await consumer.ack(message)
-        except ERRORS:
-            is_ok = False
+        began_s = self.world.now_s
+        is_ok = await _is_taken(consumer.ack(message))
         self.note(Acked("pop", body, began_s, self.world.now_s, is_ok))
 
     async def _follow(self, node: Node, ended: Callable[[], bool]) -> None:
@@ -408,6 +399,15 @@ class _Listener:
 
     async def check(self, message: ReceivedMessage) -> TransactionState:
         return TransactionState(self._workload.outcomes[_body(message)])
+
+
+async def _is_taken(request: Awaitable[object]) -> bool:
+    """Tell whether the broker said yes."""
+    try:
+        await request
+    except ERRORS:
+        return False
+    return True
 
 
 def _content(body: str, more: int) -> bytes:
