@@ -100,7 +100,8 @@ bench: setup ## measured beside the Java broker and client, ratios printed (PART
 bench-spark: setup ## Spark's reads and writes beside its Kafka connector (PARTS="read write" OPTIONS="--quick --long --json FILE")
 	@exec $(WITH_JAVA) $(BIN)/python -m bench.spark_kafka $(PARTS) $(OPTIONS)
 
-# PARTS names files of tests/soak; mutants and simulation (SEEDS=N) take a night, and run when they are named.
+# PARTS names files of tests/soak; mutants and simulation (SEEDS=N of each scenario) take a night and more, and run when
+# they are named.
 LONGEST = mutants simulation
 SOAKED = $(if $(PARTS),$(patsubst %,tests/soak/test_%.py,$(PARTS)),$(TESTS) $(patsubst %,--deselect tests/soak/test_%.py,$(LONGEST)))
 soak: setup ## the long runs (PARTS="mutants nemesis" for some): kill cycles (CYCLES=N), kills under Spark (KILLS=N), then soak-examples
