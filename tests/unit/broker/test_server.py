@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import threading
@@ -62,21 +63,27 @@ def test_a_start_that_failed_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_start_that_failed_late_leaves_no_thread_task_or_file(tmp_path: Path) -> None:
     """The last to begin is refused: what began before it ends."""
 
-    def left() -> tuple[list[str], int, int]:
-        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("rocketspark-")]
-        return threads, len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
+    def threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith("rocketspark-")}
+
+    def files() -> set[str]:
+        links = set()
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                links.add(os.readlink(f"/proc/self/fd/{number}"))
+        return {link for link in links if link.startswith((str(tmp_path), "socket:"))}
 
     async def main() -> None:
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             other.listen()
-            before: tuple[list[str], int, int] | None = None
+            # A cluster that other tests share may live in this process.
+            threads_before, files_before, tasks_before = threads(), files(), asyncio.all_tasks()
             for _ in range(2):
                 with pytest.raises(ConfigError, match="haListenPort"):
                     await BrokerServer(settings(tmp_path, ha_listen_port=other.getsockname()[1])).start()
-                # Some files are opened once for a process.
-                before = before or left()
-            assert left() == before
-            assert before[0] == []
+                assert threads() - threads_before == set()
+                assert files() - files_before == set()
+                assert asyncio.all_tasks() == tasks_before
 
     run(main())
