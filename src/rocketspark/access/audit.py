@@ -31,6 +31,7 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import Header, Request
 from rocketspark.transport.processor_table import Answer, Handler, Routes
 from rocketspark.transport.request_frames import Parts
+from rocketspark.transport.server_bounds import place_of
 
 if TYPE_CHECKING:
     from rocketspark.transport.peer import Peer
@@ -304,8 +305,7 @@ class Audit:
             return
         self._last = None
         self.refusals[decision.check, decision.code] += 1
-        host = decision.source.rpartition(":")[0]
-        if self._has_room(host):
+        if self._has_room(place_of(decision.source.rpartition(":")[0])):
             self._put("refused", {**_who(decision), **_asked(decision), "outcome": "refused"}, remark=decision.remark)
 
     def _has_room(self, host: str) -> bool:

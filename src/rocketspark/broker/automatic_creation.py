@@ -14,6 +14,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import ResponseCode
+from rocketspark.transport.server_bounds import place_of
 
 log = LimitedLog("rocketspark.broker")
 
@@ -61,7 +62,7 @@ class AutomaticCreation:
         if not 0 <= now - self._since < PERIOD_S:
             self._since = now
             self._made.clear()
-        host = address.rpartition(":")[0]
+        host = place_of(address.rpartition(":")[0])
         counted = (kind is Made.OFFSETS, host)
         if counted not in self._made and len(self._made) >= ADDRESSES_MAX:
             counted = (kind is Made.OFFSETS, "")

@@ -17,6 +17,7 @@ from rocketspark.model.text import shown
 from rocketspark.proxy.message_form import RESERVED_NAMES
 from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.proxy.wire.statuses import Refused
+from rocketspark.transport.server_bounds import place_of
 
 # Messages or handles of one call: a broker's reply names each of a batch, in a header of 1 MiB at most.
 ENTRIES_MAX = 16_384
@@ -48,7 +49,7 @@ class Shares:
 
     def check(self, host: str, size: int = 1) -> None:
         """Raise Refused if a host may not have so much more."""
-        if self.total + size > self.most or self.of_host[host] + size > self.most * OF_HOST:
+        if self.total + size > self.most or self.of_host[place_of(host)] + size > self.most * OF_HOST:
             raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {self._refusal}")
 
     def take(self, host: str, size: int) -> None:
@@ -64,6 +65,7 @@ class Shares:
     def add(self, host: str, size: int) -> None:
         """Count what a host has, whether it may have it or not."""
         self.total += size
+        host = place_of(host)
         self.of_host[host] += size
         if not self.of_host[host]:
             del self.of_host[host]

@@ -22,7 +22,7 @@ from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.transport.peer import HALF_CLOSED_S, Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import IDLE_S, Server
-from rocketspark.transport.server_bounds import OF_PROCESS, Bounds, Descriptors
+from rocketspark.transport.server_bounds import OF_PROCESS, Bounds, Descriptors, place_of
 from rocketspark.transport.tls.first_bytes import Http2
 from rocketspark.transport.tls.settings import TlsSettings
 
@@ -93,7 +93,7 @@ class Relay(Http2):
     """The client's side. `data`: what it sent already."""
 
     def __init__(self, clients: RelayedClients, peer: Peer, below: asyncio.Transport, data: bytes) -> None:
-        self.address, self.host = peer.address, peer.remote_host
+        self.address, self.host = peer.address, place_of(peer.remote_host)
         self._clients, self._peer, self._below = clients, peer, below
         # What is not given to the gRPC server yet, and whether the client's end follows.
         self._held, self._ends = data, False

@@ -21,6 +21,7 @@ import math
 import resource
 import threading
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -134,12 +135,16 @@ class Bounded(Writing, Protocol):
         """The number of the frame that has begun to arrive; None if there is none."""
 
 
+@lru_cache(maxsize=4096)
 def place_of(host: str) -> str:
-    """Return what counts as one address: an IPv4 address, or the network of 64 bits of an IPv6 one."""
+    """Return what counts as one address: an IPv4 address, or the network of 64 bits of an IPv6 one.
+
+    Whatever is bounded for one address, host or client is counted by it.
+    """
     if ":" not in host:
         return host
     try:
-        address = ipaddress.IPv6Address(host.partition("%")[0])
+        address = ipaddress.IPv6Address(host.strip("[]").partition("%")[0])
     except ValueError:
         return host
     if address.ipv4_mapped is not None:

@@ -28,6 +28,15 @@ def refused(creation: AutomaticCreation, kind: Made, table: list[int], address: 
     return e.value.remark
 
 
+def test_the_addresses_of_one_network_of_ipv6_make_as_many_as_one() -> None:
+    creation = AutomaticCreation(BrokerSettings(auto_creations_per_minute=2), Now())
+    creation.admit(Made.TOPIC, [], "2001:db8::1:4711")
+    # So a trusted proxy's client is called.
+    creation.admit(Made.TOPIC, [], "[2001:db8::2]:4711")
+    assert "for 2001:db8::/64 in this minute" in refused(creation, Made.TOPIC, [], "2001:db8::3:4711")
+    creation.admit(Made.TOPIC, [], "2001:db8:0:1::1:4711")
+
+
 def test_one_address_makes_so_many_in_a_minute() -> None:
     now = Now()
     creation = AutomaticCreation(BrokerSettings(auto_creations_per_minute=3), now)

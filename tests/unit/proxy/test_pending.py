@@ -13,6 +13,7 @@ from tests.unit.proxy.test_unfinished import END, frame, prefixed
 from rocketspark.proxy import port as port_module
 from rocketspark.proxy.wire.http2 import Frames, UnfinishedMessages
 from rocketspark.transport.tls.first_bytes import PREFACE
+from rocketspark.transport.tls.settings import TlsSettings
 
 pytestmark = pytest.mark.shows("gRPC: a flood of calls has nobody else's cancelled, and does not grow")
 
@@ -90,6 +91,24 @@ def test_calls_wait_in_their_connection_until_others_are_answered(monkeypatch: p
             second.close()
             await until(lambda: not clients.open)
             assert (clients.pending, clients.waiting) == ({}, {})
+
+    asyncio.run(run())
+
+
+def test_calls_from_one_network_of_ipv6_wait_as_those_of_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_module, "PENDING_OF_HOST_MAX", 2)
+
+    async def run() -> None:
+        async with behind(tls=TlsSettings(proxy_networks="127.0.0.1")) as b:
+            for number in (1, 2):
+                _, writer = await dial(b.port)
+                writer.write(f"PROXY TCP6 2001:db8::{number} 2001:db8::9 4711 443\r\n".encode())
+                writer.write(PREFACE + b"".join(call(2 * each + 1) for each in range(9)))
+                await b.one()
+            clients = b.port.clients
+            await until(lambda: len(clients.waiting) == 2)
+            # One past the bound, as it is noticed with the call that is too many.
+            assert clients.pending == {"2001:db8::/64": 4}
 
     asyncio.run(run())
 

@@ -79,6 +79,20 @@ def test_one_host_leaves_calls_to_others_and_a_refusal_counts_too() -> None:
     asyncio.run(main())
 
 
+def test_the_addresses_of_one_network_of_ipv6_are_one_host() -> None:
+    async def main() -> None:
+        calls = AtWork(4)
+        held = [await begun(calls, f"2001:db8::{number}", 1) for number in range(3)]
+        with pytest.raises(Refused, match="as many calls are at work"):
+            await begun(calls, "2001:db8::ffff", 1)
+        await begun(calls, "2001:db8:0:1::1", 1)
+        for context, _ in held:
+            context.end()
+        assert calls.calls.of_host == {"2001:db8:0:1::/64": 1}
+
+    asyncio.run(main())
+
+
 def test_large_requests_and_answers_count_until_the_call_is_over() -> None:
     async def main() -> None:
         calls = AtWork()

@@ -299,7 +299,7 @@ def test_a_network_of_ipv6_counts_as_one_address() -> None:
     assert place_of("10.0.0.1") == "10.0.0.1"
     assert place_of("::ffff:10.0.0.1") == "10.0.0.1"
     assert place_of("2001:db8::1") == place_of("2001:db8::ffff:2%eth0") == "2001:db8::/64"
-    assert place_of("2001:db8:0:1::1") == "2001:db8:0:1::/64"
+    assert place_of("2001:db8:0:1::1") == place_of("[2001:db8:0:1::2]") == "2001:db8:0:1::/64"
     assert place_of("odd:") == "odd:"
 
 

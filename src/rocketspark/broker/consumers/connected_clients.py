@@ -22,6 +22,7 @@ from rocketspark.protocol.json.bodies import ConsumerData, Heartbeat
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Sender
 from rocketspark.transport.request_frames import Reply
+from rocketspark.transport.server_bounds import place_of
 
 KEPT_MAX = 200_000
 
@@ -242,7 +243,7 @@ class ConnectedClients:
 
     def _weigh(self, client: ConnectedClient | None, times: int = 1) -> None:
         if client is not None:
-            host = client.peer.remote_host
+            host = place_of(client.peer.remote_host)
             self.weight += client.weight * times
             self._host_weights[host] += client.weight * times
             if not self._host_weights[host]:
@@ -252,7 +253,8 @@ class ConnectedClients:
         """Raise ServerError 2 for a heartbeat that would take more than all clients, or those of a host, may."""
         more = sum(map(_weight, beat.consumer_data_set)) + len(beat.producer_data_set)
         more += len(beat.client_id) // WEIGHT_CHARACTERS * (len(beat.consumer_data_set) + len(beat.producer_data_set))
-        if self.weight + more <= WEIGHT_MAX and self._host_weights[peer.remote_host] + more <= HOST_WEIGHT_MAX:
+        of_host = self._host_weights[place_of(peer.remote_host)]
+        if self.weight + more <= WEIGHT_MAX and of_host + more <= HOST_WEIGHT_MAX:
             return
         # Most heartbeats say again what is known.
         known = [
@@ -266,7 +268,7 @@ class ConnectedClients:
         more -= sum(client.weight for client in known if client is not None)
         if more <= 0:
             return
-        if self.weight + more > WEIGHT_MAX or self._host_weights[peer.remote_host] + more > HOST_WEIGHT_MAX:
+        if self.weight + more > WEIGHT_MAX or of_host + more > HOST_WEIGHT_MAX:
             log.warning("%s: a heartbeat was refused, clients and subscriptions are too many", peer.address)
             raise ServerError(
                 ResponseCode.SYSTEM_BUSY, "clients and subscriptions of all, or of this host, are too many"

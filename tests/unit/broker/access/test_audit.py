@@ -302,6 +302,17 @@ def test_a_flood_ends_with_its_period_also_where_nobody_looks(tmp_path: Path) ->
     assert [e["event"] for e in lines(path)] == ["refused"] * LINES_OF_HOST_MAX + ["left_out", "refused"]
 
 
+def test_a_flood_from_one_network_of_ipv6_is_summed_up_as_one_of_one_host(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    audit = made(path)
+    for number in range(LINES_OF_HOST_MAX + 7):
+        audit.decided(DENIED._replace(source=f"2001:db8::{number:x}:4711"))
+    audit.close()
+    found = lines(path)
+    assert [e["event"] for e in found] == ["refused"] * LINES_OF_HOST_MAX + ["left_out"]
+    assert found[-1]["from"] == {"2001:db8::/64": 7}
+
+
 def test_a_flood_from_everywhere_is_bounded_too(tmp_path: Path) -> None:
     path, clock = tmp_path / "audit.log", Clock()
     audit = made(path, clock)

@@ -9,13 +9,14 @@ import pytest
 
 from rocketspark.broker.consumers import connected_clients
 from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConnectedClients
-from rocketspark.errors import NotSent
+from rocketspark.errors import NotSent, ServerError
+from rocketspark.protocol.json.bodies import Heartbeat, ProducerData
 
 
 class Asked:
     """A client's connection: it answers when it is told to."""
 
-    address = "127.0.0.1:1"
+    address, remote_host, sender = "127.0.0.1:1", "127.0.0.1", None
 
     def __init__(self) -> None:
         self.is_writable = True
@@ -56,5 +57,24 @@ def test_who_does_not_answer_is_asked_no_more_and_who_does_not_read_nothing(monk
         assert all(isinstance(outcome, NotSent) for outcome in outcomes)
         assert three.asked == 0
         assert (clients._asked, clients._asked_bytes) == ({}, 0)
+
+    asyncio.run(main())
+
+
+def test_members_from_one_network_of_ipv6_are_bounded_as_those_of_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connected_clients, "HOST_WEIGHT_MAX", 2)
+
+    def member(host: str) -> Any:
+        peer = Asked()
+        peer.remote_host = host
+        return peer
+
+    async def main() -> None:
+        clients = ConnectedClients(lambda group: None)
+        beat = Heartbeat(client_id="c", producer_data_set=[ProducerData("P")], consumer_data_set=[])
+        for host in ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"):
+            clients.beat(member(host), beat, "JAVA", 0, 0)
+        with pytest.raises(ServerError, match="of this host, are too many"):
+            clients.beat(member("2001:db8::3"), beat, "JAVA", 0, 0)
 
     asyncio.run(main())

@@ -20,7 +20,7 @@ from rocketspark.errors import ConfigError, ReplicationError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
 from rocketspark.transport.dialing import connect_protocol
-from rocketspark.transport.server_bounds import OF_PROCESS, Descriptors
+from rocketspark.transport.server_bounds import OF_PROCESS, Descriptors, place_of
 from rocketspark.transport.tls.client_tls import ClientTls, explain
 from rocketspark.transport.tls.first_bytes import HANDSHAKE_BYTE
 from rocketspark.transport.tls.handshakes import Handshakes
@@ -117,8 +117,8 @@ class MasterDoor(asyncio.Protocol):
             return
         hall.waiting[self] = None
         if len(hall.waiting) > WAITING_MAX:
-            ((host, _),) = Counter(door._host for door in hall.waiting).most_common(1)
-            oldest = next(door for door in hall.waiting if door._host == host)
+            ((place, _),) = Counter(place_of(door._host) for door in hall.waiting).most_common(1)
+            oldest = next(door for door in hall.waiting if place_of(door._host) == place)
             oldest.close("too many wait at this port that do not say who they are")
         limit_s = hall.settings.ha_housekeeping_interval_ms / 1000
         self._timer = asyncio.get_running_loop().call_later(limit_s, self.close, "it did not say who it is")

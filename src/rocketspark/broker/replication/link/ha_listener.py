@@ -18,7 +18,7 @@ from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.waits import ReplicaWaits
 from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.transport.server_bounds import OF_PROCESS, Descriptors
+from rocketspark.transport.server_bounds import OF_PROCESS, Descriptors, place_of
 
 log = LimitedLog("rocketspark.broker.replication")
 
@@ -48,6 +48,11 @@ class HaConnection(asyncio.Protocol):
     def host(self) -> str:
         """The slave's address without its port, which is another one each time."""
         return self.address.rpartition(":")[0]
+
+    @property
+    def place(self) -> str:
+        """What counts as its host among those that take places."""
+        return place_of(self.host)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let the slave in, if there is room."""
@@ -263,9 +268,9 @@ class HaListener:
 
         Strangers that hold all places, and say what a replica says, so keep out no replica, which reads what is sent.
         """
-        counts = Counter(connection.host for connection in self.connections)
-        lacking = [c for c in self.connections if c.link.lacks and counts[c.host] >= counts[newest.host]]
-        least = max(lacking, key=lambda c: (counts[c.host], c.link.lacks), default=None)
+        counts = Counter(connection.place for connection in self.connections)
+        lacking = [c for c in self.connections if c.link.lacks and counts[c.place] >= counts[newest.place]]
+        least = max(lacking, key=lambda c: (counts[c.place], c.link.lacks), default=None)
         if least is None:
             return False
         log.warning("%s makes room for another: it holds least, and all places are taken", least.address)
