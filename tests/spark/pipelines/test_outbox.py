@@ -291,6 +291,33 @@ def test_a_batch_that_was_claimed_before_a_kill_is_the_next_one(tmp_path: Path) 
     claims.close()
 
 
+@pytest.mark.shows("mended: `outbox` passes rows over if its database is set back while it runs")
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_database_that_is_set_back_beneath_a_run_is_refused(tmp_path: Path, at_once: bool) -> None:
+    file = tmp_path / "shop.db"
+    url = f"sqlite:///{file}"
+    execute(url, TABLE)
+    claims = RowClaims(url, "orders", "id", "p")
+    claims.create()
+    insert(url, 1, 2)
+    assert claims.claim(1) == 1
+    claims.close()
+    replica = file.read_bytes()
+    options = {"database": url, "table": "orders", "key": "id", "name": "p", "batchrows": "1", "columns": "{}"}
+    reader = TableReader({**options, "delete": "false"})
+    limit = reader.getDefaultReadLimit()
+    insert(url, 3)
+    if at_once:
+        reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset({"batch": 1}, limit) == {"batch": 2}
+    assert reader.latestOffset({"batch": 2}, limit) == {"batch": 3}
+    # A replica takes over that has not got the last two batches; and then rows come that never were anywhere.
+    file.write_bytes(replica)
+    insert(url, 4)
+    with pytest.raises(ConfigError, match=r"'p' has sent 3 batches of rows, and the database knows of [12]: it is an"):
+        reader.latestOffset({"batch": 3}, limit)
+
+
 ODD_KEYS: list[tuple[str, str, list[Any]]] = [
     ("sqlite", "REAL", [1763690000.123456, 1763690000.123457, 0.3, 0.30000000000000004, float("inf"), -1.0]),
     (

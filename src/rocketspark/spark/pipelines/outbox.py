@@ -125,7 +125,7 @@ def run(
             # A batch has the same rows each time, and a row may have been changed since it was sent.
             target = over({"differingRepeat": "first"}, target) | {"transactionalId": name}
         with one_line_errors():
-            _check_age(claims, _reached(spark, checkpoint), checkpoint)
+            _check_age(claims.newest(), _reached(spark, checkpoint), f"{checkpoint}")
             rows = spark.readStream.format(FORMAT).options(**reading).load()
             kept = [part for part in PARTS if part == "body" or part in mapping]
             writer = rows.select(*kept).writeStream.format("rocketmq").options(**target)
@@ -155,13 +155,13 @@ def _reached(spark: SparkSession, checkpoint: Path | str) -> int:
     return highest_noted(spark, f"{checkpoint}", "$.batch")
 
 
-def _check_age(claims: RowClaims, reached: int, checkpoint: Path | str) -> None:
+def _check_age(newest: int, reached: int, sender: str) -> None:
     """Raise ConfigError if batches are not there that were sent: their numbers would be given to rows again, which the
     query would take for sent.
     """
-    if (newest := claims.newest()) < reached:
+    if newest < reached:
         raise ConfigError(
-            f"{checkpoint} has sent {reached} batches of rows, and the database knows of {newest}: it is an older copy."
+            f"{sender} has sent {reached} batches of rows, and the database knows of {newest}: it is an older copy."
             " Bring the newer one back; or give another --name and --checkpoint, and all rows that are there are sent"
         )
 
@@ -250,10 +250,12 @@ class TableReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         """Return the next batch: one that was claimed, else one of the rows that wait now."""
         with self._claims() as claims:
-            newest = claims.newest() if self._last is None else self._last
+            newest = claims.newest()
             if newest <= start["batch"] and self._last is None:
                 newest = claims.claim(self._batch_rows)
-        return {"batch": min(newest, start["batch"] + 1)}
+            # Also in the midst of a run: another server may have taken over, with less than the first one had.
+            _check_age(newest, start["batch"], f"pipeline {claims.pipeline!r}")
+        return {"batch": min(newest if self._last is None else self._last, start["batch"] + 1)}
 
     def commit(self, end: dict[str, int]) -> None:
         """Delete the rows that a micro-batch sent, if that is wanted."""
