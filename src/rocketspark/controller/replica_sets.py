@@ -115,13 +115,15 @@ Event = IdApplied | AddressChanged | MasterElected | SetAltered | Cleaned
 class Looked(msgspec.Struct, frozen=True):
     """How far the master of a set looked at it: the process that did, and its count of requests then.
 
-    What it asked for before comes over a connection that it has given up, and is not taken any more.
+    What it asked for before comes over a connection that it has given up, and is not taken any more. `epoch`: the
+    master's; a look says nothing about a later one, in which the same broker may be master as another process.
     """
 
     broker_name: str
     master_id: int
     asker: int
     asked: int
+    epoch: int = 0
 
 
 def apply(sets: Sets, event: Event) -> Sets:

@@ -154,8 +154,8 @@ def replica_info(sets: Sets, h: ReplicaInfoHeader) -> Decision:
         code = ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST
         return Decision(code, ReplicaInfoReply(), remark=f"broker set {h.broker_name} is not known")
     looked = None
-    if h.master_broker_id in s.replicas and h.asker is not None and h.asked is not None:
-        looked = Looked(h.broker_name, h.master_broker_id, h.asker, h.asked)
+    if s.master is not None and h.master_broker_id == s.master and h.asker is not None and h.asked is not None:
+        looked = Looked(h.broker_name, s.master, h.asker, h.asked, s.master_epoch)
     answer = ReplicaInfoReply(
         master_broker_id=s.master,
         master_address=s.address(s.master),
@@ -216,7 +216,9 @@ def alter(
 
 def _is_late(h: AlterSyncStateSetHeader, looked: Looked | None) -> bool:
     """Tell whether a request came over a connection that its master has given up: it goes by what it was told since."""
-    if looked is None or looked.master_id != h.master_broker_id or h.asker is None:
+    if looked is None or h.asker is None:
+        return False
+    if (looked.master_id, looked.epoch) != (h.master_broker_id, h.master_epoch):
         return False
     return h.asker != looked.asker or (h.asked or 0) < looked.asked
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.unit.controller.sets_under_test import Controlled, three_in_sync
+from tests.unit.controller.sets_under_test import NAME, Controlled, three_in_sync
 from tests.unit.controller.test_replicas_info import elected
 
 from rocketspark.controller import journal, replicas_info
 from rocketspark.controller.group import entries
-from rocketspark.controller.replica_sets import LogEnd, ReplicaSet
+from rocketspark.controller.replica_sets import LogEnd, Looked, ReplicaSet
 from rocketspark.model import typed_json
-from rocketspark.protocol.headers.controller import RegisterToControllerReply, ReplicaInfoHeader, ReplicaInfoReply
+from rocketspark.protocol.headers.controller import (
+    AlterSyncStateSetHeader,
+    RegisterToControllerReply,
+    ReplicaInfoHeader,
+    ReplicaInfoReply,
+)
+from rocketspark.protocol.json.operator_bodies import SyncStateSet
 
 pytestmark = pytest.mark.shows(
     "the controller keeps who was in sync until who was elected has begun; who was elected dead, or is back with"
@@ -165,3 +171,41 @@ def test_states_of_before_are_read_and_the_kept_ones_are_written() -> None:
         assert each is not None
         whole = entries.Snapshot(each, last, last, ("a:1",))
         assert entries.decode_snapshot(entries.encode_snapshot(whole), "file") == whole
+
+
+def looked_by(state: Controlled, broker_id: int, asker: int, asked: int) -> Looked | None:
+    """How far a broker looked at the set, as one request of its process."""
+    header = ReplicaInfoHeader(broker_name=NAME, master_broker_id=broker_id, asker=asker, asked=asked)
+    return replicas_info.replica_info(state.sets, header).looked
+
+
+def word_code(state: Controlled, broker_id: int, asker: int, asked: int, looked: Looked | None) -> int:
+    """The code that answers a request of a process to be alone in the set that is."""
+    s = state.set
+    header = AlterSyncStateSetHeader(
+        broker_name=NAME, master_broker_id=broker_id, master_epoch=s.master_epoch, asker=asker, asked=asked
+    )
+    wanted = SyncStateSet(sync_state_set=[broker_id], sync_state_set_epoch=s.set_epoch)
+    return state.done(replicas_info.alter(state.sets, header, wanted, state.lives, looked)).code
+
+
+def test_a_look_ends_what_was_asked_before_in_the_same_epoch_alone() -> None:
+    """The word of who is master once more, as another process, was refused for good by its look in an earlier epoch."""
+    state = three_in_sync()
+    of_ours(state)
+    looked = looked_by(state, 1, asker=5, asked=2)
+    assert looked is not None
+    # Over a connection that was given up, and of a process that ended before.
+    assert [word_code(state, 1, asker, asked, looked) for asker, asked in ((5, 1), (4, 9))] == [2001, 2001]
+    assert [state.elect(2, designate=True).code, state.alter(2, 2, [1, 2], 3).code] == [0, 0]
+    assert elected(state.elect(1, designate=True)).awaits_word
+    assert word_code(state, 1, asker=6, asked=1, looked=looked) == 0
+    assert state.set.heirs == ()
+
+
+def test_a_look_of_who_is_master_no_more_ends_nothing() -> None:
+    """It stood in the place of the look of who is."""
+    state = three_in_sync()
+    assert state.elect(2, designate=True).code == 0
+    assert looked_by(state, 1, asker=5, asked=2) is None
+    assert looked_by(state, 2, asker=7, asked=3) is not None
