@@ -47,7 +47,7 @@ class HaConnection(asyncio.Protocol):
     @property
     def host(self) -> str:
         """The slave's address without its port, which is another one each time."""
-        return self.address.rpartition(":")[0]
+        return self.address.rpartition(":")[0].strip("[]")
 
     @property
     def place(self) -> str:

@@ -60,6 +60,6 @@ def test_who_lacks_most_makes_room_only_if_its_network_has_most_places() -> None
             connection.address = f"[{host}]:1" if ":" in host else f"{host}:1"
             connection.is_open = True
             assert listener.let_in(connection)
-        assert [one.host for one in listener.connections] == ["10.0.0.1", "[2001:db8::2]", "[2001:db8::3]"]
+        assert [one.host for one in listener.connections] == ["10.0.0.1", "2001:db8::2", "2001:db8::3"]
 
     asyncio.run(run())
