@@ -205,20 +205,22 @@ class FetchedTables:
 
     async def fresh(self, username: str | None = None) -> None:
         """Wait until the tables are as fresh as they can be had soon; sooner for a user who is not in them."""
-        limit_s = self._refresh_s
+        limit_s, now_s = self._refresh_s, machine.monotonic()
+        # Past its life a copy lets nobody in while a broker is asked: it may be of before a proxy was idle for hours.
+        counts = bool(self.users) and now_s - self._fetched_s <= self._life_s
         if username is not None and username not in self.users:
             limit_s = min(limit_s, LOOK_AGAIN_S)
-        if machine.monotonic() - self._tried_s < limit_s:
-            if self._task is not None and not self.users:
+        if now_s - self._tried_s < limit_s:
+            if self._task is not None and not counts:
                 await asyncio.shield(self._task)
             return
         if self._task is None or self._task.done():
-            self._tried_s = machine.monotonic()
+            self._tried_s = now_s
             self._task = asyncio.ensure_future(self._fetch())
-        elif username is None or username in self.users:
+        elif counts and (username is None or username in self.users):
             # Others waited for it when it began: the last copy holds until it has ended.
             return
-        await asyncio.wait((self._task,), timeout=WAIT_S if self.users else None)
+        await asyncio.wait((self._task,), timeout=WAIT_S if counts else None)
 
     async def _fetch(self) -> None:
         why: object = "no broker is known"
@@ -232,7 +234,7 @@ class FetchedTables:
                 except RocketSparkError as e:
                     why = e
                     continue
-                self._fetched_s = machine.monotonic()
+                self._answered, self._fetched_s = address, machine.monotonic()
                 self._take(users, acls)
                 return
         except RocketSparkError as e:

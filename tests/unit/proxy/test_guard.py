@@ -21,10 +21,11 @@ from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
 from tests.unit.proxy.consuming.test_consuming import wait_until
 from tests.unit.proxy.consuming.test_receive import stored
 
-from rocketspark import Producer
+from rocketspark import Producer, machine
+from rocketspark.access.tables import User
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client.connection.credentials import Signer
-from rocketspark.errors import RocketSparkError
+from rocketspark.errors import NotSent, RocketSparkError
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.proxy import guard
 from rocketspark.proxy.clients import ProxyClient
@@ -375,10 +376,10 @@ def test_who_lost_his_group_is_sent_nothing_by_hand(locked_proxy: RunningProxy) 
 
 
 class SilentBrokers:
-    """Two masters; the first one answers no more once it `is_silent`."""
+    """Two masters; the first one answers no more once it `is_silent`, and cannot be reached once it `is_refusing`."""
 
     def __init__(self) -> None:
-        self.is_silent = False
+        self.is_silent = self.is_refusing = False
         self.asked: list[str] = []
 
     async def masters(self) -> list[str]:
@@ -386,6 +387,8 @@ class SilentBrokers:
 
     async def peer_at(self, address: str) -> Any:
         self.asked.append(address)
+        if address == "first" and self.is_refusing:
+            raise NotSent("it is gone", address=address)
         if address == "first" and self.is_silent:
             await asyncio.Event().wait()
         return address
@@ -413,11 +416,39 @@ def test_a_silent_broker_keeps_no_call_of_a_known_user_waiting(monkeypatch: pyte
         assert brokers.asked == ["first", "first"]
         tables.close()
         # What answered last is asked first.
+        brokers.is_refusing = True
         tables = guard.FetchedTables(brokers, 0.0)
-        tables._answered = "second"
         await asyncio.wait_for(tables.fresh("shop"), LIMIT_S)
-        assert (brokers.asked[2:], tables.users) == (["second"], known)
+        await asyncio.wait_for(tables.fresh("shop"), LIMIT_S)
+        assert (brokers.asked[2:], tables.users) == (["first", "second", "second"], known)
         tables.close()
+
+    asyncio.run(main())
+
+
+def test_a_copy_past_its_life_lets_nobody_in_while_a_broker_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that nobody asked for hours, and brokers that hang: who was deleted meanwhile stays out."""
+    asked, gone = asyncio.Event(), asyncio.Event()
+
+    async def masters() -> list[str]:
+        asked.set()
+        await gone.wait()
+        raise NotSent("no NameServer answers", address="")
+
+    monkeypatch.setattr(guard, "WAIT_S", 0.01)
+
+    async def main() -> None:
+        brokers: Any = SimpleNamespace(masters=masters)
+        tables = guard.FetchedTables(brokers, 0.0, life_s=60.0)
+        tables.users = {"deleted": User("deleted", "secret")}
+        tables._fetched_s = machine.monotonic() - 3600
+        calls = [asyncio.ensure_future(tables.fresh("deleted")) for _ in range(2)]
+        await asyncio.wait_for(asked.wait(), LIMIT_S)
+        await asyncio.sleep(5 * guard.WAIT_S)
+        assert [call.done() for call in calls] == [False, False]
+        gone.set()
+        await asyncio.wait_for(asyncio.gather(*calls), LIMIT_S)
+        assert tables.users == {}
 
     asyncio.run(main())
 
