@@ -51,9 +51,10 @@ from rocketspark.transport.request_frames import reply
 
 log = LimitedLog("rocketspark.proxy")
 
-# Members of one group that are told of, and so the connections to each broker for each language that clients name.
-# Those beyond receive all the same.
+# Members of one group that are told of. Those beyond receive all the same.
 LANES_MAX = 64
+# Connections to each broker. Once there are so many, one of another language than the client's is taken.
+LANES_IN_ALL_MAX = 2 * LANES_MAX
 # Heartbeats to one broker that wait for their answers.
 AT_ONCE_MAX = 32
 
@@ -132,18 +133,18 @@ class GroupMembers:
     def _lane(self, client: ProxyClient) -> Lane | None:
         """Return connections on which no member of the client's group is known; None if there are too many."""
         language = client.language if client.language in LANGUAGES else "OTHER"
-        taken = [client.group in lane.groups for lane in self._lanes]
-        if sum(taken) >= LANES_MAX:
+        free = [lane for lane in self._lanes if client.group not in lane.groups]
+        if len(self._lanes) - len(free) >= LANES_MAX:
             text = "group %s has more consumers here than brokers are told of: client %s is not in their lists"
             log.info(text, shown(client.group), shown(client.client_id))
             return None
-        for lane, is_taken in zip(self._lanes, taken, strict=True):
-            if lane.language == language and not is_taken:
-                lane.groups.add(client.group)
-                return lane
-        lane = Lane(self._make(language), language)
+        lane = next((one for one in free if one.language == language), None)
+        if lane is None and len(self._lanes) >= LANES_IN_ALL_MAX:
+            lane = free[0]
+        if lane is None:
+            lane = Lane(self._make(language), language)
+            self._lanes.append(lane)
         lane.groups.add(client.group)
-        self._lanes.append(lane)
         return lane
 
     def _leave(self, member: Member) -> None:

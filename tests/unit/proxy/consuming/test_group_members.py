@@ -329,6 +329,31 @@ def test_a_large_group_keeps_no_group_of_another_language_out(monkeypatch: pytes
     asyncio.run(main())
 
 
+def test_connections_to_brokers_are_bounded_in_all_whatever_languages_clients_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_members, "LANES_MAX", 2)
+    monkeypatch.setattr(group_members, "LANES_IN_ALL_MAX", 3)
+    languages: list[str] = []
+
+    async def main() -> None:
+        unused: Any = None
+        members = group_members.GroupMembers(unused, unused, languages.append, 1)  # type: ignore[arg-type]
+        for language in ("PYTHON", "JAVA", "GO", "RUST"):
+            for number in range(3):
+                name = f"{language} {number}"
+                client: Any = SimpleNamespace(
+                    identity=name, client_id=name, group=language, is_consumer=True, language=language
+                )
+                members.changed(client)
+        # All the same two of each group are told of, each on a connection where nobody else of it is.
+        assert [name[-1] for name in members._members] == ["0", "1"] * 4
+        assert sum(len(lane.groups) for lane in members._lanes) == 8
+        assert languages == ["PYTHON", "PYTHON", "JAVA"]
+
+    asyncio.run(main())
+
+
 def test_who_changes_its_settings_stays_the_member_it_is() -> None:
     def client(group: str) -> Any:
         return SimpleNamespace(identity="/1", group=group, is_consumer=True, language="X")
