@@ -200,6 +200,8 @@ class Clients:
     def put(self, call: Call, settings: Any) -> ProxyClient:
         """Keep what a client told of itself. Raises Refused if there are too many clients."""
         client = self._of(call)
+        # What he is sent goes to the stream that told last.
+        client.address = call.remote_address
         topics = {sys.intern(topic.name) for topic in settings.publishing.topics}
         self._keep(client, _used(settings), topics)
         client.has_told = True

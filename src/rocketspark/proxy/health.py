@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from rocketspark.proxy.call import Call
+from rocketspark.proxy.checks import Shares
 from rocketspark.proxy.service import Asked, Service
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.statuses import Refused
@@ -105,7 +108,8 @@ class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
         for name in REFLECTIONS:
             handler = grpc.stream_stream_rpc_method_handler(self._reflect, **ask)
             self._handlers[f"/{name}/ServerReflectionInfo"] = handler
-        self._watching = self._reflecting = 0
+        self._watching = Shares(WATCHING_MAX, "as many watch as may")
+        self._reflecting = Shares(REFLECTING_MAX, "as many ask as may")
         self._services = (messages.SERVICE, HEALTH, *REFLECTIONS)
 
     def service(self, handler_call_details: Any) -> Any:
@@ -123,29 +127,33 @@ class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._service.work.answered(asked.work, len(found))
         return found
 
+    @asynccontextmanager
+    async def _counted(self, calls: Shares, context: Any) -> AsyncIterator[None]:
+        """Count a call as one of its client's host, or end it."""
+        try:
+            host = Call("", context, self._service.address_of).remote_host
+            calls.take(host, 1)
+        except Refused as e:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(e))
+        try:
+            yield
+        finally:
+            calls.give(host, 1)
+
     async def _watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         known = request.service in ("", *self._services)
-        if self._watching >= WATCHING_MAX:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "as many watch as may")
-        self._watching += 1
-        try:
+        async with self._counted(self._watching, context):
             yield _class("Health")(status=SERVING if known else SERVICE_UNKNOWN)
             await asyncio.Event().wait()
-        finally:
-            self._watching -= 1
 
     async def _reflect(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-        if self._reflecting >= REFLECTING_MAX:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "as many ask as may")
-        self._reflecting += 1
-        try:
-            async with asyncio.timeout(REFLECTING_S):
-                async for answer in self._answers(requests):
-                    yield answer
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "asked for long enough: begin another call")
-        finally:
-            self._reflecting -= 1
+        async with self._counted(self._reflecting, context):
+            try:
+                async with asyncio.timeout(REFLECTING_S):
+                    async for answer in self._answers(requests):
+                        yield answer
+            except TimeoutError:
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "asked for long enough: begin another call")
 
     async def _answers(self, requests: Any) -> AsyncIterator[Any]:
         async for ask in requests:

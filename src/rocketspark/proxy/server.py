@@ -179,6 +179,7 @@ class ProxyServer:
         self.clients = Clients(settings.client_idle_ms / 1000, grace_s)
         times = None if settings.metrics_port is None else CallTimes()
         self.service = Service(times=times)
+        self.tools = Tools(self.service)
         self.access: AccessControl | None = None
         self._audit: Audit | None = None
         # A proxy that signs may do what its clients may not: it asks them, unless it is told not to.
@@ -275,7 +276,7 @@ class ProxyServer:
             ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
         ]
         self._server = grpc.aio.server(options=options)
-        self._server.add_generic_rpc_handlers((self.service, Tools(self.service)))
+        self._server.add_generic_rpc_handlers((self.service, self.tools))
         try:
             inner_port = self._server.add_insecure_port(f"{HOST}:0")
         except RuntimeError:

@@ -141,6 +141,20 @@ def test_of_settings_what_is_used_is_kept_and_all_together_are_bounded() -> None
     asyncio.run(main())
 
 
+def test_a_client_is_where_it_told_its_settings_last() -> None:
+    """By that address rules decide whether its stream may be sent a message."""
+
+    async def main() -> None:
+        clients, told = Clients(1, 1), messages.Settings(client_type=1)
+        for host in ("10.0.0.1", "203.0.113.9"):
+            client = clients.put(call_of(0, host), told)
+            assert client.address == f"{host}:5"
+        clients.end(client)
+        assert clients.kept.total == 0
+
+    asyncio.run(main())
+
+
 @pytest.mark.shows("what one host's clients have brokers hold, and do not read")
 def test_what_a_client_says_of_itself_in_each_call_counts_or_is_cut() -> None:
     async def main() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from tests.unit.proxy.conftest import RawClient, RunningProxy
+from tests.unit.proxy.consuming.test_consuming import wait_until
 
 from rocketspark.proxy import health
 from rocketspark.proxy.wire import messages
@@ -65,8 +66,11 @@ def test_a_long_question_is_not_read(client: RawClient) -> None:
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_so_many_ask_at_a_time_and_for_so_long(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "REFLECTING_MAX", 2)
+def test_so_many_ask_at_a_time_and_for_so_long(
+    proxy: RunningProxy, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Three quarters are for one host.
+    monkeypatch.setattr(proxy.server.tools._reflecting, "most", 3)
     monkeypatch.setattr(health, "REFLECTING_S", 0.5)
     end = threading.Event()
 
@@ -88,6 +92,23 @@ def test_so_many_ask_at_a_time_and_for_so_long(client: RawClient, monkeypatch: p
         assert next(ask(questions(), timeout=30))
     finally:
         end.set()
+
+
+def test_who_watches_leaves_places_to_other_hosts(
+    proxy: RunningProxy, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching = proxy.server.tools._watching
+    monkeypatch.setattr(watching, "most", 3)
+    watch = client.channel.unary_stream("/grpc.health.v1.Health/Watch")
+    calls = [watch(b"", timeout=30) for _ in range(2)]
+    assert [next(call) for call in calls] == [b"\x08\x01"] * 2
+    with pytest.raises(grpc.RpcError) as refused:
+        list(watch(b"", timeout=30))
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    watching.check("203.0.113.9")
+    for call in calls:
+        call.cancel()
+    wait_until(lambda: watching.total == 0)
 
 
 def test_no_message_is_unpacked_before_its_sender_is_known(client: RawClient) -> None:
