@@ -96,6 +96,24 @@ def test_another_job_under_the_same_id_is_refused(table: Table, topic: str) -> N
     assert table.found(topic) == expected(10)
 
 
+@pytest.mark.shows("mended: a job's transactionalId used for another topic too: nothing is written there, and no error")
+@pytest.mark.parametrize("of_rows", [False, True])
+def test_the_same_rows_for_another_topic_are_another_job(table: Table, topic: str, of_rows: bool) -> None:
+    frame = rows(table.spark, 10).select("body")
+    table.job(frame, topic)
+    other = f"{topic}-2"
+    given = frame.withColumn("topic", F.lit(other)) if of_rows else frame
+    options = table.options(other, topic)
+    if of_rows:
+        options.pop("topic")
+    with pytest.raises(PySparkException, match=f"was used for a job to {topic}; this one is to {other}, of which none"):
+        given.write.format("rocketmq").options(**options).mode("append").save()
+    # The same topic, named by the rows.
+    options = {name: value for name, value in options.items() if name != "topic"}
+    frame.withColumn("topic", F.lit(topic)).write.format("rocketmq").options(**options).mode("append").save()
+    assert table.found(topic) == expected(10)
+
+
 def test_a_job_that_fails_leaves_nothing(table: Table, topic: str) -> None:
     def fail(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:

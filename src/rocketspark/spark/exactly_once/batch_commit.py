@@ -57,8 +57,8 @@ class TaskAttempt(msgspec.Struct, frozen=True):
 class SentAttempt(msgspec.Struct, frozen=True):
     """A task attempt's report to the driver. `part`: where its manifest is; None if the batch was committed before.
 
-    `rows`, `checksum`: of the rows that it sent, or in a repeat would have sent; `queues`: where they went; `seen`: the
-    offset at which the commit records ended when the attempt began.
+    `rows`, `checksum`: of the rows that it sent, or in a repeat would have sent; `queues`: where they went, or without
+    broker and queue would have gone; `seen`: the offset at which the commit records ended when the attempt began.
     """
 
     query: str
@@ -109,11 +109,13 @@ async def _send_attempt(batches: Iterator[pa.RecordBatch], options: WriteOptions
         if attempt.batch is not None:
             verdict = state.judge(commit_log.name, attempt.query, attempt.batch)
             if verdict is BatchVerdict.REPEAT:
-                rows = 0
+                rows, topics = 0, set[str]()
                 for batch in batches:
                     rows += batch.num_rows
                     checksum += _checksum(batch)
-                return SentAttempt(attempt.query, None, rows, checksum % _CHECKSUM_END, (), state.end)
+                    topics.update([options.topic] if options.topic else batch.column("topic").unique().to_pylist())
+                queues = tuple((options.access.wire(topic), "", 0) for topic in topics if topic)
+                return SentAttempt(attempt.query, None, rows, checksum % _CHECKSUM_END, queues, state.end)
         sender = HalfMessageSender(
             commit_log,
             options,
@@ -175,6 +177,7 @@ class _Commit:
         self._checksum = sum(m.checksum for m in messages) % _CHECKSUM_END
         queries = {m.query for m in messages}
         self._query = queries.pop() if len(queries) == 1 else ""
+        self._queues = sorted({queue for m in messages for queue in m.queues})
         self._since = min((m.seen for m in messages), default=None)
 
     async def run(self) -> None:
@@ -248,8 +251,7 @@ class _Commit:
 
         Raises RocketSparkError if one is not there any more: nobody would read what is committed to it.
         """
-        queues = sorted({queue for m in self._messages for queue in m.queues})
-        last = {queue[:2]: MessageQueue(*queue) for queue in queues}
+        last = {queue[:2]: MessageQueue(*queue) for queue in self._queues}
         counts = await asyncio.gather(*map(self._log.read_count, last.values()))
         for queue, count in zip(last.values(), counts, strict=True):
             if count is not None and queue.queue_id >= count:
@@ -257,8 +259,8 @@ class _Commit:
                     f"topic {queue.topic!r} has {count} queues on broker {queue.broker_name!r} now, and rows of batch"
                     f" {self._batch} are for queue {queue.queue_id}: nothing of it is committed; run it again"
                 )
-        ends = await asyncio.gather(*(self._log.bounds(MessageQueue(*queue)) for queue in queues))
-        return tuple((*queue, end) for queue, (_, end) in zip(queues, ends, strict=True))
+        ends = await asyncio.gather(*(self._log.bounds(MessageQueue(*queue)) for queue in self._queues))
+        return tuple((*queue, end) for queue, (_, end) in zip(self._queues, ends, strict=True))
 
     async def _finish(self, state: TransactionalIdState, *, fresh: bool) -> None:
         """Commit the half messages of the last commit record, and roll back those of attempts that it does not name."""
@@ -320,6 +322,10 @@ class _Commit:
         content = commit_records.content_hash(self._rows, self._checksum)
         if state.content not in (None, content):
             return f"with other rows; this one has {self._rows}"
+        if state.last is not None and self._query == JOB:
+            before, now = ({queue[0] for queue in queues} for queues in (state.last.bounds, self._queues))
+            if before != now:
+                return f"to {', '.join(sorted(before))}; this one is to {', '.join(sorted(now))}"
         return ""
 
     async def _drop_repeat(self, state: TransactionalIdState) -> None:
