@@ -4,6 +4,7 @@ each number once."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
@@ -19,6 +20,7 @@ from rocketspark.spark.lakehouse.table import (
     damage_of,
     decode_state,
 )
+from rocketspark.spark.offset_ranges import START_KEY, from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,6 +36,7 @@ _TAKEN = re.compile(r"DELTA_CONCURRENT_TRANSACTION|ConcurrentTransactionExceptio
 # What the second of two hears who begin a table at once, or who writes while others change its columns.
 _BEGUN = re.compile(r"DELTA_(PROTOCOL|METADATA)_CHANGED|(Protocol|Metadata)ChangedException")
 _OTHER_COLUMNS = re.compile(r"DELTA_(METADATA_MISMATCH|FAILED_TO_MERGE_FIELDS)|A schema mismatch detected")
+_RANGES = "rocketspark_ranges"
 _SIZES = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
 
 
@@ -106,9 +109,12 @@ class DeltaTable(ArchiveTable):
             if _BEGUN.search(str(e)) or _OTHER_COLUMNS.search(str(e)):
                 raise self.changed() from None
             raise
-        for said, row in self._commits(COMMITS_AT_ONCE):
+        commits = self._commits(COMMITS_AT_ONCE)
+        for said, row in commits:
             if said is not None and said.sequence >= state.sequence:
                 if said.commit == state.commit:
+                    if after is not None and _restores(commits) and not self._stands(after):
+                        raise self.set_back()
                     return int((row.operationMetrics or {}).get("numOutputRows", 0))
                 if said.sequence == state.sequence:
                     break
@@ -151,14 +157,36 @@ class DeltaTable(ArchiveTable):
                 raise ConfigError(damage_of(name))
 
     def _committed(self) -> ArchiveState | None:
+        newest: ArchiveState | None = None
         for limit in (COMMITS_AT_ONCE, None):
+            newest, is_set_back = None, False
             for said, row in self._commits(limit):
-                if said is not None:
-                    return said
-                if row.operation == "RESTORE":
+                is_set_back |= row.operation == "RESTORE"
+                if newest is None and is_set_back:
                     # Rows of the commits before it may be gone: those that are there tell.
                     return None
-        return None
+                if said is None:
+                    continue
+                if newest is not None:
+                    if is_set_back and said.sequence + 1 == newest.sequence:
+                        # It came after the writer had looked. The rows that it took back are to come before these.
+                        self._remove(said, newest)
+                        return None
+                    return newest
+                newest = said
+        return newest
+
+    def _remove(self, before: ArchiveState, state: ArchiveState) -> None:
+        """Delete the rows of the commit `state`, which followed `before`."""
+        first = from_json(before.offsets) | from_json(state.offsets.get(START_KEY, {}))
+        ranges = [(*queue, first.get(queue, 0), end) for queue, end in from_json(state.offsets).items()]
+        columns = "topic string, broker string, queueId int, first bigint, end bigint"
+        self.spark.createDataFrame(ranges, columns).createOrReplaceTempView(_RANGES)
+        self.spark.sql(
+            f"MERGE INTO {self._name} t USING {_RANGES} r ON t.topic = r.topic AND t.broker = r.broker AND t.queueId ="
+            " r.queueId AND t.queueOffset >= r.first AND t.queueOffset < r.end WHEN MATCHED THEN DELETE"
+        )
+        self.spark.catalog.dropTempView(_RANGES)
 
     def compact(self, last_hour: str, file_bytes: int) -> int:
         """Merge the files of hours up to `last_hour` with OPTIMIZE; returns how many hours were merged."""
@@ -179,3 +207,7 @@ class DeltaTable(ArchiveTable):
         """Return how many files its rows are in."""
         detail = self._detail()
         return int(detail.numFiles) if detail is not None else 0
+
+
+def _restores(commits: Iterable[tuple[ArchiveState | None, Any]]) -> bool:
+    return any(row.operation == "RESTORE" for _, row in commits)

@@ -407,6 +407,56 @@ def test_rows_that_were_taken_back_while_it_is_written_are_not_passed_over() -> 
     assert table._stands(ArchiveState(1_000, {}))
 
 
+@pytest.mark.shows("mended: Delta's RESTORE in the midst of a micro-batch: what it takes back is never archived again")
+def test_a_commit_that_lost_what_it_follows_does_not_count() -> None:
+    class History(DeltaHistory):
+        removed: list[tuple[ArchiveState, ArchiveState]] = []
+
+        def _remove(self, before: ArchiveState, state: ArchiveState) -> None:
+            self.removed.append((before, state))
+
+    first = ArchiveState(1, {"t": {"b": {"0": 1}}}, "c1")
+    second = first.next({"t": {"b": {"0": 2}}})
+    third = second.next({"t": {"b": {"0": 3}}})
+    table = History(("OPTIMIZE", None), ("WRITE", third), ("RESTORE", None), ("WRITE", second), ("WRITE", first))
+    assert table._committed() is None
+    assert table.removed == [(second, third)]
+    # Written by whoever looked after the RESTORE, its number is not the next one.
+    fourth = ArchiveState(1_763_690_000_000, {"t": {"b": {"0": 1}}}).next({"t": {"b": {"0": 3}}})
+    for standing in (
+        History(("WRITE", fourth), ("MERGE", None), ("WRITE", third), ("RESTORE", None), ("WRITE", second)),
+        History(("WRITE", fourth), ("RESTORE", None), ("WRITE", second)),
+    ):
+        assert standing._committed() == fourth
+    assert table.removed == [(second, third)]
+
+
+@pytest.mark.shows("mended: Delta's RESTORE in the midst of a micro-batch: what it takes back is never archived again")
+def test_a_writer_sees_that_the_table_was_set_back_after_it_looked() -> None:
+    first = ArchiveState(1, {"t": {"b": {"0": 1}}}, "c1")
+    second = first.next({"t": {"b": {"0": 2}}})
+    third = second.next({"t": {"b": {"0": 3}}})
+
+    class Raced(DeltaHistory):
+        """RESTORE comes between the writer's look and its commit."""
+
+        write = format = mode = partitionBy = options = spark = property(lambda self: self)
+        partitionColumns = ["topic", "hour"]
+
+        def __call__(self, *_: Any, **__: Any) -> Any:
+            return self
+
+        def _detail(self) -> Any:
+            return self
+
+        def save(self, _: str) -> None:
+            self.commits = (("WRITE", third), ("RESTORE", None), *self.commits)
+
+    table: Any = Raced(("WRITE", second), ("WRITE", first))
+    with pytest.raises(RocketSparkError, match="was set back to an older version while it was written"):
+        table.append(table, third, second)
+
+
 def test_a_table_that_goes_after_a_failed_append_is_not_begun_anew() -> None:
     class Failing(ArchiveTable):
         def __init__(self, *found: ArchiveState | None) -> None:
