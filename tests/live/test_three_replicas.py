@@ -113,3 +113,31 @@ def test_a_slave_of_a_slave_is_refused(tmp_path: Path, caplog: pytest.LogCapture
             assert any("no master" in record.getMessage() for record in caplog.records), caplog.text
 
     run(main())
+
+
+@pytest.mark.shows("topics deleted at the master, the quarantine and offsets set by hand reach slaves of ours")
+def test_a_deletion_beyond_the_logs_that_are_left_hides_nothing_that_comes_later(tmp_path: Path) -> None:
+    """Slaves that are behind hear of it at once; the master dies with what they lack, and other messages stand there.
+
+    They were in no queue of the next master's slaves, nor of its own once it had started again.
+    """
+
+    async def main() -> None:
+        async with group(tmp_path) as g:
+            for number in (1, 2, 3):
+                await g.start(number)
+                await g.in_sync(number)
+            first = await g.in_sync(3)
+            others = [b for b in g.brokers.values() if b is not first]
+            async with producer(g.namesrv.address, retries=20, send_timeout_ms=20_000) as out:
+                await out.send(Message(topic="T", body=b"deleted"))
+                for slave in others:
+                    slave.store.take_deletions({"T": slave.store.written_position + (1 << 20)})
+                await g.stop(next(number for number, b in g.brokers.items() if b is first))
+                for i in range(5):
+                    await out.send(Message(topic="T", body=b"%d" % i))
+            await g.in_sync(2)
+            one, two = (b.store for b in others)
+            await until(lambda: [shown(one), shown(two)] == [5, 5])
+
+    run(main())

@@ -127,6 +127,7 @@ class ReplicaReceiver:
         if self._dirty_end > whole:
             # Behind a shorter record of its own they might look like another one.
             self.log.cut(whole, self._dirty_end)
+        self.forget_deletions_beyond(whole)
         self._received = self._dirty_end = 0
         self.log.is_replica = False
         self.log.limit = 0
@@ -402,6 +403,16 @@ class ReplicaReceiver:
         return arrived
 
     # -- deleted topics
+
+    def forget_deletions_beyond(self, end: int) -> None:
+        """Note that the log ends there, and another one stands beyond: what comes there is not what was deleted.
+
+        A slave that is behind knows of deletions further on in its master's log, which may be gone with that one.
+        """
+        try:
+            self._deletions.cut(end)
+        except StoreFull:
+            pass  # For this run it counts all the same.
 
     def take_deletions(self, positions: Mapping[str, int]) -> None:
         """Delete the queues of topics that the master deleted, each where its log ended then.

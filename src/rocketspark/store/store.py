@@ -157,7 +157,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             )
             if self.recovered.cut:
                 self.fell_short(self.recovered.promised, self.recovered.end)
-            self._forget_deletions_beyond(self.recovered.end)
+            self.forget_deletions_beyond(self.recovered.end)
             if self.recovered.deleted_elsewhere:
                 # From here on no replay brings them back.
                 gone = dict.fromkeys(self.recovered.deleted_elsewhere, self.recovered.end)
@@ -194,13 +194,6 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         """
         for folder in {self.settings.root, self.log.mapped_files.directory}:
             self._files.sync_all(folder)
-
-    def _forget_deletions_beyond(self, end: int) -> None:
-        """Note that the log is shorter now: what comes to stand there is not what was deleted."""
-        try:
-            self._deletions.cut(end)
-        except StoreFull:
-            pass  # For this run it counts all the same.
 
     def lacks_nothing(self) -> None:
         """Note that what was not flushed when the machine stopped is here again, or needed no more.

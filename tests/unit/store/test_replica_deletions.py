@@ -87,3 +87,25 @@ def test_a_topic_made_again_before_the_copy_hears_keeps_its_new_messages(make_st
     before = units_of(slave)
     taken(master, slave)
     assert units_of(slave) == before
+
+
+def test_a_deletion_beyond_its_log_is_none_of_the_log_that_a_new_master_writes(make_store: Any, tmp_path: Path) -> None:
+    """Its slaves, and it itself after a restart, would leave the new topic's messages out of all queues."""
+    rng = random.Random(1)
+    master, slave = make_store(tmp_path / "m"), make_store(tmp_path / "s")
+    slave.become_replica()
+    for number in range(10):
+        put(master, "A", number)
+    stream(master, slave, rng, 700, chunk_max=100)
+    end = slave.written_position
+    master.delete_topic("A")
+    taken(master, slave)
+    slave.become_master()
+    assert slave.deleted_topics() == {"A": end} != master.deleted_topics()
+    put(slave, "A", 0)
+    third = make_store(tmp_path / "t")
+    third.become_replica()
+    taken(slave, third)
+    stream(slave, third, rng, 1 << 30)
+    assert units_of(third) == units_of(slave)
+    assert slave.queue_range("A", 0) == (0, 1)

@@ -384,6 +384,7 @@ class Replication(RoleDriver):
         await self._services.stop()
         if not self._store.log.is_replica:
             self._store.become_replica()
+        self._store.forget_deletions_beyond(self._store.written_position)
         # Only now: a change that failed before is made again at the next look at the controller.
         self.role.epoch = epoch
         self._tables.topics.begin_epoch(epoch)
@@ -509,6 +510,7 @@ class Replication(RoleDriver):
         if master_address and master_address != self._address:
             if master_address != self.role.master_address:
                 log.info("the master is %s, its replication %s", master_address, ha_address)
+                self._store.forget_deletions_beyond(self._store.written_position)
             self.role.master_address = master_address
             if self.synchronize is not None:
                 self.synchronize.set_master(master_address)
