@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.live.support import TOPIC, connected, create, run, send, sent, until
+from tests.live.support import TOPIC, connected, create, run, send, sent, settings, until
 from tests.live.test_acting_master import bodies_of
 from tests.live.test_controller_mode import Group, group
 from tests.live.test_unconfirmed import SLOW, pair
@@ -18,6 +18,7 @@ from tests.live.test_unconfirmed import SLOW, pair
 from rocketspark.broker.replication.link.ha_client import _Connection
 from rocketspark.broker.replication.link.links import LinkState
 from rocketspark.broker.replication.role import Role
+from rocketspark.broker.server import BrokerServer
 from rocketspark.protocol.codes import ResponseCode
 
 COUNT = 5
@@ -154,5 +155,54 @@ def test_a_copy_of_a_store_does_not_come_beside_its_original(
             await original.close()
             await until(lambda: copy.role.kind is not Role.FENCED)
             await until(lambda: (master := g.master()) is not None and bool(bodies_of(master.store, TOPIC)))
+
+    run(main())
+
+
+async def alone(folder: Path, mark: str, count: int) -> None:
+    """A broker that no controller leads takes messages into a store of its own, and ends."""
+    broker = BrokerServer(settings(folder, log_file_bytes=1 << 16))
+    await broker.start()
+    try:
+        async with connected(broker.address) as peer:
+            await create(peer)
+        await send_some(broker.address, mark, count)
+    finally:
+        await broker.close()
+
+
+@pytest.mark.shows("a store of a broker without a controller goes under one: who is empty copies all of it")
+def test_what_was_written_without_a_controller_is_copied_under_one(tmp_path: Path) -> None:
+    """It was of no epoch, so that nobody who was empty could begin to copy."""
+
+    async def main() -> None:
+        async with group(tmp_path) as g:
+            await alone(tmp_path / "store1", "before", COUNT)
+            first, second = await pair(g)
+            await send_some(first.address, "after")
+            await until(lambda: second.store.written_position == first.store.written_position)
+            assert second.store.log_bytes(0, 1 << 16) == first.store.log_bytes(0, 1 << 16)
+            await until(lambda: len(bodies_of(second.store)) == 2 * COUNT)
+            assert bodies_of(second.store) == bodies_of(first.store)
+            assert second.replication.epochs.starts == first.replication.epochs.starts == ((1, 0),)
+
+    run(main())
+
+
+@pytest.mark.shows("a log without epochs that is no copy of the master's is in sync with nobody")
+def test_another_log_without_epochs_copies_nothing(tmp_path: Path) -> None:
+    """It was in sync with a master's log of which it had the end alone, and could be elected."""
+
+    async def main() -> None:
+        async with group(tmp_path) as g:
+            await alone(tmp_path / "store1", "one", COUNT)
+            await alone(tmp_path / "store2", "two", COUNT + 2)
+            first = await g.start(1)
+            await until(lambda: first.role.kind is Role.MASTER)
+            await send_some(first.address, "one")
+            second = await g.start(2)
+            await until(lambda: second.replication.troubles.counts["diverged"])
+            assert first.replication.controlled.in_sync.set.all_members == {1}
+            assert {found.body[:3] for found in second.store.iterate(0)} == {b"two"}
 
     run(main())

@@ -115,7 +115,9 @@ class ControlledRole:
         await self._driver.finish_copying()
         self._store.become_master()
         if epoch > self._epochs.last_epoch:
-            self._epochs.begin(epoch, self._store.written_position)
+            # Of a log without epochs, as a broker without a controller wrote it, all is of the first: who is empty
+            # could not begin to copy it else (RocketMQ's cannot).
+            self._epochs.begin(epoch, self._store.written_position if self._epochs else self._store.min_position)
         self.in_sync.begin(members, set_epoch)
         await self._driver.take_office(f"elected by the controller, epoch {epoch}", epoch)
 

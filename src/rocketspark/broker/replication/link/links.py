@@ -538,6 +538,8 @@ class SwitchSlaveLink(SlaveLink):
                     " both have in common is unknown. Stop this broker, remove its store and start it again",
                     reason="ahead",
                 )
+            if self._other_at > NOWHERE:
+                raise another_log(self._other_at)
             return
         point = self._epochs.truncation_point(master.epochs, masters_end=master.end_position, own_end=own_end)
         if point is None:
