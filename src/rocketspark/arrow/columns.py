@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-Ints = npt.NDArray[Any]
+from rocketspark.protocol.message.record_layout import Ints
 
 TIME = pa.timestamp("us", "UTC")
 # Spark names the parts of lists and maps so.
@@ -102,9 +101,3 @@ def constant(text: str, n: int) -> pa.Array:
     data = text.encode()
     bounds = np.arange(n + 1, dtype=np.int32) * len(data)
     return pa.Array.from_buffers(pa.string(), n, [None, pa.py_buffer(bounds), pa.py_buffer(data * n)])
-
-
-def at(data: npt.NDArray[np.uint8], kind: str) -> Ints:
-    """Return every position of `data` read as a number of that numpy kind: index it with byte positions."""
-    count = max(0, len(data) - np.dtype(kind).itemsize + 1)
-    return np.ndarray((count,), kind, data.data, strides=(1,))

@@ -12,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketspark.arrow.columns import STRING_MAP, STRINGS, Ints, at, gather
+from rocketspark.arrow.columns import STRING_MAP, STRINGS, gather
+from rocketspark.protocol.message.record_layout import Ints
+from rocketspark.protocol.message.record_places import at
 
 _NAME_END, _PAIR_END = 1, 2
 _NAME_END_BYTE, _PAIR_END_BYTE = bytes([_NAME_END]), bytes([_PAIR_END])

@@ -15,26 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketspark.arrow.columns import COLUMNS, Ints, at, constant, gather, numbers, schema_of, times, times_us
+from rocketspark.arrow.columns import COLUMNS, constant, gather, numbers, schema_of, times, times_us
 from rocketspark.arrow.decode_request import DecodeFindings, DecodeRequest, RowFilter
 from rocketspark.arrow.properties import Properties, split_keys
-from rocketspark.arrow.record_places import OF_ITEM, Items, Records, Span, find_records, items_of
-from rocketspark.arrow.row_by_row import INNER, slow_batches
+from rocketspark.arrow.row_by_row import slow_batches
 from rocketspark.errors import RecordError
-from rocketspark.protocol.message import checksums, compression, properties, record, record_layout, sysflags
+from rocketspark.protocol.message import compression, properties, record_layout, sysflags
 from rocketspark.protocol.message.message_ids import unpack_host
-from rocketspark.protocol.message.record_layout import (
-    AFTER_BODY_BYTES_MIN,
-    CRC_MASK,
-    FIXED_BYTES_V4,
-    HOST_V4_BYTES,
-    HOST_V6_BYTES,
-    MAGIC_V1,
-    MAGIC_V2,
-    PLACES,
-    PROPERTIES_LENGTH_BYTES,
-    Buffer,
-)
+from rocketspark.protocol.message.record_layout import HOST_V4_BYTES, HOST_V6_BYTES, PLACES, Buffer, Ints
+from rocketspark.protocol.message.record_places import INNER, Items, Records, Span, at, find_records, items_of
+from rocketspark.protocol.message.record_rows import RecordRows
 
 # The bytes of a host as one value: those of IPv4 compare like numbers.
 _HOST_V4, _HOST_V6 = f"<u{HOST_V4_BYTES}", f"V{HOST_V6_BYTES}"
@@ -114,31 +104,18 @@ def _replaced(stored: pa.Array, where: Ints, values: list[bytes | None]) -> pa.A
     return made if len(made) == len(stored) else pc.replace_with_mask(stored, pa.array(where), made)
 
 
-class _Rows:
-    """Records at known positions: their parts are found, and read column by column."""
+class _Rows(RecordRows):
+    """Rows whose columns are made as Arrow arrays."""
 
     def __init__(
         self, buffer: Buffer, starts: Ints, broker: str, topic: str | None, items: Items | None = None
     ) -> None:
-        self._buffer = buffer
-        self._bytes = np.frombuffer(buffer, np.uint8)
-        # Of each row's record: messages of an inner batch have that of the batch, and what they differ in as `items`.
-        self._starts = starts
-        self._items = items
+        super().__init__(buffer, starts, items)
         self._broker = broker
         self._topic = topic
-        # By the hosts that do.
-        self._moved: dict[int, int | Ints] = {}
 
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def only(self, chosen: Ints) -> _Rows:
-        """Return the rows for which `chosen` is true."""
-        if chosen.all():
-            return self
-        items = self._items.only(chosen) if self._items is not None else None
-        return _Rows(self._buffer, self._starts[chosen], self._broker, self._topic, items)
+    def _of(self, starts: Ints, items: Items | None) -> _Rows:
+        return _Rows(self._buffer, starts, self._broker, self._topic, items)
 
     def unwrapped(self) -> _Rows:
         """Return the rows with a row for each message of an inner batch. Raises _NoQuickWay."""
@@ -156,7 +133,7 @@ class _Rows:
         items = items_of(self._buffer, found)
         if items is None:
             raise _NoQuickWay
-        return _Rows(self._buffer, self._starts[items.records], self._broker, self._topic, items)
+        return self._of(self._starts[items.records], items)
 
     def within(self, asked: DecodeRequest) -> _Rows:
         """Return the rows within the offsets and log positions asked for; only ascending ones, if so asked."""
@@ -199,87 +176,14 @@ class _Rows:
         places = zip(*[part.tolist() for part in self._properties_at], strict=True)
         return np.array([accepts(bytes(view[start:end])) for start, end in places], bool)
 
-    def number(self, field: str) -> Ints:
-        """Return a number of each record's fixed part, big-endian."""
-        if self._items is not None and field in OF_ITEM:
-            return OF_ITEM[field](self._items)
-        place = PLACES[field]
-        values: Ints = at(self._bytes, place.kind)[self._starts + (place.at + self._v6_bytes(place.hosts))]
-        return values
-
-    @cached_property
-    def offsets(self) -> Ints:
-        return self.number("queue_offset")
-
-    @cached_property
-    def sys_flags(self) -> Ints:
-        return self.number("sys_flag").astype(np.int32)
-
-    def _v6_bytes(self, hosts: int) -> int | Ints:
-        """Return the bytes by which these hosts, where they are IPv6, move on what stands behind them."""
-        found = self._moved.get(hosts)
-        if found is None:
-            found = self._moved[hosts] = record_layout.v6_bytes(self.sys_flags, hosts) if hosts else 0
-        return found
-
-    @cached_property
-    def _parts(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """(body start, body end, topic start, topic end, record end), checked against one another."""
-        data, starts = self._bytes, self._starts
-        if not len(starts):
-            return (starts,) * 5
-        ends = starts + self.number("size")
-        magic = self.number("magic")
-        v2 = magic == MAGIC_V2
-        body = starts + FIXED_BYTES_V4 + self._v6_bytes(record_layout.HOST_FLAGS)
-        wrong = ((magic != MAGIC_V1) & ~v2) | (body + AFTER_BODY_BYTES_MIN > ends)
-        self._raise_if(wrong)
-        body_end = body + self.number("body_bytes")
-        self._raise_if((body_end < body) | (body_end + AFTER_BODY_BYTES_MIN > ends))
-        topic, topic_bytes = body_end + 1, data[body_end].astype(np.int64)
-        if v2.any():
-            topic = topic + v2
-            topic_bytes = np.where(v2, at(data, ">u2")[body_end], topic_bytes)
-        topic_end = topic + topic_bytes
-        self._raise_if(topic_end + PROPERTIES_LENGTH_BYTES > ends)
-        self._raise_if(topic_end + PROPERTIES_LENGTH_BYTES + at(data, ">u2")[topic_end] != ends)
-        return body, body_end, topic, topic_end, ends
-
-    @property
-    def _bodies_at(self) -> tuple[Ints, Ints]:
-        """Where each body begins and ends."""
-        return self._parts[:2] if self._items is None else (self._items.body, self._items.body_end)
-
-    @property
-    def _properties_at(self) -> tuple[Ints, Ints]:
-        """Where the stored properties of each begin and end."""
-        if self._items is not None:
-            return self._items.properties, self._items.end
-        _, _, _, topic_end, ends = self._parts
-        return topic_end + PROPERTIES_LENGTH_BYTES, ends
-
-    def _raise_if(self, wrong: Ints) -> None:
-        if wrong.any():
-            start = int(self._starts[int(np.argmax(wrong))])
-            record.decode(self._buffer, start, check_crc=False)
-            raise RecordError(f"record at {start} is broken")
-
-    def check(self) -> None:
-        """Raise RecordError unless the parts of every record fit together."""
-        _ = self._parts
-
     def with_wrong_crc(self, findings: DecodeFindings) -> dict[int, bytes | None]:
         """Return the rows whose body does not match its CRC, and the bytes in its place."""
         body, body_end = self._bodies_at
-        view = memoryview(self._buffer)
-        stored = self.number("crc")
-        if self._items is not None:
-            # That of a batch, which was compared as a whole.
-            stored = np.where(self._items.inner, 0, stored)
         return {
-            i: findings.spoiled(int(self.offsets[i]), f"the body's CRC is not {crc}", bytes(view[start:end]))
-            for i, (start, end, crc) in enumerate(zip(body.tolist(), body_end.tolist(), stored.tolist(), strict=True))
-            if crc and checksums.crc32(view[start:end]) & CRC_MASK != crc
+            i: findings.spoiled(
+                int(self.offsets[i]), f"the body's CRC is not {crc}", bytes(self._bytes[body[i] : body_end[i]])
+            )
+            for i, crc in self.wrong_crcs()
         }
 
     # -- columns -------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.message import record, sysflags
 from rocketspark.protocol.message.record_layout import AT, Buffer, only, sys_flag_of
+from rocketspark.protocol.message.record_places import INNER
 
-INNER = sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
 _INT = struct.Struct(">i")
 _SIZE = only("size").unpack_from
 

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.arrow.property_texts import odd_properties
 
-from rocketspark.arrow import record_places, records
+from rocketspark.arrow import records
 from rocketspark.arrow.columns import COLUMNS, schema_of
 from rocketspark.arrow.decode_request import DecodeRequest, RowFilter
 from rocketspark.arrow.properties import Properties, split_keys
 from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
-from rocketspark.protocol.message import batch, compression, record, record_layout, sysflags
+from rocketspark.protocol.message import batch, compression, record, record_layout, record_places, sysflags
 
 pytestmark = pytest.mark.shows(
     "columns, subsets, properties, compressed bodies, headers only; recipes for JSON and Avro",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mmap import mmap
 
 Buffer = bytes | bytearray | memoryview
+Ints = NDArray[Any]
 
 MAGIC_V1 = -626843481  # 0xDAA320A7
 MAGIC_V2 = -626843477  # 0xDAA320AB

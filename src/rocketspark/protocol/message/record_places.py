@@ -1,8 +1,7 @@
 """Where the records of a buffer begin, found by their sizes alone, and the messages within inner batches: records whose
 body is messages one after another.
 
-Rule: rows of inner batches equal those of `protocol.record.decode_messages`; a batch that is odd in any way is left to
-it.
+Rule: rows of inner batches equal those of `record.decode_messages`; a batch that is odd in any way is left to it.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rocketspark.arrow.columns import Ints, at
-from rocketspark.arrow.row_by_row import INNER
 from rocketspark.errors import RecordError
 from rocketspark.model.text import whole_number
-from rocketspark.protocol.message import checksums
+from rocketspark.protocol.message import checksums, sysflags
 from rocketspark.protocol.message.batch import HEAD_BYTES
 from rocketspark.protocol.message.record_layout import (
     CRC_MASK,
@@ -26,9 +24,12 @@ from rocketspark.protocol.message.record_layout import (
     RECORD_BYTES_MIN,
     SIZE_BYTES,
     Buffer,
+    Ints,
 )
 
 Span = tuple[int, int]
+# The flags of a record whose body is messages.
+INNER = sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
 
 _SIZE = struct.Struct(">i").unpack_from
 # Fewer records or messages of equal size in a row than this are walked one by one as quickly.
@@ -37,6 +38,12 @@ _WALK = 1024
 _FLAG_AT, _BODY_BYTES_AT = 12, 16
 _ITEM_BYTES_MIN = HEAD_BYTES + PROPERTIES_LENGTH_BYTES
 _OFFSET_MAX = (1 << 63) - 1
+
+
+def at(data: NDArray[np.uint8], kind: str) -> Ints:
+    """Return every position of `data` read as a number of that numpy kind: index it with byte positions."""
+    count = max(0, len(data) - np.dtype(kind).itemsize + 1)
+    return np.ndarray((count,), kind, data.data, strides=(1,))
 
 
 def find_records(buffer: Buffer, span: Span) -> Ints:
