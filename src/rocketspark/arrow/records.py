@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 from rocketspark.arrow.columns import COLUMNS, constant, gather, numbers, schema_of, times, times_us
 from rocketspark.arrow.decode_request import DecodeFindings, DecodeRequest, RowFilter
 from rocketspark.arrow.properties import Properties, split_keys
-from rocketspark.arrow.row_by_row import slow_batches
+from rocketspark.arrow.row_by_row import batch_of, slow_batches
 from rocketspark.errors import RecordError
+from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.message import compression, properties, record_layout, sysflags
 from rocketspark.protocol.message.message_ids import unpack_host
 from rocketspark.protocol.message.record_layout import HOST_V4_BYTES, HOST_V6_BYTES, PLACES, Buffer, Ints
@@ -82,6 +83,26 @@ def decode(
         most = asked.inflated_bytes_max
         raise RecordError(f"the bodies inflate to more than {most} bytes: decode them in several batches")
     return only
+
+
+def table(
+    parts: Sequence[tuple[RecordRows, str, str] | Sequence[ReceivedMessage]], columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Return one table of records and of messages, in their order. Raises KeyError for a name that is no column.
+
+    `parts`: rows of plain records with their broker and topic, or messages; `columns`: names of COLUMNS, all unless
+    given.
+    """
+    names = tuple(COLUMNS if columns is None else columns)
+    schema = schema_of(names)
+    made: list[pa.RecordBatch] = []
+    for part in parts:
+        if isinstance(part, tuple):
+            rows, broker, topic = part
+            made += batches(rows.buffer, DecodeRequest(names, broker, topic), starts=rows.starts)
+        else:
+            made.append(batch_of(part, names))
+    return pa.Table.from_batches(made, schema)
 
 
 def _tell_missing(offsets: Ints, asked: DecodeRequest) -> None:

@@ -46,6 +46,11 @@ def slow_batches(buffer: Buffer, starts: Sequence[int], asked: DecodeRequest) ->
         yield _batch(held, asked.columns)
 
 
+def batch_of(messages: Sequence[ReceivedMessage], columns: Sequence[str]) -> pa.RecordBatch:
+    """Return messages that were decoded before as rows."""
+    return _batch([_Row(message, message.body, message.sys_flag) for message in messages], columns)
+
+
 def _within(buffer: Buffer, starts: Sequence[int], asked: DecodeRequest) -> Iterator[_Row]:
     """Return the rows of the range; reports the offsets missing in it."""
     top = asked.offset_first - 1

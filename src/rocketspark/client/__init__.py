@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         TransactionResult,
         TransactionState,
     )
-    from rocketspark.client.results import SendResult, SendStatus
+    from rocketspark.client.results import MessageBatch, SendResult, SendStatus
     from rocketspark.client.sync import Producer, PullConsumer, PushConsumer, SimpleConsumer
 
 _HOME = {
@@ -40,6 +40,7 @@ _HOME = {
     "TransactionProducer": "producer.transactions",
     "TransactionResult": "producer.transactions",
     "TransactionState": "producer.transactions",
+    "MessageBatch": "results",
     "SendResult": "results",
     "SendStatus": "results",
 }
@@ -50,6 +51,7 @@ __all__ = [
     "AsyncPushConsumer",
     "AsyncSimpleConsumer",
     "AsyncTransactionProducer",
+    "MessageBatch",
     "Producer",
     "PullConsumer",
     "PushConsumer",

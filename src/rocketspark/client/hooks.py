@@ -147,7 +147,7 @@ def hooked(
 
     @contextmanager
     def around(given: Any) -> Iterator[Consuming]:
-        consuming = Consuming(group=group, messages=given if isinstance(given, list) else [given])
+        consuming = Consuming(group=group, messages=[given] if isinstance(given, ReceivedMessage) else list(given))
         for each in hooks:
             guarded(each.before_consume, consuming)
         began_s = machine.monotonic()

@@ -9,14 +9,14 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from copy import copy
 from types import TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from rocketspark import machine
 from rocketspark.client.connection.loop_thread import LoopThread, ThreadWaiter
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX
 from rocketspark.client.consumer.pop.simple_consumer import AsyncSimpleConsumer
 from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
-from rocketspark.client.consumer.push_consumer import AsyncPushConsumer, ListenerT
+from rocketspark.client.consumer.push_consumer import AsyncPushConsumer, ColumnsListenerT, ListenerT
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
 from rocketspark.client.producer.prepared_message import make_message, pack
 from rocketspark.client.producer.producer import AsyncProducer
@@ -29,7 +29,7 @@ from rocketspark.client.producer.thread_sends import (
     WaitingSend,
 )
 from rocketspark.client.queries import Queries
-from rocketspark.client.results import SendResult
+from rocketspark.client.results import MessageBatch, SendResult
 from rocketspark.client.selectors import Selector
 from rocketspark.errors import StateError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage
@@ -202,9 +202,15 @@ class PushConsumer(QueriesFacade[AsyncPushConsumer]):
     resume = at_any_time(AsyncPushConsumer.resume)
     queues = blocking(AsyncPushConsumer.queues)
 
-    def listen(self, listener: ListenerT) -> ListenerT:
+    @overload
+    def listen(self, listener: ListenerT) -> ListenerT: ...
+
+    @overload
+    def listen(self, listener: ColumnsListenerT, *, batch: Literal["columns"]) -> ColumnsListenerT: ...
+
+    def listen(self, listener: Any, *, batch: Literal["columns"] | None = None) -> Any:
         """Set the function that gets each message. As AsyncPushConsumer.listen."""
-        return self._core.listen(listener)
+        return self._core.listen(listener) if batch is None else self._core.listen(listener, batch=batch)
 
 
 class PullConsumer(QueriesFacade[AsyncPullConsumer]):
@@ -248,6 +254,11 @@ class PullConsumer(QueriesFacade[AsyncPullConsumer]):
         """
         loop, core = self._loop, self._core
         return _handed(loop, core.poll(timeout_ms, count_max=count_max), core.unread_now)
+
+    def poll_batch(self, timeout_ms: float = 1000, *, count_max: int = 16_384) -> MessageBatch:
+        """Return up to `count_max` messages as columns, as `poll` does in all else. As AsyncPullConsumer.poll_batch."""
+        loop, core = self._loop, self._core
+        return _handed(loop, core.poll_batch(timeout_ms, count_max=count_max), core.unread_now)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Give out messages one by one, while the consumer is open; each is finished when the next is asked for.
@@ -321,6 +332,12 @@ class SimpleConsumer(QueriesFacade[AsyncSimpleConsumer]):
         loop, core = self._loop, self._core
         found = core.receive(count_max, timeout_ms=timeout_ms, invisible_ms=invisible_ms)
         return _handed(loop, found, core.give_back)
+
+    def receive_batch(
+        self, count_max: int = COUNT_MAX, *, timeout_ms: float = 15_000, invisible_ms: float | None = None
+    ) -> MessageBatch:
+        """Return what `receive` does, as columns. `ack` takes the batch, or a part: `batch[mask]`."""
+        return MessageBatch(self.receive(count_max, timeout_ms=timeout_ms, invisible_ms=invisible_ms))
 
 
 def _handed(loop: LoopThread, coroutine: Coroutine[Any, Any, T], take_back: Callable[[T], None]) -> T:

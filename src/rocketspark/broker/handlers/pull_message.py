@@ -353,11 +353,12 @@ class PullHandler:
         return reply(request.opaque)
 
     def _reset_to(self, h: PullHeader, at: int) -> int | None:
-        """Return where a consumer is to go on instead; who reads ranges in bulk means the offsets that it names.
+        """Return where a consumer is to go on instead; who reads ranges in bulk, and waits for none, means the offsets
+        that it names.
 
         One that begins where an offset was set by hand follows that, and commits its own from there on.
         """
-        if h.bulk:
+        if h.bulk and not h.sys_flag & sysflags.PULL_SUSPEND:
             self._offsets.went_to(h.group, h.topic, h.queue_id, at)
             return None
         # Where a master serves it knows whom it told.

@@ -6,6 +6,7 @@ what they mean.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -22,6 +23,9 @@ from rocketspark.client.options import ClientOptions
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import INT_MAX
 
+# How much is pulled and fetched ahead where messages are read as columns, and nothing else was asked for.
+COLUMNS_PULLING = {"pull_count_max": 16_384, "pull_bytes_max": 2 << 20, "backlog_count_max": 65_536}
+COLUMNS_SPAN_MAX = 65_536
 # Attempts until a message is a dead letter, where neither the application nor the group says another number.
 ATTEMPTS_MAX = 16
 
@@ -64,6 +68,11 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
             backlog_bytes_max=self.backlog_bytes_max,
             **more,
         )
+
+    def pulling_columns(self, given: Collection[str], **more: Any) -> PullSettings:
+        """Return the settings of pullers that deliver columns; `given`: names of the settings that somebody chose."""
+        wide = {name: value for name, value in COLUMNS_PULLING.items() if name not in given}
+        return msgspec.structs.replace(self, **wide).pulling(columns=True, **more)
 
     def by_rocketmq_s_names(self) -> dict[str, object]:
         """Return the settings by the names of RocketMQ's properties, which its tools show."""

@@ -111,8 +111,8 @@ class PullConsumerStatus:
 
 
 class PushConsumerStatus(PullConsumerStatus):
-    """A push consumer's answers. `listener`: without hooks; `batched`: it gets lists; `bare`: takes a namespace off.
-    `poppers`: by what they pop.
+    """A push consumer's answers. `listener`: without hooks; `given`: makes of one message what it gets; `bare`: takes a
+    namespace off. `poppers`: by what they pop.
     """
 
     consume_type = "CONSUME_PASSIVELY"
@@ -124,7 +124,7 @@ class PushConsumerStatus(PullConsumerStatus):
         listener: Callable[[Any], Any],
         *,
         ordered: bool,
-        batched: bool,
+        given: Callable[[ReceivedMessage], object],
         bare: Callable[[ReceivedMessage], ReceivedMessage],
         poppers: Mapping[MessageQueue, Popper],
     ) -> None:
@@ -132,7 +132,7 @@ class PushConsumerStatus(PullConsumerStatus):
         super().__init__(rebalance, {**settings, **more})
         self._listener = listener
         self._ordered = ordered
-        self._batched = batched
+        self._given = given
         self._bare = bare
         self._poppers = poppers
 
@@ -159,7 +159,7 @@ class PushConsumerStatus(PullConsumerStatus):
         """
         if message.topic == RETRY_PREFIX + self._rebalance.group:
             message.topic = message.properties.get(properties.RETRY_TOPIC, message.topic)
-        given = [self._bare(message)] if self._batched else self._bare(message)
+        given = self._given(self._bare(message))
         began_s = machine.monotonic()
         remark = None
         try:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rocketspark import machine
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.model import ReceivedMessage
 
 # Messages of one queue, in order, with the puller that read them.
-Run = tuple[Puller, list[ReceivedMessage]]
+Run = tuple[Puller, Sequence[ReceivedMessage]]
 
 
 class MessageIterator:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from rocketspark import machine
@@ -329,9 +329,9 @@ def _drained(units: deque[Unit]) -> list[Unit]:
     return [units.popleft() for _ in range(len(units))]
 
 
-def log_failure(given: ReceivedMessage | list[ReceivedMessage], error: BaseException) -> None:
+def log_failure(given: ReceivedMessage | Sequence[ReceivedMessage], error: BaseException) -> None:
     """Log what a listener raised."""
-    first = given[0] if isinstance(given, list) else given
+    first = given if isinstance(given, ReceivedMessage) else given[0]
     log.warning(
         "the listener failed on message %s of topic %s (attempt %d); it will be delivered again",
         first.message_id,
@@ -500,14 +500,16 @@ class OrderedListeners:
 
     async def _failed(self, queue_calls: QueueCalls, unit: Unit) -> None:
         puller, given = unit
-        messages = given if isinstance(given, list) else [given]
-        spent = [m for m in messages if 0 <= self._attempts_max <= m.reconsume_times]
+        messages = [given] if isinstance(given, ReceivedMessage) else list(given)
+        spent = 0
         for message in messages:
-            if message not in spent:
+            if 0 <= self._attempts_max <= message.reconsume_times:
+                spent += 1
+            else:
                 message.reconsume_times += 1
         # First of all, so that an error from here on does not lose it.
         queue_calls.units.appendleft(unit)
-        if len(spent) == len(messages) and await self._give_up(puller, messages):
+        if spent == len(messages) and await self._give_up(puller, messages):
             queue_calls.units.popleft()
             self._report([unit], [])
             return

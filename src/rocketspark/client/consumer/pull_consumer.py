@@ -28,6 +28,7 @@ from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.consumer.rebalance import END_S, Rebalance, RebalanceCalls
 from rocketspark.client.hooks import Consuming, OnQueues, call_with_queues, guarded
 from rocketspark.client.options import named_arguments, take_settings
+from rocketspark.client.results import MessageBatch, without_namespace
 from rocketspark.errors import RocketSparkError, RouteNotFound, StateError, UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
 from rocketspark.model.text import LONG_MAX
@@ -111,6 +112,8 @@ class AsyncPullConsumer(ConsumerLife):
         validators.check_intervals(watch_interval_ms=how.watch_interval_ms, commit_interval_ms=how.commit_interval_ms)
         super().__init__(namesrv, options, group, offset_file=how.broadcast)
         self._how = how
+        self._pulling = how.pulling(send_subscription=True, send_commits=False)
+        self._pulling_columns = how.pulling_columns(options, send_subscription=True, send_commits=False)
         self._handed_out = HandedOut()
         # Bound once: a poll for one message after the other pays for each look-up.
         self._take, self._settle = self._handed_out.take, self._handed_out.settle
@@ -120,7 +123,7 @@ class AsyncPullConsumer(ConsumerLife):
             self._instance,
             self.group,
             how if how.auto_commit else msgspec.structs.replace(how, commit_interval_ms=0),
-            how.pulling(send_subscription=True, send_commits=False),
+            self._pulling,
             RebalanceCalls(
                 deliver=self._deliver,
                 to_commit=self._handed_out.done,
@@ -141,6 +144,8 @@ class AsyncPullConsumer(ConsumerLife):
         self._watches = QueueWatches(self.queues, self._refresh_route, how.watch_interval_ms / 1000)
         self._poller: asyncio.Task[Any] | None = None
         self._in_a_row = 0
+        # How the last poll wanted messages: what is fetched for it comes so, what was fetched before is made so.
+        self._in_columns = False
         self._trace_as(self.group, "CONSUME")
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -271,10 +276,9 @@ class AsyncPullConsumer(ConsumerLife):
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def _deliver(self, puller: Puller, messages: list[ReceivedMessage]) -> None:
+    def _deliver(self, puller: Puller, messages: Sequence[ReceivedMessage]) -> None:
         if self._namespace:
-            for message in messages:
-                message.topic = namespace.unwrap(self._namespace, message.topic)
+            messages = without_namespace(messages, self._namespace)
         self._handed_out.fetched.append((puller, messages))
         self._arrived.set()
 
@@ -285,10 +289,24 @@ class AsyncPullConsumer(ConsumerLife):
         what a broker refuses so that no retry mends it (a filter, a right); other queues are read on.
         """
         runs = await self._next(timeout_ms, count_max)
-        found = runs[0][1] if len(runs) == 1 else [message for _, messages in runs for message in messages]
+        only = runs[0][1] if len(runs) == 1 else None
+        found = only if isinstance(only, list) else [message for _, messages in runs for message in messages]
         if found and self._hooks.consumes:
             self._show(found)
         return found
+
+    async def poll_batch(self, timeout_ms: float = 1000, *, count_max: int = 16_384) -> MessageBatch:
+        """Return up to `count_max` messages as columns, as `poll` does in all else; several times as fast as that.
+
+        The next pulls ask for as much as `pull_count_max`, `pull_bytes_max` and `backlog_count_max` say; where these
+        were not given, for up to 16,384 messages or 2 MiB at once, and 65,536 are fetched ahead. Hooks get messages,
+        which are made for them.
+        """
+        runs = await self._next(timeout_ms, count_max, columns=True)
+        batch = MessageBatch.of_parts([messages for _, messages in runs])
+        if batch and self._hooks.consumes:
+            self._show(list(batch))
+        return batch
 
     async def lend(self, timeout_ms: float = 1000, *, count_max: int = 1000) -> MessageIterator:
         """As `poll`, for a caller that gives the messages out one by one; `take_back` must follow."""
@@ -308,8 +326,11 @@ class AsyncPullConsumer(ConsumerLife):
         """The iterators in use."""
         return self._handed_out.lent
 
-    async def _next(self, timeout_ms: float, count_max: int) -> list[Run]:
+    async def _next(self, timeout_ms: float, count_max: int, *, columns: bool = False) -> list[Run]:
         self._check_started()
+        if columns is not self._in_columns:
+            self._in_columns = columns
+            self._rebalance.use(self._pulling_columns if columns else self._pulling)
         if not isinstance(timeout_ms, Real) or math.isnan(timeout_ms):
             raise UsageError(f"timeout_ms {timeout_ms!r} is no number: give milliseconds, 0 or more")
         if not isinstance(count_max, int) or count_max < 1:
@@ -355,11 +376,9 @@ class AsyncPullConsumer(ConsumerLife):
         """Do what `unread` does, in a plain call."""
         if self._state != "started":
             return
-        lowest: dict[MessageQueue, int] = {}
-        for message in messages:
-            queue = self._queue_of(message)
-            lowest[queue] = min(message.queue_offset, lowest.get(queue, message.queue_offset))
-        for queue, offset in lowest.items():
+        batch = messages if isinstance(messages, MessageBatch) else MessageBatch(messages)
+        for bare, offset in batch.first_offsets.items():
+            queue = self._full(bare)
             puller = self._rebalance.pullers.get(queue)
             if puller is not None:
                 self._unread(queue, puller, offset)
@@ -376,10 +395,6 @@ class AsyncPullConsumer(ConsumerLife):
             # The queue is about to be given up: the next member to read it begins there.
             puller.done = done
             puller.barred = offset if puller.barred is None else min(puller.barred, offset)
-
-    def _queue_of(self, message: ReceivedMessage) -> MessageQueue:
-        """Return the queue a message was read from: one of a retry topic shows the topic it came from at first."""
-        return self._full(message.queue)
 
     def __aiter__(self) -> Self:
         """Give out messages one by one, for as long as the consumer is open; each is finished when the next is asked

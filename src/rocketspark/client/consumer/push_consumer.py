@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
-from itertools import chain, groupby, repeat
-from operator import itemgetter
-from typing import Any, TypeVar, Unpack
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby, repeat
+from operator import attrgetter, itemgetter
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import msgspec
 
 from rocketspark import machine
-from rocketspark.client.consumer.consumer_options import PushConsumerOptions, PushConsumerSettings
+from rocketspark.client.consumer.consumer_options import COLUMNS_SPAN_MAX, PushConsumerOptions, PushConsumerSettings
 from rocketspark.client.consumer.consumer_status import PushConsumerStatus
 from rocketspark.client.consumer.lifecycle import ConsumerLife, filter_of
 from rocketspark.client.consumer.listeners import (
@@ -31,13 +32,14 @@ from rocketspark.client.consumer.offsets import LocalOffsets
 from rocketspark.client.consumer.pop.pop_calls import PopCalls
 from rocketspark.client.consumer.pop.pop_reading import STRATEGIES, PopReading
 from rocketspark.client.consumer.pop.popper import PopBatch, PopSettings, check_settings
-from rocketspark.client.consumer.puller import Puller
+from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.consumer.rebalance import END_S, Rebalance, RebalanceCalls
 from rocketspark.client.consumer.refusals import ErrorCalls
 from rocketspark.client.consumer.returned_messages import ReturnedMessages
 from rocketspark.client.hooks import hooked, is_coroutine_function
 from rocketspark.client.options import named_arguments, take_settings
+from rocketspark.client.results import MessageBatch, without_namespace
 from rocketspark.errors import StateError, UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
 
@@ -46,6 +48,7 @@ log = logging.getLogger("rocketspark.client")
 # Gets a message, or a list of them if `batch_max` is over 1; a plain function or a coroutine function.
 Listener = Callable[[ReceivedMessage], object] | Callable[[list[ReceivedMessage]], object]
 ListenerT = TypeVar("ListenerT", bound=Listener)
+ColumnsListenerT = TypeVar("ColumnsListenerT", bound=Callable[[MessageBatch], object])
 
 
 class AsyncPushConsumer(ConsumerLife):
@@ -62,7 +65,7 @@ class AsyncPushConsumer(ConsumerLife):
         strategy: how members share queues: "average", "average_by_circle", "consistent_hash"
             or a function, as those of allocate_queues.
         threads: how many calls of the listener may run at once, in threads or as coroutines.
-        batch_max: over 1, the listener gets lists of up to that many messages of one queue.
+        batch_max: over 1, the listener gets lists, or columns, of up to that many messages of one queue.
         max_reconsume_times: attempts after which a message goes to the group's dead letters; None: as many as the
             broker has for the group (16, also where it does not tell, which `pop` needs); -1: 16; both: never for
             `ordered`. One whose body does not inflate goes there at once.
@@ -90,6 +93,8 @@ class AsyncPushConsumer(ConsumerLife):
         how.check()
         super().__init__(namesrv, options, group, offset_file=how.broadcast)
         self._how = how
+        self._given = frozenset(options)
+        self._in_columns = False
         self._returned = ReturnedMessages(
             self._instance,
             self.group,
@@ -104,12 +109,7 @@ class AsyncPushConsumer(ConsumerLife):
             self._instance,
             self.group,
             how,
-            how.pulling(
-                topic_count_max=how.topic_count_max,
-                topic_bytes_max=how.topic_bytes_max,
-                span_max=0 if how.ordered else how.span_max,
-                send_commits=not how.broadcast,
-            ),
+            self._pulling(how.pulling, how.span_max),
             RebalanceCalls(
                 deliver=self._deliver,
                 settled=self._settled if how.ordered else None,
@@ -169,8 +169,18 @@ class AsyncPushConsumer(ConsumerLife):
         if self._popping is not None:
             self._popping.pause_all(False)
 
-    def listen(self, listener: ListenerT) -> ListenerT:
+    @overload
+    def listen(self, listener: ListenerT) -> ListenerT: ...
+
+    @overload
+    def listen(self, listener: ColumnsListenerT, *, batch: Literal["columns"]) -> ColumnsListenerT: ...
+
+    def listen(self, listener: Any, *, batch: Literal["columns"] | None = None) -> Any:
         """Set the function that gets each message (a list of messages if `batch_max` is over 1).
+
+        With `batch="columns"` it gets a MessageBatch: messages of one queue, as many as were read together, up to
+        `batch_max` if that was given; nothing is decoded that it does not look at. They are done, or come again, all
+        together.
 
         A plain function runs in a thread, a coroutine function on the loop. If it returns False or raises, its
         messages are delivered again later; anything else means that they are done. A coroutine that a plain function
@@ -178,6 +188,8 @@ class AsyncPushConsumer(ConsumerLife):
         """
         if self._state != "new":
             raise StateError("the listener is set before the consumer starts")
+        if batch not in (None, "columns"):
+            raise UsageError(f'batch {batch!r} is not "columns", nor left out')
         if not callable(listener):
             raise UsageError(f"a listener is a function, not {listener!r}: name it, without calling it")
         if inspect.isgeneratorfunction(listener) or inspect.isasyncgenfunction(listener):
@@ -185,6 +197,7 @@ class AsyncPushConsumer(ConsumerLife):
                 "a listener that holds a `yield` is a generator: calling it runs nothing; leave the yield out"
             )
         self._listener = listener
+        self._in_columns = batch == "columns"
         return listener
 
     async def start(self) -> None:
@@ -202,6 +215,8 @@ class AsyncPushConsumer(ConsumerLife):
         if hooks:
             listener = hooked(listener, self.group, hooks, asyncio.get_running_loop())
         self._listeners = self._make_listeners(listener)
+        if self._in_columns:
+            self._rebalance.use(self._pulling_columns())
         await self._enter()
         await self._rebalance.offsets.store.load()
         if self._tracer is not None:
@@ -211,12 +226,45 @@ class AsyncPushConsumer(ConsumerLife):
             self._how.by_rocketmq_s_names(),
             self._listener,
             ordered=self._how.ordered,
-            batched=self._how.batch_max > 1,
+            given=self._given_one,
             bare=self._bare,
             poppers=self._popping.poppers if self._popping is not None else {},
         )
         self._rebalance.keep_committing()
         await self._rebalance.join()
+
+    def _pulling(self, pulling: Callable[..., PullSettings], span_max: int) -> PullSettings:
+        how = self._how
+        return pulling(
+            topic_count_max=how.topic_count_max,
+            topic_bytes_max=how.topic_bytes_max,
+            span_max=0 if how.ordered else span_max,
+            send_commits=not how.broadcast,
+        )
+
+    def _pulling_columns(self) -> PullSettings:
+        how, given = self._how, self._given
+        span_max = how.span_max if "span_max" in given else COLUMNS_SPAN_MAX
+        return self._pulling(partial(how.pulling_columns, given), span_max)
+
+    def _given_one(self, message: ReceivedMessage) -> ReceivedMessage | Sequence[ReceivedMessage]:
+        """Return one message as the listener takes it."""
+        if self._in_columns:
+            return MessageBatch([message])
+        return message if self._how.batch_max == 1 else [message]
+
+    @property
+    def _batched(self) -> bool:
+        return self._in_columns or self._how.batch_max > 1
+
+    def _cut(self, messages: Sequence[ReceivedMessage]) -> Sequence[Any]:
+        """Return messages of one queue as the calls of the listener take them."""
+        if not self._batched:
+            return messages
+        n = self._how.batch_max if self._how.batch_max > 1 else max(len(messages), 1)
+        if self._in_columns and not isinstance(messages, MessageBatch):
+            messages = MessageBatch(messages)
+        return [messages[i : i + n] for i in range(0, len(messages), n)]
 
     def _make_listeners(self, listener: Callable[[Any], Any]) -> Listeners:
         if not self._how.ordered:
@@ -291,24 +339,19 @@ class AsyncPushConsumer(ConsumerLife):
 
     # -- messages ------------------------------------------------------------------------------------------------
 
-    def _deliver(self, puller: Puller, messages: list[ReceivedMessage]) -> None:
+    def _deliver(self, puller: Puller, messages: Sequence[ReceivedMessage]) -> None:
         assert self._listeners is not None
         if self._namespace:
-            for message in messages:
-                message.topic = namespace.unwrap(self._namespace, message.topic)
-        n = self._how.batch_max
-        given = messages if n == 1 else [messages[i : i + n] for i in range(0, len(messages), n)]
-        self._listeners.put(zip(repeat(puller), given))
+            messages = without_namespace(messages, self._namespace)
+        self._listeners.put(zip(repeat(puller), self._cut(messages)))
 
     def _deliver_popped(self, batch: PopBatch, messages: list[ReceivedMessage]) -> None:
         assert self._listeners is not None
-        n = self._how.batch_max
-        if n == 1:
+        if not self._batched:
             self._listeners.put(zip(repeat(batch), messages))
             return
-        for _, of_queue in groupby(sorted(messages, key=_place), key=_place):
-            given = list(of_queue)
-            self._listeners.put((batch, given[i : i + n]) for i in range(0, len(given), n))
+        for _, of_queue in groupby(sorted(messages, key=_place), key=attrgetter("queue")):
+            self._listeners.put(zip(repeat(batch), self._cut(list(of_queue))))
 
     def _set_aside(self, puller: Puller, messages: list[ReceivedMessage]) -> None:
         """Send messages that no attempt can give to the listener to the dead letter queue, so that they hold up no
@@ -328,34 +371,34 @@ class AsyncPushConsumer(ConsumerLife):
             done, failed = self._popping.finished(done, failed)
         now_ms = int(machine.time() * 1000)
         for puller, units in groupby(done, key=itemgetter(0)):
-            given = [unit[1] for unit in units]
-            if self._how.batch_max > 1:
-                given = list(chain.from_iterable(given))
-            puller.process_queue.finish(given)
-            puller.counts.taken += len(given)
+            given: list[Any] = [unit[1] for unit in units]
+            # Lists, or batches, of messages: each by itself, so that no column becomes messages.
+            for finished in given if self._batched else [given]:
+                puller.process_queue.finish(finished)
+                puller.counts.taken += len(finished)
             puller.consumed_ms = now_ms
-        for puller, given in failed:
-            puller.counts.failed += 1 if self._how.batch_max == 1 else len(given)
+        for puller, messages in [(puller, given if self._batched else [given]) for puller, given in failed]:
+            puller.counts.failed += len(messages)
             puller.consumed_ms = now_ms
             if puller.dropped or not self._takes_back:
                 continue
             if self._how.broadcast:
                 # Nobody else would get it again (rule: ConsumeMessageConcurrentlyService, 5.x).
-                puller.process_queue.finish([given] if self._how.batch_max == 1 else given)
+                puller.process_queue.finish(messages)
                 continue
-            for message in [given] if self._how.batch_max == 1 else given:
+            for message in messages:
                 self._returned.give_back(puller, message)
 
     def _expired(self, unit: Unit) -> None:
         _puller, given = unit
-        first = given if self._how.batch_max == 1 else given[0]
+        first = given[0] if self._batched else given
         text = "the listener takes more than %.0f s for message %s of topic %s; it is delivered again later"
         log.warning(text, self._how.consume_timeout_ms / 1000, first.message_id, first.topic)
         self._finished([], [unit])
 
     def _again(self, puller: Puller, message: ReceivedMessage) -> None:
         if self._state == "started" and not puller.dropped and self._listeners is not None:
-            self._listeners.put([(puller, message if self._how.batch_max == 1 else [message])])
+            self._listeners.put([(puller, self._given_one(message))])
 
 
 def _place(message: ReceivedMessage) -> tuple[MessageQueue, int]:

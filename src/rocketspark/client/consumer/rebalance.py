@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -67,7 +67,7 @@ class RebalanceCalls(msgspec.Struct, frozen=True, kw_only=True):
     the errors that no retry mends.
     """
 
-    deliver: Callable[[Puller, list[ReceivedMessage]], None]
+    deliver: Callable[[Puller, Sequence[ReceivedMessage]], None]
     to_commit: Callable[[Puller], int] = _lowest
     settled: Callable[[Puller], Awaitable[None]] | None = None
     set_aside: Callable[[Puller, list[ReceivedMessage]], None] | None = None
@@ -181,6 +181,12 @@ class Rebalance:
         self._paused = paused
         for puller in self.pullers.values():
             puller.process_queue.paused = paused
+
+    def use(self, how: PullSettings) -> None:
+        """Have all pullers, also those that begin later, pull by other settings."""
+        self._how = how
+        for puller in self.pullers.values():
+            puller.use(how)
 
     async def join(self) -> None:
         """Become a member: tell the brokers, take a share of the queues, and keep both up to date.

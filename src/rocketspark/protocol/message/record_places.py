@@ -134,8 +134,8 @@ class Items(NamedTuple):
     properties: Ints
     end: Ints
 
-    def only(self, chosen: Ints) -> Items:
-        """Return the messages for which `chosen` is true."""
+    def only(self, chosen: Ints | slice) -> Items:
+        """Return the messages for which `chosen` is true, or those of a slice."""
         return Items(*[part[chosen] for part in self])
 
 

@@ -308,6 +308,7 @@ class PushMachine(Pausing):
 
     ordered = False
     batch_max = 1
+    columns = False
 
     def make(self, name: str) -> AsyncPushConsumer:
         consumer = AsyncPushConsumer(
@@ -323,18 +324,23 @@ class PushMachine(Pausing):
         consumer.subscribe("t")
 
         async def listen(given: Any) -> bool:
-            return await self.listen(name, [given] if self.batch_max == 1 else given)
+            if self.columns:
+                assert [message.queue_offset for message in given] == given.queue_offsets.tolist()
+            return await self.listen(name, [given] if self.batch_max == 1 and not self.columns else given)
 
-        consumer.listen(listen)
+        if self.columns:
+            consumer.listen(listen, batch="columns")
+        else:
+            consumer.listen(listen)
         return consumer
 
     async def listen(self, name: str, messages: list[ReceivedMessage]) -> bool:
         queue = messages[0].queue
-        assert len(messages) <= self.batch_max
+        assert len(messages) <= self.batch_max or (self.columns and self.batch_max == 1)
         given = set()
         for offset in (m.queue_offset for m in messages):
             puller = self.world.gives(name, queue, offset)
-            if self.ordered:
+            if self.ordered and offset == messages[0].queue_offset:
                 self.world.called(name, queue, offset)
             assert puller is not None
             given.add((puller, offset))
@@ -365,6 +371,19 @@ class OrderedMachine(PushMachine):
 class BatchMachine(PushMachine):
     """The same in lists of messages."""
 
+    batch_max = 3
+
+
+class ColumnsMachine(PushMachine):
+    """The same in columns, as many messages as were read together."""
+
+    columns = True
+
+
+class OrderedColumnsMachine(OrderedMachine):
+    """In order, in columns of a few messages."""
+
+    columns = True
     batch_max = 3
 
 
@@ -423,10 +442,16 @@ class PullMachine(Machine):
                 self.world.done[message.queue].add(message.queue_offset)
             self.given[name].clear()
 
-    async def polled(self, name: str, timeout_ms: float, count_max: int) -> None:
+    async def polled(self, name: str, timeout_ms: float, count_max: int, columns: bool = False) -> None:
         self.settle(name)
         consumer = self.world.consumers[name]
-        messages = await consumer.poll(timeout_ms, count_max=count_max)
+        if columns:
+            batch = await consumer.poll_batch(timeout_ms, count_max=count_max)
+            offsets = batch.queue_offsets.tolist()
+            messages = list(batch)
+            assert [message.queue_offset for message in messages] == offsets
+        else:
+            messages = await consumer.poll(timeout_ms, count_max=count_max)
         assert len(messages) <= count_max
         if not messages and consumer._state == "started":
             assert all(puller.dropped for puller, _ in consumer._handed_out.fetched), "what is there is not given out"
@@ -435,9 +460,9 @@ class PullMachine(Machine):
         self.last[name] = messages
         self.given[name] += messages
 
-    @rule(at=which, timeout_ms=st.sampled_from([0, 20, 5000]), count_max=st.integers(1, 10))
-    def poll(self, at: int, timeout_ms: float, count_max: int) -> None:
-        self.at_once(self.polled, self.named(at)[0], timeout_ms, count_max)
+    @rule(at=which, timeout_ms=st.sampled_from([0, 20, 5000]), count_max=st.integers(1, 10), columns=st.booleans())
+    def poll(self, at: int, timeout_ms: float, count_max: int, columns: bool) -> None:
+        self.at_once(self.polled, self.named(at)[0], timeout_ms, count_max, columns)
 
     async def borrow(self, name: str, count_max: int) -> None:
         self.settle(name)
@@ -592,7 +617,18 @@ def run_consumers(machine: type[Machine]) -> None:
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("machine", [PushMachine, OrderedMachine, BatchMachine, PullMachine, AssignMachine])
+@pytest.mark.parametrize(
+    "machine",
+    [
+        PushMachine,
+        OrderedMachine,
+        BatchMachine,
+        ColumnsMachine,
+        OrderedColumnsMachine,
+        PullMachine,
+        AssignMachine,
+    ],
+)
 def test_any_order_of_events(machine: type[Machine]) -> None:
     assert RETRIES not in QUEUES
     run_consumers(machine)

@@ -20,6 +20,7 @@ from rocketspark.client.consumer.lifecycle import ConsumerLife, filter_of
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX, INVISIBLE_MS_MAX, PopCalls, Wanted, every_broker
 from rocketspark.client.consumer.refusals import OtherSubscriptions, is_refusal
 from rocketspark.client.options import ClientOptions
+from rocketspark.client.results import MessageBatch
 from rocketspark.errors import (
     ConfigError,
     RocketSparkError,
@@ -196,6 +197,12 @@ class AsyncSimpleConsumer(ConsumerLife):
             return await self._receive(count_max, invisible, asyncio.get_running_loop().time() + timeout_ms / 1000)
         finally:
             self._receiving[invisible] -= 1
+
+    async def receive_batch(
+        self, count_max: int = COUNT_MAX, *, timeout_ms: float = 15_000, invisible_ms: float | None = None
+    ) -> MessageBatch:
+        """Return what `receive` does, as columns. `ack` takes the batch, or a part: `batch[mask]`."""
+        return MessageBatch(await self.receive(count_max, timeout_ms=timeout_ms, invisible_ms=invisible_ms))
 
     async def _receive(self, count_max: int, invisible_ms: int, end_s: float) -> list[ReceivedMessage]:
         loop = asyncio.get_running_loop()
