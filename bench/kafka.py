@@ -59,6 +59,14 @@ def cases(consume_count: int, seconds: float, latency_count: int) -> dict[str, C
             consume_count // 5,
             measures=("rate", "first_ms"),
         ),
+        "columns": Case(
+            "consume as columns",
+            CONSUME_TOPIC,
+            {"confluent": "consume-columns", "aiokafka": "consume-columns"},
+            consume_count,
+            consume_count // 5,
+            measures=("rate", "first_ms"),
+        ),
         "latency": Case(
             "send to consumer",
             LATENCY_TOPIC,

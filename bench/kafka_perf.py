@@ -265,10 +265,12 @@ CASES: Cases = {
     "confluent-sync": confluent_sync,
     "confluent-batch": confluent_batch,
     "confluent-consume": confluent_consume,
+    "confluent-columns": confluent_consume,
     "confluent-latency": confluent_latency,
     "aiokafka-sync": aiokafka_sync,
     "aiokafka-batch": aiokafka_batch,
     "aiokafka-consume": aiokafka_consume,
+    "aiokafka-columns": aiokafka_consume,
     "aiokafka-latency": aiokafka_latency,
 }
 

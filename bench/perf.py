@@ -1,9 +1,9 @@
 """What our client does in a second, everything at its default: python -m bench.perf NAMESRV TOPIC CASE [WINDOW].
 
 Cases: sync (WINDOW threads), future and async (WINDOW in flight), gathered to requests as batch-future and batch,
-await (one at a time on asyncio), consume and latency, also as consume-async and latency-async. Each line of input is
-one round (seconds for the sends, messages for the others), answered by one line of JSON; whoever asks drops the
-first, the warm-up. bench/java/Perf.java is the same for the Java client.
+await (one at a time on asyncio), consume and latency, also as consume-async, consume-columns and latency-async. Each
+line of input is one round (seconds for the sends, messages for the others), answered by one line of JSON; whoever
+asks drops the first, the warm-up. bench/java/Perf.java is the same for the Java client.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from rocketspark.client import AsyncProducer, AsyncPushConsumer, Producer, PushConsumer
+from rocketspark.client import AsyncProducer, AsyncPushConsumer, Producer, PullConsumer, PushConsumer
 from rocketspark.client.options import ProducerOptions
 from rocketspark.model import ReceivedMessage
 
@@ -147,7 +147,7 @@ class Arrivals:
         self._numbers = itertools.count(1)
         self.first_s = self.last_s = 0.0
 
-    def note(self, _: ReceivedMessage) -> None:
+    def note(self, _: object) -> None:
         """One has come; called by any thread."""
         number = next(self._numbers)
         if number == self._count:
@@ -203,6 +203,25 @@ async def consume_async(namesrv: str, topic: str, window: int) -> None:
         return arrivals.result(started)
 
     await serve_async(round_of)
+
+
+def consume_columns(namesrv: str, topic: str, window: int) -> None:
+    """Polls of columns; every body is looked at."""
+
+    def round_of(count: float) -> Result:
+        every = threading.Event()
+        arrivals = Arrivals(int(count), every.set)
+        started = time.perf_counter()
+        with PullConsumer(namesrv, new_group("columns"), consume_from="first") as consumer:
+            consumer.subscribe(topic)
+            while not every.is_set():
+                for body in consumer.poll_batch().bodies:
+                    arrivals.note(body)
+                if time.perf_counter() - started > ROUND_S_MAX:
+                    raise SystemExit(f"not all of {count:.0f} messages came")
+        return arrivals.result(started)
+
+    serve(round_of)
 
 
 # -- latency ------------------------------------------------------------------------------------------------------
@@ -332,6 +351,7 @@ CASES: Cases = {
     "batch-future": batch_future,
     "consume": consume,
     "consume-async": consume_async,
+    "consume-columns": consume_columns,
     "latency": latency,
     "latency-async": latency_async,
 }
