@@ -19,9 +19,9 @@ pytestmark = pytest.mark.shows(
 )
 
 
-def read(consumer: PullConsumer, count: int) -> list[ReceivedMessage]:
+def read(consumer: PullConsumer, count: int, way: str = "poll") -> list[ReceivedMessage]:
     found: list[ReceivedMessage] = []
-    until(lambda: len(found.extend(consumer.poll(200, count_max=count - len(found))) or found) >= count)
+    until(lambda: len(found.extend(getattr(consumer, way)(200, count_max=count - len(found))) or found) >= count)
     return found
 
 
@@ -34,25 +34,26 @@ def places(messages: Iterable[ReceivedMessage]) -> list[tuple[int, int]]:
     return sorted((m.queue_id, m.queue_offset) for m in messages)
 
 
-def test_positions_seeks_and_commits(scene: Scene) -> None:
+@pytest.mark.parametrize("way", ["poll", "poll_batch"])
+def test_positions_seeks_and_commits(scene: Scene, way: str) -> None:
     fill(scene, 3)
     queue = scene.queue(1)
     with member(scene, auto_commit=False) as consumer:
         consumer.assign([queue])
         assert consumer.committed(queue) is None
-        assert [m.queue_offset for m in read(consumer, 3)] == [0, 1, 2]
+        assert [m.queue_offset for m in read(consumer, 3, way)] == [0, 1, 2]
         assert (consumer.begin_offset(queue), consumer.position(queue), consumer.end_offset(queue)) == (0, 3, 3)
         consumer.seek(queue, 1)
-        assert [m.queue_offset for m in read(consumer, 2)] == [1, 2]
+        assert [m.queue_offset for m in read(consumer, 2, way)] == [1, 2]
         consumer.seek_to_begin(queue)
-        first = read(consumer, 1)[0]
+        first = read(consumer, 1, way)[0]
         assert first.queue_offset == 0
         consumer.seek_to_end(queue)
         assert (consumer.position(queue), consumer.poll(50)) == (3, [])
         assert consumer.offsets_for_time(queue, first.store_time_ms - 60_000) == 0
         assert consumer.offsets_for_time(queue, int(time.time() * 1000) + 60_000) == 3
         consumer.seek_to_time(queue, first.store_time_ms - 60_000)
-        assert [m.queue_offset for m in read(consumer, 3)] == [0, 1, 2]
+        assert [m.queue_offset for m in read(consumer, 3, way)] == [0, 1, 2]
         consumer.commit()
         assert consumer.committed(queue) == 3
         consumer.commit({queue: 1}, wait=False)
@@ -61,7 +62,7 @@ def test_positions_seeks_and_commits(scene: Scene) -> None:
         assert consumer.committed(queue) == 2
     with member(scene) as again:
         again.assign([queue])
-        assert [m.queue_offset for m in read(again, 1)] == [2]
+        assert [m.queue_offset for m in read(again, 1, way)] == [2]
 
 
 def test_what_was_returned_is_committed_by_itself(scene: Scene) -> None:
