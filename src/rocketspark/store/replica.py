@@ -430,6 +430,19 @@ class ReplicaReceiver:
             if new[topic] < self.log.written:
                 self._dispatch_again(topic.encode(), new[topic])
 
+    def take_kind(self, topic: str, *, is_batch: bool) -> None:
+        """Make a topic's queues of the kind that its master says: messages may have come before its settings did.
+
+        Raises StoreFull, StoreUnwritable.
+        """
+        queues, name = self.consume_queues, topic.encode()
+        queues.set_kind(name, is_batch=is_batch)
+        position = queues.wrong_since(name)
+        if position is not None:
+            queues.delete_topic(topic)
+            queues.set_kind(name, is_batch=is_batch)
+            self._dispatch_again(name, max(position, self.log.min_position))
+
     def _dispatch_again(self, topic: bytes, position: int) -> None:
         """Put the records of a topic from a position on into its queues; they are in the index already."""
         log, replay = self.log, Replay(self.consume_queues, None, None, {}, from_start=True)

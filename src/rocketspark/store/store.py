@@ -297,8 +297,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
 
     def make_batch_topic(self, topic: str) -> None:
         """Make new queues of a topic batch queues (queue.type=BatchCQ); a topic with queues keeps its kind."""
-        if topic not in self.consume_queues.queues():
-            self.consume_queues.batch_topics.add(topic.encode())
+        self.consume_queues.set_kind(topic.encode(), is_batch=True)
 
     def queues(self) -> Mapping[str, Collection[int]]:
         """Return topics and the queue ids that have a consume queue."""

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.store.conftest import HOST, small_settings
 from tests.unit.store.test_replica import BORN, NOW_MS, log_of, stream, units_of
 
+from rocketspark.protocol.message import sysflags
 from rocketspark.store import Store
+from rocketspark.store.settings import ManualClock
 
 pytestmark = pytest.mark.shows(
     "topics deleted at the master, the quarantine and offsets set by hand reach slaves of ours",
@@ -109,3 +112,55 @@ def test_a_deletion_beyond_its_log_is_none_of_the_log_that_a_new_master_writes(m
     stream(slave, third, rng, 1 << 30)
     assert units_of(third) == units_of(slave)
     assert slave.queue_range("A", 0) == (0, 1)
+
+
+def put_of_kind(store: Store, topic: str, number: int, rng: random.Random, *, is_batch: bool) -> None:
+    """One message, or several in one record where the topic's queues take that."""
+    several = is_batch and rng.random() < 0.5
+    stored = b"INNER_NUM\x01%d\x02" % rng.randrange(2, 5) if several else b""
+    flag = sysflags.INNER_BATCH if several else 0
+    store.append(topic.encode(), number % 2, b"b", stored, 0, None, None, None, NOW_MS + number, 0, flag, NOW_MS, BORN)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_the_queues_are_of_the_master_s_kind_in_the_end(make_store: Any, tmp_path: Path, seed: int) -> None:
+    """Settings come after the first messages: those of a batch had one offset together on whoever was elected."""
+    rng = random.Random(seed)
+    master, slave = make_store(tmp_path / "m"), make_store(tmp_path / "s")
+    slave.become_replica()
+    kinds: dict[str, bool] = {}
+    told: dict[str, bool] = {}
+
+    def settings_taken() -> None:
+        for topic, is_batch in kinds.items():
+            if told.get(topic) is not is_batch:
+                slave.take_kind(topic, is_batch=is_batch)
+        told.update(kinds)
+
+    for number in range(300):
+        topic = rng.choice("ABC")
+        if topic not in kinds:
+            kinds[topic] = rng.random() < 0.6
+            if kinds[topic]:
+                master.make_batch_topic(topic)
+        put_of_kind(master, topic, number, rng, is_batch=kinds[topic])
+        if rng.random() < 0.03 and (gone := rng.choice("AB")) in kinds:
+            master.delete_topic(gone)
+            del kinds[gone]
+        if rng.random() < 0.1:
+            stream(master, slave, rng, rng.randrange(1, 5000), chunk_max=500)
+        if rng.random() < 0.05:
+            taken(master, slave)
+        if rng.random() < 0.1:
+            settings_taken()
+    stream(master, slave, rng, 1 << 30)
+    for _ in range(2):
+        taken(master, slave)
+        settings_taken()
+    assert units_of(slave) == units_of(master)
+    slave.close()
+    again = Store(small_settings(tmp_path / "s"), store_host=HOST, clock=ManualClock(NOW_MS))
+    again.batch_topics = [topic for topic in kinds if kinds[topic]]
+    again.open()
+    assert units_of(again) == units_of(master)
+    again.close()

@@ -22,7 +22,7 @@ from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.master_api import MasterApi, MasterOffsets
 from rocketspark.broker.storage.json_tables import now_ms
-from rocketspark.broker.topics import batch_topics
+from rocketspark.broker.topics import has_batch_queues
 from rocketspark.errors import ProtocolError, RocketSparkError, ServerError, StoreError, TransportError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import ResponseCode
@@ -505,8 +505,8 @@ class Arrivals:
         )
 
     def _topics_taken(self, topics: list[TopicConfig]) -> None:
-        for topic in batch_topics(topics):
-            self._store.make_batch_topic(topic)
+        for topic in topics:
+            self._store.take_kind(topic.topic_name, is_batch=has_batch_queues(topic))
 
     def _topics_gone(self, names: list[str]) -> None:
         for name in names:

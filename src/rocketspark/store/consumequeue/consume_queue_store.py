@@ -57,7 +57,7 @@ class ConsumeQueueStore:
         self.min_position = 0
         self.expired_position = 0
         self.batch_topics: set[bytes] = set()
-        # Those that were known as such before the store was opened.
+        # Those that are such by their settings.
         self._told_batch_topics: set[bytes] = set()
         # Set before the store is opened: topics that are known to have simple queues.
         self.simple_topics: Collection[str] = ()
@@ -139,6 +139,22 @@ class ConsumeQueueStore:
         first = self.inventory.firsts.get((topic, queue_id), 0)
         starts = [start for start in mapped_files.names() if start >= first and start % mapped_files.size == 0]
         return any(b - a != mapped_files.size for a, b in pairwise(starts))
+
+    def set_kind(self, topic: bytes, *, is_batch: bool) -> None:
+        """Note the kind of queues that a topic's settings say; its queues keep theirs."""
+        told = {topic} if is_batch else set()
+        self._told_batch_topics = self._told_batch_topics - {topic} | told
+        if topic.decode() not in self._known:
+            self.batch_topics.discard(topic)
+            self.batch_topics.update(told)
+
+    def wrong_since(self, topic: bytes) -> int | None:
+        """Return the place of the oldest message in a topic's queues if these are of another kind than noted."""
+        name = topic.decode()
+        if (topic in self._told_batch_topics) is (topic in self.batch_topics) or name not in self._known:
+            return None
+        queues = (self._find_if_whole(name, queue_id) for queue_id in list(self._known[name]))
+        return min((queue.unit(queue.min)[0] for queue in queues if queue and queue.min < queue.next), default=0)
 
     def may_be_batch(self, topic: bytes) -> bool:
         """Tell whether a topic without queues may have been made with batch queues, if its records say so."""
@@ -231,7 +247,7 @@ class ConsumeQueueStore:
                     del self.by_bytes[queue.topic, queue_id]
                     queue.let_go()
                     self._gone.append(queue)
-        self.batch_topics.discard(topic.encode())
+        self.set_kind(topic.encode(), is_batch=False)
         self.inventory.forget({topic: None})
         self._listing_due = self._removal_due = True
         # The queues last: after a kill in between they show the next start that the topic was being deleted.
@@ -287,12 +303,13 @@ class ConsumeQueueStore:
             if not self._begins_before(topic, position):
                 continue
             found.append(topic)
+            is_batch = topic.encode() in self._told_batch_topics
             try:
                 self.delete_topic(topic)
             except StoreUnwritable as e:
                 _log.error("topic %s was deleted, but its queues are still there: %s", shown(topic), e)
             # Its new queues are of the kind that the topic has by now.
-            self.batch_topics.update(self._told_batch_topics & {topic.encode()})
+            self.set_kind(topic.encode(), is_batch=is_batch)
         return found
 
     def _begins_before(self, topic: str, position: int) -> bool:
