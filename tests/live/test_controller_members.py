@@ -14,6 +14,7 @@ import pytest
 from tests.live.support import run
 from tests.live.test_controllers_of_three import QUICK, Three, again, beat, join, three, until
 
+from rocketspark import machine
 from rocketspark.admin.controllers import ControllerGroup
 from rocketspark.broker.access import secure_folder
 from rocketspark.controller.group.links import Letter
@@ -106,6 +107,29 @@ def test_with_two_of_three_away_nobody_leads_or_decides(tmp_path: Path) -> None:
             await group.leader()
             state = await again(lambda: clients[1].replica_info("b"))
             assert state.master is not None
+            for client in clients.values():
+                await client.close()
+
+    run(main())
+
+
+def test_a_member_whose_clock_was_set_back_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others took all that it said after that start for late: with a third one away nobody led."""
+
+    async def main() -> None:
+        async with three(tmp_path) as group:
+            clients = await join(group, 2)
+            leader = await group.leader()
+            set_back, gone = (node for node in group.addresses if node != leader)
+            await group.stop(set_back)
+            now_ns = machine.time_ns()
+            with monkeypatch.context() as m:
+                m.setattr(machine, "time_ns", lambda: now_ns - 3600 * 1_000_000_000)
+                await group.start(set_back)
+                await group.leader()
+            await group.stop(gone)
+            await again(lambda: clients[1].elect("c", "b", 2, designate=True))
+            await same(group, 2)
             for client in clients.values():
                 await client.close()
 

@@ -364,7 +364,7 @@ class GroupJournal:
 
     def message(self, peer: Peer, request: Request[Any], body: bytes) -> None:
         """CONTROLLER_GROUP_MESSAGE (7310021): one message of another member."""
-        letter = self._links.read(body, self._status.members)
+        letter = self._links.read(peer, body, self._status.members)
         if letter is not None and self._thread is not None:
             self._thread.received(letter.sender, letter.message)
 

@@ -32,7 +32,7 @@ UNREAD_BYTES_MAX = 32 << 20
 
 
 class Letter(msgspec.Struct, frozen=True, array_like=True):
-    """One message. `start`, `number`: when its sender started, and how many it sent since: they only rise."""
+    """One message. `start`, `number`: when its sender started, by its own clock, and how many it sent since."""
 
     group: str
     sender: str
@@ -63,7 +63,8 @@ class Links:
         self._ways: dict[str, asyncio.Task[None]] = {}
         self._peers: dict[str, Peer] = {}
         self._start, self._number = machine.time_ns(), 0
-        self._last: dict[str, tuple[int, int]] = {}
+        # By sender: the start and number of its newest message, and the connection that brought it.
+        self._last: dict[str, tuple[int, int, Peer]] = {}
 
     def reach(self, names: Iterable[str]) -> None:
         """Keep a way to each of these members, and to no other."""
@@ -105,10 +106,11 @@ class Links:
         letter = Letter(self._group, self._own, name, self._start, self._number, message)
         peer.oneway(RequestCode.CONTROLLER_GROUP_MESSAGE, None, msgspec.msgpack.encode(letter))
 
-    def read(self, body: bytes, known: Container[str]) -> Letter | None:
+    def read(self, peer: Peer, body: bytes, known: Container[str]) -> Letter | None:
         """Return the letter in a request; None for one that is late, of nobody who is known, or for others.
 
-        Raises ServerError if it is none.
+        One of a process that started earlier is late while the connection of the other process is open: a clock may
+        have been set back between the two starts. Raises ServerError if it is none.
         """
         try:
             letter = _letters.decode(body)
@@ -126,10 +128,14 @@ class Links:
             return None
         if letter.sender not in known:
             return None
-        came = letter.start, letter.number
-        if came <= self._last.get(letter.sender, (0, 0)):
+        last = self._last.get(letter.sender)
+        if (
+            last is not None
+            and (letter.start, letter.number) <= last[:2]
+            and (letter.start == last[0] or last[2].is_open)
+        ):
             return None
-        self._last[letter.sender] = came
+        self._last[letter.sender] = letter.start, letter.number, peer
         return letter
 
     async def close(self) -> None:
