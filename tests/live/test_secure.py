@@ -70,6 +70,35 @@ def test_nobody_else_comes_in(cluster: Cluster) -> None:
         assert (refused.value.code, refused.value.remark) == (16, remark)
 
 
+def test_who_may_read_and_no_more_begins_at_either_end(cluster: Cluster) -> None:
+    """The rules of docs/security.md: where a queue ends a consumer need not be allowed to ask."""
+    with SyncOperations(cluster.namesrv, **cluster.client_options) as operations:
+        operations.create_topic("bills", queue_count=1)
+        operations.create_user("reader", "marker-of-reader")
+        operations.create_acl("reader", ["Topic:bills", "Group:readers-*"], ["Sub"])
+    with Producer(cluster.namesrv, **cluster.client_options) as producer:
+        producer.send("bills", b"old")
+        # Without messages that are gone a group begins at the first one, as in RocketMQ, the second time where it was.
+        for consume_from, group, wanted in (
+            ("first", "readers-a", b"old"),
+            ("last", "readers-b", b"old"),
+            ("last", "readers-b", b"new"),
+        ):
+            inbox = Inbox()
+            consumer = PushConsumer(
+                cluster.namesrv, group, consume_from=consume_from, **keys(cluster, "reader", "marker-of-reader")
+            )
+            consumer.subscribe("bills")
+            consumer.listen(inbox)
+            deadline = time.monotonic() + LIMIT_S
+            with consumer:
+                while not inbox.received:
+                    assert time.monotonic() < deadline, f"nothing came to {group}"
+                    producer.send("bills", b"new")
+                    time.sleep(0.1)
+            assert inbox.received[0].body == wanted
+
+
 @pytest.mark.shows("behind it the NameServer takes changes from the brokers and the first administrator alone")
 def test_the_nameserver_lets_no_stranger_write(cluster: Cluster) -> None:
     async def stranger() -> tuple[int, int]:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -24,7 +24,9 @@ from rocketspark.client.consumer.puller import Puller
 from rocketspark.errors import ConfigError, ProtocolError, RocketSparkError, ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.headers.messages import plain_pull
 from rocketspark.protocol.json.metadata import decode_offsets, encode_offsets
+from rocketspark.transport.peer import Peer
 
 FOLDER = "~/.rocketmq_offsets"
 
@@ -282,18 +284,32 @@ class OffsetCommits:
     async def start_offset(self, queue: MessageQueue) -> int:
         """Return the committed offset, else the one that `consume_from` means."""
         peer = await self._instance.peer_of(queue)
+        is_retry = queue.topic.startswith(validators.RETRY_PREFIX)
         # Asked first: what comes between the two questions is not missed.
-        end = await client_api.max_offset(peer, queue) if self._consume_from == "last" else 0
+        end = 0
+        if self._consume_from == "last" and not is_retry:
+            end = await self._bound(peer, queue, client_api.max_offset, "max_offset")
         committed = await self.store.committed(queue)
         if committed is not None and committed >= 0:
             return committed
-        if queue.topic.startswith(validators.RETRY_PREFIX):
-            return 0
-        if self._consume_from == "last":
+        if is_retry or self._consume_from == "last":
             return end
         if self._consume_from == "first":
-            return await client_api.min_offset(peer, queue)
+            return await self._bound(peer, queue, client_api.min_offset, "min_offset")
         return await client_api.search_offset(peer, queue, int(self._consume_from))
+
+    async def _bound(
+        self, peer: Peer, queue: MessageQueue, ask: Callable[[Peer, MessageQueue], Awaitable[int]], name: str
+    ) -> int:
+        """Return where a queue begins or ends. Who may read it, and not ask that, is told with the answer to a pull."""
+        try:
+            return await ask(peer, queue)
+        except ServerError as e:
+            if e.code != ResponseCode.NO_PERMISSION:
+                raise
+        header = plain_pull(self._group, queue.topic, queue.queue_id, 0, 1, broker_name=queue.broker_name)
+        bound: int = getattr((await client_api.pull(peer, header)).header, name)
+        return bound
 
     def _is_unknown(self, puller: Puller) -> bool:
         """Tell whether the place that stores offsets may not know how far a queue was read."""

@@ -8,9 +8,13 @@ from unittest import mock
 
 import pytest
 
+from rocketspark.client.connection import client_api
+from rocketspark.client.connection.client_api import PullResult
 from rocketspark.client.consumer.offsets import OffsetCommits
-from rocketspark.errors import NotSent
+from rocketspark.errors import NotSent, ServerError
 from rocketspark.model import MessageQueue
+from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.headers import PullHeader, PullReply
 
 pytestmark = pytest.mark.shows("last offsets at a slave")
 
@@ -63,3 +67,29 @@ def test_the_last_commit_goes_to_a_master_that_is_back() -> None:
         assert store.told == {"slave": 7, "master": 7}
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("consume_from", "begins"), [("first", 3), ("last", 9)])
+@pytest.mark.parametrize("may_ask", [True, False])
+def test_where_a_queue_begins_and_ends_who_may_only_read_it_learns_by_a_pull(
+    consume_from: Any, begins: int, may_ask: bool
+) -> None:
+    """As rules of access control 2.0 have it: Sub on topic and group, without Get."""
+    pulled: list[PullHeader] = []
+
+    async def pull(peer: Any, header: PullHeader) -> PullResult:
+        pulled.append(header)
+        return PullResult(ResponseCode.PULL_OFFSET_MOVED, "", PullReply(min_offset=3, max_offset=9), b"")
+
+    async def start(topic: str) -> int:
+        store = mock.Mock(committed=mock.AsyncMock(return_value=None))
+        instance = mock.Mock(peer_of=mock.AsyncMock())
+        commits = OffsetCommits(instance, "g", store, {}, consume_from=consume_from, to_commit=lambda puller: 0)
+        return await commits.start_offset(MessageQueue(topic, "broker-a", 0))
+
+    refused = None if may_ask else ServerError(ResponseCode.NO_PERMISSION, "no matched policies.")
+    ask = [mock.AsyncMock(return_value=offset, side_effect=refused) for offset in (3, 9)]
+    with mock.patch.multiple(client_api, min_offset=ask[0], max_offset=ask[1], pull=pull):
+        assert asyncio.run(start("T")) == begins
+        assert asyncio.run(start("%RETRY%g")) == 0
+    assert [(header.group, header.topic, header.suspend_ms) for header in pulled] == [("g", "T", 0)] * (not may_ask)
