@@ -11,6 +11,7 @@ import pytest
 from tests.support.patience import LIMIT_S
 
 from rocketspark import Message, Producer, PullConsumer, PushConsumer, ReceivedMessage, SimpleConsumer
+from rocketspark.admin.groups import GroupSettings
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client.consumer.pop.popper import PopSettings
 from rocketspark.client.hooks import Consuming, Hooks
@@ -207,6 +208,30 @@ def test_batches_that_are_stored_as_one_record_come_again_and_are_acknowledged()
                 (b"b%d" % i, 1, "batches") for i in range(3)
             ]
             consumer.ack(again)
+
+
+@pytest.mark.parametrize("committed", [0, 1, 4])
+def test_in_order_a_batch_that_is_acknowledged_comes_no_more(committed: int) -> None:
+    """Its record has one offset in the note of the pop: the one after it lies within the batch. As does a commit."""
+    with run_cluster() as cluster:
+        with SyncOperations(cluster.namesrv) as operations:
+            operations.create_topic("batches", queue_count=1, attributes="+queue.type=BatchCQ")
+            operations.put_group("g", GroupSettings(ordered=True))
+        with (
+            Producer(cluster.namesrv, "p") as producer,
+            PullConsumer(cluster.namesrv, "g") as pull,
+            SimpleConsumer(cluster.namesrv, "g", consume_from="first", ordered=True) as consumer,
+        ):
+            consumer.subscribe("batches")
+            for batch in (b"a", b"b"):
+                producer.send_batch([Message(topic="batches", body=batch + b"%d" % i) for i in range(3)])
+            (queue,) = pull.queues("batches")
+            pull.commit({queue: committed})
+            first = receive(consumer, 6 - committed // 3 * 3)
+            consumer.ack(first)
+            assert pull.committed(queue) == 6
+            producer.send("batches", b"c")
+            assert [m.body for m in receive(consumer, 1)] == [b"c"]
 
 
 def test_a_push_consumer_acknowledges_a_batch_when_all_its_messages_are_done() -> None:

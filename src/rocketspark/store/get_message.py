@@ -388,6 +388,14 @@ class MessageReader:
                 return GetMessageResult(GetStatus.REMOVED, [], 0, 0, queue.next, queue.min, queue.next)
         return _found(queue, high, records, count - so_far.messages, total - so_far.size, next_offset)
 
+    def record_from(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """Return an offset, or where the next record begins if it lies within one of several messages."""
+        queue = self.consume_queues.find(topic, queue_id)
+        if isinstance(queue, BatchConsumeQueue) and queue.min <= queue_offset < queue.next:
+            for base, messages, *_ in self.batch_mender.rows(queue, queue_offset):
+                return queue_offset if base >= queue_offset else base + messages
+        return queue_offset
+
     def queue_units(self, topic: str, queue_id: int, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
         """Return (physical offset, record size, tags code) of `count` messages, which must be in the queue.
 

@@ -190,7 +190,7 @@ class AckHandler:
             # Of a batch before, or of a message that is not there: no consumer goes on behind the queue's end.
             return
         if not self._offsets.is_reset(group, topic, queue_id):
-            self._offsets.commit(group, topic, queue_id, next_offset)
+            self._offsets.commit(group, topic, queue_id, self._store.record_from(topic, queue_id, next_offset))
         self._block_ends.look(topic, group, queue_id)
 
     def ack_batch(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:

@@ -301,7 +301,8 @@ class PopReading:
                 pop_time_ms=found.pop_time_ms,
                 invisible_time_ms=h.invisible_time_ms,
             )
-            self._offsets.commit(h.group, topic, queue_id, start)
+            # A batch in the midst of which it begins is given out whole.
+            self._offsets.commit(h.group, topic, queue_id, min(start, offsets[0]))
             self._block_ends.look(topic, h.group, queue_id)
         else:
             if found.revive_queue_id < 0:
