@@ -1,7 +1,8 @@
 """The epochs of a log: which master began to write where; the file epochFileCheckpoint, as RocketMQ writes it.
 
 A text: the number of entries, a CRC of their lines, then `epoch-start` for each. The text before stays as `.bak`.
-Rule: epochs and starts both rise strictly; what a file holds is whole or not taken.
+Rule: epochs and starts both rise strictly, but that the first ones may all start at 0, where only the last of them wrote;
+what a file holds is whole or not taken.
 """
 
 from __future__ import annotations
@@ -85,9 +86,11 @@ class EpochList:
         """Add an epoch; False, and nothing changes, unless both numbers are above the last's (rule: EpochFileCache).
 
         An epoch in which nothing was written so leaves its place to the one before. Java brokers share this list, and
-        find no common point with one that keeps other entries.
+        find no common point with one that keeps other entries. The very first alone stays beside the one that follows
+        it at 0: a slave notes it before its first byte, and without both nobody would see that what the dead master
+        wrote in it is cut.
         """
-        if self._starts and (epoch <= self._starts[-1][0] or start <= self._starts[-1][1]):
+        if not _may_follow(self._starts, epoch, start):
             return False
         self._change([*self._starts, (epoch, start)])
         return True
@@ -98,7 +101,7 @@ class EpochList:
         False as for `append`.
         """
         kept = [entry for entry in self._starts if entry[0] < epoch and entry[1] <= start]
-        if kept and start <= kept[-1][1]:
+        if not _may_follow(kept, epoch, start):
             self._change(kept)
             return False
         self._change([*kept, (epoch, start)])
@@ -117,7 +120,7 @@ class EpochList:
 
     def forget_before(self, position: int) -> None:
         """The log begins at `position` now: epochs that ended before it, or there, go."""
-        self._change([(epoch, start) for epoch, start, end in self.entries if end > position])
+        self._change([(epoch, start) for epoch, start, end in self.entries if end > position or start >= position])
 
     def truncation_point(self, masters: Sequence[tuple[int, int]], *, masters_end: int, own_end: int) -> int | None:
         """Return up to where this log, which ends at `own_end`, is the master's; None if they share no epoch.
@@ -147,6 +150,13 @@ class EpochList:
                 for path in (f"{self._path}.bak", self._path):
                     remove_file(path)
         self._starts = starts
+
+
+def _may_follow(starts: Sequence[tuple[int, int]], epoch: int, start: int) -> bool:
+    if not starts:
+        return True
+    last, last_start = starts[-1]
+    return epoch > last and (start > last_start or start == last_start == 0)
 
 
 def _text(starts: Sequence[tuple[int, int]]) -> str:
@@ -184,7 +194,7 @@ def parse(text: str) -> list[tuple[int, int]] | None:
     for line in lines.splitlines():
         epoch_text, _, start_text = line.partition("-")
         epoch, start = whole_number(epoch_text, high=INT_MAX), whole_number(start_text)
-        if epoch is None or start is None or (starts and (epoch <= starts[-1][0] or start <= starts[-1][1])):
+        if epoch is None or start is None or not _may_follow(starts, epoch, start):
             return None
         starts.append((epoch, start))
     return starts if len(starts) == count else None

@@ -55,8 +55,44 @@ def test_a_master_takes_office() -> None:
     assert epochs.starts == ((1, 0), (5, 400))
     assert not epochs.begin(6, 400)
     assert epochs.starts == ((1, 0), (5, 400))
-    assert not epochs.begin(5, 0)
-    assert epochs.starts == ((1, 0),)
+    # With nothing in its log: the one before wrote nothing that is here.
+    assert epochs.begin(5, 0)
+    assert epochs.starts == ((1, 0), (5, 0))
+
+
+def test_what_the_first_master_wrote_alone_is_cut_once_one_with_an_empty_log_took_over() -> None:
+    """The slave had noted the first epoch before its first byte came, then was elected, then third ones copied."""
+    old = listed((1, 0))
+    elected = listed((1, 0))
+    assert elected.begin(2, 0)
+    assert elected.entries == (Epoch(1, 0, 0), Epoch(2, 0))
+    assert elected.of_position(0) == Epoch(2, 0)
+    assert old.truncation_point(elected.starts, masters_end=3000, own_end=852) == 0
+    old.cut(0, elected.starts)
+    third = listed((1, 0))
+    for slave in (old, third):
+        # Its first byte of epoch 2 is here: it is not copied once more with each connection.
+        assert slave.append(2, 0)
+        assert slave.truncation_point(elected.starts, masters_end=3000, own_end=500) == 500
+    # Another that is elected with what it has.
+    assert third.begin(3, 500)
+    assert elected.truncation_point(third.starts, masters_end=900, own_end=3000) == 500
+    # Of a log that lost all, nothing is known of what it held.
+    assert listed((1, 0)).truncation_point([(2, 0)], masters_end=50, own_end=852) is None
+    elected.forget_before(0)
+    assert elected.starts == ((1, 0), (2, 0))
+    elected.forget_before(10)
+    assert elected.starts == ((2, 0),)
+
+
+def test_first_epochs_without_a_byte_outlast_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "epochFileCheckpoint"
+    epochs = EpochList(str(path))
+    for epoch in (1, 2, 4):
+        assert epochs.begin(epoch, 0)
+    assert EpochList(str(path)).starts == ((1, 0), (2, 0), (4, 0))
+    assert epochs.begin(4, 0)
+    assert epochs.starts == ((1, 0), (2, 0), (4, 0))
 
 
 def test_entries_after_the_logs_end_hold_nothing() -> None:
