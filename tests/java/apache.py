@@ -146,6 +146,10 @@ class _JavaServer:
             self.kill()
             raise AssertionError(f"{self._main} did not stop in {timeout_s} s:\n{self._log_end()}") from None
 
+    def signal(self, number: int) -> None:
+        """Send a signal to the process."""
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """SIGKILL; nothing is flushed or tidied."""
         if self._process.poll() is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -10,13 +11,18 @@ from pathlib import Path
 from tests.support.patience import LIMIT_S
 from tests.support.ports import free_ports
 
+ROOT = Path(__file__).parents[2]
 EVERY = "scanNotActiveBrokerInterval=1000\n"
 
 
 class OurServer:
-    """One `rocketspark` command that prints a ready line. `start` again after `kill`: at the same address."""
+    """One `rocketspark` command that prints a ready line. `start` again after `kill`: at the same address.
 
-    def __init__(self, folder: Path, command: str, config: str) -> None:
+    `clock`: a file that says how many seconds its clock is ahead (`tests.support.set_clock`).
+    """
+
+    def __init__(self, folder: Path, command: str, config: str, *, clock: Path | None = None) -> None:
+        self._clock = clock
         folder.mkdir(parents=True, exist_ok=True)
         self.config = folder / f"{command}.conf"
         self.config.write_text(config, "utf-8")
@@ -26,10 +32,20 @@ class OurServer:
 
     def start(self) -> None:
         """Start and wait for the ready line."""
-        call = [sys.executable, "-m", "rocketspark.cli.main", self._command, "-c", str(self.config)]
+        module = "rocketspark.cli.main" if self._clock is None else "tests.support.set_clock"
+        call = [sys.executable, "-m", module, self._command, "-c", str(self.config)]
+        environment = dict(os.environ)
+        if self._clock is not None:
+            paths = [str(ROOT), environment.get("PYTHONPATH", "")]
+            environment |= {"CLOCK_FILE": str(self._clock), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                call, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
+                call,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
             )
         assert self._process.stdout is not None
         watchdog = threading.Timer(LIMIT_S, self._process.kill)
@@ -44,6 +60,10 @@ class OurServer:
         """SIGTERM; returns the exit code."""
         self._process.terminate()
         return self._process.wait(LIMIT_S)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def signal(self, number: int) -> None:
         """Send a signal to the process."""

@@ -1,19 +1,22 @@
-"""Three controllers: official brokers 5.5.0 under three of ours, and brokers of ours under Apache's three (DLedger)."""
+"""Three controllers: official brokers 5.5.0 under three of ours, and brokers of ours under Apache's three."""
 
 from __future__ import annotations
 
+import random
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.java.apache import ApacheController, ask, max_offset
+from tests.java.apache import max_offset
 from tests.java.apache_pair import PairBroker, Replicas, members, replicas, until
-from tests.java.our_controller import EVERY, OurServer, our_namesrv
+from tests.java.our_controller import our_namesrv
 from tests.live.support import run
 from tests.live.test_controllers_of_three import again
-from tests.support.ports import free_ports
+from tests.support.controllers import Controllers, leader_of
+from tests.support.failovers import Answered, ReplicaSet, kill
+from tests.support.nemesis_runs import failed_over
 
 from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.client import Producer
@@ -24,37 +27,18 @@ pytestmark = pytest.mark.xdist_group("jvm")
 TOPIC = "three"
 
 
-def leader_of(addresses: dict[str, str], but: str = "") -> str:
-    """The name of the controller that all others but one say leads; "" if they do not agree."""
-    told = set()
-    for name, address in addresses.items():
-        if name != but:
-            try:
-                told.add(ask(address, 1005).ext_fields.get("controllerLeaderId", ""))
-            except OSError:
-                return ""
-    return told.pop() if len(told) == 1 else ""
-
-
 @pytest.mark.shows("two Java 5.5.0 brokers under three controllers of ours: the leader and the master killed")
 def test_official_brokers_follow_three_of_ours(tmp_path: Path) -> None:
     with ExitStack() as servers:
         names, namesrv = our_namesrv(tmp_path / "names")
         servers.callback(names.kill)
-        addresses = {f"n{i}": f"127.0.0.1:{free_ports()}" for i in range(3)}
-        peers = ";".join(f"{name}-{address}" for name, address in addresses.items())
-        controllers = {}
-        for name in addresses:
-            config = f"{EVERY}scanInactiveMasterInterval=1000\ncontrollerDLegerPeers={peers}\n"
-            config += f"controllerDLegerSelfId={name}\ncontrollerStorePath={tmp_path / name / 'state'}\n"
-            controllers[name] = OurServer(tmp_path / name, "controller", config)
-            servers.callback(controllers[name].kill)
-        until(lambda: leader_of(addresses) != "")
+        group = Controllers(tmp_path)
+        servers.callback(group.kill)
+        addresses, controllers = group.addresses, group.servers
         brokers = []
         for number in (1, 2):
             place, store = tmp_path / f"broker-{number}", tmp_path / f"store-{number}"
-            told = ";".join(addresses.values())
-            broker = PairBroker(place, namesrv, store, "controller", controller=told)
+            broker = PairBroker(place, namesrv, store, "controller", controller=group.address)
             servers.callback(broker.kill)
             brokers.append(broker)
 
@@ -95,26 +79,13 @@ def send(namesrv: str, count: int) -> None:
                     time.sleep(0.2)
 
 
-class OneOfThree(ApacheController):
-    """Ready once it listens: it leads, or knows who does, only when others run."""
-
-    def _is_ready(self) -> bool:
-        return ask(self.controller, 1005).code == 0
-
-
 @pytest.mark.official
 @pytest.mark.shows("our client of controllers under three of Apache's (DLedger): the leader killed")
 def test_ours_follow_three_of_apaches(tmp_path: Path) -> None:
     with ExitStack() as servers:
-        ports = [free_ports() for _ in range(3)]
-        peers = ";".join(f"n{i}-127.0.0.1:{port}" for i, port in enumerate(ports))
-        controllers: dict[str, Any] = {}
-        for i, port in enumerate(ports):
-            config = {"controllerDLegerPeers": peers, "controllerDLegerSelfId": f"n{i}"}
-            controllers[f"n{i}"] = OneOfThree(tmp_path / f"n{i}", config, port)
-            servers.callback(controllers[f"n{i}"].kill)
-        addresses = {name: each.controller for name, each in controllers.items()}
-        until(lambda: leader_of(addresses) != "")
+        group = Controllers(tmp_path, "dledger")
+        servers.callback(group.kill)
+        addresses, controllers = group.addresses, group.servers
 
         def beat(broker_id: int) -> ReplicaHeartbeatHeader:
             return ReplicaHeartbeatHeader(
@@ -150,3 +121,40 @@ def test_ours_follow_three_of_apaches(tmp_path: Path) -> None:
                     await client.close()
 
         run(main())
+
+
+@pytest.mark.official
+@pytest.mark.shows(
+    "two brokers of ours under three controllers of Apache's (DLedger, jRaft): a master killed, the leader killed, the "
+    "next master killed"
+)
+@pytest.mark.parametrize("raft", ["dledger", "jraft"])
+def test_brokers_of_ours_follow_three_of_apaches(tmp_path: Path, raft: Any) -> None:
+    found = ReplicaSet(tmp_path, "PP", "official", {"recallMessageEnable": "true"}, controllers=3, raft=raft)
+    group = found.group
+    assert group is not None
+
+    def kill_leader(found: ReplicaSet, load: Answered) -> float:
+        first, before = group.leader(), found.state()
+        group.servers[first].kill()
+        until(lambda: group.leader(first) not in ("", first))
+        load.wait_for_answers(20)
+        assert found.state() == before
+        return 0.0
+
+    def kill_under_two(found: ReplicaSet, load: Answered) -> float:
+        seconds = kill(found, load)
+        for server in group.servers.values():
+            server.kill()
+            server.start()
+        until(group.leader)
+        return seconds
+
+    took_s: list[tuple[str, float]] = []
+    try:
+        acts = [kill, kill_leader, kill_under_two]
+        failed_over(found, tmp_path, random.Random(raft), acts, lambda name, seconds: took_s.append((name, seconds)))
+        print(raft, took_s)
+        assert found.state().epoch == 3
+    finally:
+        found.close()

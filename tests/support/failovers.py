@@ -9,15 +9,27 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from tests.java.apache import ask
-from tests.java.apache_pair import COMMON, CONTROLLED, NAME, PairBroker, PairNamesrv, Replicas, elect, replicas, until
+from tests.java.apache_pair import (
+    COMMON,
+    CONTROLLED,
+    NAME,
+    PairBroker,
+    PairNamesrv,
+    Replicas,
+    elect,
+    has_topic,
+    replicas,
+    until,
+)
 from tests.java.our_controller import OurServer, our_controller, our_namesrv
+from tests.support.controllers import Controllers
 from tests.support.patience import LIMIT_S
 from tests.support.ports import free_ports
 
@@ -47,17 +59,32 @@ TRADING = {"transactionTimeOut": 1000, "transactionCheckInterval": 1000, "transa
 class OurMember(OurServer):
     """A broker of ours. `broker`: its address; `store`: its folder."""
 
-    def __init__(self, folder: Path, namesrv: str, store: Path, controller: str, config: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        namesrv: str,
+        store: Path,
+        controller: str,
+        config: dict[str, Any],
+        *,
+        clock: Path | None = None,
+    ) -> None:
         port = free_ports(-2, 0, 1)
         self.broker, self.store = f"127.0.0.1:{port}", store
         settings = {"brokerClusterName": "DefaultCluster", "brokerName": NAME, "listenPort": port}
         settings |= {"haListenPort": port + 1, "brokerIP1": "127.0.0.1", "brokerIP2": "127.0.0.1"}
         settings |= {"namesrvAddr": namesrv, "controllerAddr": controller, "storePathRootDir": store}
         settings |= FILES | COMMON | CONTROLLED | config
-        super().__init__(folder, "broker", "".join(f"{key}={value}\n" for key, value in settings.items()))
+        lines = "".join(f"{key}={value}\n" for key, value in settings.items())
+        super().__init__(folder, "broker", lines, clock=clock)
 
 
 Member = OurMember | PairBroker
+
+
+def _official_names(folder: Path) -> tuple[PairNamesrv, str]:
+    found = PairNamesrv(folder / "namesrv")
+    return found, found.namesrv
 
 
 class ReplicaSet:
@@ -66,6 +93,8 @@ class ReplicaSet:
     Args:
         kinds: of the brokers in turn, P ours or J official.
         controller: whose controller and NameServer.
+        controllers: how many.
+        raft: by what official ones agree; without it the one is inside of the NameServer.
         config: more keys of both brokers.
     """
 
@@ -75,14 +104,24 @@ class ReplicaSet:
         kinds: str = "PP",
         controller: Literal["ours", "official"] = "ours",
         config: dict[str, Any] | None = None,
+        *,
+        controllers: int = 1,
+        raft: Literal["dledger", "jraft", ""] = "",
     ) -> None:
         self._folder = folder
         self.kinds = kinds
+        self.group: Controllers | None = None
         self._config = TRADING | (config or {})
         self._servers: list[Any] = []
         self.members: list[Member] = []
         try:
-            if controller == "ours":
+            if controllers > 1 or raft:
+                names, self.namesrv = our_namesrv(folder) if controller == "ours" else _official_names(folder)
+                self._servers.append(names)
+                self.group = Controllers(folder, "ours" if controller == "ours" else raft or "dledger", controllers)
+                self._servers.append(self.group)
+                self.control, self.controller = next(iter(self.group.servers.values())), self.group.address
+            elif controller == "ours":
                 names, self.namesrv = our_namesrv(folder)
                 self._servers.append(names)
                 self.control, self.controller = our_controller(folder)
@@ -115,9 +154,13 @@ class ReplicaSet:
         self.members.append(found)
         return found
 
+    def leading(self) -> str:
+        """The address of the controller that leads. Raises OSError if none of several does."""
+        return self.controller if self.group is None else self.group.leading()
+
     def state(self) -> Replicas:
         """What the controller knows."""
-        return replicas(self.controller)
+        return replicas(self.leading())
 
     def master(self) -> Member | None:
         """The one that the controller calls master."""
@@ -136,20 +179,27 @@ class ReplicaSet:
     def wait_heard(self) -> None:
         """Wait until the controller heard of all since it started: one that it never heard may still come."""
         until(
-            lambda: ask(self.controller, 1006, b'["%s"]' % NAME.encode()).body.count(b'"alive":true') == len(self.kinds)
+            lambda: ask(self.leading(), 1006, b'["%s"]' % NAME.encode()).body.count(b'"alive":true') == len(self.kinds)
         )
 
     def elect_other(self) -> Member:
         """Have the other of two elected; returns it."""
         before = self.state()
         (wanted,) = before.in_sync - {before.master_id or 0}
-        assert elect(self.controller, wanted) == 0
+        assert elect(self.leading(), wanted) == 0
         return until(lambda: self.master() if self.state().master_id == wanted else None)
 
     def close(self) -> None:
         """End all, by force."""
         for server in reversed(self._servers):
             server.kill()
+
+
+def wait_for_topics(found: ReplicaSet, *topics: str) -> None:
+    """Wait until every broker has the topics: an official slave hears of them in up to 10 s."""
+    for member in found.members:
+        for topic in topics:
+            until(lambda broker=member.broker, topic=topic: has_topic(broker, topic), what=f"{topic} on each broker")
 
 
 @dataclass
@@ -172,7 +222,26 @@ class _Trader:
         return TransactionState.ROLLBACK if message.body[:1] == b"r" else TransactionState.COMMIT
 
 
-class Load:
+class Answered:
+    """When sends were answered, by the machine's clock that never goes back."""
+
+    @property
+    def answered_s(self) -> Sequence[float]:
+        raise NotImplementedError
+
+    def wait_for_answers(self, count: int) -> None:
+        """Wait for so many more answers."""
+        wanted = len(self.answered_s) + count
+        until(lambda: len(self.answered_s) >= wanted, what=f"{count} more answers")
+
+    def silence(self, since_s: float) -> float:
+        """The longest time without an answer from a moment on, in seconds, once some came after an election."""
+        self.wait_for_answers(20)
+        times = sorted(s for s in self.answered_s[-50_000:] if s >= since_s - 1)
+        return max((after - before for before, after in pairwise(times) if after > since_s), default=0.0)
+
+
+class Load(Answered):
     """Sends of all kinds until told to end, and a consumer that watches what can be read meanwhile.
 
     `trades`: in which ways transactions are sent in turn: c committed, o left open until asked, r rolled back.
@@ -182,7 +251,7 @@ class Load:
         self._set = found
         self._trades_of = trades
         self.sends = {topic: Sends() for topic in TOPICS}
-        self.answered_s: list[float] = []
+        self._answered_s: list[float] = []
         # Everything a consumer was ever shown, by queue offset: never two bodies.
         self.seen: dict[tuple[str, int, int], bytes] = {}
         self.wrong: list[str] = []
@@ -208,6 +277,10 @@ class Load:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def answered_s(self) -> Sequence[float]:
+        return self._answered_s
+
     def _watch(self, message: ReceivedMessage) -> None:
         at = message.topic, message.queue_id, message.queue_offset
         with self._lock:
@@ -226,7 +299,7 @@ class Load:
                 answer = act()
                 if answer.status is SendStatus.SEND_OK:
                     kept.answered.append(body)
-                    self.answered_s.append(time.monotonic())
+                    self._answered_s.append(time.monotonic())
             except RocketSparkError:
                 self._end.wait(0.05)
                 self._ask_for_route(topic)
@@ -262,17 +335,6 @@ class Load:
             return body, lambda: self._trader.send_in_transaction(Message(topic=TRADES, body=body)).sent
 
         self._each(TRADES, send)
-
-    def wait_for_answers(self, count: int) -> None:
-        """Wait for so many more answers."""
-        wanted = len(self.answered_s) + count
-        until(lambda: len(self.answered_s) >= wanted, what=f"{count} more answers")
-
-    def silence(self, since_s: float) -> float:
-        """The longest time without an answer from a moment on, in seconds, once some came after an election."""
-        self.wait_for_answers(20)
-        times = sorted(s for s in self.answered_s[-50_000:] if s >= since_s - 1)
-        return max((after - before for before, after in pairwise(times) if after > since_s), default=0.0)
 
     def end(self) -> None:
         """Send no more."""
@@ -384,7 +446,7 @@ def _check_log(store: Store, load: Load, twice: bool) -> None:
     assert all(found == sorted(found) for found in numbers.values())
 
 
-def kill(found: ReplicaSet, load: Load) -> float:
+def kill(found: ReplicaSet, load: Answered) -> float:
     """Kill the master under load; the old one is started again and back in the set. Seconds without an answer."""
     master = until(found.master)
     other = found.other(master)
@@ -397,10 +459,9 @@ def kill(found: ReplicaSet, load: Load) -> float:
     return took_s
 
 
-def freeze(found: ReplicaSet, load: Load) -> float:
-    """Stop the master of ours under load until the other is elected, then let it go on: it has to step down."""
+def freeze(found: ReplicaSet, load: Answered) -> float:
+    """Stop the master under load until the other is elected, then let it go on: it has to step down."""
     master = until(found.master)
-    assert isinstance(master, OurMember)
     frozen_s = time.monotonic()
     master.signal(signal.SIGSTOP)
     try:
@@ -412,7 +473,7 @@ def freeze(found: ReplicaSet, load: Load) -> float:
     return took_s
 
 
-def turn(found: ReplicaSet, load: Load) -> float:
+def turn(found: ReplicaSet, load: Answered) -> float:
     """Have the other elected under load, and wait until both are in sync. Seconds without an answer."""
     began_s = time.monotonic()
     found.elect_other()
@@ -420,7 +481,7 @@ def turn(found: ReplicaSet, load: Load) -> float:
     return load.silence(began_s)
 
 
-def leave(found: ReplicaSet, load: Load) -> float:
+def leave(found: ReplicaSet, load: Answered) -> float:
     """End the master by SIGTERM under load: it hands over. Seconds without an answer."""
     master = until(found.master)
     began_s = time.monotonic()

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
+from weakref import WeakKeyDictionary
 
 from rocketspark import machine
 from rocketspark.client import validators
@@ -66,6 +67,8 @@ class BrokerOffsets:
         # By broker and topic: the connection over which a commit was answered; who else waits for the first one.
         self._made: dict[tuple[str, str], object] = {}
         self._making: dict[tuple[str, str], asyncio.Event] = {}
+        # Of connections to slaves: what stands for each as a place.
+        self._as_slave: WeakKeyDictionary[object, object] = WeakKeyDictionary()
         # Commits under way, each queue's latest: a broker may carry out two of one queue in either order.
         self._telling: dict[MessageQueue, asyncio.Future[None]] = {}
 
@@ -144,8 +147,14 @@ class BrokerOffsets:
         return failed
 
     def place(self, queue: MessageQueue) -> object:
-        """Return the connection: a broker that was killed may have lost the last commits."""
-        return self._instance.peer_in_use(queue)
+        """Return the connection: a broker that was killed may have lost the last commits.
+
+        Of a slave another object: elected, it takes its master's table over, and what it was told itself is gone.
+        """
+        peer = self._instance.peer_in_use(queue)
+        if peer is None or self._instance.routes.master_of(queue) is not None:
+            return peer
+        return self._as_slave.setdefault(peer, object())
 
 
 class LocalOffsets:

@@ -1,8 +1,8 @@
 """The epochs of a log: which master began to write where; the file epochFileCheckpoint, as RocketMQ writes it.
 
 A text: the number of entries, a CRC of their lines, then `epoch-start` for each. The text before stays as `.bak`.
-Rule: epochs and starts both rise strictly, but that the first ones may all start at 0, where only the last of them wrote;
-what a file holds is whole or not taken.
+Rule: epochs and starts both rise strictly, but that the first ones may all start at 0, where only the last of them
+wrote; what a file holds is whole or not taken.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.client_api import PullResult
-from rocketspark.client.consumer.offsets import OffsetCommits
+from rocketspark.client.consumer.offsets import BrokerOffsets, OffsetCommits
 from rocketspark.errors import NotSent, ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
@@ -93,3 +93,19 @@ def test_where_a_queue_begins_and_ends_who_may_only_read_it_learns_by_a_pull(
         assert asyncio.run(start("T")) == begins
         assert asyncio.run(start("%RETRY%g")) == 0
     assert [(header.group, header.topic, header.suspend_ms) for header in pulled] == [("g", "T", 0)] * (not may_ask)
+
+
+def test_a_slave_that_becomes_the_master_is_told_again() -> None:
+    """Over the same connection: as it was elected it took its master's table, which had not the last offsets."""
+    routes = mock.Mock()
+    instance = mock.Mock(routes=routes)
+    peer = instance.peer_in_use.return_value
+    store = BrokerOffsets(instance, "g")
+    routes.master_of.return_value = None
+    as_slave = store.place(QUEUE)
+    # The same slave is told the same once.
+    assert store.place(QUEUE) is as_slave
+    routes.master_of.return_value = "127.0.0.1:10911"
+    assert store.place(QUEUE) is peer is not as_slave
+    instance.peer_in_use.return_value = None
+    assert store.place(QUEUE) is None
