@@ -161,6 +161,27 @@ def test_the_other_takes_over_and_the_old_one_comes_back_as_slave(tmp_path: Path
     run(main())
 
 
+def test_who_looked_at_the_set_as_master_in_an_earlier_life_is_elected_again(tmp_path: Path) -> None:
+    """What the process before asked for late must not be taken; what this one asks for must be."""
+
+    async def main() -> None:
+        async with group(tmp_path) as g:
+            await g.start(1)
+            await until(lambda: g.master())
+            second = await g.start(2)
+            await g.in_sync(2)
+            # As the process before, which was master, and missed the answer to a request for another set.
+            earlier = ControllerClient([g.controller.address])
+            try:
+                await earlier.replica_info("broker-a", 2)
+            finally:
+                await earlier.close()
+            await g.brokers.pop(1).kill()
+            await until(lambda: g.master() is second)
+
+    run(main())
+
+
 def test_a_topic_made_just_before_the_kill_is_readable_at_the_new_master(tmp_path: Path) -> None:
     async def main() -> None:
         async with group(tmp_path) as g, producer(g.namesrv.address) as out:

@@ -11,7 +11,7 @@ import functools
 import msgspec
 
 from rocketspark.controller.headed_content import HeadedFormat
-from rocketspark.controller.replica_sets import Event, Looked, Sets, apply
+from rocketspark.controller.replica_sets import Event, Looked, MasterElected, Sets, apply
 
 # What the changes of one entry may take.
 ENTRY_BYTES_MAX = 1 << 19
@@ -34,11 +34,17 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def advance(state: State, events: tuple[Event, ...], looked: tuple[Looked, ...]) -> State:
-    """Return the state after changes; `version` stays if there are none."""
+    """Return the state after changes; `version` stays if there are none.
+
+    An election ends what was looked at before: what is asked for in an earlier epoch is refused by its epoch, and who
+    is elected may be another process than the one that looked when this broker was master before.
+    """
     if not events and not looked:
         return state
     sets = functools.reduce(apply, events, state.sets)
-    seen = state.looked | {each.broker_name: each for each in looked}
+    elected = {event.broker_name for event in events if isinstance(event, MasterElected)}
+    seen = {name: each for name, each in state.looked.items() if name not in elected}
+    seen |= {each.broker_name: each for each in looked}
     return State(state.version + 1, sets, {name: each for name, each in seen.items() if name in sets})
 
 
