@@ -38,6 +38,8 @@ from rocketspark.protocol.headers import (
     TopicHeader,
     UpdateConsumerOffsetHeader,
 )
+from rocketspark.protocol.json import bodies
+from rocketspark.protocol.json.bodies import ConsumerData, Heartbeat
 from rocketspark.transport.peer import Peer
 
 pytestmark = pytest.mark.shows(
@@ -70,6 +72,38 @@ async def sent_and_goes_there(peer: Peer, offset: int, **changes: Any) -> bool:
     return told == [0, 0]
 
 
+async def broadcasts(peer: Peer, client_id: str) -> None:
+    """A heartbeat of a member of a broadcasting group."""
+    consumer = ConsumerData(group_name=GROUP, message_model="BROADCASTING")
+    beat = Heartbeat(client_id=client_id, consumer_data_set=[consumer])
+    (await peer.request(RequestCode.HEART_BEAT, body=bodies.encode(beat))).raise_for_code("heartbeat")
+
+
+@pytest.mark.parametrize("count", [3, 25])
+def test_each_member_of_a_broadcasting_group_is_sent_to_the_first_message(tmp_path: Path, count: int) -> None:
+    async def main() -> None:
+        async with (
+            broker(tmp_path) as server,
+            connected(server.address) as one,
+            connected(server.address) as two,
+            connected(server.address) as late,
+        ):
+            await made(one, 10)
+            for name, peer in (("one", one), ("two", two)):
+                await broadcasts(peer, name)
+                assert len(await pulled(peer)) == 10
+            await remade(one, count)
+            await broadcasts(late, "late")
+            assert await moved_to(late, count) is None
+            assert await sent_and_goes_there(one, 10)
+            assert await moved_to(one, count) is None
+            assert await sent_and_goes_there(two, 10)
+            assert await moved_to(two, count) is None
+            assert server._offsets.anew.readers == {}
+
+    run(main())
+
+
 @pytest.mark.parametrize("count", [3, 10, 25])
 def test_a_reader_is_sent_to_the_first_message_once(tmp_path: Path, count: int) -> None:
     """Where the new one ends before the offset, at it, and behind it."""
@@ -94,7 +128,9 @@ def test_a_reader_is_sent_to_the_first_message_once(tmp_path: Path, count: int) 
             assert await moved_to(peer, 10) is None
             # What is read by ranges is what was asked for.
             await remade(peer, 20)
-            assert await moved_to(peer, 10, bulk=True) is None
+            assert await moved_to(peer, 10, bulk=True, sys_flag=4) is None
+            # A consumer of columns.
+            assert await moved_to(peer, 10, bulk=True) == 0
             assert await moved_to(peer, 0) is None
 
     run(main())

@@ -189,6 +189,17 @@ class ConnectedClients:
                 return client
         return None
 
+    def broadcasting(self) -> dict[str, list[str]]:
+        """Return the client ids of the members of each broadcasting group."""
+        return {
+            name: group.client_ids() for name, group in self.consumers.items() if group.message_model == "BROADCASTING"
+        }
+
+    def member_id(self, group: str, peer: Peer) -> str:
+        """Return the client id under which a connection is a member of a consumer group; "" if it is none."""
+        found = self.consumers[group].clients.get(peer) if group in self.consumers else None
+        return "" if found is None else found.client_id
+
     async def ask(self, client: ConnectedClient, code: int, header: Header, body: bytes, *, timeout_ms: float) -> Reply:
         """Ask a client something, and wait for its answer. Raises TransportError, at once if it does not keep up."""
         peer, size = client.peer, len(body)

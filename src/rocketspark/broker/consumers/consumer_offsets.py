@@ -11,8 +11,19 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Awaitable, Callable, Container, Generator, Iterable, Iterator, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Container,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableSet,
+)
 from functools import partial
+from types import MappingProxyType
 
 from rocketspark import machine
 from rocketspark.broker import topic_names
@@ -32,6 +43,9 @@ READERS_MAX = 100_000
 
 # Group, topic, queue id.
 Reader = tuple[str, str, int]
+# Client ids by group.
+Members = Mapping[str, Collection[str]]
+NO_MEMBERS: Members = MappingProxyType({})
 
 
 class ReadersAnew:
@@ -50,6 +64,9 @@ class ReadersAnew:
         }
         # Those that were told, and did not pull there yet.
         self._told: set[Reader] = set()
+        # Of broadcasting groups the ids of the members that did not pull there yet: each has an offset of its own. In
+        # memory alone; without it the first member that asks is told.
+        self._members: dict[Reader, set[str]] = {}
         self.changes = self._noted = 0
         self.unsaved = UnsavedChanges(
             FILE_NAME,
@@ -58,17 +75,24 @@ class ReadersAnew:
             lambda text: None if file is None else file.write(text),
         )
 
-    def add(self, readers: Iterable[Reader]) -> None:
-        """Remember readers; the oldest are forgotten beyond READERS_MAX."""
+    def __bool__(self) -> bool:
+        return bool(self.readers or self.resets)
+
+    def add(self, readers: Iterable[Reader], broadcasting: Members = NO_MEMBERS) -> None:
+        """Remember readers; the oldest are forgotten beyond READERS_MAX. `broadcasting`: members by such a group."""
+        readers = list(readers)
+        self._members |= {reader: set(broadcasting[reader[0]]) for reader in readers if reader[0] in broadcasting}
         added = [reader for reader in readers if reader not in self.readers]
         self.readers |= dict.fromkeys(added)
         for oldest in list(self.readers)[: max(len(self.readers) - READERS_MAX, 0)]:
             del self.readers[oldest]
+            self._members.pop(oldest, None)
         self.changes += bool(added)
 
     def take(self, reader: Reader) -> bool:
         """Forget a reader, which asks where to begin or is told; return False if it is not known here."""
         self._told.discard(reader)
+        self._members.pop(reader, None)
         if reader not in self.readers:
             return False
         del self.readers[reader]
@@ -89,12 +113,14 @@ class ReadersAnew:
             self.save()
         return offset
 
-    def sent_to(self, reader: Reader, at: int, *, follows: bool) -> int | None:
+    def sent_to(self, reader: Reader, at: int, *, follows: bool, member: Callable[[], str] = str) -> int | None:
         """Return where one that pulls is to go on instead; None if it goes on there, or is where it was to go.
 
         `follows`: it reads on as messages come: it is told until it pulls there. Others are told once of offsets that
-        were set by hand, and of no topic made anew.
+        were set by hand, and of no topic made anew. `member`: gives its client id.
         """
+        if (members := self._members.get(reader)) is not None:
+            return self._member_sent_to(reader, members, at, member()) if follows else None
         is_anew = reader in self.readers
         wanted = self.resets.get(reader, 0 if is_anew else None)
         if wanted is None or (is_anew and not follows and reader not in self.resets and reader not in self._told):
@@ -105,6 +131,16 @@ class ReadersAnew:
             return None if at == wanted else wanted
         self._told.add(reader)
         return wanted
+
+    def _member_sent_to(self, reader: Reader, members: MutableSet[str], at: int, member: str) -> int | None:
+        if member not in members:
+            return None
+        if at:
+            return 0
+        members.discard(member)
+        if not members:
+            self.take(reader)
+        return None
 
     def forget(self, *, group: str | None = None, topic: str | None = None) -> None:
         """Forget the readers of a group, or of a topic."""
@@ -124,6 +160,7 @@ class ReadersAnew:
         readers = dict.fromkeys(itertools.islice(_readers(table), READERS_MAX))
         if readers.keys() != self.readers.keys():
             self.readers = readers
+            self._members.clear()
             self.changes += 1
 
     def replace_resets(self, resets: Mapping[Reader, int]) -> None:
@@ -321,17 +358,17 @@ class ConsumerOffsets:
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Return, once, the offset set by hand, or the first one of a queue that was made anew; None for no such."""
-        if not self.anew.readers and not self.anew.resets:
+        if not self.anew:
             return None
         is_anew = self.anew.take((group, topic, queue_id))
         offset = self.anew.take_reset((group, topic, queue_id))
         return 0 if offset is None and is_anew else offset
 
-    def sent_to(self, group: str, topic: str, queue_id: int, at: int, *, follows: bool) -> int | None:
+    def sent_to(
+        self, group: str, topic: str, queue_id: int, at: int, *, follows: bool, member: Callable[[], str] = str
+    ) -> int | None:
         """Return where one that pulls at an offset is to go on instead, as `ReadersAnew.sent_to`."""
-        if not self.anew.readers and not self.anew.resets:
-            return None
-        return self.anew.sent_to((group, topic, queue_id), at, follows=follows)
+        return self.anew.sent_to((group, topic, queue_id), at, follows=follows, member=member)
 
     def asked(self, group: str, topic: str, queue_id: int) -> None:
         """Note that a consumer asks where to begin, or is told by hand: it names no offset of a deleted topic."""
@@ -428,14 +465,17 @@ class ConsumerOffsets:
         """Yield the reply to GET_ALL_CONSUMER_OFFSET: `snapshot` between RocketMQ's two other tables."""
         return _around(self.snapshot(), list(self.table), dict(self._pulled), self.anew.table())
 
-    def delete_topic(self, topic: str) -> None:
-        """Forget all offsets in a topic, and those set by hand; who read it begins the next of its name at 0."""
+    def delete_topic(self, topic: str, broadcasting: Members = NO_MEMBERS) -> None:
+        """Forget all offsets in a topic, and those set by hand; who read it begins the next of its name at 0.
+
+        `broadcasting`: the client ids of the members of such groups.
+        """
         anew = [key for key in (*self.anew.readers, *self._pulled) if key[1] == topic]
         self.drop_resets(topic=topic)
         for group in self.groups_of(topic):
             anew += [(group, topic, queue_id) for queue_id in self.table.pop(f"{topic}@{group}")]
             self.changes += 1
-        self.anew.add(anew)
+        self.anew.add(anew, broadcasting)
 
     def save(self) -> None:
         """Write consumerOffset.json if an offset changed since, in a thread if it is large."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -84,6 +85,7 @@ class PullHandler:
         self._topics = tables.topics
         self._groups = tables.groups
         self._offsets = tables.offsets
+        self._clients = tables.clients
         self._long_polling = long_polling
         self._stats = stats
         self._long_scans = long_scans
@@ -107,7 +109,7 @@ class PullHandler:
             codes, accepts = self._filter_of(h)
         except ToCompile as e:
             return self._compile_first(peer, request, body, str(e))
-        reset_to = self._reset_to(h, h.queue_offset)
+        reset_to = self._reset_to(peer, h, h.queue_offset)
         if reset_to is not None:
             return self._moved(request, reset_to, topic_sys_flag)
         if (
@@ -236,7 +238,7 @@ class PullHandler:
                 else:
                     self._stall(peer, waiter)
                 return final
-            reset_to = self._reset_to(h, at)
+            reset_to = self._reset_to(peer, h, at)
             if reset_to is not None:
                 peer.send(self._moved(request, reset_to, topic_sys_flag))
                 return True
@@ -352,7 +354,7 @@ class PullHandler:
             raise ServerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, mistake)
         return reply(request.opaque)
 
-    def _reset_to(self, h: PullHeader, at: int) -> int | None:
+    def _reset_to(self, peer: Peer, h: PullHeader, at: int) -> int | None:
         """Return where a consumer is to go on instead; who reads ranges in bulk, and waits for none, means the offsets
         that it names.
 
@@ -361,9 +363,12 @@ class PullHandler:
         if h.bulk and not h.sys_flag & sysflags.PULL_SUSPEND:
             self._offsets.went_to(h.group, h.topic, h.queue_id, at)
             return None
+        if not self._offsets.anew:
+            return None
         # Where a master serves it knows whom it told.
         follows = bool(h.sys_flag & sysflags.PULL_SUSPEND) and not self._role.has_live_master
-        return self._offsets.sent_to(h.group, h.topic, h.queue_id, at, follows=follows)
+        member = partial(self._clients.member_id, h.group, peer)
+        return self._offsets.sent_to(h.group, h.topic, h.queue_id, at, follows=follows, member=member)
 
     # -- where to pull from ---------------------------------------------------------------------------------------
 

@@ -64,6 +64,7 @@ class TopicHandler:
         self._store = store
         self._topics = topics = tables.topics
         self._offsets = tables.offsets
+        self._clients = tables.clients
         self._settled = settled
         self._traffic = stats
         self._pops = pops
@@ -144,10 +145,11 @@ class TopicHandler:
         for name in gone:
             self._topics.delete(name)
         await self._topics.unsaved.saved()
+        broadcasting = self._clients.broadcasting()
         for name in gone:
             if self._topics.get(name) is None:
                 self._pops.delete_topic(name)
-                self._offsets.delete_topic(name)
+                self._offsets.delete_topic(name, broadcasting)
                 self._store.delete_topic(name)
                 self._traffic.forget_topic(name)
         self._pops.ordered.save()
