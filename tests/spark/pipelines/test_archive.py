@@ -73,6 +73,23 @@ def test_a_topic_made_anew_needs_a_folder_of_its_own(
     assert archive.run(spark, cluster.namesrv, [topic], tmp_path / "new").rows == 40
 
 
+@pytest.mark.shows("mended: an archive takes two messages of one place, if a run came before the topic was made anew")
+def test_a_topic_made_anew_after_a_run_without_it_needs_a_folder_of_its_own_too(
+    spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
+) -> None:
+    patient = Connection(cluster.namesrv, options={"failOnDataLoss": "false"})
+    load(topic, 20)
+    archive.run(spark, patient, [topic], tmp_path)
+    with SyncOperations(cluster.namesrv) as operations:
+        operations.delete_topic(topic)
+        assert archive.run(spark, patient, [topic], tmp_path).rows == 0
+        operations.create_topic(topic, queue_count=2)
+    load(topic, 40)
+    with pytest.raises(ConfigError, match=f"topic {topic} was deleted and made anew"):
+        archive.run(spark, patient, [topic], tmp_path)
+    assert archive.read(spark, tmp_path).count() == 20
+
+
 def test_all_columns_of_every_message_are_there_once(
     spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], load: Callable[..., Any], tmp_path: Path
 ) -> None:

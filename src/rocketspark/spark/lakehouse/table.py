@@ -11,7 +11,7 @@ import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -339,11 +339,12 @@ class ArchiveTable(ABC):
         """
         return ArchiveState(time.time_ns() // 1_000_000, self.offsets_of_rows())
 
-    def offsets_of_rows(self) -> dict[str, Any]:
-        """Return the next offset of each topic's queue that it has rows of, as a stream's JSON."""
+    def offsets_of_rows(self, topics: Collection[str] = ()) -> dict[str, Any]:
+        """Return the next offset of each queue that it has rows of, of all topics or some, as a stream's JSON."""
         from pyspark.sql import functions as F
 
-        ends = self.read().groupBy("topic", "broker", "queueId").agg((F.max("queueOffset") + 1).alias("next"))
+        rows = self.read().where(F.col("topic").isin(*topics)) if topics else self.read()
+        ends = rows.groupBy("topic", "broker", "queueId").agg((F.max("queueOffset") + 1).alias("next"))
         return to_json({MessageQueue(row.topic, row.broker, row.queueId): row.next for row in ends.collect()})
 
     def check_new(self, state: ArchiveState) -> None:

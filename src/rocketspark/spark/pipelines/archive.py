@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rocketspark.errors import ConfigError, RocketSparkError
-from rocketspark.model import typed_json
+from rocketspark.model import MessageQueue, typed_json
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.formats import read_table
 from rocketspark.spark.lakehouse.table import TablePlace, archive_at, archive_for
+from rocketspark.spark.offset_ranges import Offsets
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.options import ArchiveOptions
 from rocketspark.spark.pipelines.parts import archive_table, archive_tasks
@@ -137,6 +138,14 @@ class _Folder:
             written = run_tasks(self._spark, _ReadTask(reader, partitions, staging), type_=WrittenFile)
             self._archive.commit(written, offsets=offsets)
         return sum(one.rows for one in written)
+
+    def ends(self, topics: Collection[str]) -> Offsets:
+        found: Offsets = {}
+        for file in self._archive.manifest.files:
+            for part in file.segments if file.topic in topics else ():
+                queue = MessageQueue(file.topic, part.broker, part.queue_id)
+                found[queue] = max(part.end, found.get(queue, 0))
+        return found
 
 
 class _ReadTask:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pyspark.sql.types import ArrayType, MapType, StructType
@@ -19,7 +19,7 @@ from rocketspark.spark.decode.json_bodies import quoted
 from rocketspark.spark.decode.options import DROPMALFORMED, JSON
 from rocketspark.spark.decode.read_columns import checked, decoded_schema, without_bounds
 from rocketspark.spark.lakehouse.table import ArchiveTable
-from rocketspark.spark.offset_ranges import START_KEY, from_json
+from rocketspark.spark.offset_ranges import START_KEY, Offsets, from_json
 from rocketspark.spark.options import ReadOptions, parse_read
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.parts.progress import Progress, lag_of, step_report
@@ -76,6 +76,9 @@ class Target(Protocol):
 
     def store(self, reader: StreamReader, partitions: Sequence[Any], offsets: dict[str, Any]) -> int:
         """Read partitions and store their rows together with the offsets, at one moment; returns how many rows."""
+
+    def ends(self, topics: Collection[str]) -> Offsets:
+        """Return the offset behind the last row that is there of each queue of the topics."""
 
 
 class MicroBatches:
@@ -140,7 +143,7 @@ class MicroBatches:
         if end == start:
             self._progress.hear(step_report(self.batches, start=start, end=end))
             return False
-        _refuse_made_anew(start, end)
+        _refuse_made_anew(start, end, self._target)
         asked_s = time.monotonic()
         rows = self._target.store(self._reader, self._reader.partitions(start, end), {**others, **end})
         self._reader.commit(end)
@@ -169,10 +172,15 @@ class MicroBatches:
                 self._progress.stop.wait(wait_s)
 
 
-def _refuse_made_anew(start: dict[str, Any], end: dict[str, Any]) -> None:
-    """Raise ConfigError for topics whose offsets begin again: two rows of an archive would have one place."""
+def _refuse_made_anew(start: dict[str, Any], end: dict[str, Any], target: Target) -> None:
+    """Raise ConfigError for topics whose offsets begin again: two rows of an archive would have one place.
+
+    Of a topic that was not there for a while the rows alone tell how far it came.
+    """
     before = from_json(start)
     begun = from_json(end.get(START_KEY, {}))
+    if new := {queue.topic for queue in begun.keys() - before.keys()}:
+        before = target.ends(new) | before
     if anew := sorted({queue.topic for queue, offset in begun.items() if offset < before.get(queue, 0)}):
         raise ConfigError(
             f"topic {', '.join(anew)} was deleted and made anew, and its offsets begin again: give the new one a folder"

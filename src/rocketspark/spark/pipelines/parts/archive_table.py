@@ -4,7 +4,7 @@ say how far topics are archived, and in doubt that is read from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from rocketspark.spark.lakehouse.decoded_columns import fitted, path_of
 from rocketspark.spark.lakehouse.formats import open_table
 from rocketspark.spark.lakehouse.object_store import scheme_of
 from rocketspark.spark.lakehouse.table import NO_COLUMNS, ArchiveState, ArchiveTable, TablePlace, ddl
+from rocketspark.spark.offset_ranges import Offsets, from_json
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.options import ArchiveOptions
 from rocketspark.spark.pipelines.parts import archive_tasks
@@ -103,6 +104,10 @@ class TableTarget:
     def store(self, reader: StreamReader, partitions: Sequence[Any], offsets: dict[str, Any]) -> int:
         """Read partitions and store their rows together with the offsets, at one moment; returns how many rows."""
         return self._add(self._fitted(rows_of(self._spark, reader, partitions, self._schema)), offsets)
+
+    def ends(self, topics: Collection[str]) -> Offsets:
+        """Return the offset behind the last row that is there of each queue of the topics."""
+        return from_json(self._table.offsets_of_rows(topics))
 
     def _fitted(self, rows: DataFrame) -> DataFrame:
         """Return rows with the decoded columns as the table has them."""

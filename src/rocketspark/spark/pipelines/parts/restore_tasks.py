@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -89,15 +89,18 @@ class ArchiveSource:
             for number, segment in enumerate(file.segments):
                 queue = (segment.broker, segment.queue_id)
                 self._segments[queue].append((segment.first, segment.end, file, number))
-        for found in self._segments.values():
+        # How far each and those before it reach: of a topic that was made anew they may overlap.
+        self._reach: dict[Queue, list[int]] = {}
+        for queue, found in self._segments.items():
             found.sort(key=lambda one: one[0])
+            self._reach[queue] = list(accumulate((one[1] for one in found), max))
 
     def _within(self, span: ArchivedSpan) -> list[tuple[int, int, ArchiveFile, int]]:
-        """Return the segments that hold rows of a span; those of a queue do not overlap."""
+        """Return the segments that hold rows of a span."""
         segments = self._segments.get(span.queue, [])
-        at = bisect_right(segments, span.first, key=lambda one: one[1])
+        at = bisect_right(self._reach.get(span.queue, []), span.first)
         until = bisect_left(segments, span.end, key=lambda one: one[0])
-        return segments[at:until]
+        return [one for one in segments[at:until] if one[1] > span.first]
 
     def only(self, chunk: Sequence[ArchivedSpan]) -> ArchiveSource:
         """Return the same source with just the files that a chunk needs."""

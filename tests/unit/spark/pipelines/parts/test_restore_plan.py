@@ -13,6 +13,7 @@ from rocketspark.errors import ConfigError
 from rocketspark.spark.pipelines import restore as pipeline
 from rocketspark.spark.pipelines.parts.archive_manifest import ArchivedRange, ArchiveFile, open_archive
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan, Queue, archived_spans, chunks, ends, map_queues
+from rocketspark.spark.pipelines.parts.restore_tasks import ArchiveSource
 
 pytestmark = pytest.mark.shows("`restore`, `replay`: order, keys, tags, properties, rate, dry run, nothing twice")
 
@@ -97,3 +98,26 @@ def test_a_target_without_a_name_is_not_where_the_rows_came_from(to: str, tmp_pa
         pipeline.restore(spark, tmp_path, "127.0.0.1:1", "t", to)
     with pytest.raises(ConfigError, match="the target topic's name is needed"):
         pipeline.replay(spark, "127.0.0.1:1", "t", to)
+
+
+@pytest.mark.shows(
+    "mended: a restore in chunks leaves out rows of an archive that holds a topic of before its deletion"
+)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=8),
+    st.integers(1, 50),
+)
+def test_chunks_hold_each_row_once_where_segments_overlap(parts: list[tuple[int, int, int]], rows_max: int) -> None:
+    held = [
+        ArchiveFile("t", f"2026-01-01T0{hour}", str(n), rows, 0, 0, [ArchivedRange("b", 0, first, first + rows, rows)])
+        for n, (first, rows, hour) in enumerate(parts)
+    ]
+    source = ArchiveSource(Path(), held)
+    found = [
+        (file.name, offset)
+        for chunk in chunks(archived_spans(held), rows_max, {})
+        for span in chunk
+        for first, end, file, _ in source._within(span)
+        for offset in range(max(first, span.first), min(end, span.end))
+    ]
+    assert sorted(found) == sorted((f.name, at) for f in held for at in range(f.segments[0].first, f.segments[0].end))
