@@ -79,6 +79,12 @@ class Stage:
         await self._brokers.pop(name).close()
         await self._until(lambda names: name not in names)
 
+    def move(self, name: str) -> None:
+        """Stop a broker, and start it at another address."""
+        self.stop(name)
+        del self._ports[name]
+        self.start(name)
+
     async def _until(self, holds: Any) -> None:
         peer = await dial(self.namesrv)
         while not holds((await admin_api.cluster_info(peer)).broker_addr_table):

@@ -92,8 +92,12 @@ class ClusterQueries:
         # Their masters, and those that are read from a slave.
         self._masters: dict[str, str] = {}
         self._from_slave: set[str] = set()
-        # Brokers that have, or had, replicas.
+        # Brokers that have, or had, replicas; and those that are at another address now, which one may have been. Of
+        # these: whose topics were not looked at yet, and the first number of each topic's making that they told.
         self._replicated: set[str] = set()
+        self._moved: set[str] = set()
+        self._unjudged: set[str] = set()
+        self._made_first: Made = {}
         self._routes, self._connections = self._run(self._opened(namesrv.split(";")))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -112,7 +116,9 @@ class ClusterQueries:
             self._from_slave.discard(name)
             if before not in (None, master):
                 log.warning("broker %r: %s is its master now, %s no more; reading goes on", name, master, before)
-        if len(broker.addresses) > 1 or before not in (None, master):
+                self._moved.add(name)
+                self._unjudged.add(name)
+        if len(broker.addresses) > 1:
             self._replicated.add(name)
 
     def topics(self, pattern: str) -> list[str]:
@@ -175,7 +181,7 @@ class ClusterQueries:
         found = await self._of_each(queues, self._bounds, if_there=if_there)
         end_s = time.monotonic() + SETTLE_S
         short = [queue for queue, now in found.items() if now.next < seen.get(queue, 0) and now.of_master]
-        short = [queue for queue in short if await self._has_replicas(queue)]
+        short = [queue for queue in short if queue.broker_name in self._moved or await self._has_replicas(queue)]
         while short and time.monotonic() < end_s:
             await asyncio.sleep(SETTLE_PAUSE_S)
             for topic in {queue.topic for queue in short}:
@@ -183,15 +189,25 @@ class ClusterQueries:
                     await self._queues_of(topic)
             found |= await self._of_each(short, self._bounds, if_there=True)
             short = [queue for queue in short if found[queue].next < seen[queue] and found[queue].of_master]
-        return {q: now._replace(replicated=q.broker_name in self._replicated) for q, now in found.items()}
+        replicated = self._replicated | self._moved
+        # With all that was read it is the broker that it was.
+        self._moved -= {queue.broker_name for queue in found} - {queue.broker_name for queue in short}
+        return {q: now._replace(replicated=q.broker_name in replicated) for q, now in found.items()}
 
     def made_anew(self, bounds: Mapping[MessageQueue, OffsetBounds], made: Made) -> list[MessageQueue]:
         """Return the queues whose topic was deleted and made again since `made` was noted.
 
-        Of brokers without replicas alone: a slave's number may be another, and is the broker's after an election.
+        Of brokers without replicas alone: a slave's number may be another, and is the broker's after an election. One
+        that is at another address now may be such a slave, so only numbers above the first that it tells count.
         """
-        known = {queue: made.get((queue.topic, queue.broker_name), 0) for queue in bounds}
-        later = [queue for queue, now in bounds.items() if now.of_master and now.made_at > known[queue]]
+        later = []
+        for queue, now in bounds.items():
+            key = queue.topic, queue.broker_name
+            if queue.broker_name in self._unjudged:
+                self._made_first[key] = now.made_at
+            elif now.of_master and now.made_at > max(made.get(key, 0), self._made_first.get(key, 0)):
+                later.append(queue)
+        self._unjudged -= {queue.broker_name for queue in bounds}
         return [queue for queue in later if not self._run(self._has_replicas(queue))]
 
     async def _has_replicas(self, queue: MessageQueue) -> bool:

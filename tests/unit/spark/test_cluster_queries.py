@@ -29,6 +29,19 @@ def test_a_queue_that_ends_earlier_at_a_new_master_is_looked_at_again(
     queries._of_each, queries._run, queries._bounds, queries._replicated = of_each, asyncio.run, None, {"a"}
     queries._has_replicas = lambda queue: asyncio.sleep(0, replicas)
     queries._queues_of = lambda topic: asyncio.sleep(0, [])
+    queries._moved = set()
     assert queries.bounds([Q], seen={Q: 9})[Q].next == next_offset
     # Who does not answer is an error at first, and none of those that are looked at again.
     assert asked == [False] + [True] * (looks - 1)
+
+
+def test_the_first_number_of_a_broker_at_another_address_is_none_of_a_topic_made_anew() -> None:
+    """It may have been a slave, whose number is another."""
+    queries: Any = ClusterQueries.__new__(ClusterQueries)
+    queries._run, queries._has_replicas = asyncio.run, lambda queue: asyncio.sleep(0, False)
+    queries._unjudged, queries._made_first = {"a"}, {}
+
+    def is_made_anew(made_at: int) -> bool:
+        return bool(queries.made_anew({Q: OffsetBounds(0, 5, made_at=made_at)}, {("t", "a"): 7}))
+
+    assert [is_made_anew(at) for at in (9, 9, 10)] == [False, False, True]
