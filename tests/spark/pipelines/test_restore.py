@@ -68,6 +68,30 @@ def test_a_restored_topic_equals_the_old_one(
     assert rows_of(spark, cluster, copy, restored=True) == rows_of(spark, cluster, topic)
 
 
+@pytest.mark.shows("mended: `restore` says that all is sent, though its target was deleted since")
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_a_target_that_was_deleted_since_is_told(
+    spark: SparkSession,
+    cluster: Cluster,
+    topic: str,
+    load: Callable[..., Any],
+    tmp_path: Path,
+    is_made_anew: bool,
+) -> None:
+    load(topic, 20)
+    archive.run(spark, cluster.namesrv, [topic], tmp_path)
+    copy = f"{topic}-copy"
+    assert restore.restore(spark, tmp_path, cluster.namesrv, to=copy).rows == 20
+    with operations_of(Connection(cluster.namesrv)) as operations:
+        operations.delete_topic(copy)
+        if is_made_anew:
+            operations.create_topic(copy, queue_count=2)
+    with pytest.raises(ConfigError, match=f"topic {copy} never held the 20 messages that were sent there"):
+        restore.restore(spark, tmp_path, cluster.namesrv, to=copy)
+    assert restore.restore(spark, tmp_path, cluster.namesrv, to=copy, options=RestoreOptions(again=True)).rows == 20
+    assert rows_of(spark, cluster, copy, restored=True) == rows_of(spark, cluster, topic)
+
+
 def test_old_ids_and_times_are_told(
     spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -337,6 +337,7 @@ class _Job:
         if left and self._is_first:
             self._check_target(left)
         mapping = self._mapping(queues) if queues else {}
+        self._check_sent()
         if state.doubtful and todo and not options.dry_run:
             self._await_quiet()
         tally = _Tally()
@@ -398,6 +399,20 @@ class _Job:
             self._progress.say(text)
             if self._sure is not None and not self._options.dry_run:
                 self._sure(text)
+
+    def _check_sent(self) -> None:
+        """Raise ConfigError if the target never held as many messages as earlier runs sent there."""
+        if not self.state.rows:
+            return
+        try:
+            ended = sum(self._tail().values())
+        except RouteNotFound:
+            ended = 0
+        if ended < self.state.rows:
+            raise ConfigError(
+                f"topic {self._topics[1]} never held the {self.state.rows:,} messages that were sent there: it was"
+                " deleted since, or a broker of it is down; --again sends all once more"
+            )
 
     def _set_aside(self, told: TaskReport) -> None:
         """Note rows that may not be written, in the progress file too."""
