@@ -58,8 +58,8 @@ def batch_of(properties: Callable[[int], bytes], size: int = MESSAGE_BYTES, coun
     return batch.encode(items[:-1])
 
 
-def _words(number: int, size: int) -> bytes:
-    return b" ".join(b"%05x" % (number * size + n) for n in range(size // 6))
+def _words(number: int, size: int, width: int = 5) -> bytes:
+    return b" ".join(b"%0*x" % (width, number * size + n) for n in range(size // (width + 1)))
 
 
 def sends() -> Iterator[Largest]:
@@ -69,6 +69,7 @@ def sends() -> Iterator[Largest]:
         ("a key each", lambda n: b"KEYS\x01k%06d\x02UNIQ_KEY\x01%032X\x02" % (n, n), 0),
         ("keys of 50 lengths", lambda n: b"KEYS\x01%b\x02UNIQ_KEY\x01%032X\x02" % (b"k" * (n % 50 + 1), n), 0),
         ("a name each", lambda n: b"p%d\x01v\x02KEYS\x01k%d\x02UNIQ_KEY\x01%032X\x02" % (n, n, n), 0),
+        ("31 keys each", lambda n: b"KEYS\x01%b\x02UNIQ_KEY\x01%032X\x02" % (_words(n, 961, 30), n), 0),
         ("440 keys each", lambda n: b"KEYS\x01%b\x02UNIQ_KEY\x01%032X\x02" % (_words(n, 2640), n), ILLEGAL),
         ("owned by brokers", lambda n: b"POP_CK\x01%d\x02UNIQ_KEY\x01%032X\x02" % (n, n), ILLEGAL),
         ("1,000 properties each", lambda n: b"".join(b"n%d\x01v%d\x02" % (i, n) for i in range(1000)), 0),

@@ -185,8 +185,11 @@ def test_pulls_ask_for_what_the_broker_gives() -> None:
 
 
 def test_pulls_are_in_flight_together() -> None:
-    with running(FakeBroker(make_records(2000), count_max=32, gather=fetching.PULLS_IN_FLIGHT_MAX)) as broker:
-        assert read(broker, 0, 2000, maxMessagesPerPull=32) == list(range(2000))
+    # One pull more than wait together: with fewer the broker would answer none before they are asked again.
+    count = 32 * fetching.PULLS_IN_FLIGHT_MAX + 1
+    with running(FakeBroker(make_records(count), count_max=32, gather=fetching.PULLS_IN_FLIGHT_MAX)) as broker:
+        assert read(broker, 0, count, maxMessagesPerPull=32) == list(range(count))
+        assert len(broker.pulls) == fetching.PULLS_IN_FLIGHT_MAX + 1
         assert broker.gather == 0
 
 

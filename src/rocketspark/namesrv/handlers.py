@@ -12,6 +12,7 @@ from rocketspark import machine
 from rocketspark.errors import ConnectionLost, ProtocolError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID
+from rocketspark.model.steps import finished
 from rocketspark.model.text import INT_MAX
 from rocketspark.namesrv.kv_config import ORDER_TOPICS, KvConfig
 from rocketspark.namesrv.registration_limits import check_broker, check_version
@@ -162,13 +163,7 @@ class NameServerHandlers:
         # None of a broker's registrations passes an older one of it.
         if large or (h.cluster, h.address) in self._under_way:
             return self._register_large(peer, request, body)
-        steps = self._registered(peer, request, _registration(h, body))
-        while True:
-            try:
-                next(steps)
-            except StopIteration as e:
-                whole: bytes = e.value
-                return whole
+        return finished(self._registered(peer, request, _registration(h, body)))
 
     async def _register_large(self, peer: Peer, request: Request[RegisterBrokerHeader], body: bytes) -> bytes:
         broker = request.ext.cluster, request.ext.address

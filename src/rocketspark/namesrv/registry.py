@@ -111,12 +111,12 @@ class Registry:
         self._topics: dict[str, dict[str, QueueDataBody]] = {}
         # Of static topics, and of a broker only while it carries the topic.
         self._mappings: dict[str, dict[str, QueueMapping]] = {}
-        # The topics by broker name, so that one that goes costs what it had and no more.
+        # The same queues by broker name and topic, so that one that goes costs what it had and no more.
         # In the order they came, in which they lie in memory: half the time of a set.
-        self._carried: dict[str, dict[str, None]] = {}
+        self._carried: dict[str, dict[str, QueueDataBody]] = {}
         self._carried_count = 0
         # Brokers that left, each with the topics that are still to be taken out of its name.
-        self._leaving: deque[tuple[str, dict[str, None]]] = deque()
+        self._leaving: deque[tuple[str, dict[str, QueueDataBody]]] = deque()
         self._live: dict[tuple[str, str], LiveBroker] = {}
         self._over: dict[Hashable, set[tuple[str, str]]] = {}
 
@@ -280,9 +280,8 @@ class Registry:
         if self._leaving and topic not in carried:
             self._take_out(topic, data.broker_name)
         self._topics.setdefault(topic, {})[data.broker_name] = data
-        if topic not in carried:
-            carried[topic] = None
-            self._carried_count += 1
+        self._carried_count += topic not in carried
+        carried[topic] = data
 
     def _drop_queues(self, topic: str, broker_name: str) -> None:
         carried = self._carried.get(broker_name, {})
@@ -487,9 +486,8 @@ class Registry:
 
     def set_writable(self, broker_name: str, writable: bool) -> int:
         """Wipe or give back the write permission of a broker's queues; returns how many topics it has."""
-        carried = self._carried.get(broker_name, ())
-        for topic in carried:
-            data = self._topics[topic][broker_name]
+        carried = self._carried.get(broker_name, {})
+        for data in carried.values():
             data.perm = PERM_READ | PERM_WRITE if writable else data.perm & ~PERM_WRITE
         return len(carried)
 

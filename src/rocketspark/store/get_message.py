@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.errors import RecordError
+from rocketspark.model.steps import finished
 from rocketspark.protocol.message import properties as props
 from rocketspark.protocol.message import record, record_layout
 from rocketspark.store.commitlog.commit_log import CommitLog
@@ -502,13 +503,7 @@ class MessageReader:
 
         `kind`: "K" a word of KEYS or the unique id, "U" the unique id, "T" the tags.
         """
-        steps = self.query_steps(topic, key, count_max, begin_ms, end_ms, kind)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as e:
-                found: list[memoryview] = e.value
-                return found
+        return finished(self.query_steps(topic, key, count_max, begin_ms, end_ms, kind))
 
     def query_steps(
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K"

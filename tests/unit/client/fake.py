@@ -110,9 +110,13 @@ class FakeBroker:
         )
         self.position += len(data)
         queue.append(data)
+        self.look_again()
+        return len(queue) - 1
+
+    def look_again(self) -> None:
+        """Let held pulls look at the queues, once: an event that stays set would let them look without an end."""
         self._stored.set()
         self._stored = asyncio.Event()
-        return len(queue) - 1
 
     def _send(self, peer: Peer, asked: Any, body: bytes) -> bytes:
         header = asked.ext

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketspark.model.steps import finished
 from rocketspark.protocol.message.batch import Layout
 from rocketspark.store.commitlog.batch_append import rows_at_once
 from rocketspark.store.index.key_hashes import HASHED_BYTES_MAX, BatchKeys, hash_rows
@@ -27,6 +28,8 @@ _KINDS_MAX = 24
 _OF_KIND_MIN, _KINDS_OF_LARGE_MAX = 64, 256
 # Read one by one in one turn.
 _SINGLE_IN_TURN = 1024
+# Read in one turn where those of a length are read together.
+_ALIKE_IN_TURN = 8192
 _SHAPES_MAX = 3
 # The characters of plain texts: neither a mark nor 0, and ASCII.
 _PLAIN_FIRST, _PLAIN_LAST = 3, 127
@@ -111,13 +114,7 @@ def read(
     layout: Layout, pairs_of: Pairs, tag_code: Callable[[bytes | None], int], wanted: Wanted | None = None
 ) -> tuple[NDArray[np.int64], BatchKeys]:
     """Return the tags code of each message, and the keys for the index; `wanted` is filled too."""
-    steps = read_steps(layout, pairs_of, tag_code, wanted)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as e:
-            found: Found = e.value
-            return found
+    return finished(read_steps(layout, pairs_of, tag_code, wanted))
 
 
 def read_steps(
@@ -133,7 +130,7 @@ def read_steps(
         texts = np.ascontiguousarray(np.ndarray((count, length), np.uint8, layout.body, at, (layout.width, 1)))
         single = _read_alike(np.arange(count), texts, codes, keys, wanted)
     else:
-        single = _read_kinds(layout, codes, keys, wanted)
+        single = yield from _read_kinds(layout, codes, keys, wanted)
     starts, lengths = layout.properties_at, layout.properties_bytes
     for number, row in enumerate(single.tolist(), 1):
         if number % _SINGLE_IN_TURN == 0:
@@ -144,28 +141,40 @@ def read_steps(
         codes[row] = tag_code(tags)
         keys.single.append((row, pairs.get(ID), pairs.get(KEYS), tags))
         if wanted is not None:
-            wanted.single.append((row, pairs))
             wanted.names.update(pairs)
+            if wanted.alike:
+                wanted.single.append((row, pairs))
     return codes, keys
 
 
-def _read_kinds(layout: Layout, codes: NDArray[np.int64], keys: BatchKeys, wanted: Wanted | None) -> NDArray[np.int64]:
-    """Read the texts of each length together; returns the rows that are left."""
-    data = np.frombuffer(layout.body, np.uint8)
+def _read_kinds(
+    layout: Layout, codes: NDArray[np.int64], keys: BatchKeys, wanted: Wanted | None
+) -> Generator[None, None, NDArray[np.int64]]:
+    """Read the texts of each length together; returns the rows that are left. Yields after many messages."""
     lengths, starts = layout.properties_bytes, layout.properties_at
     if int(lengths.min()) == int(lengths.max()):
-        texts = data[starts[:, None] + np.arange(int(lengths[0]))]
+        texts = _texts(layout.body, starts, int(lengths[0]))
         return _read_alike(np.arange(layout.message_count), texts, codes, keys, wanted)
     kinds, counts = np.unique(lengths, return_counts=True)
     if len(kinds) > max(_KINDS_MAX, min(layout.message_count // _OF_KIND_MIN, _KINDS_OF_LARGE_MAX)):
         return np.arange(layout.message_count)
-    left = []
+    left, done = [], 0
     for length, rows_count in zip(kinds.tolist(), counts.tolist(), strict=True):
         rows = np.flatnonzero(lengths == length)
         if rows_count >= _ROWS_MIN:
-            rows = _read_alike(rows, data[starts[rows, None] + np.arange(length)], codes, keys, wanted)
+            rows = _read_alike(rows, _texts(layout.body, starts[rows], length), codes, keys, wanted)
         left.append(rows)
+        done += rows_count
+        if done >= _ALIKE_IN_TURN:
+            yield
+            done = 0
     return np.sort(np.concatenate(left))
+
+
+def _texts(body: bytes, starts: NDArray[np.int64], length: int) -> Bytes:
+    """Return the texts of one length that begin there, a row each. Slices: an index for each byte takes 8 of them."""
+    pieces = [body[at : at + length] for at in starts.tolist()]
+    return np.frombuffer(b"".join(pieces), np.uint8).reshape(len(pieces), length)
 
 
 def _read_alike(

@@ -39,7 +39,7 @@ from rocketspark.protocol.message import batch, properties, record_layout, sysfl
 from rocketspark.protocol.message.message_ids import unique_ids
 from rocketspark.protocol.message.record import Record
 from rocketspark.store.commitlog.append_message import BatchMessage, PlainMessage
-from rocketspark.store.commitlog.batch_append import Batch, Commits
+from rocketspark.store.commitlog.batch_append import Batch, Commits, CutBatch, cut_steps
 from rocketspark.store.commitlog.dispatch import tags_code
 from rocketspark.store.consumequeue.batch_consume_queue import INNER_COUNT_MAX
 from rocketspark.store.consumequeue.consume_queue import ConsumeQueue
@@ -84,7 +84,7 @@ class AcceptedBatch(NamedTuple):
 class ReadBatch(NamedTuple):
     """A batch that was read before it is stored: its layout, and what `batch_properties.read` found; None if not."""
 
-    layout: batch.Layout | None
+    layout: batch.Layout | CutBatch | None
     found: batch_properties.Found | None
 
 
@@ -459,10 +459,10 @@ class PutMessage:
         if found[1].count > BATCH_KEYS_MAX:
             raise illegal(f"a batch of {found[1].count} keys, at most {BATCH_KEYS_MAX} are taken: send smaller ones")
         yield
-        found[1].hash_first(h.topic, layout.message_count)
+        yield from found[1].hash_steps(h.topic, layout.message_count)
         yield
         if NOT_IN_BATCHES.isdisjoint(wanted.names):
-            return ReadBatch(layout, found)
+            return ReadBatch(layout if layout.width else (yield from cut_steps(layout)), found)
         if layout.message_count > ITEMS_MAX:
             raise illegal(
                 f"a batch of {layout.message_count} messages some of which have properties that a broker sets:"

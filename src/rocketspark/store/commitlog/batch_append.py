@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Generator
 from functools import lru_cache
 from itertools import chain, repeat
 from operator import itemgetter
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketspark.model.steps import finished
 from rocketspark.protocol.message import checksums, record_layout
 from rocketspark.protocol.message.batch import HEAD_BYTES, Layout
 from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4, PROPERTIES_LENGTH_BYTES
@@ -19,6 +21,8 @@ from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4,
 _HEAD = record_layout.head_type(*record_layout.AT)
 # Records of one shape are put together in pieces of this size, which the processor's cache holds.
 PIECE_BYTES = 128 << 10
+# Messages of different sizes that are cut in a step: some ms.
+_CUT_IN_STEP = 8192
 Bytes = NDArray[np.uint8]
 
 
@@ -57,7 +61,53 @@ class AlikeMessages(NamedTuple):
         return np.array([sum(part.shape[1] for part in self.properties)])
 
 
-Batch = Layout | AlikeMessages
+class CutBatch(NamedTuple):
+    """A batch of messages of different sizes, cut apart before it is stored.
+
+    `tails`: what follows the topic in a record: the length of the properties, and these; `crcs`: of the bodies.
+    """
+
+    layout: Layout
+    bodies: list[bytes]
+    tails: list[bytes]
+    crcs: NDArray[np.uint32]
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages."""
+        return self.layout.message_count
+
+    @property
+    def body_bytes(self) -> NDArray[np.int64]:
+        """Return the length of each body."""
+        return self.layout.body_bytes
+
+    @property
+    def properties_bytes(self) -> NDArray[np.int64]:
+        """Return the length of the properties of each message."""
+        return self.layout.properties_bytes
+
+
+Batch = Layout | AlikeMessages | CutBatch
+
+
+def cut_steps(layout: Layout, crcs: NDArray[np.uint32] | None = None) -> Generator[None, None, CutBatch]:
+    """Cut a batch of messages of different sizes apart, in steps of some ms. `crcs`: of the bodies, if known."""
+    body, bodies, tails = layout.body, list[bytes](), list[bytes]()
+    for first in range(0, layout.message_count, _CUT_IN_STEP):
+        if first:
+            yield
+        rows = slice(first, first + _CUT_IN_STEP)
+        starts = layout.starts[rows] + HEAD_BYTES
+        ends = starts + layout.body_bytes[rows]
+        middles = ends.tolist()
+        bodies += [body[a:b] for a, b in zip(starts.tolist(), middles, strict=True)]
+        stops = (layout.starts[rows] + layout.sizes[rows]).tolist()
+        tails += [body[a:b] for a, b in zip(middles, stops, strict=True)]
+    if crcs is None:
+        yield
+        crcs = np.fromiter(map(checksums.crc32, bodies), np.uint32, len(bodies))
+    return CutBatch(layout, bodies, tails, crcs)
 
 
 def rows_at_once(size: int) -> int:
@@ -81,7 +131,8 @@ def sizes(layout: Batch, suffix_bytes: int) -> NDArray[np.int64]:
     if isinstance(layout, AlikeMessages):
         variable = int(layout.body_bytes[0] + layout.properties_bytes[0])
         return np.full(layout.message_count, FIXED_BYTES_V4 + suffix_bytes + PROPERTIES_LENGTH_BYTES + variable)
-    return layout.sizes + (FIXED_BYTES_V4 - HEAD_BYTES + suffix_bytes)
+    whole = layout.layout if isinstance(layout, CutBatch) else layout
+    return whole.sizes + (FIXED_BYTES_V4 - HEAD_BYTES + suffix_bytes)
 
 
 def records(
@@ -99,9 +150,11 @@ def records(
     """
     if isinstance(layout, AlikeMessages):
         return _alike_records(layout, suffix, head, positions, first_offset)
-    count, body = layout.message_count, layout.body
-    crcs = None if commits is None else commits.crcs
     record_sizes = sizes(layout, len(suffix))
+    crcs = None if commits is None else commits.crcs
+    cut = layout if isinstance(layout, CutBatch) else None
+    layout = cut.layout if cut is not None else layout
+    count, body = layout.message_count, layout.body
     if layout.width:
         body_bytes, width, size = int(layout.body_bytes[0]), layout.width, int(record_sizes[0])
         target = np.empty((count, size), np.uint8)
@@ -116,24 +169,14 @@ def records(
         heads = np.ndarray((count,), _HEAD, target, 0, (size,))
         _fill(heads, layout, record_sizes, positions, first_offset, crcs, commits)
         return target.reshape(-1).data
+    if cut is None:
+        cut = finished(cut_steps(layout, crcs))
     rows = np.empty((count, FIXED_BYTES_V4), np.uint8)
     rows[:] = np.frombuffer(head, np.uint8)
-    starts = layout.starts + HEAD_BYTES
-    ends = starts + layout.body_bytes
-    stops = layout.starts + layout.sizes
-    begins, middles, stop_list = starts.tolist(), ends.tolist(), stops.tolist()
-    bodies = [body[a:b] for a, b in zip(begins, middles, strict=True)]
-    if crcs is None:
-        crcs = np.fromiter(map(checksums.crc32, bodies), np.uint32, count)
-    _fill(rows.view(_HEAD).reshape(count), layout, record_sizes, positions, first_offset, crcs, commits)
+    _fill(rows.view(_HEAD).reshape(count), layout, record_sizes, positions, first_offset, cut.crcs, commits)
     fixed = rows.tobytes()
-    parts = zip(
-        [fixed[a : a + FIXED_BYTES_V4] for a in range(0, len(fixed), FIXED_BYTES_V4)],
-        bodies,
-        repeat(suffix),
-        [body[a:b] for a, b in zip(middles, stop_list, strict=True)],
-        strict=False,
-    )
+    heads = [fixed[a : a + FIXED_BYTES_V4] for a in range(0, len(fixed), FIXED_BYTES_V4)]
+    parts = zip(heads, cut.bodies, repeat(suffix), cut.tails, strict=False)
     return memoryview(bytearray().join(chain.from_iterable(parts)))
 
 

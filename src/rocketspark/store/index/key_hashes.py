@@ -5,12 +5,13 @@ Rule: of each message first the unique id, then its keys, then its tags.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rocketspark.model.steps import finished
 from rocketspark.model.text import string_hash
 
 _TAG_HASHES_MAX = 4096
@@ -66,9 +67,9 @@ class BatchKeys:
         # For a topic, what `batch_columns` returns, if that is made already.
         self.hashed: tuple[str, Any, npt.NDArray[np.int32]] | None = None
 
-    def hash_first(self, topic: str, count: int) -> None:
-        """Hash the keys of a long batch of so many messages before it is stored."""
-        self.hashed = topic, *batch_columns(TopicKeys(topic), self, count)
+    def hash_steps(self, topic: str, count: int) -> Generator[None, None, None]:
+        """Hash the keys of a long batch of so many messages before it is stored, in steps of some ms."""
+        self.hashed = topic, *(yield from _batch_steps(TopicKeys(topic), self, count))
 
     @property
     def count(self) -> int:
@@ -82,6 +83,8 @@ _POWERS = np.empty(1024, np.uint32)
 HASHED_BYTES_MAX = len(_POWERS)
 # Texts whose words are hashed together.
 _WORDS_BYTES = 128 << 10
+# Of a batch, what is hashed in a step: bytes of lists of keys, and messages read one by one.
+_LISTS_BYTES_IN_STEP, _SINGLE_IN_STEP = 512 << 10, 4096
 _word_tables = np.empty(0, np.uint32), np.empty(0, np.uint32)
 _POWERS[0] = 1
 for _i in range(1, 1024):
@@ -258,6 +261,13 @@ def _present(
 
 def batch_columns(topic: TopicKeys, keys: BatchKeys, count: int) -> tuple[Any, npt.NDArray[np.int32]]:
     """Return (number of the message, hash) of every key of a batch: per message unique id, then keys, then tags."""
+    return finished(_batch_steps(topic, keys, count))
+
+
+def _batch_steps(
+    topic: TopicKeys, keys: BatchKeys, count: int
+) -> Generator[None, None, tuple[Any, npt.NDArray[np.int32]]]:
+    """`batch_columns` in steps."""
     rows: list[npt.NDArray[np.int64]] = []
     found: list[npt.NDArray[np.uint32]] = []
     whole = not keys.single and not keys.lists
@@ -274,21 +284,27 @@ def batch_columns(topic: TopicKeys, keys: BatchKeys, count: int) -> tuple[Any, n
         # Every message has the same kinds of keys.
         return np.repeat(np.arange(count), len(found)), _index_hashes(np.stack(found, axis=1).ravel())
     kinds = [np.full(len(of), 2 * n) for n, kind in enumerate((keys.ids, keys.words, keys.tags)) for of, _ in kind]
-    for of, values in keys.lists:
-        words_of = word_hashes(np.full(len(of), topic.prefix_hash, np.uint32), _texts(values))
-        numbers, hashed_words = _once(*words_of, len(of))
-        rows.append(of[numbers])
-        found.append(hashed_words)
-        kinds.append(np.full(len(numbers), 2))
-    if keys.single:
-        items = [(topic, row, 0, unique_id, words, tags) for row, unique_id, words, tags in keys.single]
+    for every, all_values in keys.lists:
+        in_step = max(1, _LISTS_BYTES_IN_STEP // all_values.shape[1])
+        for first in range(0, len(every), in_step):
+            of, values = every[first : first + in_step], all_values[first : first + in_step]
+            words_of = word_hashes(np.full(len(of), topic.prefix_hash, np.uint32), _texts(values))
+            numbers, hashed_words = _once(*words_of, len(of))
+            rows.append(of[numbers])
+            found.append(hashed_words)
+            kinds.append(np.full(len(numbers), 2))
+            yield
+    for first in range(0, len(keys.single), _SINGLE_IN_STEP):
+        items = [
+            (topic, row, 0, unique_id, words, tags)
+            for row, unique_id, words, tags in keys.single[first : first + _SINGLE_IN_STEP]
+        ]
         hashed, single_rows, _ = columns(items)
-        if not found:
-            return single_rows, hashed
         # A message is either here or there.
         rows.append(single_rows)
         found.append(hashed.view(np.uint32))
         kinds.append(np.zeros(len(hashed), np.int64))
+        yield
     if not found:
         return np.empty(0, np.int64), np.empty(0, np.int32)
     all_rows = np.concatenate(rows)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,7 +24,9 @@ from rocketspark.protocol import frames
 from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.message import batch
 from rocketspark.store import Store
+from rocketspark.store.commitlog import batch_append
 from rocketspark.store.commitlog.commit_log import CommitLog
+from rocketspark.store.index import key_hashes
 from rocketspark.store.index.key_hashes import TopicKeys, batch_columns, columns
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import request
@@ -239,6 +242,57 @@ def test_large_batches_over_file_ends(tmp_path: Path) -> None:
     assert [frames.decode(answers[n]).code for n in range(12)] == [0] * 12
     last = frames.decode(answers[11]).ext or {}
     assert (last["queueOffset"], len(last["msgId"].split(","))) == ("7500", 1500)
+
+
+KINDS_OF_KEYS: dict[str, Callable[[int], bytes]] = {
+    "a name each": lambda n: b"p%d\x01v\x02KEYS\x01k%d\x02UNIQ_KEY\x01%032X\x02" % (n, n, n),
+    "many keys each": lambda n: b"KEYS\x01%b\x02UNIQ_KEY\x01%032X\x02" % (b" ".join([b"%07d" % n] * 9), n),
+    "of many lengths": lambda n: b"KEYS\x01%b\x02UNIQ_KEY\x01%032X\x02" % (b"k" * (n % 50 + 1), n),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_KEYS)
+def test_a_long_batch_is_read_in_pieces_and_leaves_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    sent = [batch.BatchItem(n % 3, b"b" * (n % 5), KINDS_OF_KEYS[kind](n)) for n in range(10_000)]
+    monkeypatch.setattr(batch_append, "_CUT_IN_STEP", 1000)
+    monkeypatch.setattr(key_hashes, "_SINGLE_IN_STEP", 1000)
+    monkeypatch.setattr(key_hashes, "_LISTS_BYTES_IN_STEP", 70_000)
+    # What one turn hashes and checks; hashes are made for the index alone, checksums where bodies are cut.
+    turn: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+
+    def counted(module: Any, name_: str, texts: int) -> None:
+        real = getattr(module, name_)
+
+        def call(*arguments: Any) -> Any:
+            turn[name_] += len(arguments[texts])
+            return real(*arguments)
+
+        monkeypatch.setattr(module, name_, call)
+
+    counted(key_hashes, "columns", 0)
+    counted(key_hashes, "word_hashes", 1)
+
+    async def main() -> None:
+        broker = await Broker(tmp_path / "pieces", message_bytes_max=4 << 20).start()
+        try:
+            broker.server._topics.put(TopicConfig(topic_name="A", read_queue_nums=2, write_queue_nums=2))
+            steps = broker.server._send._put_message.read_batch(send_header("A", 0, batch=True), batch.encode(sent))
+            turns = 0
+            while next(steps, turns) is None:
+                turns += 1
+                most.update((most | turn) - most)
+                turn.clear()
+            assert turns > 10
+        finally:
+            await broker.server.close()
+
+    run(main())
+    assert max(most.values(), default=0) <= 1000
+    assert (kind == "of many lengths") == (not most)
+    compare(tmp_path, [frame(1, sent), frame(2, alike(3))], message_bytes_max=4 << 20)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ async def test_a_move_backward_commits_nothing_of_what_is_in_hand() -> None:
             first = c._rebalance.pullers[queue]
             await until(lambda: first.process_queue.next_offset == 10)
             del fake.broker.queues["t", 0][5:]
-            fake.broker._stored.set()
+            fake.broker.look_again()
             await until(lambda: first.dropped)
             assert await c.position(queue) == 3
             before = len(fake.broker.committed["g", "t", 0])

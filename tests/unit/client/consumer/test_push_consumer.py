@@ -271,7 +271,7 @@ async def test_what_a_broker_lost_is_void_and_what_was_fetched_below_is_not() ->
             await until(lambda: first.process_queue.next_offset == 10)
             # The pull that it holds is answered with the queue's end, which lies behind what was fetched.
             del fake.broker.queues["t", 0][4:]
-            fake.broker._stored.set()
+            fake.broker.look_again()
             await until(lambda: first.dropped)
             for i in range(4, 10):
                 fake.broker.put("t", 0, b"new %d" % i)
