@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 from tests.java.apache import ApacheCluster
 from tests.java.driver import missing_tools
-from tests.support.patience import LIMIT_S, PATIENT
+from tests.support.patience import LIMIT_MS, LIMIT_S, PATIENT
 
 from rocketspark.client import Producer
 from rocketspark.client.connection import admin_api, client_api
@@ -102,7 +102,8 @@ def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheCluster]:
 @pytest.fixture(scope="session")
 def producer(cluster: Cluster) -> Iterator[Producer]:
     """A client that loads what Spark reads."""
-    with Producer(cluster.namesrv, "spark_tests") as client:
+    # One attempt that waits: what a busy machine answers late would be there twice.
+    with Producer(cluster.namesrv, "spark_tests", send_timeout_ms=LIMIT_MS) as client:
         yield client
 
 
@@ -123,7 +124,12 @@ def make_topic(cluster: Cluster) -> Callable[..., str]:
             for address in cluster.brokers[:brokers]:
                 peer = await dial(address)
                 await admin_api.create_topic(
-                    peer, topic, read_queue_count=queues, write_queue_count=queues, attributes=attributes
+                    peer,
+                    topic,
+                    read_queue_count=queues,
+                    write_queue_count=queues,
+                    attributes=attributes,
+                    timeout_ms=LIMIT_MS,
                 )
                 peer.close()
             namesrv = await dial(cluster.namesrv)

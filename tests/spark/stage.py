@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.support.patience import LIMIT_S
+from tests.support.patience import LIMIT_MS, LIMIT_S
 from tests.support.ports import free_ports
 
 from rocketspark.broker.server import BrokerServer
@@ -98,7 +98,9 @@ class Stage:
     async def _create(self, topic: str, queues: int, brokers: tuple[str, ...]) -> None:
         for name in brokers:
             peer = await dial(self._brokers[name].address)
-            await admin_api.create_topic(peer, topic, read_queue_count=queues, write_queue_count=queues)
+            await admin_api.create_topic(
+                peer, topic, read_queue_count=queues, write_queue_count=queues, timeout_ms=LIMIT_MS
+            )
             peer.close()
         await self._until_route(topic, lambda found: all(found.get(name) == queues for name in brokers))
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.java.apache import ApacheCluster
 from tests.spark.stage import Stage, staged
+from tests.support.patience import LIMIT_MS
 
 from rocketspark.client import Producer
 from rocketspark.client.connection import admin_api, client_api
@@ -397,7 +398,9 @@ def test_on_apache_s_broker_what_is_deleted_or_taken_away_is_told_apart_as_well(
     async def change(topic: str, queues: int) -> None:
         broker, namesrv = await dial(apache.broker), await dial(apache.namesrv)
         if queues:
-            await admin_api.create_topic(broker, topic, read_queue_count=queues, write_queue_count=queues)
+            await admin_api.create_topic(
+                broker, topic, read_queue_count=queues, write_queue_count=queues, timeout_ms=LIMIT_MS
+            )
         else:
             await admin_api.delete_topic(broker, topic)
             await admin_api.delete_topic_route(namesrv, topic)

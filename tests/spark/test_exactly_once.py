@@ -24,6 +24,7 @@ import pytest
 from tests.clients.conftest import CONFIG
 from tests.clients.outages import Servers
 from tests.java.driver import missing_tools
+from tests.support.patience import LIMIT_MS
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import AsyncProducer
@@ -123,7 +124,7 @@ class Query:
             instance = producer._instance
             info = await instance.routes.ask(admin_api.cluster_info)
             peer = await instance.broker(info.broker_addr_table[TARGET_BROKER].broker_addrs[0])
-            await admin_api.create_topic(peer, self.name, read_queue_count=2, write_queue_count=2)
+            await admin_api.create_topic(peer, self.name, read_queue_count=2, write_queue_count=2, timeout_ms=LIMIT_MS)
             while True:
                 try:
                     await instance.routes.refresh(self.name)

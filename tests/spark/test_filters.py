@@ -15,6 +15,7 @@ from tests.java.apache import ApacheCluster, ask
 from tests.spark.available_now import run_to_end
 from tests.spark.conftest import read_rows
 from tests.spark.fake_broker import FakeBroker, make_records, running
+from tests.support.patience import LIMIT_MS
 
 from rocketspark.client import Producer
 from rocketspark.client.connection import admin_api, client_api
@@ -58,7 +59,9 @@ class Loaded(NamedTuple):
 def create(namesrv: str, broker: str, topic: str, attributes: str) -> None:
     async def run() -> None:
         peer = await dial(broker)
-        await admin_api.create_topic(peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes)
+        await admin_api.create_topic(
+            peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes, timeout_ms=LIMIT_MS
+        )
         peer.close()
         server = await dial(namesrv)
         while True:

@@ -14,6 +14,7 @@ from tests.java.apache import await_queues, committed_offset, max_offset
 from tests.java.mqadmin import MqAdmin
 from tests.spark.available_now import run_to_end
 from tests.spark.conftest import read_rows
+from tests.support.patience import LIMIT_MS
 
 from rocketspark.client import Producer
 from rocketspark.client.connection import admin_api, client_api
@@ -73,7 +74,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 async def create(place: Place) -> None:
     peer, server = await dial(place.broker), await dial(place.namesrv)
-    await admin_api.create_topic(peer, place.topic, read_queue_count=2, write_queue_count=2)
+    await admin_api.create_topic(peer, place.topic, read_queue_count=2, write_queue_count=2, timeout_ms=LIMIT_MS)
     while True:
         try:
             await client_api.fetch_route(server, place.topic)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from tests.java.apache import ApacheCluster, await_queues
 from tests.spark.conftest import read_rows
+from tests.support.patience import LIMIT_MS
 
 from rocketspark.client import AsyncProducer, Producer
 from rocketspark.client.connection import admin_api, client_api
@@ -65,7 +66,9 @@ def loaded(request: pytest.FixtureRequest) -> Loaded:
 
 async def create(namesrv: str, broker: str, topic: str, attributes: str) -> None:
     peer = await dial(broker)
-    await admin_api.create_topic(peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes)
+    await admin_api.create_topic(
+        peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes, timeout_ms=LIMIT_MS
+    )
     peer.close()
     server = await dial(namesrv)
     while True:
