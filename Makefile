@@ -1,7 +1,7 @@
 # The commands of the project; `make help` lists them. Set-up runs by itself where a target needs it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python setup-demo setup-tables check fix wire status test test-official test-python test-versions demo demo-archive bench bench-spark soak soak-examples clean
+.PHONY: help setup setup-python setup-demo setup-tables check compiled-tests fix wire status test test-official test-python test-versions demo demo-archive bench bench-spark soak soak-examples clean
 
 PYTHON ?=
 PYTHONS ?=
@@ -58,16 +58,21 @@ wire: setup-python ## messaging.binpb, of RocketMQ 5's gRPC protocol, from messa
 status: setup-python ## what the tests show, as a table, from the marks at the tests
 	@$(BIN)/python -m tests.support.shown_points
 
-# Groups of tests that share servers or a session go to one worker: tests/conftest.py. Official servers make each other
-# wait more than half of the time: there three workers share two cores.
-AT_ONCE = 2
-test-official: AT_ONCE = 3
+# Groups of tests that share servers or a session go to one worker: tests/conftest.py. Servers make each other wait for
+# half of the time: three workers share two cores.
+AT_ONCE = 3
 # Sets are gone through in the same order everywhere.
 HASH_SEED = 0
 soak-examples: HASH_SEED = $(SEED)
-PYTEST = $(WITH_JAVA) PYTHONHASHSEED=$(HASH_SEED) $(BIN)/python -m pytest $(TESTS) -n $(or $(WORKERS),$(AT_ONCE)) --dist loadscope $(OPTIONS)
+# What pytest makes of the tests' code is kept: each worker needs 28 s of processor for it, and 10 s to read it.
+PYTEST = $(WITH_JAVA) PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=$(HASH_SEED) $(BIN)/python -m pytest $(TESTS) -n $(or $(WORKERS),$(AT_ONCE)) --dist loadscope $(OPTIONS)
 
-test: setup $(if $(filter tests,$(TESTS)),check) ## check, then the tests (TESTS=tests/unit for a part alone, WORKERS=1 for one at a time, OPTIONS=--durations=30)
+compiled-tests: setup-python
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests --collect-only -qq -p no:cacheprovider >/dev/null || true
+
+# The tests' code is compiled beside the check, which keeps one core busy.
+test: setup ## check, then the tests (TESTS=tests/unit for a part alone, WORKERS=1 for one at a time, OPTIONS=--durations=30)
+	$(if $(filter tests,$(TESTS)),@$(MAKE) --no-print-directory -j2 check compiled-tests)
 	$(PYTEST) -m "not official and not soak"
 
 test-official: setup ## what drives official clients and brokers beyond `make test`, and the connector's core on Spark 4.0 (TESTS, WORKERS, OPTIONS)
