@@ -131,8 +131,8 @@ def slave_memory_row(mine: Servers, java: Servers | None) -> list[Row]:
 # -- failover
 
 
-def failover_s(pair: Controlled) -> float:
-    """Kill the master under load; the seconds until the other broker acknowledges a send."""
+def failover_s(pair: Controlled, loaded_s: float) -> float:
+    """Kill the master after so long under load; the seconds until the other broker acknowledges a send."""
     master = pair.wait_in_sync()
     stream = raw_send.stream(raw_send.TOPIC, 128)
 
@@ -144,7 +144,7 @@ def failover_s(pair: Controlled) -> float:
 
     thread = threading.Thread(target=load)
     thread.start()
-    time.sleep(1.0)
+    time.sleep(loaded_s)
     other = pair.kill_master()
     began = time.perf_counter()
     until(partial(_acknowledged, other), look_s=PAUSE_S)
@@ -184,7 +184,7 @@ def failover_rows(plan: Plan) -> list[Row]:
             progress(f"failover: round {number + 1}")
             found.append([])
             for pair in pairs:
-                found[-1].append(failover_s(pair))
+                found[-1].append(failover_s(pair, plan.of(1.0, 1.0, 0.05)))
                 pair.start_again()
     values = [(row[0] * 1000, row[1] * 1000 if len(row) > 1 else None) for row in found]
     return [values_row("master killed under load: next answer", "ms", values, less_is_better=True)]

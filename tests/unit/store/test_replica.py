@@ -208,6 +208,8 @@ class Run:
         again = self.make_store(Path(self.slave.settings.root))
         assert_equal(self.master, again, self.count)
         again.close(), self.master.close()
+        # A soak draws thousands of examples.
+        shutil.rmtree(self.folder)
 
 
 def begins(store: Store) -> list[int]:
