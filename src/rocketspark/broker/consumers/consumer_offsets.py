@@ -25,6 +25,8 @@ from collections.abc import (
 from functools import partial
 from types import MappingProxyType
 
+import msgspec
+
 from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.automatic_creation import AutomaticCreation, Made
@@ -150,10 +152,7 @@ class ReadersAnew:
 
     def table(self) -> dict[str, list[int]]:
         """Return the queue ids of all readers, by "topic@group"."""
-        found: dict[str, list[int]] = {}
-        for group, topic, queue_id in self.readers:
-            found.setdefault(f"{topic}@{group}", []).append(queue_id)
-        return found
+        return _queues_of(self.readers)
 
     def replace(self, table: Mapping[str, Iterable[int]]) -> None:
         """Replace all readers by those of a master's table."""
@@ -170,10 +169,7 @@ class ReadersAnew:
             self.changes += 1
 
     def _snapshot(self) -> Iterator[bytes]:
-        resets: dict[str, dict[int, int]] = {}
-        for (group, topic, queue_id), offset in self.resets.items():
-            resets.setdefault(f"{topic}@{group}", {})[queue_id] = offset
-        return pieces(ReadersTable(resets=resets), "readers", self.table())
+        return _readers_json(self.readers.copy(), self.resets.copy())
 
     def save(self) -> None:
         """Write the file if they changed since."""
@@ -214,6 +210,31 @@ def encode_offsets(table: OffsetTable) -> bytes:
         bodies.encode(table.data_version),
         encode_rows(list(table.offset_table.items())),
     )
+
+
+def _queues_of(readers: Iterable[Reader]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for group, topic, queue_id in readers:
+        found.setdefault(f"{topic}@{group}", []).append(queue_id)
+    return found
+
+
+def _readers_json(readers: Iterable[Reader], resets: Mapping[Reader, int]) -> Iterator[bytes]:
+    """Yield readersAnew.json in pieces, all made where they are read: 65,536 offsets at once take 30 ms."""
+    offsets: dict[str, dict[int, int]] = {}
+    for (group, topic, queue_id), offset in resets.items():
+        offsets.setdefault(f"{topic}@{group}", {})[queue_id] = offset
+    # Each of the two has the other one's field empty: the second takes the place of the first one's end.
+    first, second = (
+        pieces(ReadersTable(), "readers", _queues_of(readers)),
+        pieces(ReadersTable(), "resets", offsets, lambda rows: msgspec.json.encode(dict(rows))[1:-1]),
+    )
+    part = next(first)
+    for following in first:
+        yield part
+        part = following
+    yield next(second).partition(b'"readers":{')[2]
+    yield from second
 
 
 def encode_rows(rows: list[tuple[str, dict[int, int]]]) -> bytes:

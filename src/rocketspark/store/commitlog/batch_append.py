@@ -152,8 +152,9 @@ def records(
         return _alike_records(layout, suffix, head, positions, first_offset)
     record_sizes = sizes(layout, len(suffix))
     crcs = None if commits is None else commits.crcs
-    cut = layout if isinstance(layout, CutBatch) else None
-    layout = cut.layout if cut is not None else layout
+    cut: CutBatch | None = None
+    if isinstance(layout, CutBatch):
+        cut, layout = layout, layout.layout
     count, body = layout.message_count, layout.body
     if layout.width:
         body_bytes, width, size = int(layout.body_bytes[0]), layout.width, int(record_sizes[0])
@@ -175,8 +176,8 @@ def records(
     rows[:] = np.frombuffer(head, np.uint8)
     _fill(rows.view(_HEAD).reshape(count), layout, record_sizes, positions, first_offset, cut.crcs, commits)
     fixed = rows.tobytes()
-    heads = [fixed[a : a + FIXED_BYTES_V4] for a in range(0, len(fixed), FIXED_BYTES_V4)]
-    parts = zip(heads, cut.bodies, repeat(suffix), cut.tails, strict=False)
+    fixed_parts = [fixed[a : a + FIXED_BYTES_V4] for a in range(0, len(fixed), FIXED_BYTES_V4)]
+    parts = zip(fixed_parts, cut.bodies, repeat(suffix), cut.tails, strict=False)
     return memoryview(bytearray().join(chain.from_iterable(parts)))
 
 
