@@ -28,7 +28,7 @@ async def failover_hard(world: World) -> dict[str, Any]:
     return await failover(world, hard=True)
 
 
-async def failover(world: World, *, hard: bool = False) -> dict[str, Any]:
+async def failover(world: World, *, hard: bool = False, controllers: int = 1) -> dict[str, Any]:
     """Senders and a reader beside faults; then everything is mended and has to agree."""
     chance = world.random("plan")
     replicas = chance.choice([2, 2, 2, 3])
@@ -37,7 +37,7 @@ async def failover(world: World, *, hard: bool = False) -> dict[str, Any]:
         "in_sync_replicas_min": chance.choice([1, 1, 2]),
     }
     world.plan["cluster"] = {"replicas": replicas, **settings}
-    cluster = Cluster(world, replicas=replicas, **settings)
+    cluster = Cluster(world, replicas=replicas, controllers=controllers, **settings)
     senders = [world.node(f"sender-{number}") for number in range(chance.randint(1, 3))]
     reader = world.node("reader")
     drawn = draw_faults(chance, cluster, [*senders, reader], begin_s=FAULTS_FROM_S, end_s=FAULTS_UNTIL_S)
@@ -90,6 +90,9 @@ async def failover(world: World, *, hard: bool = False) -> dict[str, Any]:
     running = [node.start(send) for node in senders] + [reader.start(follow)]
     await Faults(cluster, hard=hard).run(faults)
     mended_s = world.now_s
+    if controllers > 1:
+        assert cluster.council is not None
+        await cluster.council.make_whole(SETTLE_S)
     await cluster.wait_in_sync(replicas, SETTLE_S)
     world.record("settled", after=round(world.now_s - mended_s, 3))
     for process in running:

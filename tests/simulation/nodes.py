@@ -10,20 +10,19 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from tests.simulation.council import Council, serve
 from tests.simulation.loop import current_process
 from tests.simulation.world import Node, NodeDied, Process, World
 
 from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.controller.server import ControllerServer
-from rocketspark.controller.settings import ControllerSettings
 from rocketspark.errors import RocketSparkError
 from rocketspark.namesrv.server import NameServer
 from rocketspark.store.store import Store
 from rocketspark.transport.connections import Connections
 
-NAMESRV_PORT, CONTROLLER_PORT, BROKER_PORT = 9876, 9877, 10911
+NAMESRV_PORT, BROKER_PORT = 9876, 10911
 
 # Small files, so that a run crosses many of them and disks cost little.
 BROKER: dict[str, Any] = {
@@ -68,40 +67,39 @@ def _truncated(store: Store, position: int) -> None:
 Store.truncate = _truncated  # type: ignore[method-assign]
 
 
-async def serve(node: Node, server: Any) -> None:
-    """Start a server, say so, and let it run until the process is asked to stop."""
-    process = current_process()
-    stop = process.stop_wanted = asyncio.Event()
-    await server.start()
-    process.server = server
-    process.is_ready = True
-    node.world.record("ready", node=node.name)
-    await stop.wait()
-    await server.close()
-
-
 class Cluster:
     """A NameServer and one broker name.
 
-    `replicas`: 1 for a single master; 2 and more for a controller and so many brokers that it elects from.
-    `settings`: of the brokers, over BROKER and REPLICA.
+    `replicas`: 1 for a single master; 2 and more for so many brokers that a controller elects from; 0 for controllers
+    alone. `controllers`: how many, one by default if there is something to elect. `settings`: of the brokers, over
+    BROKER and REPLICA.
     """
 
-    def __init__(self, world: World, *, replicas: int = 1, name: str = "broker-a", **settings: Any) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        replicas: int = 1,
+        controllers: int | None = None,
+        name: str = "broker-a",
+        **settings: Any,
+    ) -> None:
         self.world = world
         self.name = name
         self.settings = settings
         self.namesrv = world.node("namesrv")
-        self.controller = world.node("controller") if replicas > 1 else None
+        count = int(replicas != 1) if controllers is None else controllers
+        self.council = Council(world, count) if count else None
         self.brokers = [world.node(f"{name}-{number}") for number in range(1, replicas + 1)]
-        # By node: the process that was started last, alive or not.
-        self.latest: dict[str, Process] = {}
         self.namesrv_address = f"{self.namesrv.ip}:{NAMESRV_PORT}"
-        self.controller_address = f"{self.controller.ip}:{CONTROLLER_PORT}" if self.controller else ""
 
     @property
     def servers(self) -> list[Node]:
-        return [self.namesrv, *([self.controller] if self.controller else []), *self.brokers]
+        return [self.namesrv, *self.controllers, *self.brokers]
+
+    @property
+    def controllers(self) -> list[Node]:
+        return self.council.nodes if self.council else []
 
     def broker_settings(self, node: Node) -> BrokerSettings:
         own: dict[str, Any] = {
@@ -111,10 +109,10 @@ class Cluster:
             "listen_host": node.ip,
             "listen_port": BROKER_PORT,
         }
-        if self.controller is not None:
+        if self.council is not None:
             own |= REPLICA | {
                 "controller_mode": True,
-                "controller_addresses": self.controller_address,
+                "controller_addresses": ";".join(self.council.addresses),
                 "broker_role": "SLAVE",
                 "broker_id": -1,
                 "all_ack_in_sync_set": True,
@@ -130,23 +128,14 @@ class Cluster:
 
             async def main(node: Node) -> None:
                 await serve(node, NameServer(node.ip, NAMESRV_PORT))
-        elif node is self.controller:
-
-            async def main(node: Node) -> None:
-                settings = ControllerSettings(
-                    {"scanInactiveMasterInterval": "500", "scanNotActiveBrokerInterval": "500"},
-                    listen=f"{node.ip}:{CONTROLLER_PORT}",
-                    folder=node.disk.root / "controller",
-                )
-                await serve(node, ControllerServer(settings))
+        elif self.council is not None and node in self.council.nodes:
+            return self.council.start(node)
         else:
 
             async def main(node: Node) -> None:
                 await serve(node, BrokerServer(self.broker_settings(node)))
 
-        process = node.start(main, node.name)
-        self.latest[node.name] = process
-        return process
+        return node.start(main, node.name)
 
     def restart(self, node: Node) -> Process | None:
         """Start it again on what its disk has, if it does not run."""
@@ -160,7 +149,7 @@ class Cluster:
                 if process.has_ended:
                     await process.wait()
                 await asyncio.sleep(0.01)
-        if self.controller is not None:
+        if self.council is not None:
             await self.wait_in_sync(len(self.brokers))
 
     async def stop(self) -> None:
@@ -193,10 +182,9 @@ class Cluster:
         return 0 if found is None or found.master is None else len(found.in_sync)
 
     def known_in_sync(self) -> int:
-        """Return how many replicas are in sync as the controller's disk says; it may be down."""
-        assert self.controller is not None
-        server = self.latest[self.controller.name].server
-        found = server._journal.sets.get(self.name) if server is not None else None
+        """Return how many replicas are in sync as the controllers' disks say; they may be down."""
+        assert self.council is not None
+        found = self.council.sets().get(self.name)
         return 0 if found is None or found.master is None else len(found.in_sync)
 
     async def elect(self, node: Node) -> None:
@@ -209,9 +197,9 @@ class Cluster:
             ),
             None,
         )
-        if number is None:
+        if number is None or self.council is None:
             return
-        client = ControllerClient([self.controller_address], connections=Connections())
+        client = ControllerClient(self.council.addresses, connections=Connections())
         try:
             await client.elect("DefaultCluster", self.name, number, designate=True)
         except (RocketSparkError, OSError) as e:
@@ -220,8 +208,8 @@ class Cluster:
             await client.close()
 
     async def _known(self) -> Any:
-        connections = Connections()
-        client = ControllerClient([self.controller_address], connections=connections)
+        assert self.council is not None
+        client = ControllerClient(self.council.addresses, connections=Connections())
         try:
             return await client.replica_info(self.name)
         except (RocketSparkError, OSError):

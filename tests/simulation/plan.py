@@ -9,6 +9,7 @@ import asyncio
 import random
 from typing import Any
 
+from tests.simulation.council import Council
 from tests.simulation.nodes import Cluster
 from tests.simulation.world import Node
 
@@ -31,6 +32,13 @@ KINDS: dict[str, tuple[int, str]] = {
     "drift": (1, "servers"),
     "elect": (3, "brokers"),
 }
+# Of several controllers: what is on their disks is agreed on by two.
+COUNCIL_KINDS: dict[str, tuple[int, str]] = {
+    "power of a controller": (6, "controllers"),
+    "power of a controller at call": (4, "controllers"),
+    "wipe": (3, "controllers"),
+    "remove": (3, "controllers"),
+}
 # Between two losses of power: what one has lost the other has flushed by then.
 POWER_PAUSE_S = 3.0
 LONG_S = 12.0
@@ -43,16 +51,23 @@ def draw_faults(chance: random.Random, cluster: Cluster, clients: list[Node], *,
     names = [node.name for node in cluster.servers]
     brokers = [node.name for node in cluster.brokers]
     every = names + [node.name for node in clients]
-    kinds = [kind for kind, (weight, _) in KINDS.items() for _ in range(weight)]
+    controllers = [node.name for node in cluster.controllers]
+    table = KINDS | COUNCIL_KINDS if len(controllers) > 1 else KINDS
+    if not brokers:
+        table = {kind: drawn for kind, drawn in table.items() if drawn[1] != "brokers"}
+        names, brokers = controllers, controllers
+    kinds = [kind for kind, (weight, _) in table.items() for _ in range(weight)]
     if len(brokers) == 1:
         # Alone it promises nothing of what was not flushed, and nobody is elected.
         kinds = [kind for kind in kinds if not kind.startswith("power") and kind != "elect"]
     found: list[Fault] = []
     for _ in range(chance.randint(1, 12)):
         kind = chance.choice(kinds)
-        where = KINDS[kind][1]
+        where = table[kind][1]
         # Brokers are what most is to be found in.
         target = chance.choice(brokers if where == "brokers" or chance.random() < 0.5 else names)
+        if where == "controllers":
+            target = chance.choice(controllers)
         fault: Fault = {"at": round(chance.uniform(begin_s, end_s), 3), "kind": kind, "node": target}
         fault["seconds"] = round(chance.choice([chance.uniform(0.05, 2), chance.uniform(0.5, LONG_S)]), 3)
         if where == "pairs":
@@ -138,9 +153,14 @@ class Faults:
         match kind:
             case "kill":
                 node.kill()
-            case "power":
+            case "power" | "power of a controller":
                 node.power_loss()
-            case "kill at call" | "power at call":
+            case "wipe":
+                node.kill()
+                node.wipe()
+            case "remove":
+                await self._council.remove(node)
+            case "kill at call" | "power at call" | "power of a controller at call":
                 node.kill_at_call(value, power=kind.startswith("power"))
             case "halt":
                 node.halt()
@@ -170,7 +190,12 @@ class Faults:
         self._under_way.remove(fault)
         world.record("mended", what=kind, node=node.name)
         match kind:
-            case "kill" | "power" | "kill at call" | "power at call":
+            case "remove":
+                await self._council.add(node)
+            case "kill" | "power" | "kill at call" | "power at call" | "wipe":
+                node.kill_at_call(0)
+                self._cluster.restart(node)
+            case "power of a controller" | "power of a controller at call":
                 node.kill_at_call(0)
                 self._cluster.restart(node)
             case "halt":
@@ -194,7 +219,16 @@ class Faults:
             case "drift":
                 node.clock.drift = 1.0
 
+    @property
+    def _council(self) -> Council:
+        assert self._cluster.council is not None
+        return self._cluster.council
+
     def _is_spared(self, fault: Fault, node: Node) -> bool:
+        if fault["kind"] in ("wipe", "remove"):
+            # Who has an empty disk does not count before it has all again, nor who is taken out.
+            under_way = any(other["kind"] in ("wipe", "remove") for other in self._under_way)
+            return under_way or not self._council.is_whole()
         weak = self._weak
         if weak is None or self._hard:
             return False

@@ -55,3 +55,24 @@ async def a_master_is_back_without_its_disk(world: World) -> dict[str, Any]:
     found = await client.run(committed)
     await cluster.stop()
     return {"committed": found}
+
+
+async def a_controller_is_back_with_its_clock_set_back(world: World) -> None:
+    """A leader is back with a clock of an hour ago: the others hear it, and two of three decide (council, seed 1)."""
+    cluster = Cluster(world, replicas=0, controllers=3)
+    group = cluster.council
+    assert group is not None
+    await cluster.start()
+    await group.make_whole()
+    first = group.leader()
+    assert first is not None
+    first.power_loss()
+    first.clock.jump(-3600)
+    while (second := group.leader()) is None:
+        await asyncio.sleep(0.1)
+    cluster.restart(first)
+    await asyncio.sleep(2)
+    second.kill()
+    async with asyncio.timeout(10):
+        while group.leader() is None:
+            await asyncio.sleep(0.1)

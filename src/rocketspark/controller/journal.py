@@ -21,7 +21,7 @@ from rocketspark.errors import ConfigError
 from rocketspark.model import typed_json
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.store.files import config_files
-from rocketspark.store.files.system_calls import DirectoryLock, OsFiles, failure
+from rocketspark.store.files.system_calls import DirectoryLock, OsFiles, failure, make_folder
 
 log = LimitedLog("rocketspark.controller")
 
@@ -48,7 +48,7 @@ class StateFile:
         Raises ConfigError for a file that cannot be used, StoreError for a folder that is in use or not writable.
         """
         try:
-            self._files.make_directory(self._folder)
+            make_folder(self._files, self._folder)
         except OSError as e:
             raise failure(e, "make", self._folder) from e
         self._lock.acquire()

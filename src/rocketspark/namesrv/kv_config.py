@@ -12,6 +12,7 @@ from rocketspark.model import typed_json
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
+from rocketspark.store.files.system_calls import OsFiles, make_folder
 
 ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
 NAME_CHARACTERS_MAX = 255
@@ -87,7 +88,7 @@ class KvConfig:
             return
         fresh = self._path.with_suffix(".tmp")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(OsFiles(), str(self._path.parent))
             with open(fresh, "wb") as f:
                 f.write(msgspec.json.format(msgspec.json.encode(_Document(tables)), indent=1))
                 f.flush()

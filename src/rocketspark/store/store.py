@@ -31,6 +31,7 @@ from rocketspark.store.files.system_calls import (
     boot_id,
     failure,
     free_bytes,
+    make_folder,
     remove_file,
 )
 from rocketspark.store.get_message import MessageReader
@@ -88,7 +89,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         root = s.root
         for path in (root, f"{root}/config", s.commit_log or f"{root}/commitlog", f"{root}/consumequeue"):
             try:
-                self._make_folder(path)
+                make_folder(self._files, path)
             except OSError as e:
                 raise failure(e, "create the directory", path) from e
         self._lock = DirectoryLock(f"{root}/lock")
@@ -99,20 +100,6 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             self._lock.release()
             raise
         self._opened = True
-
-    def _make_folder(self, path: str) -> None:
-        """Make a folder with its parents. Of each that is new the name is on the disk then: all below hangs on it."""
-        new = []
-        while path and not os.path.isdir(path):
-            new.append(path)
-            path = os.path.dirname(path)
-        if new:
-            self._files.make_directory(new[0])
-        for made in reversed(new):
-            try:
-                self._files.sync_directory(os.path.dirname(made) or ".")
-            except PermissionError:
-                pass  # Who may not read a folder cannot put it on the disk.
 
     def _open(self) -> None:
         s = self.settings

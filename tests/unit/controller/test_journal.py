@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.unit.controller.sets_under_test import three_in_sync
 
+from rocketspark.controller.group.group_journal import GroupJournal
+from rocketspark.controller.group.members import Member
 from rocketspark.controller.journal import NAME, StateFile, decode, encode
 from rocketspark.controller.replica_sets import Sets
 from rocketspark.errors import ConfigError, StoreError, StoreFull, StoreLocked
@@ -149,3 +151,29 @@ def test_one_controller_at_a_time(tmp_path: Path) -> None:
         StateFile(str(tmp_path)).open()
     file.close()
     assert opened(tmp_path) == {}
+
+
+@pytest.mark.shows("a controller's folder keeps its name over a power cut, of one alone and of a group")
+def test_of_a_folder_that_a_controller_makes_the_name_is_on_the_disk(tmp_path: Path) -> None:
+    """Seed 1 of the simulated group lost it: a member that lost its power came back with an empty disk."""
+    synced: list[str] = []
+
+    class Noted(OsFiles):
+        def sync_directory(self, path: str) -> None:
+            synced.append(path)
+            super().sync_directory(path)
+
+    for name in ("alone", "group"):
+        folder = tmp_path / name / "controller"
+        if name == "alone":
+            StateFile(str(folder), Noted()).open()
+        else:
+            members = [Member("n0", "a:1"), Member("n1", "b:1")]
+            GroupJournal(str(folder), "g", members[0], members, hooks=None, tls=None, files=Noted()).open()
+        assert {str(tmp_path), str(tmp_path / name)} <= set(synced)
+        synced.clear()
+    # Who made it may have ended before its name was there.
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    StateFile(str(folder), Noted()).open()
+    assert str(tmp_path) in synced

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocketspark.cli.serving.child_processes import ChildProcess
+from rocketspark.store.files.system_calls import OsFiles, make_folder
 from rocketspark.transport.dialing import free_ports
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _conf(folder: Path, settings: BrokerSettings, askers: dict[str, str]) -> Pat
         write_gate.SWITCH: "true",
         write_gate.CREDENTIALS: json.dumps(credentials),
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(OsFiles(), str(folder))
     path = folder / CONF
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         file.writelines(f"{key}={value}\n" for key, value in values.items())

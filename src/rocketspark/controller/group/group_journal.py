@@ -33,7 +33,7 @@ from rocketspark.model import typed_json
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
-from rocketspark.store.files.system_calls import DirectoryLock, OsFiles, failure
+from rocketspark.store.files.system_calls import DirectoryLock, OsFiles, failure, make_folder
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes, RpcHooks
@@ -120,7 +120,7 @@ class GroupJournal:
     def open(self) -> None:
         """Take the folder. Raises ConfigError, StoreError."""
         try:
-            self._files.make_directory(self._folder)
+            make_folder(self._files, self._folder)
         except OSError as e:
             raise failure(e, "make", self._folder) from e
         self._lock.acquire()
@@ -371,7 +371,13 @@ class GroupJournal:
     def hello(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """CONTROLLER_GROUP_HELLO (7310022): what this member is."""
         status = self._status
-        found = Hello(self._own, self._group, self._beginning, status.leader or "", list(status.members))
+        try:
+            asks = typed_json.decode(body, Hello).name
+        except msgspec.DecodeError:
+            asks = ""
+        found = Hello(
+            self._own, self._group, self._beginning, status.leader or "", list(status.members), self._links.heard(asks)
+        )
         return reply(request.opaque, body=msgspec.json.encode(found))
 
     async def change(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:

@@ -2,7 +2,8 @@
 
 It is the controllers' own port: TLS, the signature and the gate are those of every request there. Rule: what one member
 sends another one comes in order, or the way ends; a message of a way that has ended is not taken after those of the
-next one.
+next one. Which one that is no clock says: the other end is asked for the newest that it knows, and a clock may be set
+back.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import msgspec
 
 from rocketspark import machine
 from rocketspark.controller.group.members import parse_member
+from rocketspark.controller.group.messages import Hello
 from rocketspark.errors import RocketSparkError, ServerError
+from rocketspark.model import typed_json
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.transport.connections import dial
@@ -29,10 +32,11 @@ RETRY_S = 0.3
 DIAL_MS = 2000
 # A member that does not read is taken for gone.
 UNREAD_BYTES_MAX = 32 << 20
+START_MAX = (1 << 63) - 1
 
 
 class Letter(msgspec.Struct, frozen=True, array_like=True):
-    """One message. `start`, `number`: when its sender started, by its own clock, and how many it sent since."""
+    """One message. `start`, `number`: which way of its sender it came on, and how many came before: they only rise."""
 
     group: str
     sender: str
@@ -62,7 +66,8 @@ class Links:
         self._hooks, self._tls = hooks, tls
         self._ways: dict[str, asyncio.Task[None]] = {}
         self._peers: dict[str, Peer] = {}
-        self._start, self._number = machine.time_ns(), 0
+        self._starts: dict[str, int] = {}
+        self._number = 0
         # By sender: the start and number of its newest message, and the connection that brought it.
         self._last: dict[str, tuple[int, int, Peer]] = {}
 
@@ -83,15 +88,31 @@ class Links:
                 log.warning("controller %s cannot be reached: %s", name, e)
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._peers[name] = peer
-            self._told(name, True)
             try:
-                await peer.wait_closed()
+                await self._begin(name, peer)
+                await self._hold(name, peer)
+            except (RocketSparkError, msgspec.DecodeError) as e:
+                log.warning("controller %s cannot be reached: %s", name, e)
             finally:
-                del self._peers[name]
-                self._told(name, False)
                 peer.close()
             await asyncio.sleep(RETRY_S)
+
+    async def _begin(self, name: str, peer: Peer) -> None:
+        """Give a way a start higher than that of any before. Raises TransportError, ServerError, DecodeError."""
+        body = msgspec.json.encode(Hello(self._own, self._group))
+        found = await peer.request(RequestCode.CONTROLLER_GROUP_HELLO, None, body, timeout_ms=DIAL_MS)
+        heard = typed_json.decode(found.raise_for_code("the other controller").body, Hello).heard
+        self._starts[name] = min(max(machine.time_ns(), heard + 1, self._starts.get(name, 0) + 1), START_MAX)
+
+    async def _hold(self, name: str, peer: Peer) -> None:
+        """Have a way open until it ends."""
+        self._peers[name] = peer
+        self._told(name, True)
+        try:
+            await peer.wait_closed()
+        finally:
+            del self._peers[name]
+            self._told(name, False)
 
     def send(self, name: str, message: dict[str, Any]) -> None:
         """Send a message if there is a way."""
@@ -103,14 +124,19 @@ class Links:
             peer.abort()
             return
         self._number += 1
-        letter = Letter(self._group, self._own, name, self._start, self._number, message)
+        letter = Letter(self._group, self._own, name, self._starts[name], self._number, message)
         peer.oneway(RequestCode.CONTROLLER_GROUP_MESSAGE, None, msgspec.msgpack.encode(letter))
+
+    def heard(self, name: str) -> int:
+        """Return the start of the newest way of a member that a message came on; 0 if none did."""
+        last = self._last.get(name)
+        return last[0] if last is not None else 0
 
     def read(self, peer: Peer, body: bytes, known: Container[str]) -> Letter | None:
         """Return the letter in a request; None for one that is late, of nobody who is known, or for others.
 
-        One of a process that started earlier is late while the connection of the other process is open: a clock may
-        have been set back between the two starts. Raises ServerError if it is none.
+        One of an earlier way is late while the connection of the other is open: a member of an older version does not
+        ask for the newest, and its clock may have been set back. Raises ServerError if it is none.
         """
         try:
             letter = _letters.decode(body)

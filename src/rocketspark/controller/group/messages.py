@@ -6,13 +6,17 @@ import msgspec
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a member says of itself: its name, how it began (`founding.Beginning`), who leads and who belongs to it."""
+    """What a member says of itself: its name, how it began (`founding.Beginning`), who leads and who belongs to it.
+
+    `heard`: the start of the newest way on which it had a message of the member that asks.
+    """
 
     name: str = ""
     group: str = ""
     beginning: str = ""
     leader: str = ""
     members: list[str] = []
+    heard: int = 0
 
 
 class Change(msgspec.Struct, frozen=True):

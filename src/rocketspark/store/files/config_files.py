@@ -16,7 +16,7 @@ from typing import Any
 from rocketspark.errors import ConfigError, ServerError, StoreError
 from rocketspark.model.conf_lines import parse_properties, replace_values
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.store.files.system_calls import OsFiles, failure
+from rocketspark.store.files.system_calls import OsFiles, failure, make_folder
 
 _SEAL = re.compile(r'\{"crc":([0-9]{1,10}),')
 
@@ -92,7 +92,9 @@ def write(
     except StoreError:
         pass
     try:
-        files.make_directory(os.path.dirname(path) or ".")
+        folder = os.path.dirname(path) or "."
+        if not os.path.isdir(folder):
+            make_folder(files, folder)
         if before and before != text:
             _replace(files, f"{path}.bak", before, mode)
         _replace(files, path, text, mode)

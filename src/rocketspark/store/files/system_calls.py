@@ -319,6 +319,27 @@ class OsFiles:
 _held: set[str] = set()
 
 
+def make_folder(files: OsFiles, path: str) -> None:
+    """Make a folder with its parents. Of each that is new the name is on the disk then: all below hangs on it.
+
+    One that holds nothing yet counts as new: who made it may have ended before its name was there. Raises OSError.
+    """
+    new = []
+    at = path
+    while at and not os.path.isdir(at):
+        new.append(at)
+        at = os.path.dirname(at)
+    if new:
+        files.make_directory(new[0])
+    elif set(os.listdir(path)) <= {"lock"}:
+        new = [path]
+    for made in reversed(new):
+        try:
+            files.sync_directory(os.path.dirname(made) or ".")
+        except PermissionError:
+            pass  # Who may not read a folder cannot put it on the disk.
+
+
 class DirectoryLock:
     """A lock file, locked as Java's FileChannel.tryLock does it (bytes 0 to 1)."""
 

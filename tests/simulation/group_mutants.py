@@ -1,0 +1,89 @@
+"""Defects planted into groups of controllers, each with the rule of `group` that has to notice it.
+
+`python -m tests.simulation.run --scenario tests.simulation.group_mutants:NAME --seed N` runs one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+from tests.simulation.mutants import plant
+from tests.simulation.world import World
+
+
+class Planted(NamedTuple):
+    """`text` of `file` (below src/rocketspark) becomes `defect`; then `rules`, by commas, break in `scenario`."""
+
+    rules: str
+    file: str
+    text: str
+    defect: str
+    scenario: str
+    seed: int
+
+
+JOURNAL = "controller/group/group_journal.py"
+TABLE = {
+    "a_decision_is_answered_before_it_is_agreed_on": Planted(
+        "an epoch has one master,what was decided stays,none decides alone",
+        JOURNAL,
+        "            outcome = await self._outcome(functools.partial(self._thread.propose, entry))\n",
+        "            self._thread.propose(entry, lambda outcome: None)\n            outcome = True\n",
+        "council",
+        1,
+    ),
+    "what_changes_nothing_is_answered_at_once": Planted(
+        "what was decided stays",
+        JOURNAL,
+        "            outcome = await self._outcome(functools.partial(self._thread.propose, entry))\n",
+        "            outcome = not (events or looked) or await self._outcome(\n"
+        "                functools.partial(self._thread.propose, entry)\n            )\n",
+        "a_leader_was_asleep",
+        3,
+    ),
+    "who_has_an_empty_disk_votes": Planted(
+        "none decides alone",
+        "controller/group/raft_member.py",
+        "        if self._log.standing == LEARNER and (",
+        "        if not kind and (",
+        "a_disk_is_lost",
+        1,
+    ),
+    "an_entry_is_told_before_it_is_on_the_disk": Planted(
+        "it goes on",
+        "controller/group/raft_log.py",
+        "            self._files.sync_file(self.path)\n        except OSError as e:\n"
+        '            raise failure(e, "write", self.path, len(record)) from e\n',
+        "            pass\n        except OSError as e:\n"
+        '            raise failure(e, "write", self.path, len(record)) from e\n',
+        "all_lose_power",
+        1,
+    ),
+    "a_master_without_controllers_gives_way": Planted(
+        "sends in sync go on",
+        "broker/replication/replicas_manager.py",
+        '            done = await self._tried("look at the controller\'s data", self._look)\n',
+        '            done = await self._tried("look at the controller\'s data", self._look)\n'
+        "            if not done and self._role.epoch:\n"
+        '                await self._controlled.become_slave("10.9.9.9:1", self._role.epoch)\n',
+        "two_of_three_are_lost",
+        1,
+    ),
+}
+
+
+def __getattr__(name: str) -> Callable[[World], Coroutine[Any, Any, Any]]:
+    """Return the scenario of a planted defect."""
+    if name not in TABLE:
+        raise AttributeError(name)
+    # Not before: the table is read by who runs no world, too.
+    group = importlib.import_module("tests.simulation.group")
+    planted = TABLE[name]
+
+    async def scenario(world: World) -> Any:
+        plant(planted.file, planted.text, planted.defect)
+        return await getattr(group, planted.scenario)(world)
+
+    return scenario

@@ -1,0 +1,42 @@
+"""Three controllers under seeds: what is decided stays, and a majority alone decides, whatever happens to one."""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulation.group_mutants import TABLE
+from tests.simulation.test_world import outcomes
+
+GROUP = "tests.simulation.group"
+LOSSES = ["two_of_three_are_lost", "leader_is_killed", "a_leader_was_asleep", "all_lose_power", "a_disk_is_lost"]
+
+
+@pytest.mark.shows(
+    "three controllers under kills, halts, cuts, losses of power, lost disks, members taken out and put back, by seeds:"
+    " no two masters of an epoch, nothing decided is lost, nothing is decided by one of three"
+)
+@pytest.mark.parametrize(("scenario", "seeds"), [("council", range(1, 7)), ("failover_of_three", range(1, 5))])
+def test_what_a_group_decides_stays_under_faults(scenario: str, seeds: range) -> None:
+    found = outcomes(f"{GROUP}:{scenario}", *seeds)
+    assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
+    assert all(outcome["result"]["told"] > 10 for outcome in found)
+
+
+@pytest.mark.shows("two of three controllers lost: nobody is elected, sends in sync go on; all three without power")
+@pytest.mark.parametrize("scenario", LOSSES)
+def test_a_group_loses_members_and_goes_on(scenario: str) -> None:
+    assert [outcome["error"] for outcome in outcomes(f"{GROUP}:{scenario}", 1, 2)] == ["", ""]
+
+
+@pytest.mark.shows("mended: a controller whose machine's clock was set back is heard by the others again")
+def test_a_member_is_heard_whatever_its_clock_says() -> None:
+    (found,) = outcomes("tests.simulation.regressions:a_controller_is_back_with_its_clock_set_back", 1)
+    assert found["error"] == ""
+
+
+@pytest.mark.shows("nemesis, planted defects")
+@pytest.mark.parametrize("name", TABLE)
+def test_a_defect_planted_into_a_group_breaks_its_rules(name: str) -> None:
+    planted = TABLE[name]
+    (found,) = outcomes(f"tests.simulation.group_mutants:{name}", planted.seed)
+    for rule in planted.rules.split(","):
+        assert rule in found["error"], found["error"][-2000:]
