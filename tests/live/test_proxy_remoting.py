@@ -21,6 +21,7 @@ from rocketspark.client.connection.credentials import Signer
 from rocketspark.client.hooks import HookSet
 from rocketspark.errors import ConnectionLost
 from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
@@ -275,5 +276,37 @@ def test_a_locked_cluster_is_locked_here_too(locked_proxy: RunningProxy, user: s
         found = await client.request(RequestCode.SEND_MESSAGE_V2, ext, b"x")
         assert found.code == code, found.remark
         client.close()
+
+    asyncio.run(run())
+
+
+def test_who_names_a_message_by_its_place_is_known_by_his_own_address(
+    locked_proxy: RunningProxy, locked: Cluster
+) -> None:
+    """By rules that name addresses, and by the topic that the message is of."""
+    with SyncOperations(locked.namesrv, **locked.client_options) as operations:
+        operations.create_user("far", "far-secret")
+        operations.create_acl("far", ["Topic:orders", "Group:billing"], ["Sub"], source_ips=["127.0.0.2"])
+        operations.put_group("billing")
+    assert locked_proxy.server.access is not None
+    locked_proxy.run(locked_proxy.server.access.tables._fetch)
+    with Producer(locked.namesrv, **locked.client_options) as producer:
+        places = [parse_offset_message_id(producer.send(t, b"x").offset_message_id)[2] for t in ("orders", "bills")]
+
+    async def sent_back(host: str, place: int) -> int:
+        client = Peer()
+        client.hooks = signer("far", "far-secret")
+        port = int(locked_proxy.address.rpartition(":")[2])
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: client, "127.0.0.1", port, local_addr=(host, 0))
+        ext = {"offset": str(place), "group": "billing", "delayLevel": "1", "bname": "broker-a"}
+        found = await client.request(RequestCode.CONSUMER_SEND_MSG_BACK, ext)
+        client.close()
+        return found.code
+
+    async def run() -> None:
+        assert await sent_back("127.0.0.2", places[0]) == 0
+        assert await sent_back("127.0.0.2", places[1]) == ResponseCode.NO_PERMISSION
+        assert await sent_back("127.0.0.1", places[0]) == ResponseCode.NO_PERMISSION
 
     asyncio.run(run())

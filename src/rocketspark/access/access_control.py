@@ -13,7 +13,7 @@ from rocketspark.access.tables import User, subject_of
 from rocketspark.errors import ProtocolError, ServerError
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.protocol.request_signing import ACCESS_KEY
+from rocketspark.protocol.request_signing import ACCESS_KEY, FOR_HOST, FOR_USER
 from rocketspark.transport.processor_table import ReceivedRequest, Refusal, Sender
 
 # Requests that name a stored message by its place in the log.
@@ -138,6 +138,10 @@ class AccessControl:
         self, request: ReceivedRequest, username: str | None, authorization: Authorization
     ) -> Refusal | None:
         """Return the answer to a request one of whose resources its user may not use so."""
+        source = request.peer.remote_host
+        if request.code in NAMES_A_PLACE and FOR_USER in request.ext and authorization.is_super(username or ""):
+            # A proxy asks for one of its clients: whose message it is only a broker knows.
+            username, source = request.ext[FOR_USER], request.ext.get(FOR_HOST, "")
         try:
             contexts = contexts_of(request.code, request.ext, request.body, complete=self._complete)
             if self._complete and request.code in NAMES_A_PLACE:
@@ -153,7 +157,7 @@ class AccessControl:
         rule = "nothing to check"
         for context in contexts:
             asked = self._named(context)
-            verdict = authorization.verdict(username, asked, request.peer.remote_host)
+            verdict = authorization.verdict(username, asked, source)
             if verdict.remark is not None:
                 return self._refuse(Check.AUTHORIZATION, request, asked, verdict.rule, verdict.remark)
             rule = verdict.rule

@@ -28,7 +28,8 @@ UNSIGNED_QUERY_VERSION_MAX = 399
 
 # Ours alone: when a request was signed, in ms.
 SIGNED_TIME = "SignedTime"
-# Ours alone, in a proxy's heartbeats: for which user it signs, and where he is.
+# Ours alone, in a proxy's heartbeats and requests that name a message by its place: for which user it signs, and where
+# he is.
 FOR_USER, FOR_HOST = "ForUser", "ForHost"
 # Clocks differ.
 AHEAD_MS_MAX = 5 * 60_000

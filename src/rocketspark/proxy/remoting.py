@@ -2,8 +2,8 @@
 
 Rule: a client has a connection of its own to each broker that it asks, which ends with it: so brokers know their
 clients, and what they ask of one finds it. Codes as Apache's proxy, 5.5.0; all others are not supported. A client's
-signature is checked here, and the request is signed anew; one that names a message by its place keeps his, as the
-broker must know who asks.
+signature is checked here, and the request is signed anew; one that names a message by its place says for whom, as the
+broker alone knows what topic the message is of.
 """
 
 from __future__ import annotations
@@ -211,11 +211,11 @@ class RemotingRelay:
     async def _ask(self, peer: Peer, address: str, received: ReceivedRequest) -> Reply | None:
         behind = await self._connected(peer, address, received)
         ext = dict(received.ext)
-        if self._access is not None and received.code not in NAMES_A_PLACE:
+        if self._access is not None:
             for name in _SIGNATURE_FIELDS:
                 ext.pop(name, None)
-            if received.code == Code.HEART_BEAT:
-                # What brokers ask of a client, they ask of this user.
+            if received.code == Code.HEART_BEAT or received.code in NAMES_A_PLACE:
+                # Of this user is what brokers ask of the client, and it is he who needs the message's topic.
                 ext[request_signing.FOR_USER] = received.ext.get(request_signing.ACCESS_KEY, "")
                 ext[request_signing.FOR_HOST] = peer.remote_host
             if self._behind.signer is not None:
