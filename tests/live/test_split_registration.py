@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.support import broker, connected, name_server, run, until
+from tests.live.support import broker, connected, create, name_server, run, until
 from tests.live.test_namesrv_routes import route
 
 from rocketspark.broker.operations import registration as registration_loop
+from rocketspark.broker.operations.registration import Registration
 from rocketspark.namesrv import handlers as namesrv
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers import TopicHeader
+from rocketspark.protocol.headers.namesrv import DeleteTopicHeader
 from rocketspark.protocol.json.bodies import RegisterBrokerBody, TopicConfig, TopicConfigTable
 from rocketspark.transport.peer import Peer
 
@@ -56,5 +61,60 @@ def test_a_broker_of_many_topics_registers_in_parts(
                     live = names.registry.version_of("DefaultCluster", server.address, 0)
                     assert live == version
                     parts.clear()
+
+    run(main())
+
+
+def test_a_topic_that_is_deleted_comes_back_by_no_registration_that_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who deletes it at the broker, and then at the NameServer, had it back there, for good."""
+    made, asked, on_its_way = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    body, settled = Registration._body, Registration.settled
+
+    async def slowly(self: Registration, *part: Any) -> Any:
+        found = await body(self, *part)
+        made.set()
+        await on_its_way.wait()
+        return found
+
+    async def waited(self: Registration) -> None:
+        asked.set()
+        await settled(self)
+
+    monkeypatch.setattr(Registration, "settled", waited)
+    arrived: list[bool] = []
+    taken = namesrv.NameServerHandlers._registered
+
+    def registered(self: Any, peer: Peer, request: Any, body: RegisterBrokerBody) -> Any:
+        found = yield from taken(self, peer, request, body)
+        if on_its_way.is_set() and "T" in body.topic_config_serialize_wrapper.topic_config_table:
+            arrived.append(True)
+        return found
+
+    monkeypatch.setattr(namesrv.NameServerHandlers, "_registered", registered)
+
+    async def main() -> None:
+        async with (
+            name_server() as names,
+            broker(tmp_path, namesrv_addresses=names.address) as server,
+            connected(names.address) as names_peer,
+            connected(server.address) as peer,
+        ):
+            await create(peer, "T")
+            asked.clear()
+            monkeypatch.setattr(Registration, "_body", slowly)
+            server._registration.again()
+            await made.wait()
+            deleting = asyncio.create_task(peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic="T")))
+            await until(lambda: asked.is_set() or deleting.done())
+            if not deleting.done():
+                on_its_way.set()
+            assert (await deleting).code == 0
+            deletion = DeleteTopicHeader(topic="T")
+            (await names_peer.request(RequestCode.DELETE_TOPIC_IN_NAMESRV, deletion)).raise_for_code("deletion")
+            on_its_way.set()
+            await until(lambda: arrived)
+            assert await route(names_peer, "T") is None
 
     run(main())

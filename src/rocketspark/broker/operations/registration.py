@@ -98,6 +98,8 @@ class Registration:
         self._automatic: list[str] = []
         self._warning: asyncio.Task[None] | None = None
         self._keepers: list[asyncio.Task[None]] = []
+        # Of the registrations of all topics that are under way.
+        self._whole: set[asyncio.Future[None]] = set()
 
     async def start(self, address: str) -> None:
         """Register everywhere; a NameServer that is not there yet is tried again in the background."""
@@ -116,6 +118,8 @@ class Registration:
         while True:
             wait_s = interval_s
             again.clear()
+            whole = asyncio.get_running_loop().create_future()
+            self._whole.add(whole)
             try:
                 ordered = await self._register_all(namesrv)
                 self._topics.set_ordered(ordered)
@@ -130,6 +134,9 @@ class Registration:
                 log.exception("NameServer %s: registration failed; tried again", namesrv)
                 failing = True
                 wait_s = min(RETRY_S, interval_s)
+            finally:
+                self._whole.discard(whole)
+                _end(whole)
             first.set()
             peer = self._connections.open_peer(namesrv)
             asked = asyncio.create_task(again.wait())
@@ -199,10 +206,14 @@ class Registration:
         return 0
 
     async def settled(self) -> None:
-        """Wait until the NameServers have heard of every change so far, or do not answer."""
+        """Wait until the NameServers have heard of every change so far, or do not answer.
+
+        Also until no registration is under way that may still name a topic that was deleted: the NameServers, told of
+        the deletion before, would take it for one that is there.
+        """
         waited = [teller.latest for teller in self._tellers.values() if teller.latest is not None]
-        if waited:
-            await asyncio.wait(waited)
+        if waited := [*waited, *self._whole]:
+            await asyncio.wait(waited, timeout=SETTLE_S)
 
     async def _tell(self, namesrv: str, topics: list[str]) -> None:
         # With the version as it is now: all changes up to it are in this table, or were told before.

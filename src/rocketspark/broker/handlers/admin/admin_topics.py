@@ -154,6 +154,7 @@ class TopicHandler:
                 self._traffic.forget_topic(name)
         self._pops.ordered.save()
         await self._offsets.saved()
+        await self._settled()
         return reply(request.opaque)
 
     def show(self, peer: Peer, request: Request[TopicConfigHeader], body: bytes) -> bytes:
