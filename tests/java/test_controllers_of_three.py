@@ -142,7 +142,7 @@ def test_brokers_of_ours_follow_three_of_apaches(tmp_path: Path, raft: Any) -> N
         assert found.state() == before
         return 0.0
 
-    def kill_under_two(found: ReplicaSet, load: Answered) -> float:
+    def kill_once_more(found: ReplicaSet, load: Answered) -> float:
         seconds = kill(found, load)
         for server in group.servers.values():
             server.kill()
@@ -152,7 +152,7 @@ def test_brokers_of_ours_follow_three_of_apaches(tmp_path: Path, raft: Any) -> N
 
     took_s: list[tuple[str, float]] = []
     try:
-        acts = [kill, kill_leader, kill_under_two]
+        acts = [kill, kill_leader, kill_once_more]
         failed_over(found, tmp_path, random.Random(raft), acts, lambda name, seconds: took_s.append((name, seconds)))
         print(raft, took_s)
         assert found.state().epoch == 3

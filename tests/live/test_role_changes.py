@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.live.support import connected, create, run, sent, until
+from tests.live.support import connected, create, run, send, sent, settings, until
 from tests.live.test_controller_mode import group
 from tests.live.test_unconfirmed import SLOW, pair
 
+from rocketspark.broker.replication.link.ha_listener import HaListener
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.replication.special_services import SpecialServices
+from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ConfigError, StoreUnwritable
-from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers.controller import ElectMasterHeader
 
 
@@ -80,5 +83,49 @@ def test_deliveries_that_end_slowly_or_fail_leave_a_slave_that_copies(
                 await create(peer)
                 assert await sent(peer, b"taken") == 0
             await until(lambda: first.store.written_position == second.store.written_position)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("role", "refused"),
+    [
+        (
+            {"controller_mode": True, "controller_addresses": "127.0.0.1:9", "broker_id": -1},
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+        ),
+        ({"broker_id": 1}, ResponseCode.SYSTEM_BUSY),
+    ],
+)
+def test_nothing_is_taken_before_the_role_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: dict[str, Any], refused: int
+) -> None:
+    """A client that knows it as the master from before sends as soon as its port is open."""
+
+    async def main() -> None:
+        begins, goes_on = asyncio.Event(), asyncio.Event()
+        begin = HaListener.start
+
+        async def start(listener: HaListener, host: str, port: int) -> None:
+            begins.set()
+            await goes_on.wait()
+            await begin(listener, host, port)
+
+        monkeypatch.setattr(HaListener, "start", start)
+        server = BrokerServer(settings(tmp_path, broker_role="SLAVE", **role))
+        starting = asyncio.ensure_future(server.start())
+        try:
+            await begins.wait()
+            async with connected(server.address) as peer:
+                assert (await send(peer, b"lost")).code in (
+                    ResponseCode.SERVICE_NOT_AVAILABLE,
+                    ResponseCode.SYSTEM_BUSY,
+                )
+        finally:
+            goes_on.set()
+            await starting
+            end = server.store.written_position
+            await server.close()
+        assert end == 0
 
     run(main())

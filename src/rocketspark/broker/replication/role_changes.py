@@ -195,9 +195,7 @@ class Replication(RoleDriver):
         """Take the role that the settings say, listen for slaves, begin to deliver. Raises ConfigError, StoreError."""
         self._address = address
         s = self._settings
-        await self._listen()
-        self._registration.ha_address = self._own_ha_address
-        self._store.cut_happened = self._services.queue_was_cut
+        # Before anything is waited for: the port is open, and who knew this broker as the master may send already.
         if self.manager is not None:
             self.role.kind, self.role.reason = Role.FENCED, "the controller has not said yet who is master"
             s.broker_role = "SLAVE"
@@ -206,6 +204,10 @@ class Replication(RoleDriver):
             self.role.kind = Role.SLAVE
         if not self.role.is_master:
             self._store.become_replica()
+        self.configure()
+        await self._listen()
+        self._registration.ha_address = self._own_ha_address
+        self._store.cut_happened = self._services.queue_was_cut
         self.synchronize = SlaveSynchronize(
             self._tables,
             self._messages,
@@ -218,7 +220,6 @@ class Replication(RoleDriver):
         self.arrivals.synchronize = self.synchronize
         self.synchronize.start()
         self.client.start()
-        self.configure()
         if s.broker_role == "SLAVE" and self._configured_master:
             self.client.set_address(self._configured_master)
         self._warn()
