@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rocketspark.protocol.message import record
 from rocketspark.store.readonly.log_scan import LogScan
@@ -104,6 +104,7 @@ class Stored(NamedTuple):
     queue: int
     offset: int
     body: str
+    stored_ms: int = 0
 
 
 class History(NamedTuple):
@@ -117,6 +118,10 @@ class History(NamedTuple):
     committed: list[Committed]
     faults: list[dict[str, Any]]
     troubles_s: list[float]
+    # From when to when something was wrong, and on which machine.
+    troubles: list[tuple[float, float, str]]
+    # What parts of a run note, by its kind.
+    more: dict[str, list[Any]]
     logs: dict[str, tuple[int, bytes]]
     stored: dict[str, list[Stored]]
     settled_s: float = 0.0
@@ -131,6 +136,13 @@ _KINDS: dict[str, type[Any]] = {
     "acked": Acked,
     "committed": Committed,
 }
+KindT = TypeVar("KindT", bound=type[Any])
+
+
+def kind(value_type: KindT) -> KindT:
+    """Have values of a type of a part read back, as `History.more`."""
+    _KINDS[value_type.__name__.lower()] = value_type
+    return value_type
 
 
 def noted(value: Any) -> dict[str, Any]:
@@ -142,7 +154,9 @@ def gather(lines: Iterable[dict[str, Any]], stores: dict[str, Path]) -> History:
     """Return the history of the lines that were noted, and of the stores as they are."""
     found: dict[str, list[Any]] = {name: [] for name in _KINDS}
     faults, troubles_s = [], []
-    ends = {}
+    troubles: list[tuple[float, float, str]] = []
+    under_way: dict[tuple[str, str], list[float]] = {}
+    ends: dict[str, float] = {}
     for line in lines:
         if line["kind"] == "saw":
             kind = _KINDS[line["what"]]
@@ -154,8 +168,16 @@ def gather(lines: Iterable[dict[str, Any]], stores: dict[str, Path]) -> History:
             troubles_s.append(line["t"])
             if line["kind"] == "fault":
                 faults.append(line)
+                under_way.setdefault((line["what"], line["node"]), []).append(line["t"])
+            elif line["kind"] == "mended" and (began := under_way.get((line["what"], line["node"]))):
+                troubles.append((began.pop(0), line["t"], line["node"]))
+            elif line["kind"] != "ready" or troubles:
+                # Servers begin, too.
+                troubles.append((line["t"], line["t"], line["node"]))
         elif line["kind"] in ("faults end", "settled"):
             ends[line["kind"]] = line["t"]
+    until_s = ends.get("faults end", 1e9)
+    troubles += [(begin, max(begin, until_s), name) for (_, name), left in under_way.items() for begin in left]
     logs = {name: log_of(path) for name, path in stores.items()}
     return History(
         sent=found["sent"],
@@ -166,6 +188,8 @@ def gather(lines: Iterable[dict[str, Any]], stores: dict[str, Path]) -> History:
         committed=found["committed"],
         faults=faults,
         troubles_s=troubles_s,
+        troubles=troubles,
+        more={name: values for name, values in found.items() if name not in History._fields},
         logs=logs,
         stored={name: list(records_of(path)) for name, path in stores.items()},
         settled_s=ends.get("settled", 0.0),
@@ -193,4 +217,5 @@ def records_of(store: Path) -> Iterable[Stored]:
             one.queue_id,
             one.queue_offset,
             one.body.decode("utf-8", "replace"),
+            one.store_time_ms,
         )

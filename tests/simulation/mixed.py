@@ -1,17 +1,25 @@
-"""All kinds of clients beside all kinds of faults, and the checker's word on what came of it."""
+"""All kinds of clients beside all kinds of faults, and the checker's word on what came of it.
+
+A seed has some of the `parts` too; with `parts` given it has these and no other clients.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from tests.simulation import checker, workloads
 from tests.simulation.histories import gather, log_of
 from tests.simulation.nodes import Cluster
+from tests.simulation.parts import PARTS
 from tests.simulation.plan import Faults, draw_faults
 from tests.simulation.workloads import Workload
-from tests.simulation.world import World
+from tests.simulation.world import NodeDied, World
+
+from rocketspark.admin.operations import Operations
+from rocketspark.errors import UsageError
 
 FAULTS_FROM_S, FAULTS_UNTIL_S = 5.0, 40.0
 OPERATIONS = 120
@@ -37,10 +45,16 @@ async def run(
     replicas: int | None = None,
     retries: int | None = None,
     splits: list[dict[str, Any]] | None = None,
+    parts: Sequence[str] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Run the clients beside faults. What is given is not drawn; with `splits` there are no other faults."""
     chance = world.random("plan")
+    is_whole = parts is None
+    if parts is None:
+        parts = _draw_parts(world.random("parts"))
+    for name in parts:
+        settings = {**PARTS[name].settings, **settings}
     drawn_replicas = chance.choice([1, 2, 2, 2, 3])
     replicas = replicas or drawn_replicas
     shape: dict[str, Any] = {
@@ -52,30 +66,40 @@ async def run(
     }
     drawn_retries = chance.choice([0, 0, 2])
     retries = drawn_retries if retries is None else retries
-    world.plan["cluster"] = {"replicas": replicas, "retries": retries, **shape}
+    world.plan["cluster"] = {"replicas": replicas, "retries": retries, "parts": list(parts), **shape}
     cluster = Cluster(world, replicas=replicas, **shape)
     count = chance.randint(1, 3)
     drawn = workloads.draw_operations(
         world.random("operations"), clients=count, count=OPERATIONS, begin_s=2.0, end_s=FAULTS_UNTIL_S + 5
     )
-    operations = world.planned("operations", drawn)
-    members = world.planned("members", workloads.draw_members(world.random("members"), end_s=FAULTS_UNTIL_S))
+    operations = world.planned("operations", drawn) if is_whole else []
+    drawn = workloads.draw_members(world.random("members"), end_s=FAULTS_UNTIL_S)
+    members = world.planned("members", drawn) if is_whole else []
+    begun = {name: PARTS[name].draw(world.random(name), FAULTS_UNTIL_S) for name in parts}
+    begun = {name: world.planned(name, drawn) for name, drawn in begun.items()}
     producers = [world.node(f"producer-{number}") for number in range(count)]
-    consumers = [world.node(member["name"]) for member in members]
+    for member in members:
+        world.node(member["name"])
     drawn = draw_faults(world.random("faults"), cluster, producers, begin_s=FAULTS_FROM_S, end_s=FAULTS_UNTIL_S)
     faults = world.planned("faults", drawn) if faulty and splits is None else []
     if splits is None and faulty and replicas > 1:
         splits = world.planned("splits", _draw_splits(world.random("splits"), cluster))
     await cluster.start()
+    topics = {topic: queues for name in parts for topic, queues in PARTS[name].topics.items()}
+    if is_whole and not shape.get("auto_create_topic", True):
+        topics |= dict.fromkeys(workloads.TOPICS, 4)
+    if topics:
+        async with Operations(cluster.namesrv_address) as operator:
+            for topic, queues in topics.items():
+                await operator.create_topic(topic, queue_count=queues)
     work = Workload(world, cluster, retries=retries)
     running = []
     for node in producers:
         own = [operation for operation in operations if operation["client"] == node.name]
         running.append(node.start(lambda node, own=own: work.produce(node, own)))
-    for node, member in zip(consumers, members, strict=True):
-        running.append(node.start(lambda node, member=member: work.consume(node, member)))
-        if member["dies"]:
-            world.at(member["until"], node.kill)
+    running += [work.begin(member) for member in members]
+    for name, steps in begun.items():
+        running += PARTS[name].start(work, steps)
     parting = asyncio.ensure_future(_split(cluster, splits or []))
     await Faults(cluster).run(faults)
     await parting
@@ -89,10 +113,15 @@ async def run(
     except TimeoutError as e:
         raise checker.PromiseBroken(f"it settles (1): {e}") from e
     world.record("settled")
+    await asyncio.sleep(max((PARTS[name].quiet_s for name in parts), default=0.0))
     await world.node("asker").run(work.commits)
+    for name in parts:
+        await PARTS[name].finish(work)
     work.stopped = True
     for process in running:
-        if not process.has_ended:
+        # One that came while no NameServer answered did not begin.
+        is_no_error = process.has_ended and isinstance(process.error, (NodeDied, *workloads.ERRORS, type(None)))
+        if not is_no_error or isinstance(process.error, UsageError):
             await process.wait()
     # Nothing of ours is stored any more; slaves have the rest in a moment.
     for _ in range(20):
@@ -109,6 +138,10 @@ async def run(
         "faults": len(faults),
         "members": len(members),
     }
+
+
+def _draw_parts(chance: random.Random) -> list[str]:
+    return sorted(chance.sample(sorted(PARTS), chance.choice([0, 1, 1, 2])))
 
 
 def _draw_splits(chance: random.Random, cluster: Cluster) -> list[dict[str, Any]]:

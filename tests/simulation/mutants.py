@@ -41,6 +41,10 @@ SPLIT = {"replicas": 2, "retries": 0, "splits": [{"at": 10.0, "node": "broker-a-
 # One broker without a fault, and two.
 ALONE = {"replicas": 1, "retries": 0, "splits": []}
 PAIR = {"replicas": 2, "retries": 0, "splits": []}
+# A part alone.
+RESETS, FAILING, ORDERED, LIVES, ONCE = (
+    {"parts": [part], **ALONE} for part in ("resets", "dead letters", "ordered", "topics", "once")
+)
 IN_SYNC = "broker/replication/in_sync_set.py"
 TABLE: dict[str, Planted] = {
     "a_send_waits_for_no_slave": Planted(
@@ -143,6 +147,102 @@ TABLE: dict[str, Planted] = {
         "            if last and last.epoch < 2 and self.set.joined("
         "replica_id, link.acked, confirmed=confirmed, epoch_start=start) is not None:\n",
         shape=SPLIT,
+    ),
+    "a_reset_goes_one_too_far": Planted(
+        "reads go back by resets alone,resets are followed",
+        "broker/handlers/admin/admin_groups.py",
+        "        self._offsets.reset(h.group, h.topic, queue_id, target)\n",
+        "        self._offsets.reset(h.group, h.topic, queue_id, target + 1)\n",
+        seed=3,
+        shape=RESETS,
+    ),
+    "a_reset_is_forgotten": Planted(
+        "resets are followed",
+        "broker/handlers/admin/admin_groups.py",
+        "        self._offsets.reset(h.group, h.topic, queue_id, target)\n",
+        "        pass\n",
+        shape=RESETS,
+    ),
+    "a_pop_passes_over_what_a_reset_says": Planted(
+        "resets are followed",
+        "broker/pop/reading.py",
+        "            return reset_to\n",
+        "            return reset_to + 1\n",
+        seed=3,
+        shape=RESETS,
+    ),
+    "one_attempt_too_many": Planted(
+        "failed messages are tried again until they are dead",
+        "broker/messages/retry_and_dead_letter.py",
+        "    dead = delay_level < 0 or times >= max_times\n",
+        "    dead = delay_level < 0 or times > max_times\n",
+        shape=FAILING,
+    ),
+    "attempts_are_not_counted": Planted(
+        "failed messages are tried again until they are dead",
+        "broker/messages/retry_and_dead_letter.py",
+        "RetryMessage(topic_of(group), dead, stored, times + 1)",
+        "RetryMessage(topic_of(group), dead, stored, times)",
+        shape=FAILING,
+    ),
+    "what_failed_is_not_handed_back": Planted(
+        "failed messages are tried again until they are dead",
+        "client/consumer/push_consumer.py",
+        "                self._returned.give_back(puller, message)\n",
+        "                puller.process_queue.finish([message])\n",
+        shape=FAILING,
+    ),
+    "who_fails_in_order_goes_on": Planted(
+        "in order each is done before the next",
+        "client/consumer/listeners.py",
+        "        queue_calls.units.appendleft(unit)\n        if len(spent)",
+        "        queue_calls.units.append(unit)\n        if len(spent)",
+        shape=ORDERED,
+    ),
+    "a_lock_is_everybody_s": Planted(
+        "no two work on one queue",
+        "broker/consumers/rebalance_locks.py",
+        "            if owner == client_id or now_ms - since_ms > self._expiry_ms:\n",
+        "            if owner:\n",
+        shape=ORDERED,
+    ),
+    "what_was_deleted_is_there_again": Planted(
+        "a topic holds what was sent to it since it was made",
+        "broker/handlers/admin/admin_topics.py",
+        "                self._store.delete_topic(name)\n",
+        "                pass\n",
+        seed=3,
+        shape=LIVES,
+    ),
+    "a_pull_passes_over_a_message_of_a_new_topic": Planted(
+        "groups are given what a topic holds",
+        "client/consumer/puller.py",
+        "        self.process_queue.next_offset = next_offset\n",
+        "        self.process_queue.next_offset = next_offset + (next_offset % 5 == 4)\n",
+        shape=LIVES,
+    ),
+    "a_deleted_topic_is_written": Planted(
+        "what is deleted takes nothing",
+        "broker/handlers/admin/admin_topics.py",
+        "            self._topics.delete(name)\n",
+        "            pass\n",
+        seed=3,
+        shape=LIVES,
+    ),
+    "a_batch_is_always_new": Planted(
+        "each row is there once",
+        "spark/exactly_once/commit_records.py",
+        "        return BatchVerdict.REPEAT if batch == last_batch else BatchVerdict.NEW\n",
+        "        return BatchVerdict.NEW\n",
+        seed=13,
+        shape=ONCE,
+    ),
+    "a_task_s_last_rows_are_forgotten": Planted(
+        "each row is there once",
+        "spark/exactly_once/end_transactions.py",
+        "np.flatnonzero(of_row == number), outcome)\n",
+        "np.flatnonzero(of_row == number)[:-1], outcome)\n",
+        shape=ONCE,
     ),
 }
 

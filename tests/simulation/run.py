@@ -188,6 +188,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.run")
     parser.add_argument("--scenario", default="single", help="of scenarios.py, or module:function")
     parser.add_argument("--seed", type=int, action="append", help="one seed; may be repeated")
+    parser.add_argument("--each", action="append", default=[], help="SCENARIO@SEED, in place of both; may be repeated")
     parser.add_argument("--seeds", help="FIRST-LAST: many, of which those that fail are told")
     parser.add_argument("--cpu-seconds", type=float, default=0.0, help="begin no more after so much of a processor")
     parser.add_argument("--seconds", type=float, default=0.0, help="begin no more after so long")
@@ -200,7 +201,10 @@ def main() -> int:
     if os.environ.get("PYTHONHASHSEED") != "0":
         # Sets are gone through in the same order everywhere.
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
-    scenario = scenario_named(wanted.scenario)
+    pairs = [(wanted.scenario, seed) for seed in wanted.seed or [1]]
+    if wanted.each:
+        pairs = [(name, int(seed)) for name, _, seed in (each.rpartition("@") for each in wanted.each)]
+    scenarios = {name: scenario_named(name) for name, _ in pairs}
     prepare()
     if wanted.seeds:
         first, _, last = wanted.seeds.partition("-")
@@ -217,8 +221,8 @@ def main() -> int:
         return 1 if tally.failed else 0
     only = {part: [int(n) for n in kept.split(",") if n] for part, _, kept in (o.partition("=") for o in wanted.only)}
     failed = 0
-    for number, seed in enumerate(wanted.seed or [1]):
-        outcome = run_seed(scenario, seed, level=getattr(logging, wanted.log), only=only)
+    for number, (name, seed) in enumerate(pairs):
+        outcome = run_seed(scenarios[name], seed, level=getattr(logging, wanted.log), only=only)
         failed += bool(outcome["error"])
         show(outcome, number, wanted)
     return 1 if failed else 0

@@ -14,9 +14,14 @@ from tests.simulation.seeds import line_of, shrink
 
 def outcomes(scenario: str, *seeds: int, hash_seed: str = "0") -> list[dict[str, Any]]:
     """Run seeds in a process of their own, which shares nothing with this one."""
-    command = [sys.executable, "-m", "tests.simulation.run", "--scenario", scenario, "--json"]
-    for seed in seeds:
-        command += ["--seed", str(seed)]
+    return outcomes_of([(scenario, seed) for seed in seeds], hash_seed=hash_seed)
+
+
+def outcomes_of(pairs: list[tuple[str, int]], *, hash_seed: str = "0") -> list[dict[str, Any]]:
+    """Run a seed of each scenario, all in one process."""
+    command = [sys.executable, "-m", "tests.simulation.run", "--json"]
+    for scenario, seed in pairs:
+        command += ["--each", f"{scenario}@{seed}"]
     ran = subprocess.run(
         command, capture_output=True, text=True, timeout=600, env=os.environ | {"PYTHONHASHSEED": hash_seed}
     )

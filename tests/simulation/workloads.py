@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tests.simulation.histories import Acked, Committed, Ended, Read, Recalled, Sent, noted
 from tests.simulation.nodes import Cluster
-from tests.simulation.world import BEGIN_S, Node, World
+from tests.simulation.world import BEGIN_S, Node, Process, World
 
 from rocketspark import (
     AsyncProducer,
@@ -29,12 +29,14 @@ from rocketspark import (
     SendResult,
     TransactionState,
 )
+from rocketspark.errors import UsageError
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 
-PLAIN, KEYED, BATCHED, DELAYED, TIMED, ENDED, POPPED = (
-    f"t-{name}" for name in ("plain", "keyed", "batch", "delay", "timer", "trans", "pop")
-)
+TOPICS = tuple(f"t-{name}" for name in ("plain", "keyed", "batch", "delay", "timer", "trans", "pop"))
+PLAIN, KEYED, BATCHED, DELAYED, TIMED, ENDED, POPPED = TOPICS
+PULLED, PUSHED = (PLAIN, KEYED, BATCHED, ENDED), (PLAIN, KEYED, DELAYED, TIMED, ENDED)
 Operation = dict[str, Any]
+IsOver = Callable[[], bool]
 ERRORS = (RocketSparkError, OSError)
 SEND_TIMEOUT_MS = 2000
 INVISIBLE_S = 8.0
@@ -76,10 +78,12 @@ def draw_operations(
     return sorted(found, key=lambda operation: operation["at"])
 
 
-def draw_members(chance: random.Random, *, end_s: float) -> list[Operation]:
+def draw_members(
+    chance: random.Random, *, end_s: float, groups: Sequence[str] = ("pull", "push", "pop", "follow")
+) -> list[Operation]:
     """Draw who reads, from when to when, and how it ends; the last of each group stays."""
     found: list[Operation] = []
-    for how in ("pull", "push", "pop", "follow"):
+    for how in groups:
         stays = {"how": how, "name": f"{how}-0", "from": 0.0, "until": 0.0, "dies": False}
         found.append(stays)
         for number in range(1, chance.randint(1, 3) if how != "follow" else 1):
@@ -144,25 +148,25 @@ class Workload:
         match kind:
             case "send" | "pop":
                 topic = POPPED if kind == "pop" else PLAIN
-                await self._sent(kind, node, (body,), lambda: producer.send(Message(topic, content)))
+                await self.sent(kind, node, (body,), lambda: producer.send(Message(topic, content)))
             case "keyed":
                 await self._keyed(node, producer, operation)
             case "batch":
                 bodies = tuple(body_of(number, part) for part in range(operation["count"]))
                 batch = [Message(BATCHED, _content(each, operation["bytes"])) for each in bodies]
-                await self._sent(kind, node, bodies, lambda: producer.send_batch(batch))
+                await self.sent(kind, node, bodies, lambda: producer.send_batch(batch))
             case "oneway":
-                await self._sent(kind, node, (body,), lambda: producer.send_oneway(Message(PLAIN, content)))
+                await self.sent(kind, node, (body,), lambda: producer.send_oneway(Message(PLAIN, content)))
             case "delay":
                 due_ms = self.now_ms() + [1000, 5000, 10_000][operation["level"] - 1]
                 message = Message(DELAYED, content, delay_level=operation["level"])
-                await self._sent(kind, node, (body,), lambda: producer.send(message), due_ms=due_ms)
+                await self.sent(kind, node, (body,), lambda: producer.send(message), due_ms=due_ms)
             case "timer":
                 await self._timer(node, producer, operation, body, content)
             case "transaction":
                 await self._transaction(node, transactions, operation, body, content)
 
-    async def _sent(
+    async def sent(
         self,
         way: str,
         node: Node,
@@ -175,6 +179,8 @@ class Workload:
         about["attempts"] = 1 if way == "oneway" else self.retries + 1
         try:
             result = await send()
+        except UsageError:
+            raise
         except ERRORS as e:
             self.note(Sent(ended_s=self.world.now_s, status="", error=f"{type(e).__name__}: {e}"[:120], **about))
             return None
@@ -195,6 +201,17 @@ class Workload:
         )
         return result
 
+    async def send_each(self, node: Node, topic: str, queues: int, steps: list[Operation]) -> None:
+        """Send a message to a queue of its number for each step, whose `body` says what."""
+        async with AsyncProducer(
+            self.cluster.namesrv_address, f"{node.name}-g", send_timeout_ms=SEND_TIMEOUT_MS, retries=self.retries
+        ) as producer:
+            for step in steps:
+                await asyncio.sleep(max(0.0, step["at"] - self.world.now_s))
+                queue = MessageQueue(topic, self.cluster.name, step["number"] % queues)
+                message = Message(topic, _content(step["body"], 0))
+                await self.sent(topic, node, (step["body"],), lambda m=message, q=queue: producer.send(m, queue=q))
+
     async def _keyed(self, node: Node, producer: AsyncProducer, operation: Operation) -> None:
         """Send messages of one key without waiting for the one before: the producer keeps their order."""
         key = operation["key"]
@@ -202,7 +219,7 @@ class Workload:
         for part in range(operation["count"]):
             body = body_of(operation["number"], part)
             message = Message(KEYED, _content(body, operation["bytes"]), sharding_key=key)
-            send = self._sent("keyed", node, (body,), lambda message=message: producer.send(message), key=key)
+            send = self.sent("keyed", node, (body,), lambda message=message: producer.send(message), key=key)
             sends.append(asyncio.ensure_future(send))
         for each in sends:
             await each
@@ -213,7 +230,7 @@ class Workload:
         # By the broker's clock, which may be another than the true one: `delay_ms` is counted by it.
         due_ms = self.now_ms() + operation["after_ms"]
         message = Message(TIMED, content, delay_ms=operation["after_ms"])
-        result = await self._sent("timer", node, (body,), lambda: producer.send(message), due_ms=due_ms)
+        result = await self.sent("timer", node, (body,), lambda: producer.send(message), due_ms=due_ms)
         if result is None or not operation["recall"] or not result.recall_handle:
             return
         began_s = self.world.now_s
@@ -224,7 +241,7 @@ class Workload:
         self, node: Node, producer: AsyncTransactionProducer, operation: Operation, body: str, content: bytes
     ) -> None:
         self.outcomes[body] = operation["outcome"]
-        result = await self._sent(
+        result = await self.sent(
             "transaction",
             node,
             (body,),
@@ -239,14 +256,23 @@ class Workload:
 
     # -- consumers -----------------------------------------------------------------------------------------------
 
-    async def consume(self, node: Node, member: Operation) -> None:
-        """Be a member of a group until its time, or to the end."""
+    async def consume(self, node: Node, member: Operation, read: Callable[..., Awaitable[Any]] | None = None) -> None:
+        """Be a member of a group until its time, or to the end; `read(node, is_over)`: if not as its kind does."""
         await asyncio.sleep(member["from"])
         until_s = self.world.now_s + member["until"] - member["from"] if member["until"] else 1e9
-        how = {"pull": self._pull, "push": self._push, "pop": self._pop, "follow": self._follow}[member["how"]]
-        await how(node, lambda: self.stopped or self.world.now_s >= until_s)
+        how: dict[str, Callable[..., Awaitable[Any]]] = {"pull": self.pull, "push": self.push, "pop": self.pop}
+        read = read or how.get(member["how"], self._follow)
+        await read(node, lambda: self.stopped or self.world.now_s >= until_s)
 
-    async def _pull(self, node: Node, ended: Callable[[], bool]) -> None:
+    def begin(self, member: Operation, read: Callable[..., Awaitable[Any]] | None = None) -> Process:
+        """Start a member on its machine, and have it killed at its time if it is one that dies."""
+        node = self.world.node(member["name"])
+        if member["dies"]:
+            self.world.at(member["until"], node.kill)
+        return node.start(lambda node: self.consume(node, member, read))
+
+    async def pull(self, node: Node, ended: IsOver, group: str = "pull", topics: Sequence[str] = PULLED) -> None:
+        """Read as a member of a group that polls."""
         held: dict[MessageQueue, int] = {}
 
         async def assigned(queues: list[MessageQueue]) -> None:
@@ -255,42 +281,43 @@ class Workload:
 
         async with AsyncPullConsumer(
             self.cluster.namesrv_address,
-            "pull",
+            group,
             consume_from="first",
             commit_interval_ms=1000,
             rebalance_interval_ms=5000,
             on_assigned=assigned,
         ) as consumer:
-            for topic in (PLAIN, KEYED, BATCHED, ENDED):
+            for topic in topics:
                 consumer.subscribe(topic)
             while not ended():
                 asked_s = self.world.now_s
-                for message in await self._tried(consumer.poll(500, count_max=3)):
+                for message in await self.tried(consumer.poll(500, count_max=3)):
                     queue = next((q for q in held if (q.topic, q.queue_id) == (message.topic, message.queue_id)), None)
                     session = f"{node.name}/{held.get(queue, 0) if queue else 0}"
-                    self._read("pull", "pull", node, session, message, asked_s)
+                    self.read(group, group, node, session, message, asked_s)
                 await asyncio.sleep(0.05)
 
-    async def _tried(self, ask: Awaitable[list[ReceivedMessage]]) -> list[ReceivedMessage]:
+    async def tried(self, ask: Awaitable[list[ReceivedMessage]]) -> list[ReceivedMessage]:
         try:
             return await ask
         except ERRORS:
             await asyncio.sleep(0.5)
             return []
 
-    async def _push(self, node: Node, ended: Callable[[], bool]) -> None:
+    async def push(self, node: Node, ended: IsOver, group: str = "push", topics: Sequence[str] = PUSHED) -> None:
+        """Read as a member of a group that listens."""
         consumer = AsyncPushConsumer(
             self.cluster.namesrv_address,
-            "push",
+            group,
             consume_from="first",
             commit_interval_ms=1000,
             rebalance_interval_ms=5000,
         )
-        for topic in (PLAIN, KEYED, DELAYED, TIMED, ENDED):
+        for topic in topics:
             consumer.subscribe(topic)
 
         async def listen(message: ReceivedMessage) -> bool:
-            self._read("push", "push", node, "", message, self.world.now_s)
+            self.read(group, group, node, "", message, self.world.now_s)
             # Some fail once, and come again by the group's retry topic.
             fails = message.topic == PLAIN and zlib.crc32(message.body) % 20 == 0
             return not fails or message.reconsume_times > 0
@@ -300,18 +327,20 @@ class Workload:
             while not ended():
                 await asyncio.sleep(0.5)
 
-    async def _pop(self, node: Node, ended: Callable[[], bool]) -> None:
+    async def pop(self, node: Node, ended: IsOver, group: str = "pop", topics: Sequence[str] = (POPPED,)) -> None:
+        """Read as a member of a group that pops."""
         async with AsyncSimpleConsumer(
-            self.cluster.namesrv_address, "pop", consume_from="first", invisible_ms=INVISIBLE_S * 1000
+            self.cluster.namesrv_address, group, consume_from="first", invisible_ms=INVISIBLE_S * 1000
         ) as consumer:
-            consumer.subscribe(POPPED)
+            for topic in topics:
+                consumer.subscribe(topic)
             while not ended():
                 asked_s = self.world.now_s
-                for message in await self._tried(consumer.receive(8, timeout_ms=1000)):
-                    self._read("pop", "pop", node, "", message, asked_s, invisible_s=INVISIBLE_S)
-                    await self._settle_popped(consumer, message)
+                for message in await self.tried(consumer.receive(8, timeout_ms=1000)):
+                    self.read(group, group, node, "", message, asked_s, invisible_s=INVISIBLE_S)
+                    await self._settle_popped(consumer, message, group)
 
-    async def _settle_popped(self, consumer: AsyncSimpleConsumer, message: ReceivedMessage) -> None:
+    async def _settle_popped(self, consumer: AsyncSimpleConsumer, message: ReceivedMessage, group: str) -> None:
         body = _body(message)
         # By the body: most are acknowledged at once; some renewed first, some left to come again the first time.
         turn = zlib.crc32(body.encode()) % 10
@@ -320,12 +349,12 @@ class Workload:
         if turn == 1:
             began_s = self.world.now_s
             is_ok = await _is_taken(consumer.change_invisible_time(message, 2 * INVISIBLE_S * 1000))
-            self.note(Acked("pop", body, began_s, self.world.now_s, is_ok, 2 * INVISIBLE_S))
+            self.note(Acked(group, body, began_s, self.world.now_s, is_ok, 2 * INVISIBLE_S))
         began_s = self.world.now_s
         is_ok = await _is_taken(consumer.ack(message))
-        self.note(Acked("pop", body, began_s, self.world.now_s, is_ok))
+        self.note(Acked(group, body, began_s, self.world.now_s, is_ok))
 
-    async def _follow(self, node: Node, ended: Callable[[], bool]) -> None:
+    async def _follow(self, node: Node, ended: IsOver) -> None:
         """Read each queue of a topic by itself, from its begin, without a group's help; now and then from an offset."""
         async with AsyncPullConsumer(self.cluster.namesrv_address, "follow", auto_commit=False) as consumer:
             queues: list[MessageQueue] = []
@@ -340,10 +369,10 @@ class Workload:
                     await asyncio.sleep(0.5)
             while not ended():
                 asked_s = self.world.now_s
-                for message in await self._tried(consumer.poll(500)):
-                    self._read("follow", "follow", node, node.name, message, asked_s)
+                for message in await self.tried(consumer.poll(500)):
+                    self.read("follow", "follow", node, node.name, message, asked_s)
 
-    def _read(
+    def read(
         self,
         how: str,
         group: str,
@@ -373,7 +402,7 @@ class Workload:
     async def commits(self, node: Node) -> None:
         """Note what the groups have committed."""
         async with AsyncPullConsumer(self.cluster.namesrv_address, "pull", auto_commit=False) as consumer:
-            for topic in (PLAIN, KEYED, BATCHED, ENDED):
+            for topic in PULLED:
                 for queue in await self._tried_queues(consumer, topic):
                     offset = await consumer.committed(queue)
                     if offset is not None:

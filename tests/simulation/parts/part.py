@@ -1,0 +1,62 @@
+"""What a part of a run is."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from tests.simulation.workloads import Workload
+
+Step = dict[str, Any]
+
+
+async def _nothing(work: Workload) -> None:
+    return
+
+
+class Part(NamedTuple):
+    """`draw(chance, end_s)`: its plan, of steps with their time `at`, and of members; `start`: begins its processes.
+
+    `topics`: made before, with so many queues; `finish`: what is looked at once all has settled, before the clients
+    end; `settings`: of the brokers; `quiet_s`: what it waits for by itself takes so much longer than all else.
+    """
+
+    draw: Callable[[random.Random, float], list[Step]]
+    start: Callable[[Workload, list[Step]], list[Any]]
+    topics: Mapping[str, int] = {}
+    finish: Callable[[Workload], Awaitable[None]] = _nothing
+    settings: dict[str, Any] = {}
+    quiet_s: float = 0.0
+
+
+async def in_turn(work: Workload, steps: Iterable[Step], do: Callable[[Step], Awaitable[Any]]) -> None:
+    """Do steps one after the other, each at its time or as soon after it as may be."""
+    for step in steps:
+        await asyncio.sleep(max(0.0, step["at"] - work.world.now_s))
+        await do(step)
+
+
+def of_kind(steps: Iterable[Step], kind: str) -> list[Step]:
+    return [step for step in steps if step["kind"] == kind]
+
+
+def times(chance: random.Random, count: int, end_s: float) -> list[float]:
+    """Draw when steps are done."""
+    return sorted(round(chance.uniform(2.0, end_s + 4), 3) for _ in range(count))
+
+
+def sends(chance: random.Random, letter: str, count: int, end_s: float) -> list[Step]:
+    """Draw sends, whose bodies begin with a letter."""
+    drawn = enumerate(times(chance, count, end_s))
+    return [{"kind": "send", "at": at, "number": number, "body": f"{letter}{number}"} for number, at in drawn]
+
+
+def members(chance: random.Random, name: str, groups: Iterable[str], end_s: float) -> list[Step]:
+    """Draw members of groups, of which the first of each stays; their machines are named after the part."""
+    from tests.simulation.workloads import draw_members
+
+    drawn = draw_members(chance, end_s=end_s, groups=list(groups))
+    return [{"kind": "member", **member, "name": f"{name}-{member['name']}"} for member in drawn]
