@@ -19,7 +19,8 @@ from rocketspark.broker.replication.link.ha_client import _Connection
 from rocketspark.broker.replication.link.links import LinkState
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.server import BrokerServer
-from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers.controller import CleanBrokerDataHeader
 
 COUNT = 5
 # Longer than a test waits.
@@ -204,5 +205,34 @@ def test_another_log_without_epochs_copies_nothing(tmp_path: Path) -> None:
             await until(lambda: second.replication.troubles.counts["diverged"])
             assert first.replication.controlled.in_sync.set.all_members == {1}
             assert {found.body[:3] for found in second.store.iterate(0)} == {b"two"}
+
+    run(main())
+
+
+@pytest.mark.shows("mqadmin cleanBrokerMetadata: a broker that is back although it was cleaned says what to do")
+def test_who_was_cleaned_and_is_back_says_what_to_do_and_joins_by_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stayed fenced, and said that it tries again."""
+
+    async def main() -> None:
+        async with group(tmp_path) as g:
+            first, _ = await pair(g)
+            async with connected(first.address) as peer:
+                await create(peer)
+            await send_some(first.address, "a")
+            await g.stop(2)
+            await g.in_sync(1)
+            async with connected(g.controller.address) as peer:
+                cleaned = CleanBrokerDataHeader(
+                    cluster_name="DefaultCluster", broker_name="broker-a", broker_controller_ids_to_clean="2"
+                )
+                (await peer.request(RequestCode.CLEAN_BROKER_DATA, cleaned)).raise_for_code("cleaning")
+            await g.start(2)
+            await until(lambda: "remove its brokerIdentity" in caplog.text)
+            await g.stop(2)
+            (tmp_path / "store2/brokerIdentity").unlink()
+            await g.start(2)
+            await g.in_sync(2)
 
     run(main())

@@ -267,7 +267,17 @@ class ReplicasManager:
         else:
             await self._refuse_copy()
         assert self.own_id is not None
-        found = await controller.register(s.cluster_name, s.broker_name, self.own_id, self._address)
+        try:
+            found = await controller.register(s.cluster_name, s.broker_name, self.own_id, self._address)
+        except ServerError as e:
+            if e.code != ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED:
+                raise
+            raise ReplicationError(
+                f"the controller knows no number {self.own_id} of {s.broker_name}: it was cleaned there, or the"
+                " controller lost its data. Where it was cleaned stop this broker, remove its brokerIdentity and start"
+                " it: it joins under a new number",
+                reason="unknown-number",
+            ) from e
         await controller.heartbeat(self._heartbeat())
         self._controlled.begin(self.own_id)
         await self._tried("take the role that the controller told", lambda: self._take(found))
