@@ -234,6 +234,35 @@ def test_in_order_a_batch_that_is_acknowledged_comes_no_more(committed: int) -> 
             assert [m.body for m in receive(consumer, 1)] == [b"c"]
 
 
+def test_a_subscription_by_tag_gets_its_messages_out_of_batches() -> None:
+    """A batch has no tags as a whole: by the code of none all its messages were passed over."""
+    with run_cluster() as cluster:
+        with SyncOperations(cluster.namesrv) as operations:
+            operations.create_topic("batches", queue_count=1, attributes="+queue.type=BatchCQ")
+        with (
+            Producer(cluster.namesrv, "p") as producer,
+            PullConsumer(cluster.namesrv, "pulls", consume_from="first") as pull,
+            SimpleConsumer(cluster.namesrv, "pops", consume_from="first", invisible_ms=1000) as consumer,
+        ):
+            for batch, tags in ((b"a", "xyx"), (b"b", "zzz"), (b"c", "x")):
+                producer.send_batch([Message("batches", batch + b"%d" % i, tag=tag) for i, tag in enumerate(tags)])
+            pull.subscribe("batches", "x || w")
+            polled: list[bytes] = []
+            end = time.monotonic() + LIMIT_S
+            while len(polled) < 3:
+                assert time.monotonic() < end
+                polled += [m.body for m in pull.poll(1000)]
+            assert polled == [b"a0", b"a2", b"c0"]
+            consumer.subscribe("batches", "x || w")
+            for times in (0, 1):
+                found = receive(consumer, 3)
+                # Nothing is acknowledged of a batch that holds one which is wanted.
+                assert [(m.body, m.reconsume_times) for m in found] == [(body, times) for body in polled]
+            consumer.ack(found)
+            producer.send("batches", b"last", tag="w")
+            assert [m.body for m in receive(consumer, 1)] == [b"last"]
+
+
 def test_a_push_consumer_acknowledges_a_batch_when_all_its_messages_are_done() -> None:
     """One record, one acknowledgement: told earlier, a consumer that dies would lose the rest."""
     with run_cluster() as cluster:

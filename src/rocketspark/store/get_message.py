@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rocketspark.errors import RecordError
 from rocketspark.model.steps import finished
 from rocketspark.protocol.message import properties as props
-from rocketspark.protocol.message import record, record_layout
+from rocketspark.protocol.message import record, record_layout, sysflags
 from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.commitlog.dispatch import unit_code_of
 from rocketspark.store.consume_queue_repair import BatchUnitRepair, UnitRepair
@@ -357,7 +357,8 @@ class MessageReader:
     def _read_batches(self, queue: BatchConsumeQueue, queue_offset: int, high: int, wanted: Wanted) -> GetMessageResult:
         """`read` of a batch queue: whole records, from that which holds the offset on (rule: DefaultMessageStore, 5.x).
 
-        Tags codes are those of the records: messages within one are not told apart here.
+        Tags codes are those of the records: messages within one are not told apart here, so that a batch without tags
+        of its own is returned, and its reader takes those it wants (RocketMQ passes all of them over).
         """
         count_max, bytes_max, codes, accepts, so_far = wanted
         count, total = so_far.messages, so_far.size
@@ -375,7 +376,8 @@ class MessageReader:
                 break
             if base >= end or base >= high:
                 break
-            passes = (codes is None or code in codes) and (accepts is None or accepts(stored))
+            tagged = codes is None or code in codes or (not code and _is_several(stored))
+            passes = tagged and (accepts is None or accepts(stored))
             if passes is None:
                 break
             next_offset = base + messages
@@ -541,6 +543,11 @@ class MessageReader:
                 found.append(view)
                 taken.add(position)
         return found
+
+
+def _is_several(stored: memoryview) -> bool:
+    """Tell whether a record is of several messages."""
+    return bool(record_layout.sys_flag_of(stored) & sysflags.INNER_BATCH)
 
 
 def _found(

@@ -266,12 +266,14 @@ class PopReading:
         count_max = h.count_max - found.count
         began = machine.perf_counter()
         accepts = own_retries(topic, h.group, wanted.accepts)
-        read = self._store.read(topic, queue_id, offset, count_max, bytes_max, wanted.codes, accepts)
+        # Batches that come again have no tags of their own; their consumer takes the messages that it wants.
+        codes = None if topic != h.topic and h.topic.encode() in self._batch_topics else wanted.codes
+        read = self._store.read(topic, queue_id, offset, count_max, bytes_max, codes, accepts)
         if read.status in _MOVED:
             self._pops.forget(topic, h.group, queue_id)
             self._offsets.commit(h.group, topic, queue_id, read.next_offset)
             offset = read.next_offset
-            read = self._store.read(topic, queue_id, offset, count_max, bytes_max, wanted.codes, accepts)
+            read = self._store.read(topic, queue_id, offset, count_max, bytes_max, codes, accepts)
         if read.count:
             took_ms = (machine.perf_counter() - began) * 1000
             self._stats.pulled(h.group, topic, queue_id, read.count, read.size, took_ms)

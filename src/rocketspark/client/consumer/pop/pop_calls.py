@@ -128,8 +128,11 @@ class PopCalls:
                 message.topic = namespace.unwrap(self._namespace, message.topic)
         if not others:
             return messages
-        self._giving_back.begin(self._pass_over(others))
-        return [m for m in messages if m.tag in tags]
+        chosen = [m for m in messages if m.tag in tags]
+        # Messages of a batch have one handle: it is acknowledged with those of them that are wanted.
+        kept = {m.receipt_handle for m in chosen}
+        self._giving_back.begin(self._pass_over([m for m in others if m.receipt_handle not in kept]))
+        return chosen
 
     async def _pass_over(self, messages: Sequence[ReceivedMessage]) -> None:
         try:
