@@ -284,11 +284,15 @@ class OffsetCommits:
         if consume_from not in ("last", "first") and not isinstance(consume_from, int):
             raise ConfigError(f"consume_from {consume_from!r}: 'last', 'first' or a time in ms since 1970 is needed")
         self.store = store
-        self.to_commit = to_commit
+        self._read_to = to_commit
         self._instance = instance
         self._group = group
         self._pullers = pullers
         self._consume_from = consume_from
+
+    def to_commit(self, puller: Puller) -> int:
+        """Return what to commit of a puller's queue: how far it was read for good, or where a broker reset it to."""
+        return self._read_to(puller) if puller.reset_to is None else puller.reset_to
 
     async def start_offset(self, queue: MessageQueue) -> int:
         """Return the committed offset, else the one that `consume_from` means."""

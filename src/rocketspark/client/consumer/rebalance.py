@@ -528,6 +528,9 @@ class Rebalance:
 
         What was fetched is forgotten; in order, no call runs any more when the queue is begun anew.
         """
+        for queue in offsets.keys() & self.pullers.keys():
+            # Also of one that is being given up: what it read is committed last.
+            self.pullers[queue].reset_to = offsets[queue]
         if self._closed:
             return
         # A task of our own: the connection that asks for it may end first.

@@ -340,6 +340,36 @@ async def test_a_reset_goes_on_when_who_asked_is_gone(caplog: pytest.LogCaptureF
         assert "is not committed" not in caplog.text
 
 
+@pytest.mark.parametrize("closes", [False, True])
+@in_loop
+async def test_a_reset_counts_for_a_queue_that_is_being_given_up(closes: bool) -> None:
+    """What its member read was committed last, once its call had ended: the reset was lost, without a word."""
+    async with Fake(t=1) as fake:
+        fill(fake, 5)
+        began, ends = asyncio.Event(), asyncio.Event()
+
+        async def listener(message: ReceivedMessage) -> None:
+            if message.queue_offset == 4:
+                began.set()
+                await ends.wait()
+
+        async with consumer(fake, listener, ordered=True) as c:
+            await began.wait()
+            if closes:
+                closing = asyncio.create_task(c.close())
+                await until(lambda: c._rebalance._closed)
+            else:
+                c.unsubscribe("t")
+                await until(lambda: Q0 in c._rebalance._leaving)
+            await c._rebalance.reset({Q0: 2})
+            ends.set()
+            if closes:
+                await closing
+            else:
+                await until(lambda: Q0 not in c._rebalance.pullers)
+        assert fake.broker.offsets["g", "t", 0] == 2
+
+
 @in_loop
 async def test_only_newcomers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Fake(t=2) as fake:
