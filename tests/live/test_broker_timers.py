@@ -154,6 +154,16 @@ def test_what_may_not_be_recalled_is_told(tmp_path: Path) -> None:
                 reply = await recall(peer, text, topic)
                 assert (reply.code, reply.remark) == (code, remark)
                 assert reply.header(RecallReply).region == "DefaultRegion"
+            # It would be stored, and delivered, as a message of its own.
+            for made in ("K\x02DELAY\x011", "K\x02TIMER_OUT_MS\x011", "K\x02TIMER_DEL_UNIQKEY\x01V"):
+                reply = await recall(peer, handle(message_id=made))
+                assert (reply.code, reply.remark) == (604, "recall handle is invalid")
+            reply = await peer.request(
+                370, {"topic": TOPIC, "recallHandle": handle(), "producerGroup": "g\x02DELAY\x011"}
+            )
+            assert (reply.code, reply.remark) == (604, "recall handle is invalid")
+            for system in ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC"):
+                assert (await recall(peer, handle(topic=system), system)).code == 16
             server.settings.broker_permission = 4
             assert (await recall(peer, handle())).code == 0
             server.settings.recall_when_not_writable = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rocketspark.broker import topic_names
 from rocketspark.broker.messages.put_message import FixedFields, PutMessage, pairs_of
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
 from rocketspark.broker.replication.waits import Durability
@@ -64,6 +65,8 @@ class TimerHandler:
             raise ServerError(ResponseCode.SERVICE_NOT_AVAILABLE, "recall failed, broker service not available")
         if self._topics.get(h.topic) is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{h.topic}] not exist")
+        if h.topic in topic_names.NOT_SENDABLE or h.topic == topic_names.TIMER_TOPIC:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"recall failed, no timer message is of topic[{h.topic}]")
         now = now_ms()
         handle = self._rules.recalled(h.topic, h.handle, now)
         given = {
@@ -76,6 +79,9 @@ class TimerHandler:
         if h.group:
             given[b"PGROUP"] = h.group.encode()
         stored = properties.of_pairs(given)
+        if pairs_of(stored) != given:
+            # A handle or a group made by hand would bring properties of its own.
+            raise ServerError(ResponseCode.ILLEGAL_OPERATION, "recall handle is invalid")
         _, _, end = self._put_message.accept(
             h.topic, 0, b"0", stored, pairs_of(stored), FixedFields(0, 0, now, peer.packed_host)
         )
