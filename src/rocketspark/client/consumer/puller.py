@@ -201,7 +201,7 @@ class Puller:
 
     `counts`: the statistics that it adds to. `began_ms`, `pulled_ms`, `consumed_ms`: when it began, when it last asked,
     when messages of it were last finished, in ms since 1970. For its owner: `leaving`, its queue is being given up;
-    `barred`, the offset from which on messages were taken back meanwhile; `reset_to`, where a broker reset its queue to.
+    `barred`, the offset from which on messages were taken back meanwhile; `reset_to`, where a broker reset its queue.
     """
 
     def __init__(
