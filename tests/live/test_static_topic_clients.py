@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from tests.live.support import run, until
 from tests.live.test_static_topics import GROUP, TOPIC, item, mapping, pair, put_mapping
+from tests.support.patience import LIMIT_S
 
 from rocketspark.admin.operations import Operations
 from rocketspark.client import (
@@ -153,6 +154,56 @@ def test_a_failed_message_a_transaction_and_a_queue_without_a_leader(tmp_path: P
                 await b.close()
                 await producer._instance.routes.refresh(TOPIC)
                 assert await producer.queues(TOPIC) == LOGICAL
+
+    run(main())
+
+
+def test_what_waits_when_its_queue_moves_comes_by_one_that_the_broker_still_leads(tmp_path: Path) -> None:
+    """It was stored behind the end of the part that had moved, where nobody reads: acknowledged, and never seen."""
+
+    async def main() -> None:
+        async with pair(tmp_path) as (_, _, to_a, to_b, names):
+            await make_static(to_a, to_b)
+            began: list[bytes] = []
+            moved = asyncio.Event()
+
+            class Waits:
+                async def execute(self, message: Message, transaction: object) -> TransactionState:
+                    began.append(message.body)
+                    await moved.wait()
+                    return TransactionState.COMMIT
+
+                def check(self, message: ReceivedMessage) -> TransactionState:
+                    return TransactionState.UNKNOWN
+
+            sent = [b"%d" % n for n in range(QUEUES)]
+            found: list[ReceivedMessage] = []
+
+            async def find(count: int) -> None:
+                async with asyncio.timeout(LIMIT_S):
+                    while len(found) < count:
+                        found.extend(await pull.poll(1000))
+
+            async with (
+                AsyncTransactionProducer(names, "TG", listener=Waits()) as producer,
+                AsyncPullConsumer(names, GROUP, consume_from="first", rebalance_interval_ms=500) as pull,
+            ):
+                pull.subscribe(TOPIC)
+                await producer.send(TOPIC, b"first", queue=LOGICAL[0])
+                ends = [asyncio.create_task(producer.send_in_transaction(TOPIC, body)) for body in sent]
+                await until(lambda: len(began) == QUEUES)
+                # Queue 0 moves to b, after its one message; a leads queue 1 still.
+                parts = {0: [item(0, 1, "a", 0) | {"endOffset": 1}, item(1, 2, "b", 10_000)]}
+                await put_mapping(to_b, mapping("b", 2000, parts, QUEUES), 4)
+                await put_mapping(to_a, mapping("a", 2000, parts, QUEUES), 2)
+                await producer._instance.routes.refresh(TOPIC)
+                await producer.send(TOPIC, b"second", queue=LOGICAL[0])
+                await find(2)
+                assert found[-1].queue_offset == 10_000
+                moved.set()
+                await asyncio.gather(*ends)
+                await find(2 + QUEUES)
+            assert sorted(m.body for m in found) == [*sent, b"first", b"second"]
 
     run(main())
 

@@ -119,6 +119,7 @@ def make_messages(
     send_rules = SendRules(store, tables.topics, MessageSettings.of(s))
     send_rules.static_topics = tables.topics.statics.table
     put_message = PutMessage(store, send_rules, long_polling, delays, stats, timer_rules)
+    put_message.queue_now = tables.topics.statics.queue_now
     timer_files = TimerFiles(
         s.store_root,
         precision_ms=s.timer_precision_ms,

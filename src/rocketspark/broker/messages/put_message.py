@@ -135,6 +135,8 @@ class PutMessage:
         self.guard: Callable[[], None] | None = None
         # Of a parked message: a slave that acted sent it to another broker, so nothing is left to do.
         self.has_left: Callable[[Record], bool] = lambda kept: False
+        # Of a message that was stored before: its queue may have moved to another broker meanwhile.
+        self.queue_now: Callable[[str, int], int] = lambda topic, queue_id: queue_id
         # Called once for what was stored together, not for each message of it.
         self.stored: Callable[[], None] = lambda: None
         self._topic_bytes: dict[str, bytes] = {}
@@ -274,7 +276,7 @@ class PutMessage:
             return kept.position, -1, kept.position + kept.size
         return self.accept(
             topic,
-            queue_id,
+            self.queue_now(topic, queue_id),
             kept.body,
             stored,
             pairs_of(stored) if pairs is None else pairs,

@@ -98,6 +98,18 @@ class StaticTopics:
             self._waiting.set_result(None)
             self._waiting = None
 
+    def queue_now(self, topic: str, queue_id: int) -> int:
+        """Return the broker's own queue for a message that waited for one of a static topic: one that it leads now.
+
+        RocketMQ stores it behind the end of a part that moved, where nobody reads on. So it is where none is led here.
+        """
+        detail = self.table.get(topic)
+        if detail is None:
+            return queue_id
+        last = [items[-1] for items in detail.hosted_queues.values() if items]
+        led = [item.queue_id for item in last if item.bname == self._broker_name]
+        return queue_id if queue_id in led or not led else led[0]
+
     async def changed(self, timeout_s: float) -> None:
         """Wait for a change, at most so long."""
         if self._waiting is None:
