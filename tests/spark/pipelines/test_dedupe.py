@@ -107,6 +107,11 @@ def test_a_topic_made_anew_has_no_message_of_the_old_one(
     assert bodies_of(cluster.namesrv, target) == [b"new 1", b"new 3", b"old 1", b"old 2", b"old 3"]
 
 
+# The text at the path is empty, which is no key.
+KEYLESS = [b'{"id": "", "x": 1}', b'{"id": "", "x": 2}']
+
+
+@pytest.mark.shows("mended: `dedupe --by json:…` takes an empty text for a key, and leaves all but one out")
 @pytest.mark.parametrize(
     ("by", "bodies"),
     [
@@ -128,6 +133,8 @@ def test_what_tells_repetitions(
     source, target = make_topic(queues=1, brokers=1), make_topic()
     for body, value in ((b'{"id": 1, "x": 1}', "u"), (b'{"id": 1, "x": 2}', "u"), (b"no json", "v"), (b"no json", "v")):
         producer.send(Message(topic=source, body=body, properties={"p": value}))
+    for body in KEYLESS:
+        producer.send(Message(topic=source, body=body))
     result = dedupe.run(
         spark,
         cluster.namesrv,
@@ -136,8 +143,8 @@ def test_what_tells_repetitions(
         checkpoint=tmp_path / "c",
         options=DedupeOptions(by=by, delivery="at-least-once"),
     )
-    assert (result.rows, result.passed) == (4, len(bodies))
-    assert bodies_of(cluster.namesrv, target) == sorted(bodies)
+    assert (result.rows, result.passed) == (6, len(bodies) + 2)
+    assert bodies_of(cluster.namesrv, target) == sorted([*bodies, *KEYLESS])
 
 
 def test_the_command(

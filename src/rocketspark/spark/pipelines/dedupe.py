@@ -160,7 +160,7 @@ def _passed_on(rows: DataFrame, by: str, delay: str, target: str) -> DataFrame:
         .select(
             *COLUMNS,
             "place",
-            F.coalesce(F.concat(F.lit("key/"), key_of(by)), _no_other()).alias("dedupeKey"),
+            F.coalesce(F.concat(F.lit("key/"), F.nullif(key_of(by), F.lit(""))), _no_other()).alias("dedupeKey"),
             SEEN,
         )
         .withWatermark(SEEN, delay)
@@ -233,13 +233,12 @@ class _Counts:
 
 
 def key_of(by: str) -> Column:
-    """Return the column that holds the key: text, null where a message has none."""
+    """Return the column that holds the key: text, null or empty where a message has none."""
     from pyspark.sql import functions as F
 
     kind, _, rest = by.partition(":")
     if by == "key":
-        joined = F.concat_ws(" ", "keys")
-        return F.when(joined != "", joined)
+        return F.concat_ws(" ", "keys")
     if by == "messageId":
         return F.col("messageId")
     if by == "body":
