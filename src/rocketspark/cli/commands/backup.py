@@ -1,19 +1,22 @@
-"""`backup` and `restore`: a store's files copied while its broker runs, and back."""
+"""`backup` and `restore`: a store's files copied while its broker runs, and back.
+
+The store is imported by these two alone: with numpy it takes a third of the time in which a command starts.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rocketspark.cli.operate import print_json
 from rocketspark.cli.options import Json
-from rocketspark.store.backup import Copied, Tell
-from rocketspark.store.backup import backup as copy_out
-from rocketspark.store.backup import restore as copy_back
+
+if TYPE_CHECKING:
+    from rocketspark.store.backup import Copied, Tell
 
 _PROGRESS_S = 1.0
 _MIB = 1 << 20
@@ -34,6 +37,8 @@ def backup(
 
     Example: `rocketspark backup --store ./store --to /backups/broker-a`
     """
+    from rocketspark.store.backup import backup as copy_out
+
     done = copy_out(store, to, commit_log=str(commit_log or ""), tell=_progress())
     _report("backed up", store, to, done, as_json=json)
 
@@ -50,6 +55,8 @@ def restore(
 
     Example: `rocketspark restore --from /backups/broker-a --store ./store`
     """
+    from rocketspark.store.backup import restore as copy_back
+
     done = copy_back(source, store, with_identity=not new_identity, tell=_progress())
     _report("restored", source, store, done, as_json=json)
 
