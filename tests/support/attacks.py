@@ -180,7 +180,8 @@ class Nemesis:
         self._set, self._chance, self._world = found, chance, world
         self._mends: list[Callable[[], None]] = []
         self._struck: set[int] = set()
-        self.elections = 0
+        # What is under way.
+        self._noted: list[tuple[str, str]] = []
 
     def strike(self) -> str:
         """Do one or two things at once, wait a while, mend them; returns what it was."""
@@ -193,12 +194,16 @@ class Nemesis:
         self._chance.shuffle(self._mends)
         while self._mends:
             self._mends.pop()()
-        self._world.record("mended", what=" + ".join(done))
+        for what, node in self._noted:
+            self._world.record("mended", what=what, node=node)
+        self._noted.clear()
         self._struck.clear()
         return " + ".join(done)
 
     def _note(self, what: str, number: int | str) -> str:
-        self._world.record("fault", what=what, node=f"broker-{number}" if isinstance(number, int) else number)
+        node = f"broker-{number}" if isinstance(number, int) else number
+        self._world.record("fault", what=what, node=node)
+        self._noted.append((what, node))
         return f"{what} {number}"
 
     def _member(self, kinds: str = "PJ") -> int | None:
