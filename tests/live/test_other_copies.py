@@ -15,12 +15,14 @@ from tests.live.test_acting_master import bodies_of
 from tests.live.test_controller_mode import Group, group
 from tests.live.test_unconfirmed import SLOW, pair
 
+from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.broker.replication.link.ha_client import _Connection
 from rocketspark.broker.replication.link.links import LinkState
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.server import BrokerServer
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers.controller import CleanBrokerDataHeader
+from rocketspark.store import backup
 
 COUNT = 5
 # Longer than a test waits.
@@ -234,5 +236,38 @@ def test_who_was_cleaned_and_is_back_says_what_to_do_and_joins_by_it(
             (tmp_path / "store2/brokerIdentity").unlink()
             await g.start(2)
             await g.in_sync(2)
+
+    run(main())
+
+
+@pytest.mark.shows(
+    "whose machine lost its power may be elected once it has all again, also where nothing was sent since"
+)
+def test_a_restored_replica_has_all_also_of_a_master_that_took_nothing_yet(tmp_path: Path) -> None:
+    """An epoch in which nothing was written is noted at its master alone: it was said to lack something for good."""
+
+    async def main() -> None:
+        async with group(tmp_path, **SLOWER) as g:
+            first, second = await pair(g)
+            async with connected(first.address) as peer:
+                await create(peer)
+            await send_some(first.address, "a")
+            controller = ControllerClient([g.controller.address])
+            try:
+                for number, elected in ((2, second), (1, first)):
+                    await controller.elect("DefaultCluster", "broker-a", number, designate=True)
+                    await until(lambda elected=elected: elected.role.kind is Role.MASTER)  # type: ignore[misc]
+                    await g.in_sync(2)
+                backup.backup(tmp_path / "store2", tmp_path / "backup")
+                await g.brokers.pop(2).kill()
+                await g.in_sync(1)
+                shutil.rmtree(tmp_path / "store2")
+                backup.restore(tmp_path / "backup", tmp_path / "store2")
+                second = await g.start(2)
+                assert second.store.may_lack
+                await g.in_sync(2)
+                await until(lambda: not second.store.may_lack)
+            finally:
+                await controller.close()
 
     run(main())

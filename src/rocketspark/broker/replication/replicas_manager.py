@@ -351,8 +351,9 @@ class ReplicasManager:
                 self._to_copy = epoch, told.max_offset
         elif (
             self._role.is_copying()
-            and self._epochs.last_epoch == epoch
             and self._store.written_position >= self._to_copy[1]
+            # An epoch in which nothing was written yet is noted at its master alone.
+            and (self._epochs.last_epoch == epoch or self._store.written_position == self._to_copy[1])
         ):
             self._store.lacks_nothing()
 
