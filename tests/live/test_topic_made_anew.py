@@ -216,6 +216,8 @@ def test_a_commit_of_a_reader_that_ends_before_it_heard_of_it_is_left_out(tmp_pa
             await commit(11)
             assert await begin() == 11
             await remade(peer, 3)
+            # Also one that the new one has already.
+            await commit(2)
             await commit(10)
             assert await begin() == 0
             await commit(3)

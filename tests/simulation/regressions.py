@@ -8,7 +8,8 @@ from typing import Any
 from tests.simulation.nodes import Cluster
 from tests.simulation.world import Node, World
 
-from rocketspark import AsyncProducer, AsyncPullConsumer, Message
+from rocketspark import AsyncProducer, AsyncPullConsumer, Message, MessageQueue
+from rocketspark.admin.operations import Operations
 
 
 async def a_master_is_back_without_its_disk(world: World) -> dict[str, Any]:
@@ -76,3 +77,52 @@ async def a_controller_is_back_with_its_clock_set_back(world: World) -> None:
     async with asyncio.timeout(10):
         while group.leader() is None:
             await asyncio.sleep(0.1)
+
+
+async def a_reader_stops_before_it_hears_that_its_topic_is_another(world: World) -> dict[str, Any]:
+    """Its last commit counts messages of the topic that was deleted, and passes over none of the new (mixed, seed 103).
+
+    The new one has as many messages already, so that the number alone does not tell.
+    """
+    cluster = Cluster(world)
+    await cluster.start()
+
+    async def send(body: bytes) -> None:
+        async with AsyncProducer(cluster.namesrv_address, "senders") as producer:
+            await producer.send(Message("t", body), queue=MessageQueue("t", cluster.name, 0))
+
+    async def make() -> None:
+        async with Operations(cluster.namesrv_address) as operator:
+            await operator.create_topic("t", queue_count=1)
+
+    async def work(node: Node) -> list[str]:
+        options: dict[str, Any] = {"consume_from": "first", "rebalance_interval_ms": 1000}
+        await make()
+        await send(b"old")
+        async with AsyncPullConsumer(cluster.namesrv_address, "readers", **options) as consumer:
+            consumer.subscribe("t")
+            while not await consumer.poll(1000):
+                pass
+            await consumer.poll(100)
+            await consumer.commit()
+            # No pull of it is held any more, and it asks again in a second.
+            await asyncio.sleep(6)
+            cluster.brokers[0].kill()
+            process = cluster.start_server(cluster.brokers[0])
+            while not process.is_ready:
+                await asyncio.sleep(0.01)
+            async with Operations(cluster.namesrv_address) as operator:
+                await operator.delete_topic("t")
+            await make()
+            await send(b"new")
+        async with AsyncPullConsumer(cluster.namesrv_address, "readers", **options) as consumer:
+            consumer.subscribe("t")
+            found: list[str] = []
+            until_s = world.now_s + 10
+            while not found and world.now_s < until_s:
+                found += [message.body.decode() for message in await consumer.poll(1000)]
+            return found
+
+    found = await world.node("client").run(work)
+    await cluster.stop()
+    return {"read": found}

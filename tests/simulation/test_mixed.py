@@ -32,3 +32,12 @@ def test_who_is_back_without_its_disk_gives_its_tables_to_nobody() -> None:
     found = outcomes("tests.simulation.regressions:a_master_is_back_without_its_disk", 1, 4)
     assert [outcome["error"] for outcome in found] == ["", ""]
     assert [outcome["result"] for outcome in found] == [{"committed": 20}] * 2
+
+
+@pytest.mark.shows(
+    "mended: topic made anew: the last commit of a consumer that had not heard of it passed over as many messages"
+)
+def test_who_stops_before_it_hears_of_a_new_topic_passes_over_nothing_of_it() -> None:
+    name = "a_reader_stops_before_it_hears_that_its_topic_is_another"
+    (found,) = outcomes(f"tests.simulation.regressions:{name}", 1)
+    assert (found["error"], found["result"]) == ("", {"read": ["new"]})

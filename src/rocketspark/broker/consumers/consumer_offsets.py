@@ -396,6 +396,16 @@ class ConsumerOffsets:
         if self.anew.readers:
             self.anew.take((group, topic, queue_id))
 
+    def is_unheard(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Tell whether an offset is of a topic that was deleted, as its reader was not sent on in the one made anew.
+
+        One that goes its own way there is not sent on: what it was given counts.
+        """
+        if not self.anew.readers or is_kept_number(topic, group):
+            return False
+        reader = (group, topic, queue_id)
+        return reader in self.anew.readers and offset > self._pulled.get(reader, 0)
+
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Note that a consumer was given the messages before `offset`."""
         self._pulled[(group, topic, queue_id)] = offset

@@ -89,6 +89,9 @@ class ConsumerManageHandler:
         ):
             remark = "the offset is beyond the queue's end, of a topic that was deleted: it is left out"
             return reply(request.opaque, header={}, remark=remark)
+        if self._offsets.is_unheard(h.group, h.topic, h.queue_id, h.commit_offset):
+            remark = "the offset is of a topic that was deleted, and made anew since: it is left out"
+            return reply(request.opaque, header={}, remark=remark)
         self._offsets.admit(h.group, h.topic, peer.address)
         self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
         return reply(request.opaque)

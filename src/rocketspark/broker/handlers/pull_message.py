@@ -116,6 +116,7 @@ class PullHandler:
             h.sys_flag & sysflags.PULL_COMMIT_OFFSET
             and h.commit_offset >= 0
             and not is_of_before(self._store, h.group, h.topic, h.queue_id, h.commit_offset)
+            and not self._offsets.is_unheard(h.group, h.topic, h.queue_id, h.commit_offset)
         ):
             self._offsets.admit(h.group, h.topic, peer.address)
             self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
