@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.live.support import run
 from tests.support import controller_rows
-from tests.support.patience import LIMIT_S
+from tests.support.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.broker.replication.controller_client import ControllerClient, SetState
 from rocketspark.controller.journal import StateFile
@@ -100,7 +100,7 @@ class Brokers:
         routes.add(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, noticed, ElectMasterReply)
         server = self._servers[broker_id] = Server(routes)
         await server.start("127.0.0.1", 0)
-        client = self.clients[broker_id] = ControllerClient([self._controller])
+        client = self.clients[broker_id] = ControllerClient([self._controller], timeout_ms=LIMIT_MS)
         assert await client.next_id("c", "b") == broker_id
         await client.apply_id("c", "b", broker_id, f"{server.address};{broker_id}")
         await client.register("c", "b", broker_id, server.address)

@@ -52,8 +52,11 @@ def frame(code: str) -> bytes:
     return struct.pack(">II", 4 + len(text) + 2, len(text)) + text + b"{}"
 
 
-def heard(port: int, words: bytes, *, tls: bool, half: bool = False) -> bytes:
-    """Say something; return all that comes until the other side ends, or says nothing more for a moment."""
+def heard(port: int, words: bytes, *, tls: bool, half: bool = False, answered: bool = False) -> bytes:
+    """Say something; return all that comes until the other side ends, or says nothing more for a moment.
+
+    `answered`: the other side has to say something, however long a busy machine takes for it.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     came = b""
@@ -65,14 +68,20 @@ def heard(port: int, words: bytes, *, tls: bool, half: bool = False) -> bytes:
         link.sendall(words)
         if half:
             link.shutdown(socket.SHUT_WR)
-        link.settimeout(1.5)
+        link.settimeout(LIMIT_S if answered else 1.5)
         while piece := link.recv(1 << 16):
             came += piece
+            if answered and is_whole(came):
+                break
     return came
 
 
+def is_whole(answer: bytes) -> bool:
+    return len(answer) >= 8 and len(answer) >= 4 + int.from_bytes(answer[:4], "big")
+
+
 def code_of(answer: bytes) -> int | None:
-    if len(answer) < 8:
+    if not is_whole(answer):
         return None
     size = int.from_bytes(answer[5:8], "big")
     return int(json.loads(answer[8 : 8 + size])["code"])
@@ -131,7 +140,7 @@ def wrong(pool: ThreadPoolExecutor, port: int, kind: str) -> Iterator[str]:
     spoken = [*map(frame, answers or BROKER), *HA_WORDS]
     plain = [(words, pool.submit(heard, port, words, tls=False)) for words in spoken]
     plain += [(b"half", pool.submit(heard, port, frame("28")[:20], tls=False, half=True))]
-    asked = [(code, pool.submit(heard, port, frame(code), tls=True)) for code in answers]
+    asked = [(code, pool.submit(heard, port, frame(code), tls=True, answered=True)) for code in answers]
     door = [(words, pool.submit(heard, port, words, tls=True)) for words in HA_WORDS]
     for words, future in plain:
         if future.result():

@@ -6,12 +6,16 @@ what was sent is awaited.
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 TEXT_CHARACTERS_MAX = 2000
+# A signal whose exception nothing could be told of comes again so much later.
+_AGAIN_S = 0.05
 _terminated = False
 
 
@@ -24,8 +28,23 @@ def _terminate(number: int, frame: object) -> None:
     (end if callable(end) else signal.default_int_handler)(signal.SIGINT, None)
 
 
+def _unraisable(told: Any) -> None:
+    """Have a Ctrl-C come again that came where Python lets nothing be raised, as in an import that frees its lock."""
+    if isinstance(told.exc_value, KeyboardInterrupt):
+        _thread.start_new_thread(_again, (_thread.get_ident(), signal.SIGTERM if _terminated else signal.SIGINT))
+    else:
+        sys.__unraisablehook__(told)
+
+
+def _again(main_thread: int, number: int) -> None:
+    time.sleep(_AGAIN_S)
+    # To the thread that it came to, which may sleep.
+    signal.pthread_kill(main_thread, number)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit with its code."""
+    sys.unraisablehook = _unraisable
     try:
         from rocketspark.cli import streams
 
