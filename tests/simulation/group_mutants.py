@@ -1,4 +1,4 @@
-"""Defects planted into groups of controllers, each with the rule of `group` that has to notice it.
+"""Defects planted where a rack or a group of controllers is run, each with the rule that has to notice it.
 
 `python -m tests.simulation.run --scenario tests.simulation.group_mutants:NAME --seed N` runs one.
 """
@@ -27,10 +27,18 @@ class Planted(NamedTuple):
 JOURNAL = "controller/group/group_journal.py"
 TABLE = {
     "a_decision_is_answered_before_it_is_agreed_on": Planted(
-        "an epoch has one master,what was decided stays,none decides alone",
+        "what was decided stays,none decides alone",
         JOURNAL,
         "            outcome = await self._outcome(functools.partial(self._thread.propose, entry))\n",
         "            self._thread.propose(entry, lambda outcome: None)\n            outcome = True\n",
+        "council",
+        1,
+    ),
+    "who_is_elected_is_told_the_epoch_before": Planted(
+        "an epoch has one master",
+        "controller/replicas_info.py",
+        "        master_epoch=s.master_epoch + 1,\n",
+        "        master_epoch=s.master_epoch,\n",
         "council",
         1,
     ),
@@ -71,6 +79,14 @@ TABLE = {
         "two_of_three_are_lost",
         1,
     ),
+    "a_flush_is_not_waited_for": Planted(
+        "acknowledged messages are not where they were",
+        "broker/replication/waits.py",
+        "        self.flushes = s.sync_flush\n",
+        "        self.flushes = False\n",
+        "rack:alone",
+        1,
+    ),
 }
 
 
@@ -79,11 +95,12 @@ def __getattr__(name: str) -> Callable[[World], Coroutine[Any, Any, Any]]:
     if name not in TABLE:
         raise AttributeError(name)
     # Not before: the table is read by who runs no world, too.
-    group = importlib.import_module("tests.simulation.group")
     planted = TABLE[name]
+    module, _, function = planted.scenario.rpartition(":")
+    run = getattr(importlib.import_module(f"tests.simulation.{module or 'group'}"), function)
 
     async def scenario(world: World) -> Any:
         plant(planted.file, planted.text, planted.defect)
-        return await getattr(group, planted.scenario)(world)
+        return await run(world)
 
     return scenario

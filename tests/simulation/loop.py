@@ -67,8 +67,9 @@ class Strand:
         self.is_queued = False
         self.ended = False
         self._turn = 0
-        self._greenlet = greenlet.greenlet(run, self.scheduler.hub)
-        self._greenlet.gr_context = contextvars.Context()
+        own = greenlet.greenlet(run, self.scheduler.hub)
+        own.gr_context = contextvars.Context()
+        self.switch = own.switch
 
     def wake(self) -> None:
         if not self.is_queued and not self.ended:
@@ -89,9 +90,6 @@ class Strand:
         self.scheduler.give_way()
         self._turn += 1
 
-    def switch(self) -> None:
-        self._greenlet.switch()
-
 
 class Scheduler:
     """Time, and who is next."""
@@ -101,7 +99,7 @@ class Scheduler:
         self.numbers = itertools.count(1)
         self.random = random.Random(f"{seed}/order")
         self.runnable: list[Strand] = []
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self.heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self.hub = greenlet.getcurrent()
         self.strand: Strand | None = None
@@ -109,23 +107,27 @@ class Scheduler:
         self.stopped = False
 
     def at(self, when_s: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (when_s, next(self._order), call))
+        heapq.heappush(self.heap, (when_s, next(self._order), call))
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (self.now_s + seconds, next(self._order), call))
+        heapq.heappush(self.heap, (self.now_s + seconds, next(self._order), call))
 
     def give_way(self) -> None:
         """Switch from the strand that runs to the scheduler."""
         assert self.strand is not None
         self.hub.switch()
 
-    def is_quiet(self) -> bool:
-        """Tell whether nobody else could go on now."""
-        return not self.runnable and (not self._heap or self._heap[0][0] > self.now_s) and not self.stopped
-
     def run(self, limit_s: float) -> None:
         """Go on until `stopped`. Raises Halt if that cannot come, TimeoutError at `limit_s`."""
-        heap, runnable, draw = self._heap, self.runnable, self.random.random
+        try:
+            self._run(limit_s)
+        finally:
+            events._set_running_loop(None)
+            self.strand = None
+
+    def _run(self, limit_s: float) -> None:
+        heap, runnable, draw = self.heap, self.runnable, self.random.random
+        running: SimLoop | None = None
         while not self.stopped:
             while heap and heap[0][0] <= self.now_s:
                 heapq.heappop(heap)[2]()
@@ -138,7 +140,12 @@ class Scheduler:
                 if process.is_halted:
                     process.set_aside.append(strand)
                     continue
-                self._step(strand)
+                self.strand = strand
+                if strand.loop is not running:
+                    running = strand.loop
+                    events._set_running_loop(running)
+                strand.switch()
+                self.strand = None
                 self.now_s += TURN_S
                 self.turns += 1
             elif heap:
@@ -147,15 +154,6 @@ class Scheduler:
                     raise TimeoutError(f"the scenario has not ended after {limit_s:.0f} virtual seconds")
             else:
                 raise Halt("everybody waits, and nothing will ever happen")
-
-    def _step(self, strand: Strand) -> None:
-        self.strand = strand
-        events._set_running_loop(strand.loop)
-        try:
-            strand.switch()
-        finally:
-            events._set_running_loop(None)
-            self.strand = None
 
 
 _hashes = itertools.count(1)
@@ -218,6 +216,7 @@ class SimLoop(base_events.BaseEventLoop):
         self.strand: Strand | None = None
         super().__init__()
         self._network = process.node.world.network
+        self._steady = process.node.clock.steady
         self.set_exception_handler(self._noted)
         self.set_task_factory(_task)
         self.slow_callback_duration = 1e9
@@ -229,7 +228,7 @@ class SimLoop(base_events.BaseEventLoop):
         self.process.node.world.unhandled(self.process, context)
 
     def time(self) -> float:
-        return float(self.process.node.clock.steady())
+        return float(self._steady())
 
     def is_running(self) -> bool:
         return self.strand is not None and not self.strand.ended
@@ -262,7 +261,7 @@ class SimLoop(base_events.BaseEventLoop):
     def _run_once(self) -> None:
         scheduled, ready = self._scheduled, self._ready
         strand, scheduler = self.strand, self.scheduler
-        now = self.time()
+        now = self._steady()
         while scheduled:
             handle = scheduled[0]
             if handle._cancelled:
@@ -279,11 +278,19 @@ class SimLoop(base_events.BaseEventLoop):
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled:
-                handle._run()
+                # As Handle._run does, which would be a call more for each.
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as e:
+                    context = {"message": f"Exception in callback {handle._callback!r}", "exception": e}
+                    self.call_exception_handler(context)
         handle = None
-        if not scheduler.is_quiet():
+        heap = scheduler.heap
+        if scheduler.runnable or (heap and heap[0][0] <= scheduler.now_s) or scheduler.stopped:
             strand.wake()
-            scheduler.give_way()
+            scheduler.hub.switch()
         else:
             scheduler.now_s += TURN_S
 
@@ -313,7 +320,7 @@ class SimLock:
         self._waiting: deque[Strand] = deque()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        strand = current_strand()
+        strand = None if _scheduler is None else _scheduler.strand
         if self._holder is None:
             self._holder = strand or True
             return True
@@ -345,7 +352,7 @@ class SimLock:
     def __enter__(self) -> bool:
         return self.acquire()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: object, where: object) -> None:
         self.release()
 
     def _at_fork_reinit(self) -> None:

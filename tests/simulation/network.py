@@ -31,6 +31,7 @@ class Network:
     def __init__(self, world: World) -> None:
         self.world = world
         self.random = world.random("network")
+        self._draw = self.random.random
         self.least_s, self.most_s = 0.0001, 0.002
         self._listening: dict[tuple[str, int], Listening] = {}
         # By link: which cut it was.
@@ -105,12 +106,15 @@ class Network:
     def carry(self, source_ip: str, target_ip: str, arrive: Callable[[], None], least_at_s: float = 0.0) -> float:
         """Have something arrive later, or once the way is open; returns when."""
         now_s = self.world.scheduler.now_s
-        delay_s = 0.00002 if source_ip == target_ip else self.random.uniform(self.least_s, self.most_s)
-        when_s = max(now_s + delay_s + self._slow.get((source_ip, target_ip), 0.0), least_at_s)
+        delay_s = 0.00002 if source_ip == target_ip else self.least_s + (self.most_s - self.least_s) * self._draw()
+        link = source_ip, target_ip
+        when_s = now_s + delay_s + self._slow.get(link, 0.0)
+        if when_s < least_at_s:
+            when_s = least_at_s
 
         def due() -> None:
-            if (source_ip, target_ip) in self._cut:
-                self._stalled.setdefault((source_ip, target_ip), []).append(arrive)
+            if link in self._cut:
+                self._stalled.setdefault(link, []).append(arrive)
             else:
                 arrive()
 

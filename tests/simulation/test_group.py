@@ -14,7 +14,7 @@ LOSSES = ["two_of_three_are_lost", "leader_is_killed", "a_leader_was_asleep", "a
     "three controllers under kills, halts, cuts, losses of power, lost disks, members taken out and put back, by seeds:"
     " no two masters of an epoch, nothing decided is lost, nothing is decided by one of three"
 )
-@pytest.mark.parametrize(("scenario", "seeds"), [("council", range(1, 7)), ("failover_of_three", range(1, 5))])
+@pytest.mark.parametrize(("scenario", "seeds"), [("council", range(1, 5)), ("failover_of_three", range(1, 4))])
 def test_what_a_group_decides_stays_under_faults(scenario: str, seeds: range) -> None:
     found = outcomes(f"{GROUP}:{scenario}", *seeds)
     assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
@@ -24,7 +24,13 @@ def test_what_a_group_decides_stays_under_faults(scenario: str, seeds: range) ->
 @pytest.mark.shows("two of three controllers lost: nobody is elected, sends in sync go on; all three without power")
 @pytest.mark.parametrize("scenario", LOSSES)
 def test_a_group_loses_members_and_goes_on(scenario: str) -> None:
-    assert [outcome["error"] for outcome in outcomes(f"{GROUP}:{scenario}", 1, 2)] == ["", ""]
+    assert [outcome["error"] for outcome in outcomes(f"{GROUP}:{scenario}", 1)] == [""]
+
+
+@pytest.mark.shows("a rack loses its power, all brokers and controllers at once: what SYNC_FLUSH acknowledged is there")
+@pytest.mark.parametrize("scenario", ["alone", "pair", "two_brokers"])
+def test_what_was_flushed_is_there_after_all_lost_their_power(scenario: str) -> None:
+    assert [outcome["error"] for outcome in outcomes(f"tests.simulation.rack:{scenario}", 1)] == [""]
 
 
 @pytest.mark.shows("mended: a controller whose machine's clock was set back is heard by the others again")

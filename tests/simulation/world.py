@@ -282,10 +282,10 @@ class World:
     def trace(self, source: tuple[str, int], target: tuple[str, int], data: bytes) -> None:
         """Note what was sent to whom, and when."""
         self._packets += 1
-        name = f"{self.scheduler.now_s:.9f} {source} {target} ".encode()
-        self._packets_sum = zlib.crc32(data, zlib.crc32(name, self._packets_sum))
+        when = int(self.scheduler.now_s * 1e7) ^ source[1] << 16 ^ target[1]
+        self._packets_sum = zlib.crc32(data, (self._packets_sum ^ when) & 0xFFFFFFFF)
         if self.keep_packets:
-            self.packets.append(f"{name.decode()}{data!r}")
+            self.packets.append(f"{self.scheduler.now_s:.9f} {source} {target} {data!r}")
 
     def unhandled(self, process: Process, context: dict[str, Any]) -> None:
         """Hear of an error that nobody took."""

@@ -17,7 +17,11 @@ pytestmark = pytest.mark.shows("seeds of a simulated cluster by the thousand, se
 SEEDS = int(os.environ.get("SOAK_SEEDS", "100000"))
 SECONDS = float(os.environ.get("SOAK_SEEDS_SECONDS", "0"))
 FIRST = int(os.environ.get("SOAK_SEED", "1"))
-SCENARIOS = os.environ.get("SOAK_SCENARIOS", "failover tests.simulation.mixed:mixed").split()
+SCENARIOS = os.environ.get(
+    "SOAK_SCENARIOS",
+    "failover tests.simulation.mixed:mixed tests.simulation.group:council tests.simulation.group:failover_of_three"
+    " tests.simulation.rack:pair",
+).split()
 
 
 @pytest.mark.soak
