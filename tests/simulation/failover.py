@@ -173,9 +173,7 @@ def compare_logs(cluster: Cluster) -> None:
 
 async def slave_lost_power(world: World) -> None:
     """A slave's machine is gone without a word, and is elected when the master's process is killed a moment later."""
-    loss = await _Loss.begun(world)
-    loss.second.power_loss()
-    await loss.first_is_killed(for_s=0.1)
+    loss = await _Loss.of_slave(world)
     await loss.ended(back_after_s=0.5)
 
 
@@ -199,18 +197,13 @@ async def slave_lost_power_and_is_back_first(world: World) -> None:
 
 async def slave_lost_its_disk(world: World) -> None:
     """As above, but the slave is back with nothing, so that its number is nobody's any more."""
-    loss = await _Loss.begun(world)
-    loss.second.power_loss()
-    loss.second.wipe()
-    await loss.first_is_killed(for_s=0.1)
+    loss = await _Loss.of_slave(world, wipes=True)
     await loss.ended(back_after_s=0.5)
 
 
 async def slave_is_lost_for_ever(world: World) -> None:
     """As above, but the slave is never back: the one that was killed goes on, with all that it holds."""
-    loss = await _Loss.begun(world)
-    loss.second.power_loss()
-    await loss.first_is_killed(for_s=0.1)
+    loss = await _Loss.of_slave(world)
     await loss.ended(in_sync=1)
 
 
@@ -254,6 +247,16 @@ class _Loss:
         # As after hours: the folders of the store are on the disk.
         await loss.second.run(_sync_folders)
         await loss._send("sender", map(str, range(30)))
+        return loss
+
+    @classmethod
+    async def of_slave(cls, world: World, *, wipes: bool = False) -> _Loss:
+        """Have a slave's machine gone without a word, with its disk perhaps, and the master's process killed soon."""
+        loss = await cls.begun(world)
+        loss.second.power_loss()
+        if wipes:
+            loss.second.wipe()
+        await loss.first_is_killed(for_s=0.1)
         return loss
 
     async def _send(self, name: str, bodies: Iterable[str], **options: Any) -> None:
