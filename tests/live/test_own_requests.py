@@ -21,7 +21,7 @@ from rocketspark.broker.access.gate import BrokerGate
 from rocketspark.broker.access.settings import CLASSES, AccessSettings
 from rocketspark.cli import main, tree
 from rocketspark.client import Producer, PullConsumer, PushConsumer, TransactionProducer, TransactionState
-from rocketspark.errors import RocketSparkError
+from rocketspark.errors import NoNameServer, RocketSparkError
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.connections import dial
@@ -157,8 +157,12 @@ def test_what_clients_ask_is_signed(call: str, locked: Cluster, refused: list[De
 
 @pytest.mark.parametrize("call", ["operated", "traced", "in_a_transaction", "read"])
 def test_without_keys_a_line_says_what_to_give(call: str, locked: Cluster, refused: list[Decision]) -> None:
-    with pytest.raises(RocketSparkError) as caught:
-        CALLS[call](locked, NO_KEYS)
+    for _ in range(10):
+        with pytest.raises(RocketSparkError) as caught:
+            CALLS[call](locked, NO_KEYS)
+        # On a busy machine a NameServer may take more than the 3 s that it is given.
+        if not isinstance(caught.value, NoNameServer):
+            break
     assert "access_key" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert refused
