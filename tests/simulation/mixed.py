@@ -46,13 +46,17 @@ async def run(
     retries: int | None = None,
     splits: list[dict[str, Any]] | None = None,
     parts: Sequence[str] | None = None,
+    adds: bool = True,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Run the clients beside faults. What is given is not drawn; with `splits` there are no other faults."""
+    """Run the clients beside faults. What is given is not drawn; with `splits` there are no other faults.
+
+    `adds`: whether parts are drawn.
+    """
     chance = world.random("plan")
     is_whole = parts is None
     if parts is None:
-        parts = _draw_parts(world.random("parts"))
+        parts = _draw_parts(world.random("parts")) if adds else []
     for name in parts:
         settings = {**PARTS[name].settings, **settings}
     drawn_replicas = chance.choice([1, 2, 2, 2, 3])

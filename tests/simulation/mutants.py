@@ -78,8 +78,8 @@ TABLE: dict[str, Planted] = {
     "a_pull_passes_over_a_message": Planted(
         "reads go on,groups read everything",
         "client/consumer/puller.py",
-        "        self.process_queue.next_offset = next_offset\n",
-        "        self.process_queue.next_offset = next_offset + (next_offset % 5 == 4)\n",
+        "count as read.\n        self.process_queue.next_offset = next_offset\n",
+        "count as read.\n        self.process_queue.next_offset = next_offset + (next_offset % 5 == 4)\n",
     ),
     "a_commit_is_one_too_far": Planted(
         "commits are of what was given",
@@ -195,8 +195,8 @@ TABLE: dict[str, Planted] = {
     "who_fails_in_order_goes_on": Planted(
         "in order each is done before the next",
         "client/consumer/listeners.py",
-        "        queue_calls.units.appendleft(unit)\n        if len(spent)",
-        "        queue_calls.units.append(unit)\n        if len(spent)",
+        "        queue_calls.units.appendleft(unit)\n        if spent",
+        "        queue_calls.units.append(unit)\n        if spent",
         shape=ORDERED,
     ),
     "a_lock_is_everybody_s": Planted(
@@ -204,6 +204,7 @@ TABLE: dict[str, Planted] = {
         "broker/consumers/rebalance_locks.py",
         "            if owner == client_id or now_ms - since_ms > self._expiry_ms:\n",
         "            if owner:\n",
+        seed=4,
         shape=ORDERED,
     ),
     "what_was_deleted_is_there_again": Planted(
@@ -217,8 +218,8 @@ TABLE: dict[str, Planted] = {
     "a_pull_passes_over_a_message_of_a_new_topic": Planted(
         "groups are given what a topic holds",
         "client/consumer/puller.py",
-        "        self.process_queue.next_offset = next_offset\n",
-        "        self.process_queue.next_offset = next_offset + (next_offset % 5 == 4)\n",
+        "count as read.\n        self.process_queue.next_offset = next_offset\n",
+        "count as read.\n        self.process_queue.next_offset = next_offset + (next_offset % 5 == 4)\n",
         shape=LIVES,
     ),
     "a_deleted_topic_is_written": Planted(
@@ -292,6 +293,6 @@ def __getattr__(name: str) -> Callable[[World], Coroutine[Any, Any, Any]]:
 
     async def scenario(world: World) -> Any:
         plant(planted.file, planted.text, planted.defect)
-        return await mixed.run(world, **planted.shape)
+        return await mixed.run(world, adds=False, **planted.shape)
 
     return scenario
