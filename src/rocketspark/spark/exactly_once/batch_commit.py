@@ -324,7 +324,7 @@ class _Commit:
             return f"with other rows; this one has {self._rows}"
         if state.last is not None and self._query == JOB:
             before, now = ({queue[0] for queue in queues} for queues in (state.last.bounds, self._queues))
-            if before != now:
+            if before and before != now:
                 return f"to {', '.join(sorted(before))}; this one is to {', '.join(sorted(now))}"
         return ""
 
