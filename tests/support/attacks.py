@@ -118,7 +118,7 @@ class Attacked(ReplicaSet):
         config: dict[str, Any] | None = None,
         *,
         controllers: int = 1,
-        raft: Literal["dledger", "jraft", ""] = "dledger",
+        raft: Literal["dledger"] = "dledger",
     ) -> None:
         self.links: list[Relay | None] = []
         self.words: list[list[Relay]] = []

@@ -53,7 +53,7 @@ class Controllers:
                     config += f"controllerDLegerSelfId={name}\ncontrollerStorePath={place / 'state'}\n"
                     self.servers[name] = OurServer(place, "controller", config)
                     continue
-                # One of its addresses of loopback alone: relays listen at the others.
+                # One of its addresses of loopback alone (DLedger's): relays listen at the others.
                 keys: dict[str, Any] = {"bindAddress": "127.0.0.1", "controllerDLegerPeers": peers}
                 keys["controllerDLegerSelfId"] = name
                 if maker == "jraft":
