@@ -184,14 +184,21 @@ def run_named(name: str, seed: Any, **more: Any) -> dict[str, Any]:
     return run_seed(scenario_named(name), seed, brief=True, **more)
 
 
+def _seed(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.run")
     parser.add_argument("--scenario", default="single", help="of scenarios.py, or module:function")
-    parser.add_argument("--seed", type=int, action="append", help="one seed; may be repeated")
+    parser.add_argument(
+        "--seed", type=_seed, action="append", help="one seed, or 7m3, a mutation of 7; may be repeated"
+    )
     parser.add_argument("--each", action="append", default=[], help="SCENARIO@SEED, in place of both; may be repeated")
     parser.add_argument("--seeds", help="FIRST-LAST: many, of which those that fail are told")
     parser.add_argument("--cpu-seconds", type=float, default=0.0, help="begin no more after so much of a processor")
     parser.add_argument("--seconds", type=float, default=0.0, help="begin no more after so long")
+    parser.add_argument("--steer", type=int, default=0, help="then so many mutations of each seed with a rare state")
     parser.add_argument("--shrink", action="store_true", help="leave out what a failure does not need")
     parser.add_argument("--only", action="append", default=[], help="PART=0,3: these steps of a part of the plan alone")
     parser.add_argument("--log", default="WARNING", help="the level of the log that is shown")
@@ -216,6 +223,7 @@ def main() -> int:
             limit_s=wanted.cpu_seconds,
             wall_s=wanted.seconds,
             shrinks=wanted.shrink,
+            steered=wanted.steer,
         )
         print(tally.text())
         return 1 if tally.failed else 0

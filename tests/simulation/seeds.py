@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 Run = Callable[..., dict[str, Any]]
@@ -63,6 +63,12 @@ class Tally:
         self.began_s = time.time()
         self.failed: list[dict[str, Any]] = []
         self.states: Counter[str] = Counter()
+        # By state: the seeds that reached it.
+        self.reached: dict[str, list[Any]] = {}
+
+    def rare(self) -> dict[str, list[Any]]:
+        """Return the states that at most one of ten seeds reached, with these seeds."""
+        return {state: seeds for state, seeds in self.reached.items() if len(seeds) * 10 <= self.count}
 
     def take(self, outcome: dict[str, Any]) -> None:
         self.count += 1
@@ -71,6 +77,8 @@ class Tally:
         if outcome["error"]:
             self.failed.append(outcome)
         self.states.update(outcome.get("states", {}))
+        for state in outcome.get("states", {}):
+            self.reached.setdefault(state, []).append(outcome["seed"])
 
     def text(self) -> str:
         """Return the figures."""
@@ -81,18 +89,35 @@ class Tally:
             f"{self.scenario}: {self.count} seeds, {len(self.failed)} failed, in {wall_s:.0f} s"
             f" ({self.cpu_s:.0f} s of processor): {self.count / wall_s * 3600:.0f} seeds an hour,"
             f" {self.simulated_s / cpu_s:.0f} simulated minutes a minute of one core\n  {states}"
+            + "".join(f"\n  rare: {state}: seeds {seeds[:5]}" for state, seeds in sorted(self.rare().items()))
         )
 
 
+def _steered(seeds: Iterable[Any], tally: Tally, count: int) -> Iterator[Any]:
+    yield from seeds
+    if count:
+        for seed in dict.fromkeys(seed for found in tally.rare().values() for seed in found):
+            for number in range(count):
+                yield f"{seed}m{number}"
+
+
 def run_many(
-    run: Run, scenario: str, seeds: Iterable[Any], *, limit_s: float = 0.0, wall_s: float = 0.0, shrinks: bool = False
+    run: Run,
+    scenario: str,
+    seeds: Iterable[Any],
+    *,
+    limit_s: float = 0.0,
+    wall_s: float = 0.0,
+    shrinks: bool = False,
+    steered: int = 0,
 ) -> Tally:
     """Run seeds, print each that fails with the line that repeats it.
 
-    `limit_s`: begin no more after so much of a processor; `wall_s`: after so long.
+    `limit_s`: begin no more after so much of a processor; `wall_s`: after so long. `steered`: then so many mutations of
+    each seed that reached a rare state.
     """
     tally = Tally(scenario)
-    for seed in seeds:
+    for seed in _steered(seeds, tally, steered):
         if (limit_s and tally.cpu_s > limit_s) or (wall_s and time.time() - tally.began_s > wall_s):
             break
         outcome = run(scenario, seed)

@@ -9,7 +9,8 @@ import sys
 from typing import Any
 
 import pytest
-from tests.simulation.seeds import line_of, shrink
+from tests.simulation.seeds import line_of, run_many, shrink
+from tests.simulation.world import mutated
 
 
 def outcomes(scenario: str, *seeds: int, hash_seed: str = "0") -> list[dict[str, Any]]:
@@ -102,3 +103,15 @@ def test_a_failing_seed_is_left_with_what_its_failure_needs() -> None:
     assert len(only["operations"]) == 1
     assert runs < 60
     assert "--scenario failover --seed 7 --only faults=3,11 --only operations=" in line_of("failover", 7, only)
+
+
+def test_seeds_that_reach_rare_states_are_tried_again_with_their_faults_moved() -> None:
+    def run(scenario: str, seed: int | str) -> dict[str, Any]:
+        return {"error": "", "seed": seed, "states": {"elections": 1} | ({"truncations": 1} if seed == 7 else {})}
+
+    tally = run_many(run, "failover", range(20), steered=3)
+    assert tally.count == 23
+    assert tally.rare() == {"truncations": [7]}
+    faults = [{"at": float(number), "kind": "kill", "seconds": 1.0} for number in range(12)]
+    assert mutated(faults, "") == faults
+    assert mutated(faults, "7m1") == mutated(faults, "7m1") != mutated(faults, "7m2") != faults

@@ -215,10 +215,29 @@ class Node:
                 strand.wake()
 
 
+def mutated(drawn: list[Any], mutation: str) -> list[Any]:
+    """Return a plan whose faults are moved, made longer or shorter, or done again; as it is without a mutation."""
+    if not mutation or not all(isinstance(step, dict) and {"at", "seconds"} <= step.keys() for step in drawn):
+        return drawn
+    chance, found = random.Random(f"{mutation}/mutation"), []
+    for step in drawn:
+        found.append(step)
+        if chance.random() < 0.4:
+            at = max(0.0, round(step["at"] + chance.uniform(-1.5, 1.5), 3))
+            moved = step | {"at": at, "seconds": round(step["seconds"] * chance.uniform(0.4, 2.0), 3)}
+            if chance.random() < 0.7:
+                found.pop()
+            found.append(moved)
+    return sorted(found, key=lambda step: float(step["at"]))
+
+
 class World:
     """Everything of one seed. `folder`: for the disks, empty."""
 
     def __init__(self, seed: Any, folder: Path) -> None:
+        # "7m3" is seed 7 with the faults of its plan moved by mutation 3.
+        self.mutation = str(seed) if "m" in str(seed) and str(seed)[:1].isdigit() else ""
+        seed = self.mutation.partition("m")[0] or seed
         self.seed, self.folder = seed, folder
         self.scheduler = Scheduler(seed)
         self.history: list[dict[str, Any]] = []
@@ -266,7 +285,7 @@ class World:
     def planned(self, part: str, drawn: list[Any]) -> list[Any]:
         """Note a part of the plan; returns what of it is to be done."""
         kept = self.only.get(part)
-        self.plan[part] = drawn
+        drawn = self.plan[part] = mutated(drawn, self.mutation)
         return drawn if kept is None else [drawn[number] for number in kept if number < len(drawn)]
 
     def at(self, when_s: float, call: Callable[[], None]) -> None:
