@@ -14,7 +14,7 @@ from tests.clients.scene import Inbox, Scene
 from tests.java.apache import ask
 from tests.support.patience import LIMIT_S
 
-from rocketspark import Producer, PullConsumer, PushConsumer, ReceivedMessage
+from rocketspark import MessageBatch, Producer, PullConsumer, PushConsumer, ReceivedMessage
 from rocketspark.admin.groups import GroupSettings
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client.consumer.pop.popper import PopSettings
@@ -79,6 +79,30 @@ def test_done_failed_and_given_up(scene: Scene, options: dict[str, int]) -> None
         look.assign([MessageQueue(f"%DLQ%{scene.group}", "broker-a", 0)])
         (dead,) = look.poll(LIMIT_S * 1000)
         assert dead.body == b"never"
+
+
+@pytest.mark.parametrize("batch_max", [1, 3])
+def test_columns_are_acknowledged_or_come_again(scene: Scene, batch_max: int) -> None:
+    set_mode(scene, "POP")
+    seen: list[tuple[bytes, int]] = []
+
+    def listener(batch: MessageBatch) -> bool:
+        seen.extend(zip(batch.bodies, batch.reconsume_times.tolist(), strict=True))
+        return b"twice" not in batch.bodies or batch.reconsume_times.min() > 0
+
+    consumer = PushConsumer(
+        scene.namesrv, scene.group, consume_from="first", pop=True, batch_max=batch_max, pop_settings=QUICK
+    )
+    consumer.subscribe(scene.topic)
+    consumer.listen(listener, batch="columns")
+    send(scene, [*(f"good{i}" for i in range(20)), "twice"])
+    with consumer:
+        assert -1 in [q.queue_id for q in consumer.queues() if q.topic == scene.topic]
+        until(lambda: (b"twice", 1) in seen and {b"good%d" % i for i in range(20)} <= {body for body, _ in seen})
+        time.sleep(QUICK.invisible_ms / 1000 + 2.5)
+    # What failed with it in one call came again with it, and no other.
+    assert max(times for _, times in seen) == 1
+    assert max(Counter(seen).values()) == 1
 
 
 def test_a_listener_that_outlives_the_invisible_time_is_dropped(scene: Scene) -> None:

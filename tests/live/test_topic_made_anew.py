@@ -72,9 +72,9 @@ async def sent_and_goes_there(peer: Peer, offset: int, **changes: Any) -> bool:
     return told == [0, 0]
 
 
-async def broadcasts(peer: Peer, client_id: str) -> None:
+async def broadcasts(peer: Peer, client_id: str, model: str = "BROADCASTING") -> None:
     """A heartbeat of a member of a broadcasting group."""
-    consumer = ConsumerData(group_name=GROUP, message_model="BROADCASTING")
+    consumer = ConsumerData(group_name=GROUP, message_model=model)
     beat = Heartbeat(client_id=client_id, consumer_data_set=[consumer])
     (await peer.request(RequestCode.HEART_BEAT, body=bodies.encode(beat))).raise_for_code("heartbeat")
 
@@ -100,6 +100,31 @@ def test_each_member_of_a_broadcasting_group_is_sent_to_the_first_message(tmp_pa
             assert await sent_and_goes_there(two, 10)
             assert await moved_to(two, count) is None
             assert server._offsets.anew.readers == {}
+
+    run(main())
+
+
+@pytest.mark.parametrize("model", ["BROADCASTING", "CLUSTERING"])
+@pytest.mark.parametrize("waits", ["for each message", "at the end"])
+def test_a_reader_that_waits_is_sent_to_the_first_message(tmp_path: Path, waits: str, model: str) -> None:
+    """It was given all of its messages by pulls that the broker held, or none since the broker's start."""
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer, connected(server.address) as other:
+            await made(other, 0)
+            await broadcasts(peer, "one", model)
+            for offset in range(10):
+                if waits == "at the end":
+                    await sent(other, b"old")
+                    continue
+                asked = asyncio.ensure_future(pulled(peer, TOPIC, 0, offset, sys_flag=6, suspend_ms=60_000))
+                await until(lambda: server._long_polling.waiting == 1)
+                await sent(other, b"old")
+                assert len(await asked) == 1
+            if waits == "at the end":
+                await pull(peer, TOPIC, 0, 10, sys_flag=6, suspend_ms=1)
+            await remade(other, 25)
+            assert await sent_and_goes_there(peer, 10)
 
     run(main())
 

@@ -15,6 +15,8 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
+import numpy as np
+
 from rocketspark.errors import UsageError
 from rocketspark.model.limited_log import LimitedLog
 
@@ -55,7 +57,7 @@ def in_thread(returned: Any, loop: asyncio.AbstractEventLoop) -> Any:
         return returned
     _check(returned)
     if not inspect.isawaitable(returned):
-        return returned
+        return _plain(returned)
     awaited = _awaited(returned)
     try:
         running = asyncio.run_coroutine_threadsafe(awaited, loop)
@@ -75,9 +77,14 @@ async def on_loop(returned: Any) -> Any:
     while returned is not None and returned is not True and returned is not False:
         _check(returned)
         if not inspect.isawaitable(returned):
-            break
+            return _plain(returned)
         returned = await returned
     return returned
+
+
+def _plain(returned: Any) -> Any:
+    # What `(batch.queue_offsets > 0).all()` gives: a False that is not `False`.
+    return bool(returned) if isinstance(returned, np.bool_) else returned
 
 
 async def _awaited(returned: Awaitable[Any]) -> Any:

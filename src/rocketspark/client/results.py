@@ -106,8 +106,8 @@ class MessageBatch(Sequence[ReceivedMessage]):
     """Messages that were read, as columns: no object is made for a message until one is asked for.
 
     `batch[i]` and iteration give messages; `batch[i:j]`, and `batch[mask]` with a row of truth values as long as the
-    batch, give a smaller batch. Columns that are numbers are numpy arrays of 64 bits, which share no memory with what
-    was received; the others are lists. Times are ms since 1970. A batch is a value and stays as it is; it keeps what
+    batch, give a smaller batch. Columns that are numbers are numpy arrays of 64 bits, to be read only, which share no
+    memory with what was received; the others are lists. Times are ms since 1970. A batch is a value and stays as it is; it keeps what
     was received for as long as it lives.
     """
 
@@ -233,7 +233,10 @@ class MessageBatch(Sequence[ReceivedMessage]):
                 found.append(part.rows.number(field))
             else:
                 found.append(np.array([getattr(message, name or field) for message in part], np.int64))
-        return np.concatenate(found).astype(np.int64)
+        made = np.concatenate(found).astype(np.int64)
+        # It is kept, and tells what is done: one that an application changes would count as never done.
+        made.flags.writeable = False
+        return made
 
     def _property(self, name: str) -> list[str | None]:
         wanted = name.encode()

@@ -127,6 +127,7 @@ class PullHandler:
             peer.rest()
             if accepts.cut:
                 return self._sift_on(peer, request, read, codes, accepts, topic_sys_flag)
+        self._offsets.note_pull(h.group, h.topic, h.queue_id, read.next_offset)
         if (
             not read.count
             and read.status in _NOTHING_YET
@@ -137,7 +138,6 @@ class PullHandler:
         ):
             self._hold(peer, request, codes, accepts, topic_sys_flag)
             return None
-        self._offsets.note_pull(h.group, h.topic, h.queue_id, read.next_offset)
         if h.bulk and read.count and read.size >= PART_BYTES_MIN * len(read.records):
             # From the log's pages right into the socket: a copy of a MiB in between costs as much as all the rest.
             return Parts(self._head(request, read, topic_sys_flag), read.records)
@@ -256,6 +256,8 @@ class PullHandler:
                 return False
             if final and found.status is GetStatus.AT_END and at != h.queue_offset:
                 found = msgspec.structs.replace(found, status=GetStatus.NO_MATCHED)
+            if found.count:
+                self._offsets.note_pull(h.group, h.topic, h.queue_id, found.next_offset)
             peer.send(self._answer(request, found, topic_sys_flag))
             return True
 

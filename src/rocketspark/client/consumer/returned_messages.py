@@ -28,6 +28,8 @@ log = logging.getLogger("rocketspark.client")
 AGAIN_S = 5.0
 REFUSED_MAX = 3
 FIRST_RETRY_LEVEL = 3
+# On their way to brokers at once: of thousands that fail together the last ones' replies would come too late.
+IN_FLIGHT_MAX = 64
 # Attempts are over: as the group's dead letter.
 DEAD_LETTER = -1
 
@@ -57,6 +59,7 @@ class ReturnedMessages:
         self._runs = runs
         self._again = again
         self._tasks = Tasks()
+        self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
 
     def give_back(self, puller: Puller, message: ReceivedMessage) -> None:
         """Hand a message back to the broker for a later attempt; while that fails it stays here and is tried again."""
@@ -110,8 +113,9 @@ class ReturnedMessages:
         refused = 0
         while self._runs() and not puller.dropped:
             try:
-                peer = await self._holder(puller.queue, message)
-                await self._send_back(peer, self._wrapped(message), delay_level=DEAD_LETTER)
+                async with self._room:
+                    peer = await self._holder(puller.queue, message)
+                    await self._send_back(peer, self._wrapped(message), delay_level=DEAD_LETTER)
             except Exception as e:
                 text = "offset %d of %s is not taken as a dead letter: %s"
                 log.warning(text, message.queue_offset, puller.queue, e)
@@ -125,6 +129,12 @@ class ReturnedMessages:
             return
 
     async def _give_back(self, puller: Puller, message: ReceivedMessage) -> None:
+        async with self._room:
+            if puller.dropped or not await self._is_given_back(puller, message):
+                return
+        puller.process_queue.finish([message])
+
+    async def _is_given_back(self, puller: Puller, message: ReceivedMessage) -> bool:
         full = self._wrapped(message)
         try:
             if is_logical(puller.queue):
@@ -132,18 +142,19 @@ class ReturnedMessages:
             else:
                 peer = await self._instance.peer_of(puller.queue)
             await self._send_back(peer, full)
+            return True
         except Exception as e:
             log.info("message %s was not taken back, it is sent anew: %s", message.message_id, e)
-            try:
-                await self._send_anew(full)
-            except Exception as e:
-                log.warning("message %s is tried again here in %.0f s: %s", message.message_id, AGAIN_S, e)
-                if not self._runs():
-                    return  # It stays uncommitted, so that it comes again.
-                message.reconsume_times += 1
-                asyncio.get_running_loop().call_later(AGAIN_S, self._again, puller, message)
-                return
-        puller.process_queue.finish([message])
+        try:
+            await self._send_anew(full)
+            return True
+        except Exception as e:
+            log.warning("message %s is tried again here in %.0f s: %s", message.message_id, AGAIN_S, e)
+        if self._runs():
+            message.reconsume_times += 1
+            asyncio.get_running_loop().call_later(AGAIN_S, self._again, puller, message)
+        # Else it stays uncommitted, so that it comes again.
+        return False
 
     async def _send_back(self, peer: Peer, message: ReceivedMessage, *, delay_level: int = 0) -> None:
         await client_api.send_back(

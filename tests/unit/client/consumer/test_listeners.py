@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.unit.client.consumer.test_push_consumer import consumer
 from tests.unit.client.fake import Fake, in_loop, until
@@ -165,6 +166,37 @@ def test_a_coroutine_that_a_coroutine_returns_is_run(is_ordered: bool) -> None:
 
 
 @pytest.mark.shows("mended: a listener that returns a coroutine acknowledges without running (ordered too)")
+@pytest.mark.parametrize("how", ["plain", "coroutine", "ordered", "hooks"])
+def test_a_false_of_numpy_is_one(how: str) -> None:
+    """As what is computed of columns is: `(batch.reconsume_times > 0).all()`."""
+
+    @in_loop
+    async def run() -> None:
+        async with Fake(t=1) as fake:
+            fake.broker.put("t", 0, b"x")
+            got: list[int] = []
+
+            def listener(given: ReceivedMessage) -> Any:
+                got.append(given.reconsume_times)
+                return np.bool_(given.reconsume_times > 0)
+
+            async def coroutine(given: ReceivedMessage) -> Any:
+                return listener(given)
+
+            class Look(Hooks):
+                def after_consume(self, consuming: Consuming) -> None:
+                    assert consuming.success is (consuming.messages[0].reconsume_times > 0)
+
+            more: dict[str, Any] = {"ordered": True, "suspend_ms": 1} if how == "ordered" else {}
+            if how == "hooks":
+                more = {"hooks": [Look()]}
+            async with consumer(fake, coroutine if how == "coroutine" else listener, **more):
+                await until(lambda: len(got) == 2)
+            assert got == [0, 1]
+
+    run()
+
+
 @in_loop
 async def test_a_generator_is_no_listener() -> None:
     def yields(given: ReceivedMessage) -> Any:

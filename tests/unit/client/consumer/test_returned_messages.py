@@ -9,6 +9,7 @@ from tests.unit.client.consumer.test_push_consumer import SEND_BACK, consumer
 from tests.unit.client.fake import Fake, in_loop, until
 
 from rocketspark.client import AsyncPushConsumer
+from rocketspark.client.consumer.returned_messages import IN_FLIGHT_MAX, ReturnedMessages
 from rocketspark.client.hooks import Hooks
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue, ReceivedMessage
@@ -48,6 +49,27 @@ def test_a_failed_message_goes_back_and_comes_again(how: str) -> None:
             assert fake.broker.offsets["g", "%RETRY%g", 0] == 1
 
     run()
+
+
+@in_loop
+async def test_of_thousands_that_fail_at_once_few_are_on_their_way_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once, the last ones' replies came too late, so that they were sent anew as well."""
+    on_their_way = most = 0
+
+    async def send_back(self: ReturnedMessages, peer: object, message: ReceivedMessage, **more: object) -> None:
+        nonlocal on_their_way, most
+        on_their_way += 1
+        most = max(most, on_their_way)
+        await asyncio.sleep(0)
+        on_their_way -= 1
+
+    monkeypatch.setattr(ReturnedMessages, "_send_back", send_back)
+    async with Fake(t=1) as fake:
+        for _ in range(1000):
+            fake.broker.put("t", 0, b"bad")
+        async with consumer(fake, lambda messages: False, batch_max=1000, commit_interval_ms=10):
+            await until(lambda: fake.broker.offsets.get(("g", "t", 0)) == 1000)
+    assert 1 < most <= IN_FLIGHT_MAX
 
 
 @in_loop

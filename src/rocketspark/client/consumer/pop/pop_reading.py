@@ -252,4 +252,4 @@ def _pulled(units: list[Unit]) -> list[Unit]:
 
 def _messages(unit: Unit) -> list[ReceivedMessage]:
     given = unit[1]
-    return given if isinstance(given, list) else [given]
+    return [given] if isinstance(given, ReceivedMessage) else list(given)
