@@ -107,8 +107,8 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
     `batch[i]` and iteration give messages; `batch[i:j]`, and `batch[mask]` with a row of truth values as long as the
     batch, give a smaller batch. Columns that are numbers are numpy arrays of 64 bits, to be read only, which share no
-    memory with what was received; the others are lists. Times are ms since 1970. A batch is a value and stays as it is; it keeps what
-    was received for as long as it lives.
+    memory with what was received; the others are lists. Times are ms since 1970. A batch is a value and stays as it is;
+    it keeps what was received for as long as it lives.
     """
 
     def __init__(self, messages: Iterable[ReceivedMessage] = ()) -> None:
