@@ -64,6 +64,7 @@ async def run(
     shape: dict[str, Any] = {
         "flush_disk_type": chance.choice(["ASYNC_FLUSH", "SYNC_FLUSH"]),
         "timers_enabled": True,
+        "recall_enabled": True,
         "transaction_timeout_ms": 3000,
         "transaction_check_interval_ms": 5000,
         **settings,

@@ -245,6 +245,13 @@ TABLE: dict[str, Planted] = {
         "np.flatnonzero(of_row == number)[:-1], outcome)\n",
         shape=ONCE,
     ),
+    "a_recall_is_overheard": Planted(
+        "later messages come once and in time",
+        "broker/handlers/recall_message.py",
+        'b"TIMER_DEL_UNIQKEY": handle.message_id.encode(),',
+        'b"TIMER_DEL_UNIQKEY": b"x" + handle.message_id.encode()[1:],',
+        shape=ALONE,
+    ),
 }
 
 
