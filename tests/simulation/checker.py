@@ -248,7 +248,7 @@ def popped_is_out_of_sight(view: View) -> Iterator[str]:
             continue  # A producer's second attempt: two messages with one body.
         for before, after in pairwise(sorted(reads, key=lambda read: read.at_s)):
             # Since a broker died there may be two of it: in its queue, and in the one where it waits to come again.
-            since_s = (before if before.place[0] == after.place[0] else reads[0]).asked_s - 1
+            since_s = (before if before.place == after.place else reads[0]).asked_s - 1
             if any(since_s <= at <= after.at_s for at in troubles):
                 continue
             until = before.asked_s + before.invisible_s
