@@ -132,8 +132,8 @@ class Queries(AsyncClient):
 
         A broker that is away is left out; if all others found nothing, what it failed with is raised.
         """
-        for name, time_ms in (("begin_ms", begin_ms), ("end_ms", end_ms)):
-            validators.check_time(name, time_ms)
+        begin_ms = validators.check_time("begin_ms", begin_ms)
+        end_ms = validators.check_time("end_ms", end_ms)
         return await self._query(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms)
 
     async def _query(

@@ -13,7 +13,7 @@ import re
 import typing
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, TypeVar, cast
 
 from rocketspark.errors import ConfigError, MessageIllegal, UsageError
@@ -111,8 +111,8 @@ def check_time(name: str, time_ms: int) -> int:
     """Return a time in ms since 1970 that an application gave. Raises UsageError for what brokers do not take as one,
     such as `time.time() * 1000`, which is no whole number.
     """
-    if isinstance(time_ms, int) and not isinstance(time_ms, bool) and -LONG_MAX <= time_ms <= LONG_MAX:
-        return time_ms
+    if isinstance(time_ms, Integral) and not isinstance(time_ms, bool) and -LONG_MAX <= time_ms <= LONG_MAX:
+        return int(time_ms)
     raise UsageError(f"{name} {time_ms!r}: a whole number of ms since 1970 is needed; make an int of it")
 
 

@@ -70,8 +70,14 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def pulling_columns(self, given: Collection[str], **more: Any) -> PullSettings:
-        """Return the settings of pullers that deliver columns; `given`: names of the settings that somebody chose."""
+        """Return the settings of pullers that deliver columns; `given`: names of the settings that somebody chose.
+
+        One pull brings no more than a bound that was given lets be fetched ahead.
+        """
         wide = {name: value for name, value in COLUMNS_PULLING.items() if name not in given}
+        for name, bound in (("pull_count_max", "backlog_count_max"), ("pull_bytes_max", "backlog_bytes_max")):
+            if name in wide and bound in given:
+                wide[name] = min(wide[name], getattr(self, bound))
         return msgspec.structs.replace(self, **wide).pulling(columns=True, **more)
 
     def by_rocketmq_s_names(self) -> dict[str, object]:

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
-from numbers import Real
+from numbers import Integral, Real
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -108,12 +108,13 @@ class AsyncPullConsumer(ConsumerLife):
 
     @named_arguments(PullConsumerSettings)
     def __init__(self, namesrv: str | None = None, group: str = "", **options: Unpack[PullConsumerOptions]) -> None:
+        given = frozenset(options)
         how = take_settings(PullConsumerSettings, options)
         validators.check_intervals(watch_interval_ms=how.watch_interval_ms, commit_interval_ms=how.commit_interval_ms)
         super().__init__(namesrv, options, group, offset_file=how.broadcast)
         self._how = how
         self._pulling = how.pulling(send_subscription=True, send_commits=False)
-        self._pulling_columns = how.pulling_columns(options, send_subscription=True, send_commits=False)
+        self._pulling_columns = how.pulling_columns(given, send_subscription=True, send_commits=False)
         self._handed_out = HandedOut()
         # Bound once: a poll for one message after the other pays for each look-up.
         self._take, self._settle = self._handed_out.take, self._handed_out.settle
@@ -333,7 +334,7 @@ class AsyncPullConsumer(ConsumerLife):
             self._rebalance.use(self._pulling_columns if columns else self._pulling)
         if not isinstance(timeout_ms, Real) or math.isnan(timeout_ms):
             raise UsageError(f"timeout_ms {timeout_ms!r} is no number: give milliseconds, 0 or more")
-        if not isinstance(count_max, int) or count_max < 1:
+        if not isinstance(count_max, Integral) or count_max < 1:
             raise UsageError(f"count_max {count_max!r}: a whole number of 1 or more is needed")
         self._settle(self._rebalance.pullers.values())
         self._poller = asyncio.current_task()
@@ -492,6 +493,6 @@ class AsyncPullConsumer(ConsumerLife):
 
 def _offset(given: int) -> int:
     """Check an offset that an application gave. Raises UsageError for one that cannot be."""
-    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= LONG_MAX:
-        return given
+    if isinstance(given, Integral) and not isinstance(given, bool) and 0 <= given <= LONG_MAX:
+        return int(given)
     raise UsageError(f"{given!r} is no offset: a whole number from 0 to {LONG_MAX} is needed")

@@ -89,11 +89,11 @@ class AsyncPushConsumer(ConsumerLife):
 
     @named_arguments(PushConsumerSettings)
     def __init__(self, namesrv: str | None = None, group: str = "", **options: Unpack[PushConsumerOptions]) -> None:
+        self._given = frozenset(options)
         how = take_settings(PushConsumerSettings, options)
         how.check()
         super().__init__(namesrv, options, group, offset_file=how.broadcast)
         self._how = how
-        self._given = frozenset(options)
         self._in_columns = False
         self._returned = ReturnedMessages(
             self._instance,
@@ -179,7 +179,7 @@ class AsyncPushConsumer(ConsumerLife):
         """Set the function that gets each message (a list of messages if `batch_max` is over 1).
 
         With `batch="columns"` it gets a MessageBatch: messages of one queue, as many as were read together, up to
-        `batch_max` if that was given; nothing is decoded that it does not look at. They are done, or come again, all
+        `batch_max` if that is over 1; nothing is decoded that it does not look at. They are done, or come again, all
         together.
 
         A plain function runs in a thread, a coroutine function on the loop. If it returns False or raises, its

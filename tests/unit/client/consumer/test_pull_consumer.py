@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.unit.client.fake import Fake, in_loop, until
 
-from rocketspark.client import AsyncPullConsumer
+from rocketspark.client import AsyncPullConsumer, AsyncPushConsumer
 from rocketspark.client.hooks import Consuming, Hooks
 from rocketspark.errors import FilterIllegal, RouteNotFound, StateError, UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage
@@ -105,6 +106,13 @@ async def test_positions_and_seeks() -> None:
             assert await consumer.offsets_for_time(Q0, cut_ms) == 10
             await consumer.seek_to_time(Q0, cut_ms)
             assert [m.queue_offset for m in await read(consumer, 1)] == [10]
+            # Numbers as columns have them.
+            offset, stored_ms = np.int64(15), np.int64(cut_ms)
+            assert await consumer.offsets_for_time(Q0, stored_ms) == 10
+            await consumer.seek(Q0, offset)
+            assert [m.queue_offset for m in await consumer.poll(2000, count_max=np.int64(1))] == [15]
+            await consumer.commit({Q0: offset + 1})
+            assert await consumer.committed(Q0) == 16
             await consumer.seek_to_end(Q0)
             assert await consumer.position(Q0) == 20
             fill(fake, 1)
@@ -113,6 +121,25 @@ async def test_positions_and_seeks() -> None:
                 await consumer.seek(Q1, 0)
             with pytest.raises(RouteNotFound):
                 await consumer.queues("missing")
+
+
+@pytest.mark.parametrize(
+    ("given", "pulling"),
+    [
+        ({}, (16_384, 2 << 20, 65_536, 100 << 20)),
+        ({"pull_count_max": 10}, (10, 2 << 20, 65_536, 100 << 20)),
+        ({"backlog_count_max": 1000}, (1000, 2 << 20, 1000, 100 << 20)),
+        ({"backlog_bytes_max": 1 << 20, "backlog_count_max": 1 << 20}, (16_384, 1 << 20, 1 << 20, 1 << 20)),
+        ({"pull_count_max": 20, "pull_bytes_max": 30, "backlog_count_max": 10}, (20, 30, 10, 100 << 20)),
+    ],
+)
+def test_columns_are_pulled_within_what_was_asked_for(given: dict[str, Any], pulling: tuple[int, ...]) -> None:
+    for how in (
+        AsyncPullConsumer("127.0.0.1:1", "g", **given)._pulling_columns,
+        AsyncPushConsumer("127.0.0.1:1", "g", **given)._pulling_columns(),
+    ):
+        assert (how.count_max, how.bytes_max, how.backlog_count_max, how.backlog_bytes_max) == pulling
+    assert AsyncPushConsumer("127.0.0.1:1", "g", span_max=7)._pulling_columns().span_max == 7
 
 
 @in_loop
