@@ -55,9 +55,11 @@ def make_tables(
     beside: BackgroundThread,
     notify: Callable[[ConsumerGroup], None],
 ) -> Tables:
-    """Make the tables, as their files hold them; they are saved in `beside`, once in a turn of the loop (`soon`).
+    """Make the broker's tables (topics, groups, offsets, clients) and load what their files hold.
 
-    `notify`: tells a group's members of a change among them. Raises ConfigError for a file that cannot be read.
+    `soon`: runs a function in the loop's next turn, so that all changes of one turn are saved together. `beside`: the
+    thread that writes the files. `notify`: tells the members of a consumer group that a member came or went. Raises
+    ConfigError for a file that cannot be read.
     """
     statics = StaticTopics(s.broker_name, config.file(STATIC_TOPICS, MappingTable))
     topics = Topics(s, config.file("topics.json", TopicConfigTable), statics=statics)

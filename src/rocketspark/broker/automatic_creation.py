@@ -26,7 +26,9 @@ OFFSETS_OF_CREATION = 20
 
 
 class Made(Enum):
-    """What is made: its name in errors, and the setting that bounds how many there may be."""
+    """The kinds of things that clients' requests make. Each value: the name in error messages, and the setting that
+    says how many of the kind a broker may have.
+    """
 
     TOPIC = ("topic", "maxAutoCreateTopics")
     GROUP = ("subscription group", "maxAutoCreateGroups")

@@ -115,7 +115,9 @@ class Life:
 
 
 class AsyncClient(Life):
-    """A client of a cluster: its instance, its hooks."""
+    """The base of producers and consumers: it makes the connection to the cluster (an `Instance`), and keeps the
+    application's hooks, message traces and telemetry.
+    """
 
     def __init__(self, namesrv: str | None, options: ClientOptions, **more: Any) -> None:
         super().__init__()

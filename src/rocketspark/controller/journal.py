@@ -110,7 +110,10 @@ class Journal:
         self._under_way: set[asyncio.Task[Decision]] = set()
 
     def open(self) -> None:
-        """Read the sets. Raises ConfigError, StoreError."""
+        """Take the controller's folder and read the sets of replicas from the file in it.
+
+        Raises ConfigError for a file that cannot be used, StoreError for a folder that is in use or not writable.
+        """
         self._state = State(sets=self._file.open())
 
     @property

@@ -59,7 +59,7 @@ class Shares:
         self.add(host, size)
 
     def give(self, host: str, size: int) -> None:
-        """Count what a host has no longer."""
+        """Give back what `take` or `add` counted: the host uses `size` less from now on."""
         self.add(host, -size)
 
     def add(self, host: str, size: int) -> None:

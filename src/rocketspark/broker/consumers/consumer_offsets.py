@@ -294,7 +294,11 @@ class ConsumerOffsets:
         self.set_by_hand: Callable[[], Awaitable[Callable[[], None]]] | None = None
 
     def admit(self, group: str, topic: str, address: str) -> None:
-        """Count a client's first commit of a group in a topic. Raises ServerError 2 if there are too many."""
+        """Allow a client's first commit of a group in a topic, and count it.
+
+        Raises ServerError 2 if the broker already keeps offsets for as many pairs of topic and group as it may
+        (maxConsumerOffsets), or if this address has added too many of them within a minute.
+        """
         if self.creation is not None and f"{topic}@{group}" not in self.table:
             self.creation.admit(Made.OFFSETS, self.table, address)
 

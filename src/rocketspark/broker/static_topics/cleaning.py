@@ -35,7 +35,10 @@ CLEAN_INTERVAL_S = 300.0
 
 
 def first_parts(detail: MappingDetail) -> dict[int, MappingItem]:
-    """Return, of each queue that the broker leads, the part that may go: the first one, if the next begins for sure."""
+    """Return the oldest part of each logical queue that this broker leads, which may be forgotten once it is empty.
+
+    A queue is left out if it has one part only, or if it is not known yet where its second part begins.
+    """
     return {
         queue_id: items[0]
         for queue_id, items in detail.hosted_queues.items()

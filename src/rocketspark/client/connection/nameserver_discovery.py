@@ -1,4 +1,7 @@
-"""NameServer discovery: an HTTP server returns the addresses as text. Rule: DefaultTopAddressing, 5.x."""
+"""NameServer discovery: an HTTP server returns the addresses as text. Rule: DefaultTopAddressing, 5.x.
+
+Which of the addresses is asked, and which is next when one does not answer: `topic_routes`, RouteCache.ask.
+"""
 
 from __future__ import annotations
 

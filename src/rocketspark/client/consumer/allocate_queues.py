@@ -1,5 +1,6 @@
 """Strategies that allocate a topic's queues to a group's members. Pure: every member computes the same from the same
-lists. `average` and `average_by_circle`, which brokers use as well, are in `model/allocation`.
+lists. `rebalance` calls the strategy and takes the queues. `average`, the default, and `average_by_circle`, which
+brokers use as well, are in `model/allocation`.
 
 Rule: names and results of RocketMQ's AllocateMessageQueue… strategies, 5.x. All take sorted lists; a client that is no
 member gets nothing.

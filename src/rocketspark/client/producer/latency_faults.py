@@ -90,7 +90,9 @@ class LatencyFaults:
         return known is None or known.until_s <= now_s
 
     def least_bad(self, broker_names: Iterable[str], now_s: float) -> str | None:
-        """Return one of the better half of the brokers that are left alone, each in turn; None if none is known."""
+        """Return a broker to try when every broker of a topic is paused: one of the better half of those that have been
+        slow or have failed, a different one at each call. None if there is no such broker.
+        """
         known = [(n, f) for n in dict.fromkeys(broker_names) if (f := self._known.get(n)) is not None]
         if not known:
             return None

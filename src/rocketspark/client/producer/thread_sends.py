@@ -274,7 +274,7 @@ class FutureSend(ThreadSend, kw_only=True):
     future: SendFuture
 
     def tell(self, result: SendResult | None, error: BaseException | None) -> None:
-        """End the future."""
+        """Give the future its result or its error, and count one send less in flight."""
         self.future.room.leave()
         self.future.end(result, error)
 

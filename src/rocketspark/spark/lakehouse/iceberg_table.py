@@ -341,7 +341,10 @@ def _beyond(offsets: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
 
 
 def catalog_fails(text: str) -> bool:
-    """Tell whether an error says that a catalog cannot be used; one that another holds just now can, later."""
+    """Tell whether the text of an error says that a catalog cannot be used.
+
+    A SQLite catalog that another process has locked (SQLITE_BUSY) does not count: it can be used again later.
+    """
     return "SQLITE_BUSY" not in text and _CATALOG_FAILS.search(text) is not None
 
 

@@ -68,8 +68,10 @@ class AuditOptions(NamedTuple):
 
 
 class DedupeOptions(NamedTuple):
-    """How `dedupe.run` tells repetitions, and how it reads and writes. A key is remembered for at least `within` after
-    it was last new; all keys of a message count together.
+    """How `dedupe.run` recognizes a repeated message, and how it reads and writes.
+
+    A key is remembered for at least `within`, from the message that was passed on with it. A message with several keys
+    repeats another one only if all keys are the same.
     """
 
     by: Annotated[

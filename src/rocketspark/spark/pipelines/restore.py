@@ -100,11 +100,15 @@ class RestoreResult(NamedTuple):
 
 
 class RestoreState(msgspec.Struct):
-    """A restore's progress: all rows below `sent`, the next offset of each source queue, are in the target.
+    """How far a restore has come, as its progress file holds it.
 
-    Others below `reach` may be: then at or after `tail`, the offsets of the target's queues. `mapping`: which queue
-    each source queue goes to; `since`, `until`: what a replay takes of each. `rows`: sent so far. `refused`: places of
-    rows that may not be written, and why; the first of them.
+    `sent`: an offset for each source queue; all rows before it are in the target topic. `reach`: the end of what may
+    have been sent, where a run was killed while it sent rows: rows between `sent` and `reach` may be in the target or
+    not. `tail`: where the target's queues ended before those rows were sent; so they are looked for from there on.
+
+    `mapping`: the target queue of each source queue. `since`, `until`: the offsets of each source queue between which
+    a replay sends. `rows`: how many were sent so far. `refused`: the first rows that may not be written as messages,
+    each by its place with the reason.
     """
 
     id: str

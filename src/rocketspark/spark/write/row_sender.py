@@ -47,7 +47,11 @@ class RowSender:
         return items.with_new_ids(self._ids, at, end)
 
     async def targets(self, rows: CheckedRows) -> list[RowGroup]:
-        """Return each target with its rows. Raises ConfigError, RouteNotFound."""
+        """Group rows by where they go: return each queue, or group of queues, with the numbers of its rows.
+
+        Raises ConfigError for a queue that does not exist, RouteNotFound for a topic that does not exist or that no
+        broker takes messages for.
+        """
         return await targets(rows, self.queues.find)
 
     def message(self, items: BatchItems, row: int, target: QueueTarget, sys_flag: int = 0) -> PreparedMessage:

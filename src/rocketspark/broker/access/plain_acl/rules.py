@@ -204,7 +204,10 @@ def decide_besides(rules: Rules, asked: Asked, resources: Mapping[str, int], *, 
 
 
 def may(rules: Rules, address: str, access_key: str, resources: Mapping[str, int]) -> bool:
-    """Return whether an account may be sent what needs these."""
+    """Return whether the broker may send an account something for which it needs these rights.
+
+    `resources`: the needed rights (PUB, SUB) by the name of the topic or of the group's retry topic.
+    """
     if is_free(rules, address, access_key):
         return True
     account = rules.accounts.get(access_key)

@@ -1,4 +1,6 @@
-"""The slave's end: connects to its master, takes the log, tries again.
+"""The slave's connection to its master: it is made, and made again when it is lost.
+
+What comes over it, and where a slave cuts its log to its master's, is decided in `links`.
 
 Rule: a loss is tried again soon, what does not fit after a long pause, a new address at once.
 """
