@@ -121,7 +121,8 @@ class ReadersAnew:
         `follows`: it reads on as messages come: it is told until it pulls there. Others are told once of offsets that
         were set by hand, and of no topic made anew. `member`: gives its client id.
         """
-        if (members := self._members.get(reader)) is not None:
+        # What an operator said since is for all, also where some member never came.
+        if reader not in self.resets and (members := self._members.get(reader)) is not None:
             return self._member_sent_to(reader, members, at, member()) if follows else None
         is_anew = reader in self.readers
         wanted = self.resets.get(reader, 0 if is_anew else None)

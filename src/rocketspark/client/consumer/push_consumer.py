@@ -212,6 +212,8 @@ class AsyncPushConsumer(ConsumerLife):
     async def _open(self) -> None:
         assert self._listener is not None
         listener, hooks = self._listener, self._hooks.consumes
+        if self._batched and not self._in_columns:
+            listener = _with_own_list(listener)
         if hooks:
             listener = hooked(listener, self.group, hooks, asyncio.get_running_loop())
         self._listeners = self._make_listeners(listener)
@@ -407,3 +409,15 @@ def _place(message: ReceivedMessage) -> tuple[MessageQueue, int]:
 
 def _always(queue: MessageQueue) -> bool:
     return True
+
+
+def _with_own_list(listener: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wrap a listener of lists so that it may empty, cut and sort them: ours tells which messages are done."""
+
+    def call(messages: list[ReceivedMessage]) -> Any:
+        return listener(messages.copy())
+
+    async def call_coroutine(messages: list[ReceivedMessage]) -> Any:
+        return await listener(messages.copy())
+
+    return call_coroutine if is_coroutine_function(listener) else call

@@ -96,3 +96,14 @@ def test_who_asked_where_to_begin_after_it_was_told_was_told_of_no_later_topic()
         assert found.sent_to(reader, 5, follows=False) is None
         assert found.sent_to(reader, 5, follows=True) == 0
         assert found.take(reader)
+
+
+def test_an_offset_set_by_hand_is_followed_while_a_member_of_a_broadcasting_group_is_away() -> None:
+    anew, reader = ReadersAnew(), ("g", "t", 0)
+    anew.add([reader], {"g": ["one", "away"]})
+    assert anew.sent_to(reader, 10, follows=True, member=lambda: "one") == 0
+    assert anew.sent_to(reader, 0, follows=True, member=lambda: "one") is None
+    anew.set(reader, 5)
+    assert anew.sent_to(reader, 10, follows=True, member=lambda: "one") == 5
+    assert anew.sent_to(reader, 5, follows=True, member=lambda: "one") is None
+    assert anew.resets == {}

@@ -197,6 +197,48 @@ def test_a_false_of_numpy_is_one(how: str) -> None:
     run()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("how", ["plain", "coroutine", "ordered", "hooks"])
+def test_a_list_that_a_listener_empties_is_done_or_comes_again(how: str, fails: bool) -> None:
+    """`while messages: messages.pop()` is how some take what they are given."""
+
+    @in_loop
+    async def run() -> None:
+        async with Fake(t=1) as fake:
+            for number in range(4):
+                fake.broker.put("t", 0, b"%d" % number)
+            got: list[tuple[bytes, int]] = []
+
+            def listener(given: list[ReceivedMessage]) -> None:
+                again = given[0].reconsume_times > 0
+                while given:
+                    message = given.pop()
+                    got.append((message.body, message.reconsume_times))
+                if fails and not again:
+                    raise RuntimeError("as the test wants it")
+
+            async def coroutine(given: list[ReceivedMessage]) -> None:
+                listener(given)
+
+            more: dict[str, Any] = {"ordered": True, "suspend_ms": 1} if how == "ordered" else {}
+            if how == "hooks":
+                more = {"hooks": [Hooks()]}
+            made = consumer(
+                fake,
+                coroutine if how == "coroutine" else listener,
+                batch_max=10,
+                threads=1,
+                commit_interval_ms=5,
+                **more,
+            )
+            async with made:
+                await until(lambda: len(got) == (8 if fails else 4))
+                await until(lambda: fake.broker.offsets.get(("g", "t", 0)) == 4)
+            assert sorted({body for body, times in got if times == int(fails)}) == [b"0", b"1", b"2", b"3"]
+
+    run()
+
+
 @in_loop
 async def test_a_generator_is_no_listener() -> None:
     def yields(given: ReceivedMessage) -> Any:
