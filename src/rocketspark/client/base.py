@@ -17,8 +17,8 @@ from rocketspark.protocol.trace import TOPIC as TRACE_TOPIC
 
 
 class Life:
-    """Something that is started and closed on the running asyncio loop, by hand or as a context manager. `kind`: for
-    errors.
+    """Something that is started and closed on the running asyncio loop, by hand or as a context manager. `kind`: what
+    errors call it.
     """
 
     kind = "client"
@@ -41,7 +41,9 @@ class Life:
 
     @property
     def calls_here(self) -> bool:
-        """Tell whether the thread that asks runs a call of the application's that a close would wait for."""
+        """Tell whether the current thread is inside a function of the application (a listener, a callback) that `close`
+        waits for.
+        """
         return False
 
     def _check_loop(self) -> None:
@@ -97,11 +99,11 @@ class Life:
         await close()
 
     async def start(self) -> None:
-        """Begin."""
+        """Start it."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Finish and close."""
+        """Finish what is under way, and close it."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:

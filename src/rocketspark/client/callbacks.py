@@ -31,7 +31,11 @@ LOOK_S = 1.0
 
 
 def passes_on(error: BaseException) -> bool:
-    """Tell whether what a call on the loop raised ends the task that made it."""
+    """Tell whether `error`, raised by a call of an application's function on the loop, must be raised further.
+
+    True for Ctrl-C, and for a cancellation if somebody asked to cancel the current task; everything else is a failure
+    of the call alone.
+    """
     if isinstance(error, asyncio.CancelledError):
         # Without a request to cancel this task, it is something of the application's that was cancelled.
         task = asyncio.current_task()
@@ -40,9 +44,9 @@ def passes_on(error: BaseException) -> bool:
 
 
 def ends_loop(error: BaseException) -> bool:
-    """Tell whether a task that does something again and again ends with what one turn raised.
+    """Tell whether `error`, raised by one turn of a task that repeats its work, ends the whole task.
 
-    One that was asked to end does, whatever took the place of the cancellation.
+    A task that was cancelled ends, even if the turn raised another error instead of the CancelledError.
     """
     task = asyncio.current_task()
     return passes_on(error) or (task is not None and task.cancelling() > 0)

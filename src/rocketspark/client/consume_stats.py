@@ -16,8 +16,8 @@ HOUR_S = 3600.0
 
 
 class TopicCounts(msgspec.Struct):
-    """Sums of one topic since the consumer began: pulls that found something and how long they took, their messages;
-    calls of the listener that were timed and how long they took; messages that were taken, and that failed.
+    """Sums of one topic since the consumer began: of pulls that found messages (how many, how long, how many messages),
+    of timed listener calls (how many, how long), and of messages that the listener took or failed on.
     """
 
     pulls: int = 0

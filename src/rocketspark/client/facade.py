@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class Core(Protocol):
-    """An asynchronous client, as its facade sees it."""
+    """The part of an asynchronous client that its synchronous facade uses."""
 
     @property
     def client_id(self) -> str: ...
@@ -133,7 +133,9 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> C
 
 
 def at_any_time(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Turn the core's plain method into one that runs on its loop; at once before the start and after the close."""
+    """Turn the core's plain method into one that runs on the loop and waits; before the start and after the close it
+    runs in the caller's thread.
+    """
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:

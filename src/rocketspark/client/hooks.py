@@ -142,7 +142,7 @@ def hooked(
 ) -> Callable[[Any], Any]:
     """Wrap a listener, a plain or a coroutine function, so that the hooks run around each of its calls.
 
-    What a plain one returns to be awaited is awaited on `loop`, before the hooks are told that the call ended.
+    If a plain function returns an awaitable, it is awaited on `loop` before the hooks are told that the call ended.
     """
 
     @contextmanager
@@ -177,19 +177,21 @@ def hooked(
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """Tell whether calling it returns an awaitable; also for a partial, or an object that can be called."""
+    """Tell whether a call of `function` returns an awaitable; it may also be a partial, or an object that can be
+    called.
+    """
     if inspect.isfunction(function) or inspect.ismethod(function):
         return inspect.iscoroutinefunction(function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def is_overridden(hooks: Hooks, *names: str) -> bool:
-    """Tell whether one of these methods is overridden."""
+    """Tell whether the class of `hooks` overrides one of the methods `names`."""
     return any(getattr(type(hooks), name) is not getattr(Hooks, name) for name in names)
 
 
 class HookSet:
-    """The hooks of a client, by the calls that they override; a call without hooks costs nothing."""
+    """The hooks of a client, sorted by the calls that they override, so that a call without hooks costs nothing."""
 
     def __init__(self, hooks: Sequence[Hooks] = ()) -> None:
         for each in hooks:
@@ -203,7 +205,7 @@ class HookSet:
             self.add(each)
 
     def add(self, hooks: Hooks) -> None:
-        """Add hooks to call."""
+        """Add the hooks of one object."""
         if is_overridden(hooks, "check_forbidden", "before_send", "after_send"):
             self.sends.append(hooks)
         if is_overridden(hooks, "before_consume", "after_consume"):
@@ -216,12 +218,12 @@ class HookSet:
     # The methods that the transport calls.
 
     def before_request(self, address: str, code: int, ext: dict[str, str], body: bytes) -> None:
-        """Call it for each of `requests`."""
+        """Call the `before_request` of each of `requests`."""
         for hooks in self.requests:
             hooks.before_request(address, code, ext, body)
 
     def after_response(self, address: str, code: int, reply: Reply | None, error: BaseException | None) -> None:
-        """Call it for each of `requests`."""
+        """Call the `after_response` of each of `requests`."""
         for hooks in self.requests:
             guarded(hooks.after_response, address, code, reply, error)
 
@@ -238,7 +240,7 @@ def guarded(hook: Callable[..., None], *arguments: Any) -> None:
 
 
 async def call_with_queues(function: OnQueues, queues: list[MessageQueue]) -> None:
-    """Call an application's function; what it raises is logged."""
+    """Call an application's function with queues that were taken or are given up; what it raises is logged."""
     try:
         returned = function(queues) if is_coroutine_function(function) else await asyncio.to_thread(function, queues)
         await on_loop(returned)

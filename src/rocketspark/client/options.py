@@ -29,7 +29,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def take_settings(kind: type[S], options: Any) -> S:
-    """Take the arguments that are fields of `kind` out of `options`; return them, with the defaults of the others."""
+    """Move the arguments that are fields of the struct `kind` out of `options` into a `kind`; the other fields get
+    their defaults.
+    """
     return kind(**{name: options.pop(name) for name in kind.__struct_fields__ if name in options})
 
 

@@ -91,7 +91,7 @@ class Queries(AsyncClient):
     async def view_message(self, topic: str, message_id: str) -> ReceivedMessage:
         """Return a message by its offset message id, else by its unique id. Raises ServerError if there is none.
 
-        A broker that has another address since then is found by the topic's route.
+        If no broker answers at the address in the id, the message is looked for at the brokers of the topic's route.
         """
         self._check_started()
         try:

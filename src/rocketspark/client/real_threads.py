@@ -39,7 +39,9 @@ def real_lock() -> _thread.LockType:
 
 
 def check_threads() -> None:
-    """Raise StateError where no thread can wake another: eventlet's cannot."""
+    """Raise StateError if eventlet has replaced this process's threads: they cannot be woken by the client's own
+    threads.
+    """
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):
         raise StateError(
@@ -49,9 +51,10 @@ def check_threads() -> None:
 
 
 def hold_hub() -> Callable[[], None]:
-    """Keep gevent's hub waiting for what other threads tell it. Returns the function that ends this, for any thread.
+    """Keep gevent's hub running while a greenlet waits for another thread. Returns the function that ends this, for any
+    thread.
 
-    Without it the hub takes a greenlet that waits for another thread for one that nothing can wake.
+    Without it the hub would take the waiting greenlet for one that nothing can wake, and raise an error.
     """
     if _original("allocate_lock") is None:
         return lambda: None
@@ -95,7 +98,7 @@ class RealThread:
 
     @property
     def is_current(self) -> bool:
-        """Tell whether it is the one that asks."""
+        """Tell whether the current thread is this one."""
         return threading.get_ident() == self._ident
 
     def is_alive(self) -> bool:
@@ -123,7 +126,7 @@ class DaemonThreads(ThreadPoolExecutor):
         self._workers: list[RealThread] = []
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a call run. As every executor's."""
+        """Have a function called in one of the threads. As every executor's."""
         future: Future[T] = Future()
         with self._guard:
             self._open += 1
@@ -138,7 +141,7 @@ class DaemonThreads(ThreadPoolExecutor):
 
     @property
     def is_current(self) -> bool:
-        """Tell whether one of its calls asks."""
+        """Tell whether the current thread is running one of the executor's calls."""
         return any(worker.is_current for worker in self._workers)
 
     def _work(self) -> None:
@@ -154,7 +157,10 @@ class DaemonThreads(ThreadPoolExecutor):
             del job, future, call
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads once they have run what waits, or at once what runs; it is not waited for."""
+        """End each thread once it has run what it runs and what waits. Never waits for them, whatever `wait` says.
+
+        `cancel_futures`: calls that have not begun are cancelled instead.
+        """
         while cancel_futures and not self._jobs.empty():
             job = self._jobs.get()
             if job is not None:

@@ -49,7 +49,7 @@ STATUS = {
 class QueryResult(list[ReceivedMessage]):
     """The messages that a query found.
 
-    `index_time_ms`, `index_position`: how far the index had come of the broker that was the furthest: what was stored
+    `index_time_ms`, `index_position`: how far the broker with the newest index had come. A message that was stored
     later may be missing (rule: QueryResult, 5.x).
     """
 
@@ -128,8 +128,10 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
     @classmethod
     def of_records(cls, data: bytes, queue: MessageQueue) -> Self | None:
-        """Return the messages of a pull's reply; None if one has to be decoded by `record.decode_messages`, as its body
-        is not as it was sent, or not whole.
+        """Return the messages of a pull's reply as columns.
+
+        None if a record has to be decoded by `record.decode_messages`: one that is compressed, an inner batch, or
+        damaged.
         """
         try:
             rows = RecordRows(data, find_records(data, (0, len(data))))
@@ -269,7 +271,9 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
     @cached_property
     def message_ids(self) -> list[str]:
-        """The producer's unique id of each message, the broker's for one without."""
+        """The unique id of each message that its producer gave it; for a message without one, the broker's offset
+        message id.
+        """
         found = self._property(stored_properties.UNIQUE_ID)
         return [self[at].message_id if one is None else one for at, one in enumerate(found)]
 
@@ -290,7 +294,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
     @cached_property
     def queue_offsets(self) -> NDArray[np.int64]:
-        """The place of each message in its queue."""
+        """The queue offset of each message."""
         return self._number("queue_offset")
 
     @cached_property
@@ -315,7 +319,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
     @cached_property
     def flags(self) -> NDArray[np.int64]:
-        """The application's own number of each message."""
+        """The flag of each message: the application's own 32-bit number."""
         return self._number("flag")
 
     @property
@@ -341,7 +345,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
     @property
     def first_offsets(self) -> dict[MessageQueue, int]:
-        """The lowest offset here of each queue."""
+        """The lowest offset in this batch, by queue."""
         found: dict[MessageQueue, int] = {}
         for queue, first, _ in self._firsts():
             found[queue] = min(first, found.get(queue, first))
@@ -349,7 +353,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
     @property
     def next_offsets(self) -> dict[MessageQueue, int]:
-        """Of each queue the offset after the last message here: what to commit once all are done."""
+        """The offset after the last message of this batch, by queue: what to commit once all of them are done."""
         found: dict[MessageQueue, int] = {}
         for queue, _, end in self._firsts():
             found[queue] = max(end, found.get(queue, end))
@@ -395,7 +399,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
 
 def without_namespace(messages: Sequence[ReceivedMessage], space: str) -> Sequence[ReceivedMessage]:
-    """Return messages that were just decoded with their topics as they are called within a namespace."""
+    """Return messages, which were just decoded, with the topics' names as they are within the namespace `space`."""
     if isinstance(messages, MessageBatch):
         messages._parts = [
             replace(part, topic=namespace.unwrap(space, part.topic))

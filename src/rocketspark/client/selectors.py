@@ -27,7 +27,10 @@ def by_random(queues: Sequence[MessageQueue], message: Message, argument: Any) -
 
 
 def by_machine_room(*rooms: str) -> Selector:
-    """Choose any queue of the brokers in these machine rooms: those named "room@…", or all if there is none of them."""
+    """Return a selector that chooses any queue of the brokers in these machine rooms, which are named "room@…".
+
+    If the topic has no broker in them, any queue is chosen.
+    """
     prefixes = tuple(f"{room}@" for room in rooms)
 
     def select(queues: Sequence[MessageQueue], message: Message, argument: Any) -> MessageQueue:

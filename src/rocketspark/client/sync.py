@@ -351,13 +351,13 @@ def _handed(loop: LoopThread, coroutine: Coroutine[Any, Any, T], take_back: Call
 
 
 class LoopNotice:
-    """A loop call without a thread that waits for it."""
+    """A function to be called on the loop, without a thread that waits for it."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
 
     def run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Do the call."""
+        """Call the function."""
         self._act()
 
     def refuse(self, error: BaseException) -> None:

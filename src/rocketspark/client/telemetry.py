@@ -20,7 +20,7 @@ from rocketspark.protocol.message import properties
 
 
 class Telemetry(Hooks):
-    """Spans of one client."""
+    """The OpenTelemetry spans of one client, made by its hooks."""
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("rocketspark", __version__)
@@ -60,7 +60,9 @@ class Telemetry(Hooks):
         span.end()
 
     def before_consume(self, consuming: Consuming) -> None:
-        """Begin a CONSUMER span: the child of the send, or, for a batch, linked to each; current in the listener."""
+        """Begin a CONSUMER span, which is current in the listener: the child of the message's send span, or, for a
+        batch, linked to the send span of each message.
+        """
         first = consuming.messages[0]
         parents = [_context_of(m) for m in consuming.messages]
         alone = len(parents) == 1

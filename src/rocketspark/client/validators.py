@@ -85,7 +85,7 @@ def check_body(topic: str, body: bytes, bytes_max: int = BODY_BYTES_MAX) -> None
 
 
 def check_queue(queue: MessageQueue) -> MessageQueue:
-    """Return the queue. Raises UsageError for what is none."""
+    """Return the queue. Raises UsageError for anything that is not a queue."""
     if not isinstance(queue, MessageQueue):
         raise UsageError(
             f"{queue!r} is no MessageQueue: take a message's or result's `queue`, or one of `queues(topic)`"
@@ -101,7 +101,7 @@ def check_counts(**settings: object) -> None:
 
 
 def check_intervals(**settings: object) -> None:
-    """Raise ConfigError for a setting that is no number of ms over 0: with 0 a loop would never rest."""
+    """Raise ConfigError for a setting that is not a number of ms over 0: with 0 a task would run without a pause."""
     for name, value in settings.items():
         if not isinstance(value, Real) or isinstance(value, bool) or not float(value) > 0:
             raise ConfigError(f"{name} {value!r}: a number of ms over 0 is needed")
@@ -136,7 +136,8 @@ def arguments_of(function: Callable[..., Any]) -> list[str]:
 
 
 def name_arguments(kind: type) -> None:
-    """Have the constructor and the public methods of a class name the argument that was meant, where one is unknown.
+    """Make the constructor and public methods of a class name, for an unknown argument, the one that was probably
+    meant.
 
     Methods that take `**` arguments are left as they are: they check these themselves.
     """
@@ -148,7 +149,9 @@ def name_arguments(kind: type) -> None:
 
 
 def names_arguments(function: F) -> F:
-    """Return the function, which says what was meant where an argument is unknown. Python does from 3.13 on."""
+    """Wrap a function so that the error for an unknown argument names the nearest known one, as Python does from 3.13
+    on.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

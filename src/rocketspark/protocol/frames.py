@@ -113,7 +113,7 @@ def _encode_binary(frame: Frame) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Frame:
-    """One whole frame, its 4 length bytes included. Raises FrameError."""
+    """Return the frame that `data` holds, its 4 length bytes included. Raises FrameError."""
     view = memoryview(data)
     if len(view) < 8:
         raise FrameError(f"a frame of {len(view)} bytes is cut off")
@@ -261,7 +261,7 @@ class Splitter:
 
     @property
     def held(self) -> int:
-        """Bytes kept that do not make a whole frame yet."""
+        """The number of bytes kept that do not make a whole frame yet."""
         return self._held
 
     def feed(self, data: bytes) -> list[tuple[int, bytes, bytes]]:
@@ -270,7 +270,7 @@ class Splitter:
         return self.cut(data) if data else []
 
     def join(self, data: bytes) -> bytes:
-        """Return the kept bytes with `data`; nothing while that makes no whole frame."""
+        """Return the kept bytes followed by `data`; empty, and all is kept, while that does not make a whole frame."""
         if self._chunks:
             # A large frame arrives in many chunks: gather them, join once. Small ones in one buffer: each object of
             # its own would take twenty times what it holds.
@@ -288,7 +288,9 @@ class Splitter:
         return data
 
     def cut(self, data: bytes, at: int = 0) -> list[tuple[int, bytes, bytes]]:
-        """Return the frames in `data` from `at` on; the rest is kept. Raises FrameError as `feed` does."""
+        """Return the whole frames in `data` from byte `at` on; the bytes after them are kept. Raises FrameError as
+        `feed` does.
+        """
         frames, at = self.cut_some(data, at)
         if at < len(data):
             rest = data[at:] if at else data
@@ -299,7 +301,9 @@ class Splitter:
         return frames
 
     def cut_some(self, data: bytes, at: int, count_max: int = 1 << 30) -> tuple[list[tuple[int, bytes, bytes]], int]:
-        """Up to `count_max` frames in `data` from `at` on, and where they end. Raises FrameError as `feed` does."""
+        """Return up to `count_max` whole frames in `data` from byte `at` on, and where they end. Raises FrameError as
+        `feed` does.
+        """
         frames: list[tuple[int, bytes, bytes]] = []
         size = len(data)
         while size - at >= 8 and len(frames) < count_max:

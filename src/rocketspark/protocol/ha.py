@@ -7,7 +7,8 @@
                 master -> slave   handshake  i4 1, i4 size, i8 end of the log, i4 last epoch, (i4 epoch, i8 start) ...
                 master -> slave   frame      i4 2, i4 size, i8 position, i4 epoch, i8 its start, i8 confirmed, log bytes
 
-Neither has a magic number, a version or a length before all. Rule: a size is checked before its bytes are kept.
+No message of either begins with a magic number, a version or its length. Rule: a size is checked before the bytes that
+it counts are kept.
 """
 
 from __future__ import annotations
@@ -43,13 +44,15 @@ T = TypeVar("T")
 
 
 class Report(NamedTuple):
-    """What a slave holds: all before `position`."""
+    """A slave's report: it has all of the log before `position`."""
 
     position: int
 
 
 class SlaveHandshake(NamedTuple):
-    """A slave's first words. `from_last_file`: an empty one begins there; `learner`: it never counts as in sync."""
+    """The first bytes that a slave sends. `from_last_file`: an empty slave begins at the master's last file, not its
+    first; `learner`: the slave never counts as in sync.
+    """
 
     replica_id: int
     from_last_file: bool = False
@@ -57,14 +60,14 @@ class SlaveHandshake(NamedTuple):
 
 
 class EpochStart(NamedTuple):
-    """A master's time in office began at this position of the log."""
+    """An epoch, the time in office of one master, and the position of the log at which it began."""
 
     epoch: int
     start: int
 
 
 class MasterHandshake(NamedTuple):
-    """A master's answer: the end of its log and all its epochs."""
+    """A master's answer to a slave's handshake: the end of its log, and where each of its epochs began."""
 
     end_position: int
     last_epoch: int
@@ -72,7 +75,10 @@ class MasterHandshake(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A piece of the log, cut anywhere; without bytes a sign of life. The last three: of the switching protocol."""
+    """A piece of the log, cut anywhere; one without bytes only shows that the master lives.
+
+    `epoch`, its start and the confirmed position are in frames of the switching protocol alone.
+    """
 
     position: int
     body: bytes | memoryview
@@ -160,7 +166,7 @@ def _position(position: int) -> int:
 
 
 class ClassicReports(_Reader[Report]):
-    """What a classic master reads."""
+    """Reads what a master of the classic protocol receives: reports."""
 
     def _size(self, source: bytes | bytearray, at: int, have: int) -> int:
         return _REPORT.size
@@ -170,7 +176,7 @@ class ClassicReports(_Reader[Report]):
 
 
 class SwitchReports(_Reader["SlaveHandshake | Report"]):
-    """What a master of the switching protocol reads."""
+    """Reads what a master of the switching protocol receives: a handshake, then reports."""
 
     def _size(self, source: bytes | bytearray, at: int, have: int) -> int:
         if have < _STATE.size:
@@ -204,7 +210,7 @@ def _body_size(size: int, header_bytes: int) -> int:
 
 
 class ClassicFrames(_Reader[Frame]):
-    """What a classic slave reads."""
+    """Reads what a slave of the classic protocol receives: frames."""
 
     def _size(self, source: bytes | bytearray, at: int, have: int) -> int:
         if have < _FRAME.size:
@@ -217,7 +223,7 @@ class ClassicFrames(_Reader[Frame]):
 
 
 class SwitchFrames(_Reader["MasterHandshake | Frame"]):
-    """What a slave of the switching protocol reads."""
+    """Reads what a slave of the switching protocol receives: a handshake, then frames."""
 
     def _size(self, source: bytes | bytearray, at: int, have: int) -> int:
         if have < _STATE_AND_SIZE.size:

@@ -1,12 +1,12 @@
-"""What a pop answers, and what names a message that was popped: the figures of each queue, the receipt handle of each
-message, and the retry topics of groups.
+"""What a broker answers to a pop, and what names a message that was popped: the figures of each queue, the receipt
+handle of each message, and the retry topics of groups.
 
-Rule (MQClientAPIImpl, ExtraInfoUtil and KeyBuilder, 5.x): the broker sends offsets by queue, as items joined by ';'
-whose parts are joined by spaces, each of which begins with the retry flag and the queue id, and each such pair is there
-once. The client makes the handles of them; only a message of a retry topic may carry its own, as it comes under the
-name of its first topic. A handle is fields joined by spaces; the ninth, the physical offset, is in handles of a proxy
-alone. A retry topic of the first form is `%RETRY%group_topic`, of the second `%RETRY%group+topic`, which tells by
-itself where the group ends.
+Rule (MQClientAPIImpl, ExtraInfoUtil and KeyBuilder, 5.x): the broker sends the offsets of each queue as an item. Items
+are joined by ';', the parts of an item by spaces; its first two parts are the retry flag and the queue id, a pair that
+only one item has. The client makes the receipt handles of these; only a message of a retry topic may carry its own, as
+it comes under the name of its first topic. A handle is fields joined by spaces; the ninth, the physical offset, is only
+in a proxy's handles. A retry topic of the first form is `%RETRY%group_topic`, one of the second form
+`%RETRY%group+topic`, which alone tells where the group ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Source = tuple[str, int]
 
 
 def start_offset_item(flag: str, queue_id: int, start_offset: int) -> str:
-    """Return an item of startOffsetInfo."""
+    """Return an item of startOffsetInfo: the offset from which on messages of a queue were popped."""
     return f"{flag} {queue_id} {start_offset}"
 
 
@@ -39,12 +39,12 @@ def message_offsets_item(flag: str, queue_id: int, offsets: Sequence[int]) -> st
 
 
 def order_count_item(flag: str, queue_id: int, count: int) -> str:
-    """Return an item of orderCountInfo for a whole queue."""
+    """Return an item of orderCountInfo: how often the messages of a whole queue were given out before."""
     return f"{flag} {queue_id} {count}"
 
 
 def message_order_count_item(flag: str, queue_id: int, offset: int, count: int) -> str:
-    """Return an item of orderCountInfo for one message."""
+    """Return an item of orderCountInfo: how often one message was given out before."""
     return f"{flag} qo{queue_id}%{offset} {count}"
 
 
@@ -185,12 +185,15 @@ def real_topic(topic: str, group: str, flag: str) -> str:
 
 
 def may_be_of_others(topic: str) -> bool:
-    """Tell whether a retry topic of the first form may be that of several pairs: group `a`, topic `b_c`; `a_b`, `c`."""
+    """Tell whether a retry topic of the first form can belong to several pairs of group and topic.
+
+    So `%RETRY%a_b_c` is that of group `a` and topic `b_c`, and of group `a_b` and topic `c`.
+    """
     return topic.count(_MARKS[RETRY_V1], len(RETRY_PREFIX)) > 1 and retry_flag(topic) == RETRY_V1
 
 
 def first_topic(topic: str, group: str) -> str:
-    """Return the topic that a group's retry topic is for; another topic is returned as it is."""
+    """Return the topic that a group's retry topic stands for; any other topic is returned as it is."""
     for mark in _MARKS.values():
         prefix = f"{RETRY_PREFIX}{group}{mark}"
         if topic.startswith(prefix):
@@ -199,7 +202,9 @@ def first_topic(topic: str, group: str) -> str:
 
 
 def normal_topic(topic: str, group: str) -> str:
-    """Return the topic whose retries a topic holds, whatever stands before its name; else the topic itself."""
+    """Return what follows the group's name and one more character in a retry topic's name; any other topic is returned
+    as it is.
+    """
     prefix = RETRY_PREFIX + group
     if topic.startswith(prefix) and len(topic) > len(prefix) + 1:
         return topic[len(prefix) + 1 :]
@@ -207,7 +212,7 @@ def normal_topic(topic: str, group: str) -> str:
 
 
 class Popped(NamedTuple):
-    """What the broker says of all messages of an answer."""
+    """What a broker's answer to a pop says of all its messages: the fields of its header."""
 
     broker_name: str
     group: str
@@ -220,7 +225,10 @@ class Popped(NamedTuple):
 
 
 class TimesAndOffsets:
-    """What the answer `told` of a broker says of its messages. Raises FrameError if that is nothing clear."""
+    """The times and offsets in a broker's answer to a pop, from which the receipt handles of its messages are made.
+
+    Raises FrameError if they cannot be read.
+    """
 
     def __init__(self, told: PopReply | Popped, broker_name: str) -> None:
         self._told, self._broker_name = told, broker_name
@@ -230,7 +238,10 @@ class TimesAndOffsets:
         self._retries = any(flag != NORMAL for flag, _ in self._starts)
 
     def own_handle(self, text: str | None) -> ReceiptHandle | None:
-        """Return the handle that the broker put into a message of a retry topic; an application's text is none."""
+        """Return the handle that the broker put into a message of a retry topic.
+
+        None for a text that is no handle, or not one of this answer: an application may have put it there.
+        """
         if text is None or not self._retries:
             return None
         try:
@@ -241,7 +252,7 @@ class TimesAndOffsets:
         return handle if own and handle.retry_flag != NORMAL and handle.broker_name == self._broker_name else None
 
     def handle(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int = -1) -> ReceiptHandle | None:
-        """Return the handle of a message, None if the answer tells no offsets of its queue."""
+        """Return the receipt handle of a message; None if the answer tells no offsets of its queue."""
         source = retry_flag(topic), queue_id
         start, offsets = self._starts.get(source), self._offsets.get(source)
         if start is None or not offsets:
@@ -261,7 +272,9 @@ class TimesAndOffsets:
         )
 
     def attempts(self, handle: ReceiptHandle) -> int:
-        """Return how often a message of an ordered pop was given out before: not the log knows it; else 0."""
+        """Return how often a message of an ordered pop was given out before, which only the answer tells; 0 for other
+        messages.
+        """
         if not self._counts:
             return 0
         flag, queue_id = handle.retry_flag, handle.queue_id
@@ -270,9 +283,9 @@ class TimesAndOffsets:
 
 
 def give_handles(messages: Sequence[ReceivedMessage], popped: Popped) -> None:
-    """Set each message's receipt handle, and of one from a retry topic the topic it was first sent to.
+    """Set each message's receipt handle; a message from a retry topic also gets the topic it was first sent to.
 
-    Messages are as decoded from the answer. Raises ProtocolError for an answer that does not fit its messages.
+    `messages`: as decoded from the answer. Raises ProtocolError if the answer does not fit them.
     """
     told = TimesAndOffsets(popped, popped.broker_name)
     for message in messages:
@@ -302,7 +315,7 @@ def _set(message: ReceivedMessage, handle: ReceiptHandle, group: str) -> None:
 def with_new_time(
     handle: ReceiptHandle, pop_time_ms: int, invisible_time_ms: int, revive_queue_id: int
 ) -> ReceiptHandle:
-    """Return the handle of a message whose invisible time was changed: a check point of its own, of one message."""
+    """Return the handle of a message whose invisible time was changed; from then on it has a check point for itself."""
     return msgspec.structs.replace(
         handle,
         start_offset=handle.queue_offset,

@@ -1,8 +1,8 @@
-"""The signature of a request: what is signed, and with what (rule: AclClientRPCHook; the same in both generations).
+"""The signature of a request: what is signed, and with what (rule: AclClientRPCHook; the same in ACL 1.0 and 2.0).
 
-Signed are the values of all ext fields in the order of their names, then the body, as they are on the wire: whoever
-checks a signature does so before anything is normalised. Nothing in it tells one sending from its repetition; our own
-servers put the time beside it, which is signed too.
+The values of all ext fields, in the order of their names, and then the body are signed as they are on the wire: whoever
+checks a signature does so before anything is normalised. A signature does not show that somebody sends a recorded
+request a second time; our own servers add the time, which is signed too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _values = typed_json.decoder(dict[str, Any])
 
 
 def sign(ext: dict[str, str], body: bytes, access_key: str, secret: bytes, security_token: str | None = None) -> None:
-    """Add access key, security token and signature to the ext fields of a request; an older signature goes."""
+    """Add access key, security token and signature to the ext fields of a request; an older signature is replaced."""
     ext[ACCESS_KEY] = access_key
     if security_token:
         ext[SECURITY_TOKEN] = security_token
@@ -58,7 +58,7 @@ def sign(ext: dict[str, str], body: bytes, access_key: str, secret: bytes, secur
 
 
 def signed_bytes(ext: Mapping[str, str], body: bytes, version: int | None = None) -> bytes:
-    """Return what the signature of a request covers; `version`: of the sender, where it is checked."""
+    """Return the bytes that a request's signature covers. `version`: the sender's, for whoever checks a signature."""
     return "".join([ext[name] for name in signed_names(ext, version)]).encode("utf-8", "replace") + body
 
 
@@ -81,7 +81,7 @@ def signature(secret: bytes, content: bytes) -> str:
 
 
 def is_signature(told: bytes, secret: bytes, content: bytes, body: bytes | memoryview) -> bool:
-    """Return whether `told` is the signature of this content and body; takes as long for a wrong one."""
+    """Tell whether `told` is the signature of this content and body. A wrong one takes as long as a right one."""
     return hmac.compare_digest(_signature(secret, content, body), told)
 
 
@@ -104,7 +104,7 @@ def _begun(secret: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
 
 
 def is_signed_with(secret: bytes, ext: Mapping[str, str], body: bytes, version: int) -> bool:
-    """Return whether the request's signature is of this secret; takes as long for a wrong one as for a right one."""
+    """Tell whether the request was signed with this secret. A wrong signature takes as long as a right one."""
     told = ext.get(SIGNATURE)
     if told is None:
         return False
@@ -130,9 +130,9 @@ def _keep_order(came: tuple[str, ...], names: list[str]) -> None:
 
 
 def is_too_old(ext: Mapping[str, str], now_ms: int, age_max_ms: int) -> bool:
-    """Return whether a signed request tells a time that is longer ago, or further ahead than clocks differ.
+    """Tell whether a signed request was made longer ago than `age_max_ms`, or later than clocks may differ.
 
-    One that tells none is of no age; 0 for `age_max_ms` takes any.
+    False for a request that does not tell its time, and if `age_max_ms` is 0.
     """
     told = ext.get(SIGNED_TIME)
     if told is None or not age_max_ms:
@@ -142,7 +142,7 @@ def is_too_old(ext: Mapping[str, str], now_ms: int, age_max_ms: int) -> bool:
 
 
 def is_recent(signed_ms: int, now_ms: int, age_max_ms: int) -> bool:
-    """Return whether a request that was signed then is not older than `age_max_ms`, nor of the future."""
+    """Tell whether a request that was signed at `signed_ms` is at most `age_max_ms` old, and not of the future."""
     return -AHEAD_MS_MAX <= now_ms - signed_ms <= age_max_ms
 
 

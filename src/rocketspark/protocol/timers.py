@@ -22,7 +22,7 @@ _TEXT = re.compile(r"[A-Za-z0-9_-]+={0,2}")
 
 
 class RecallHeader(Header, kw_only=True, gc=False):
-    """RECALL_MESSAGE (370)."""
+    """RECALL_MESSAGE (370): asks to cancel a timer message."""
 
     group: str | None = field(name="producerGroup", default=None)
     topic: str
@@ -30,13 +30,13 @@ class RecallHeader(Header, kw_only=True, gc=False):
 
 
 class RecallReply(Header, kw_only=True, gc=False):
-    """The reply to RECALL_MESSAGE."""
+    """Reply to RECALL_MESSAGE (370): the id of the message that was cancelled."""
 
     message_id: str = field(name="msgId")
 
 
 class RecallHandle(NamedTuple):
-    """The identity of a timer message. `deliver_ms`: its delivery time on the wheel plus 1, so that it lies within."""
+    """What identifies a timer message for its recall. `deliver_ms`: its delivery time on the timer wheel, plus 1."""
 
     topic: str
     broker_name: str
@@ -44,13 +44,16 @@ class RecallHandle(NamedTuple):
     message_id: str
 
     def encode(self) -> str:
-        """Return the text that a sender gets."""
+        """Return the handle as the text that a sender gets."""
         text = f"{_VERSION} {self.topic} {self.broker_name} {self.deliver_ms} {self.message_id}"
         return base64.urlsafe_b64encode(text.encode()).decode()
 
 
 def decode_handle(text: str) -> RecallHandle:
-    """Return the handle of a text. Raises ProtocolError for other text; a time that is no number is -1: passed."""
+    """Return the handle that a text is. Raises ProtocolError for any other text.
+
+    A delivery time that is no number is read as -1, one that has passed.
+    """
     if not _TEXT.fullmatch(text):
         raise ProtocolError("recall handle is invalid")
     try:
@@ -73,7 +76,7 @@ class TimerCount(Body):
 
 
 class TimerCounts(Body):
-    """config/timermetrics: counts by real topic."""
+    """config/timermetrics: the counts of waiting timer messages, by the topic that they are for."""
 
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
     counts: dict[str, TimerCount] = field(name="timingCount", default={})

@@ -20,7 +20,7 @@ _BAD = re.compile("[\x01\x02]")
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """A send. `kind`: NORMAL, HALF, COMMIT or DELAY; `time_ms`: when it began."""
+    """The trace of a send. `kind`: NORMAL, HALF, COMMIT or DELAY; `time_ms`: when the send began."""
 
     time_ms: int
     region: str
@@ -38,7 +38,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """A message handed to a listener. `request_id` joins it with its Consumed."""
+    """The trace of a message handed to a listener. `request_id` is that of its Consumed."""
 
     time_ms: int
     region: str
@@ -50,7 +50,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Consumed(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a message given to a listener. `context`: 0 success, 1 time-out, 2 exception, 4 failed."""
+    """The trace of a message that a listener has finished. `context`: 0 success, 1 time-out, 2 exception, 4 failed."""
 
     request_id: str
     message_id: str
@@ -63,7 +63,9 @@ class Consumed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a transaction. `state`: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW, as RocketMQ spells them."""
+    """The trace of the end of a transaction. `state`: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW, as RocketMQ spells
+    them.
+    """
 
     time_ms: int
     region: str
@@ -90,7 +92,7 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def encode(trace: Trace) -> str:
-    """One record, its end mark included."""
+    """Return a trace as the text of one record, its end mark included."""
     fields = [_NAMES[type(trace)]]
     for name in trace.__struct_fields__:
         value = getattr(trace, name)
@@ -101,19 +103,21 @@ def encode(trace: Trace) -> str:
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """A record that cannot be read, with the reason."""
+    """A trace record that cannot be read, with the reason."""
 
     why: str
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """A record of an unknown kind, such as Recall."""
+    """A trace record of an unknown kind, such as Recall."""
 
     kind: str
 
 
 def decode(text: str) -> Iterator[Trace]:
-    """The records of a trace message; kinds that are not known are left out. Raises ProtocolError for a broken one."""
+    """Yield the traces in a trace message; records of unknown kinds are left out. Raises ProtocolError for a broken
+    one.
+    """
     for found in decode_each(text):
         if isinstance(found, Broken):
             raise ProtocolError(f"a trace record cannot be read: {found.why}")

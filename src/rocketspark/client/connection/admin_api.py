@@ -66,9 +66,10 @@ async def create_topic(
     filter_type: str = "SINGLE_TAG",
     timeout_ms: float = TIMEOUT_MS,
 ) -> None:
-    """Create a topic on one broker, or write over what it is there; only attributes are changes.
+    """Create a topic on one broker, or replace all settings of one that exists there, except its attributes.
 
-    `perm`: 4 read + 2 write; `topic_sys_flag`: 1 unit + 2 has unit subscriptions; `attributes`: "+name=value,-name".
+    `perm`: 4 read + 2 write. `topic_sys_flag`: 1 the topic is a unit's, 2 units subscribe to it. `attributes`: the
+    changes to them, as "+name=value,-name".
     """
     header = headers.CreateTopicHeader(
         topic=topic,
@@ -103,7 +104,9 @@ async def list_quarantine(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> li
 
 
 async def end_quarantine(broker: Peer, name: str, *, retry: bool, timeout_ms: float = TIMEOUT_MS) -> None:
-    """Have a broker handle a message of its quarantine once more, or forget it."""
+    """End the quarantine of the message `name` on a broker: with `retry` the broker handles it once more, else forgets
+    it.
+    """
     code = RequestCode.RETRY_QUARANTINED if retry else RequestCode.DROP_QUARANTINED
     reply = await broker.request(code, QuarantinedHeader(name=name), timeout_ms=timeout_ms)
     reply.raise_for_code(f"{'retry' if retry else 'drop'} {name!r}")
@@ -119,7 +122,9 @@ async def topic_config(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_
 
 
 async def group_config(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT_MS) -> bodies.GroupConfig | None:
-    """Return a group's settings on one broker, None if it is unknown there; some brokers make it by the question."""
+    """Return a group's settings on one broker, None if it is unknown there. Some brokers create a group that they are
+    asked for.
+    """
     header = headers.GroupHeader(group=group)
     reply = await broker.request(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header, timeout_ms=timeout_ms)
     if reply.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
@@ -136,14 +141,16 @@ async def put_group(broker: Peer, config: bodies.GroupConfig, *, timeout_ms: flo
 
 
 async def set_request_mode(broker: Peer, mode: RequestMode, *, timeout_ms: float = TIMEOUT_MS) -> None:
-    """Say on one broker how a group is given a topic's messages."""
+    """Set on one broker whether a group pulls or pops a topic's messages."""
     body = bodies.encode(mode)
     reply = await broker.request(RequestCode.SET_MESSAGE_REQUEST_MODE, None, body, timeout_ms=timeout_ms)
     reply.raise_for_code(f"request mode of group {mode.consumer_group!r}")
 
 
 async def request_modes(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> dict[str, dict[str, RequestMode]]:
-    """Return how groups are given messages on one broker, by topic and group; nothing where a broker does not tell."""
+    """Return, by topic and group, whether messages are pulled or popped on one broker; empty if the broker does not
+    tell.
+    """
     reply = await broker.request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, timeout_ms=timeout_ms)
     if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         return {}
@@ -157,7 +164,7 @@ async def create_user(broker: Peer, user: UserInfo, *, timeout_ms: float = TIMEO
 
 
 async def update_user(broker: Peer, user: UserInfo, *, timeout_ms: float = TIMEOUT_MS) -> None:
-    """Change what `user` says of a user."""
+    """Change a user; what is None in `user` keeps its value."""
     await _put_user(broker, RequestCode.AUTH_UPDATE_USER, user, "update", timeout_ms)
 
 
@@ -168,14 +175,14 @@ async def _put_user(broker: Peer, code: int, user: UserInfo, doing: str, timeout
 
 
 async def delete_user(broker: Peer, username: str, *, timeout_ms: float = TIMEOUT_MS) -> None:
-    """Remove a user and what he may do; one that is not there is no error."""
+    """Remove a user and his rules. A user that does not exist is no error."""
     header = UserHeader(username=username)
     reply = await broker.request(RequestCode.AUTH_DELETE_USER, header, timeout_ms=timeout_ms)
     reply.raise_for_code(f"delete user {username!r}")
 
 
 async def get_user(broker: Peer, username: str, *, timeout_ms: float = TIMEOUT_MS) -> UserInfo | None:
-    """Return a user, None if the broker has none of the name."""
+    """Return a user; None if the broker has none of that name."""
     header = UserHeader(username=username)
     reply = await broker.request(RequestCode.AUTH_GET_USER, header, timeout_ms=timeout_ms)
     reply.raise_for_code(f"get user {username!r}")
@@ -191,7 +198,7 @@ async def list_users(broker: Peer, part: str = "", *, timeout_ms: float = TIMEOU
 
 
 async def create_acl(broker: Peer, acl: AclInfo, *, timeout_ms: float = TIMEOUT_MS) -> None:
-    """Allow or deny a subject something; what it has already stays, but for the same resources."""
+    """Add rules that allow or deny a subject something. His other rules stay; one for the same resource is replaced."""
     await _put_acl(broker, RequestCode.AUTH_CREATE_ACL, acl, "create", timeout_ms)
 
 
@@ -231,7 +238,7 @@ async def get_acl(broker: Peer, subject: str, *, timeout_ms: float = TIMEOUT_MS)
 async def list_acls(
     broker: Peer, subject_part: str = "", resource_part: str = "", *, timeout_ms: float = TIMEOUT_MS
 ) -> list[AclInfo]:
-    """Return the rules of subjects and for resources whose names hold these parts."""
+    """Return the rules whose subject contains `subject_part` and whose resource contains `resource_part`."""
     header = ListAclHeader(subject_filter=subject_part or None, resource_filter=resource_part or None)
     reply = await broker.request(RequestCode.AUTH_LIST_ACL, header, timeout_ms=timeout_ms)
     reply.raise_for_code("list rules")

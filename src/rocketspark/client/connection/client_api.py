@@ -74,9 +74,10 @@ async def fetch_route(namesrv: Peer, topic: str, *, zone: str = "", timeout_ms: 
 
 
 class SendFrames:
-    """Frames of SEND_MESSAGE_V2 (or of a batch or a reply) to one queue, from a template.
+    """Makes the request frames of sends to one queue: SEND_MESSAGE_V2, or a batch or a reply, by `code`.
 
-    Formatting a template costs a third of encoding a typed header; the template is made from such a header.
+    All but the values that differ between sends is encoded once, as a template: to fill it in costs a third of encoding
+    a typed header.
     """
 
     __slots__ = ("_template",)
@@ -115,7 +116,7 @@ class SendFrames:
         self._template = template
 
     def frame(self, opaque: int, body: bytes, properties: str, sys_flag: int, born_time_ms: int, flag: int) -> bytes:
-        """One whole frame. Raises FrameError if it is over 16 MiB."""
+        """Return the frame of one send. Raises FrameError if it is over 16 MiB."""
         header = self._template % (sys_flag, born_time_ms, flag, _encode_text(properties), opaque)
         return frames.join(header, body)
 
@@ -193,8 +194,8 @@ async def send_back(
 
 
 def end_transaction(broker: Peer, header: headers.EndTransactionHeader, remark: str | None = None) -> None:
-    """Tell how a transaction ended, and why its state is unknown; there is no reply. Raises NotSent on a closed
-    connection.
+    """Tell a broker how a transaction ended; `remark` says why its state is unknown. There is no reply. Raises NotSent
+    on a closed connection.
     """
     broker.oneway(RequestCode.END_TRANSACTION, header, remark=remark)
 
@@ -202,7 +203,7 @@ def end_transaction(broker: Peer, header: headers.EndTransactionHeader, remark: 
 async def recall(
     broker: Peer, topic: str, handle: str, *, group: str | None = None, timeout_ms: float = TIMEOUT_MS
 ) -> str:
-    """Take back a timer message; returns its unique id."""
+    """Cancel a timer message that is not delivered yet; `handle` is its recall handle. Returns its unique id."""
     header = RecallHeader(group=group, topic=topic, handle=handle)
     reply = await broker.request(RequestCode.RECALL_MESSAGE, header, timeout_ms=timeout_ms)
     return reply.raise_for_code(f"recall of a message of topic {topic!r}").header(RecallReply).message_id
@@ -218,7 +219,9 @@ PULL_RESULTS = (
 
 
 async def pull(broker: Peer, header: PullHeader, *, timeout_ms: float = 30_000) -> PullResult:
-    """One pull. `records` are the broker's own bytes, for `protocol.record.decode_messages`."""
+    """Pull messages of one queue. The result's `records` are the broker's own bytes, for
+    `protocol.record.decode_messages`.
+    """
     reply = await broker.request(RequestCode.PULL_MESSAGE, header, timeout_ms=timeout_ms)
     reply.raise_for_code(f"pull of {header.topic!r} queue {header.queue_id}", *PULL_RESULTS)
     return PullResult(reply.code, reply.remark, reply.header(PullReply), reply.body)
@@ -230,7 +233,9 @@ async def max_offset(broker: Peer, queue: MessageQueue, *, timeout_ms: float = T
 
 
 async def queue_end(broker: Peer, queue: MessageQueue, *, timeout_ms: float = TIMEOUT_MS) -> headers.OffsetReply:
-    """Return `max_offset` with the number of the topic's making."""
+    """Return the whole reply to a question for a queue's max offset, with what our brokers alone tell (see
+    OffsetReply).
+    """
     header = headers.MaxOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name)
     reply = await broker.request(RequestCode.GET_MAX_OFFSET, header, timeout_ms=timeout_ms)
     return reply.raise_for_code(f"max offset of {queue}").header(headers.OffsetReply)
@@ -269,7 +274,8 @@ async def query_consumer_offset(
 ) -> int | None:
     """Return the group's committed offset, None if there is none.
 
-    The broker answers 0 for a young queue without one, unless `zero_if_not_found` is false.
+    For a queue that still has its first messages, the broker answers 0 where none is committed, unless
+    `zero_if_not_found` is false.
     """
     header = headers.QueryConsumerOffsetHeader(
         group=group,
@@ -287,7 +293,7 @@ async def query_consumer_offset(
 async def update_consumer_offset(
     broker: Peer, queue: MessageQueue, group: str, offset: int, *, oneway: bool = False, timeout_ms: float = TIMEOUT_MS
 ) -> None:
-    """Commit `offset`, the next one to consume. `oneway`: without waiting for the reply."""
+    """Commit `offset`, the next one to consume, for a group's queue. `oneway`: without waiting for the reply."""
     header = headers.UpdateConsumerOffsetHeader(
         group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset, broker_name=queue.broker_name
     )
@@ -299,9 +305,10 @@ async def update_consumer_offset(
 
 
 def commits_in_turn(queues: Iterable[MessageQueue]) -> tuple[list[MessageQueue], list[MessageQueue]]:
-    """Part queues to commit in those whose commit is answered first, one of each topic and broker, and the others.
+    """Divide queues to commit: first one of each topic and broker, whose replies are awaited before the others are
+    sent.
 
-    Rule: of a group's first two commits to a topic that arrive at once a 5.5.0 broker forgets one
+    Why: if a group's first two commits to a topic arrive at once, a 5.5.0 broker forgets one
     (ConsumerOffsetManager.commitOffset).
     """
     first: dict[tuple[str, str], MessageQueue] = {}

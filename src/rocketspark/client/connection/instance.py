@@ -236,7 +236,9 @@ class Instance:
             log.warning("%s; %s stay in use", e, ", ".join(self.routes.addresses))
 
     def introduce(self, topics: Sequence[str]) -> None:
-        """Have the brokers of these topics know this client at once, and from now on; in the background."""
+        """Send heartbeats in the background to the brokers of these topics, now and from now on, so that they know this
+        client.
+        """
         self.routes.want(topics)
         self._introducing.begin(self._introduce(topics))
 
@@ -295,7 +297,11 @@ class Instance:
         consumer: str | None = None,
         then: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Leave the group; the last one to close ends the heartbeats and closes all connections, after `then`."""
+        """Leave the producer or consumer group.
+
+        `then` is called once the brokers have been told. The last user of the instance to close also ends the
+        heartbeats, and closes all connections after `then`.
+        """
         self._users -= 1
         last = self._users == 0
         if last:
@@ -369,7 +375,7 @@ class Instance:
     async def peer_of(self, queue: MessageQueue, *, master_first: bool = False) -> Peer:
         """Return the connection to a broker that a queue can be read from. Raises RouteNotFound, NotSent.
 
-        `master_first`: a slave only if the route still names no master once it is fetched anew.
+        `master_first`: a slave only if the route names no master, even after it was fetched anew.
         """
         if master_first and self.routes.master_of(queue) is None:
             with contextlib.suppress(RocketSparkError):

@@ -55,7 +55,7 @@ class WaitingLoopCall(LoopCall, Protocol[R]):
     def error(self) -> BaseException | None: ...
 
     def cancel(self) -> None:
-        """Note that its thread waits no more; called on the loop."""
+        """Note that the thread no longer waits for this call; called on the loop."""
 
 
 class LoopThread:
@@ -96,7 +96,7 @@ class LoopThread:
             return cls._shared
 
     def release(self) -> None:
-        """No longer used by the caller; the last one ends the thread."""
+        """Give up one use of the loop, taken by `acquire`; the last one ends the thread."""
         with self._guard:
             self._users -= 1
             if self._users:
@@ -219,10 +219,11 @@ class LoopThread:
         return cast(T, waiter.result)
 
     def end_with(self, coroutine: Coroutine[Any, Any, None], *, waits: bool = True) -> Callable[[], None] | None:
-        """Run a user's last coroutine, wait for it, and release.
+        """Run the last coroutine of a user of the loop, wait for it, and release the loop.
 
-        It runs to its end also if the wait is interrupted. On the loop's own threads nothing is waited for, nor if not
-        `waits`: the caller is what it would wait for. Then what waits for it is returned, for others to call.
+        The coroutine runs to its end even if the wait is interrupted. There is no wait in the loop's own threads, nor
+        without `waits` (when the coroutine waits for the caller): then a function is returned that waits for the end,
+        for another thread to call.
         """
         if self.is_dead:
             coroutine.close()
@@ -310,7 +311,7 @@ class ThreadWaiter(Generic[T]):
         self._coroutine.close()
 
     def refuse(self, error: BaseException) -> None:
-        """Let the thread go on with an error."""
+        """End the wait of the thread with an error."""
         self._coroutine.close()
         self.error = error
         self.lock.release()
@@ -331,9 +332,10 @@ class ThreadWaiter(Generic[T]):
             self.task.cancel()
 
     def return_to(self, take_back: Callable[[T], object]) -> None:
-        """Hand the result to `take_back` as its thread does not get it: now, or once it is there; called on the loop.
+        """Have the result handed to `take_back` instead of the thread, which no longer waits; called on the loop.
 
-        A task in its last step ends with a result, whatever cancels it.
+        Needed because a task that is cancelled in its last step still ends with a result. `take_back` is called now, or
+        when the result is there.
         """
         if self.task is not None:
             self._take_back = take_back
@@ -352,7 +354,7 @@ class LastLoopCall(ThreadWaiter[None]):
         self._next: Callable[[], None] | None = None
 
     def refuse(self, error: BaseException) -> None:
-        """End the call, as the loop has ended."""
+        """End the call with an error, as the loop has ended."""
         super().refuse(error)
         self._end()
 

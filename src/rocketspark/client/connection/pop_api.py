@@ -27,7 +27,9 @@ BITS_MAX = 1 << 16
 
 
 class PopResult(NamedTuple):
-    """A reply to a pop: `code` (found, nothing in time, too many wait), its header, the raw records."""
+    """A reply to a pop: `code` (messages found, none in time, or too many requests wait at the broker), its header, the
+    raw records.
+    """
 
     code: int
     header: PopReply
@@ -35,14 +37,14 @@ class PopResult(NamedTuple):
 
 
 async def pop(broker: Peer, header: PopHeader, *, timeout_ms: float) -> PopResult:
-    """One pop. `records` are the broker's own bytes, for `protocol.record.decode_messages`."""
+    """Pop messages. The result's `records` are the broker's own bytes, for `protocol.record.decode_messages`."""
     reply = await broker.request(RequestCode.POP_MESSAGE, header, timeout_ms=timeout_ms)
     reply.raise_for_code(f"pop of {header.topic!r}", *POP_RESULTS)
     return PopResult(reply.code, reply.header(PopReply), reply.body)
 
 
 def ack_header(group: str, topic: str, handle: ReceiptHandle) -> AckHeader:
-    """Return what acknowledges one message; `topic`: the one it was first sent to."""
+    """Return the request header that acknowledges one popped message; `topic`: the topic that it was first sent to."""
     return AckHeader(
         group=group,
         topic=real_topic(topic, group, handle.retry_flag),
@@ -56,7 +58,10 @@ def ack_header(group: str, topic: str, handle: ReceiptHandle) -> AckHeader:
 def change_header(
     group: str, topic: str, handle: ReceiptHandle, invisible_time_ms: int, *, suspend: bool | None = None
 ) -> ChangeInvisibleTimeHeader:
-    """Return what makes one message invisible for so long from now on; `suspend`: it counts as no attempt."""
+    """Return the request header that makes a popped message invisible for `invisible_time_ms` from now on.
+
+    `suspend`: the delivery that ends now does not count as an attempt.
+    """
     return ChangeInvisibleTimeHeader(
         group=group,
         topic=real_topic(topic, group, handle.retry_flag),
@@ -125,7 +130,9 @@ async def change_invisible_time(
     *,
     timeout_ms: float = TIMEOUT_MS,
 ) -> ReceiptHandle:
-    """Let a message be invisible for so long from now on; returns its new handle, the old one is void."""
+    """Make a popped message invisible for `invisible_time_ms` from now on; returns its new handle, the old one is
+    void.
+    """
     header = change_header(group, topic, handle, invisible_time_ms)
     reply = await broker.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header, timeout_ms=timeout_ms)
     new = reply.raise_for_code(f"change of the invisible time of a message of topic {topic!r}").header(
@@ -143,7 +150,9 @@ async def query_assignment(
     *,
     timeout_ms: float = TIMEOUT_MS,
 ) -> dict[MessageQueue, str] | None:
-    """Return the queues that a member reads, each with PULL or POP; None: it keeps what it has."""
+    """Ask a broker which queues a member of a group reads: returns each with "PULL" or "POP", None if the member keeps
+    its queues.
+    """
     body = AssignmentQuery(topic=topic, consumer_group=group, client_id=client_id, strategy_name=strategy_name)
     reply = await broker.request(RequestCode.QUERY_ASSIGNMENT, None, bodies.encode(body), timeout_ms=timeout_ms)
     reply.raise_for_code(f"assignment of topic {topic!r}")

@@ -43,7 +43,9 @@ class TopicChange(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"perm {self.perm!r} must be one of 2 (write), 4 (read), 6 (both)")
 
     def over(self, known: TopicConfig) -> TopicConfig:
-        """Return a topic's settings with these changes, but for attributes, which the broker itself changes."""
+        """Return a topic's settings `known` with these changes, but with its attributes as they were: the broker
+        changes those itself.
+        """
 
         def pick(named: int | None, kept: int) -> int:
             return kept if named is None else named

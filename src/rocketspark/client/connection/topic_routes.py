@@ -78,11 +78,11 @@ def _told(route: TopicRoute) -> str:
 
 
 class RouteCache:
-    """Routes of the topics in use.
+    """The routes of the topics in use.
 
-    `default_topic`: whose brokers take a topic that does not exist yet, on at most `default_queue_count` queues each
-    (rule: DefaultMQProducer, 5.x). `zone`: only its brokers are used, and slaves of a master that is gone; empty: all.
-    `changed` is told of a broker whose addresses differ from those known (None: none).
+    `default_topic`: a topic that does not exist yet is sent to the brokers that have this one, on at most
+    `default_queue_count` queues of each (rule: DefaultMQProducer, 5.x). `zone`: only the brokers of this zone are used,
+    and slaves of a master that is gone; empty: all. `changed` is called with each broker whose addresses have changed.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class RouteCache:
         self.changed: Callable[[BrokerData | None, BrokerData], None] = lambda before, after: None
 
     def set_addresses(self, addresses: list[str]) -> None:
-        """Use these NameServers from now on. All of them get their turn within one time-out."""
+        """Use these NameServers from now on. The time-out is divided among them, so that all can be tried within it."""
         self.addresses = addresses
         self._timeout_ms = max(self._whole_timeout_ms / max(len(addresses), 1), 200)
 
@@ -147,7 +147,9 @@ class RouteCache:
         raise NoNameServer(text, address=names) from cause
 
     async def ask_all(self, call: Callable[[Peer], Awaitable[T]]) -> list[T]:
-        """Make a call on every NameServer: they don't talk to each other. Raises NotSent if one does not answer."""
+        """Make a call on every NameServer, as they do not tell each other; return the results. Raises NotSent if one
+        does not answer.
+        """
         return [await call(await self._connections.get(address)) for address in self.addresses]
 
     def forget(self, topic: str) -> None:
@@ -201,7 +203,7 @@ class RouteCache:
         return route
 
     def want(self, topics: Iterable[str]) -> None:
-        """Keep up the routes of these topics as well, as soon as they can be had."""
+        """Fetch and refresh the routes of these topics too from now on, with those in use."""
         self._wanted |= dict.fromkeys(topics)
 
     def _learn(self, route: TopicRoute) -> None:
@@ -212,7 +214,7 @@ class RouteCache:
                 self.changed(before, broker)
 
     def age_s(self, topic: str) -> float:
-        """Return for how long a topic's route is known as it is."""
+        """Return how many seconds ago the topic's route was fetched; infinity if it never was."""
         return machine.monotonic() - self._fetched_s.get(topic, -math.inf)
 
     def is_without_master(self, topic: str) -> bool:
@@ -274,8 +276,8 @@ class RouteCache:
         return next((name for name, b in self._brokers.items() if address in b.addresses.values()), "")
 
     def readable(self, broker_name: str, broker_id: int = 0) -> str | None:
-        """Return "host:port" to read from: that member of the broker, if it is a slave the next one, else its master,
-        else the lowest slave (rule: findBrokerAddressInSubscribe, 5.x).
+        """Return "host:port" to read from: the broker's member with this id; in place of a slave that is not there the
+        next slave, else the master, else the slave of the lowest id (rule: findBrokerAddressInSubscribe, 5.x).
         """
         broker = self._brokers.get(broker_name)
         if broker is None or not broker.addresses:
@@ -329,7 +331,9 @@ class RouteCache:
         return list(dict.fromkeys(masters + others))
 
     async def refresh_all(self) -> None:
-        """Fetch the routes of all topics in use; those that cannot be had stay as they are. Forget brokers gone."""
+        """Fetch the routes of all topics in use, and forget brokers that are in none. A route that cannot be fetched
+        stays as it is.
+        """
         for topic in dict.fromkeys([*self._routes, *self._assumed, *self._wanted]):
             try:
                 await self.refresh(topic)

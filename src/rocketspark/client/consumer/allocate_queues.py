@@ -31,7 +31,7 @@ __all__ = [
 
 
 def by_config(queues: Iterable[MessageQueue]) -> Strategy:
-    """Read exactly these queues, whatever the other members have."""
+    """Return a strategy that gives this consumer exactly these queues, whatever the other members have."""
     wanted = frozenset(queues)
 
     def allocate(client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
@@ -61,9 +61,11 @@ def by_machine_room(rooms: Iterable[str]) -> Strategy:
 def machine_room_nearby(
     room_of_broker: Callable[[str], str], room_of_client: Callable[[str], str], within: Strategy = average
 ) -> Strategy:
-    """Queues of a room are shared by the members in it; those of a room without members by all.
+    """Return a strategy that shares a machine room's queues among the members in that room; a room without members is
+    shared among all members.
 
-    The functions tell the room of a broker name and of a client id; `within` shares what a room has.
+    `room_of_broker` tells the room of a broker name, `room_of_client` that of a client id; `within` is the strategy
+    that shares out the queues of a room.
     """
 
     def allocate(client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
@@ -86,7 +88,11 @@ def machine_room_nearby(
 
 
 def consistent_hash(virtual_nodes: int = 10) -> Strategy:
-    """Each queue goes to the member whose place on a ring of hashes comes next: few queues move when members do."""
+    """Return a strategy that puts members and queues on a ring of hashes; each queue goes to the next member on the
+    ring.
+
+    So few queues move when a member comes or goes. `virtual_nodes`: how many places each member has on the ring.
+    """
     if virtual_nodes < 1:
         raise ConfigError("virtual_nodes must be 1 or more")
 

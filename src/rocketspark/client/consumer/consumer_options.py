@@ -46,7 +46,9 @@ class ConsumerOptions(ClientOptions, total=False):
 
 
 class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """ConsumerOptions with their defaults. With a `commit_interval_ms` of 0 nothing is committed unasked."""
+    """ConsumerOptions with their defaults. With a `commit_interval_ms` of 0 offsets are committed only when the
+    application asks for it.
+    """
 
     consume_from: ConsumeFrom = "last"
     broadcast: bool = False
@@ -60,7 +62,7 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
     offset_folder: str | None = None
 
     def pulling(self, **more: Any) -> PullSettings:
-        """Return the settings of this consumer's pullers, with `more` of them."""
+        """Return the settings of this consumer's pullers; `more` sets further fields of PullSettings."""
         return PullSettings(
             count_max=self.pull_count_max,
             bytes_max=self.pull_bytes_max,
@@ -70,9 +72,10 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def pulling_columns(self, given: Collection[str], **more: Any) -> PullSettings:
-        """Return the settings of pullers that deliver columns; `given`: names of the settings that somebody chose.
+        """Return the settings of pullers that deliver messages as columns (MessageBatch), which pull more at once.
 
-        One pull brings no more than a bound that was given lets be fetched ahead.
+        `given`: the names of the settings that the application chose; they stay. A pull asks for no more than a backlog
+        bound that was given.
         """
         wide = {name: value for name, value in COLUMNS_PULLING.items() if name not in given}
         for name, bound in (("pull_count_max", "backlog_count_max"), ("pull_bytes_max", "backlog_bytes_max")):
@@ -151,7 +154,7 @@ class PushConsumerSettings(ConsumerSettings, frozen=True, kw_only=True):
     on_error: OnError | None = None
 
     def check(self) -> None:
-        """Raise ConfigError for settings that cannot be."""
+        """Raise ConfigError if a setting is out of its range, or two do not go together."""
         validators.check_counts(threads=self.threads, batch_max=self.batch_max)
         validators.check_intervals(
             consume_timeout_ms=self.consume_timeout_ms, commit_interval_ms=self.commit_interval_ms
@@ -179,7 +182,7 @@ class PushConsumerSettings(ConsumerSettings, frozen=True, kw_only=True):
 
     @property
     def attempts_max_told(self) -> int | None:
-        """Return the number of attempts that brokers are told; None leaves it to the group's own."""
+        """Return the number of attempts that brokers are told with a message; None if the group's own number counts."""
         return None if self.max_reconsume_times is None and not self.ordered else self.attempts_max
 
     def by_rocketmq_s_names(self) -> dict[str, object]:

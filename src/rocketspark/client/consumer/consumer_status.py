@@ -111,8 +111,10 @@ class PullConsumerStatus:
 
 
 class PushConsumerStatus(PullConsumerStatus):
-    """A push consumer's answers. `listener`: without hooks; `given`: makes of one message what it gets; `bare`: takes a
-    namespace off. `poppers`: by what they pop.
+    """A push consumer's answers to a broker that asks for its status.
+
+    `listener`: the application's, without hooks. `given`: turns one message into what the listener takes (a list,
+    columns). `bare`: removes the namespace from a message's topic. `poppers`: by the queue that each pops.
     """
 
     consume_type = "CONSUME_PASSIVELY"
@@ -143,7 +145,7 @@ class PushConsumerStatus(PullConsumerStatus):
         ]
 
     async def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Read those of the topic's queues that are read here on from these offsets, and commit them."""
+        """Continue the topic's queues that this member reads at these offsets, and commit them."""
         of_topic = {q: offset for q, offset in offsets.items() if q.topic == topic and 0 <= offset <= LONG_MAX}
         await self._rebalance.reset(of_topic)
 

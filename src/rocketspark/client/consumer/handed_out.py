@@ -19,9 +19,10 @@ Run = tuple[Puller, Sequence[ReceivedMessage]]
 
 
 class MessageIterator:
-    """Messages that are given out one by one, in any thread.
+    """Messages that the application takes one by one, in any thread.
 
-    `given`: how many were; the last of them is in work, unless `finished`. `thread`: the thread that iterates.
+    `given`: how many it took; it works on the last of them until `finished` is true. `thread`: the thread that
+    iterates.
     """
 
     __slots__ = ("_pairs", "_passed", "finished", "given", "thread")
@@ -35,7 +36,7 @@ class MessageIterator:
         self.thread = threading.get_ident()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Each message once; those of queues that were given up or are read from elsewhere since are left out."""
+        """Yield each message once, but none of a queue that was given up or moved to another offset meanwhile."""
         for at in range(len(self._pairs)):
             puller, message = self._pairs[at]
             passed = puller.dropped
@@ -48,7 +49,9 @@ class MessageIterator:
         self.finished = True
 
     def follow(self, before: Puller, after: Puller) -> None:
-        """Count messages that `before` read and `after` does not read again as read by `after`."""
+        """Let `after`, the puller that replaces `before`, stand for the messages that `before` read and `after` will
+        not read again.
+        """
         below = after.process_queue.next_offset
         for at, (puller, message) in enumerate(self._pairs):
             if puller is before and message.queue_offset < below:
@@ -62,8 +65,8 @@ class MessageIterator:
         return self.finished and self.given == len(self._pairs) and not self._passed
 
     def held(self) -> dict[Puller, int]:
-        """Return, by puller, the lowest offset in here that is not finished; the one after all of them if there is
-        none.
+        """Return, by puller, the lowest offset of this iterator's messages that is not finished; if all are, the offset
+        after the last.
         """
         done = self.given if self.finished else max(self.given - 1, 0)
         held: dict[Puller, int] = {}
@@ -97,7 +100,7 @@ class HandedOut:
         self.lent: list[MessageIterator] = []
 
     def take(self, count_max: int) -> list[Run]:
-        """Hand out up to so many of the messages that were fetched."""
+        """Take up to `count_max` of the fetched messages for the application."""
         taken: list[Run] = []
         room = count_max
         now_ms = int(machine.time() * 1000)
@@ -116,7 +119,7 @@ class HandedOut:
         return taken
 
     def lend(self, runs: list[Run]) -> MessageIterator:
-        """Give messages that were taken to an iterator; `take_back` must follow."""
+        """Put messages that were taken into an iterator for the application; `take_back` must follow."""
         message_iterator = MessageIterator(runs)
         self.lent.append(message_iterator)
         return message_iterator
@@ -136,7 +139,7 @@ class HandedOut:
             message_iterator.follow(before, after)
 
     def settle(self, pullers: Iterable[Puller]) -> None:
-        """Count all messages handed out so far as finished, and those of iterators as far as they came."""
+        """Count all messages taken so far as finished; those in iterators only as far as the iterator has come."""
         self.lent = [message_iterator for message_iterator in self.lent if not message_iterator.is_through]
         held: dict[Puller, int] = {}
         for message_iterator in self.lent:
@@ -148,7 +151,7 @@ class HandedOut:
             puller.done = min(lowest, barred, held.get(puller, lowest))
 
     def done(self, puller: Puller) -> int:
-        """Return the offset to commit for a queue. Iterators go on without telling the consumer."""
+        """Return the offset to commit of a puller's queue; how far iterators have come by now is looked up first."""
         held = [offsets[puller] for message_iterator in self.lent if puller in (offsets := message_iterator.held())]
         if held:
             # All below what they were lent was settled when they were; what was taken back is not done.

@@ -34,7 +34,9 @@ class ConsumerLife(Queries):
     kind = "consumer"
 
     def __init__(self, namesrv: str | None, options: ClientOptions, group: str, *, offset_file: bool = False) -> None:
-        """`offset_file`: a file holds this member's offsets; its folder is named after the client."""
+        """Make the client. `offset_file`: this member's offsets are kept in a file, whose folder is named after the
+        client id.
+        """
         if offset_file:
             # The name has to be the same the next time.
             options.setdefault("instance_name", "DEFAULT")

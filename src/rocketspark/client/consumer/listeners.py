@@ -40,21 +40,21 @@ class Listeners(Protocol):
     """The base of both ways to run a listener."""
 
     def put(self, units: Iterable[Unit]) -> None:
-        """Have units run; never waits."""
+        """Hand over units (the messages of one listener call each, with their puller) to be run; never waits."""
 
     async def close(self) -> None:
-        """Begin no more, and return when all that began has ended and was reported."""
+        """Begin no more calls; return when all calls that began have ended and were reported."""
 
     @property
     def calls_here(self) -> bool:
-        """Tell whether the thread that asks runs one of the calls."""
+        """Tell whether the current thread is running one of the calls."""
 
 
 class Overdue:
-    """Finds listener calls that run for longer than `limit_s`, by looking at them now and then: a call costs one
-    assignment.
+    """Finds listener calls that run for longer than `limit_s`, by looking at the running calls at intervals.
 
-    Each finds its unit in `slots`, under a key of its thread or task; `expired` is called with a unit once.
+    A call writes its unit into `slots`, under a key of its thread or task, which is all that it costs. `expired` is
+    called once with each unit that is overdue.
     """
 
     def __init__(self, limit_s: float, expired: Callable[[Unit], None]) -> None:
@@ -82,18 +82,20 @@ class Overdue:
                 self._expired(unit)
 
     def without(self, units: list[Unit]) -> list[Unit]:
-        """Return the units that were not given up; the others are settled already."""
+        """Return the units but for those that were overdue, which `expired` has dealt with already."""
         if not self._given_up:
             return units
         return [u for u in units if self._given_up.pop(id(u), None) is None]
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop looking for overdue calls."""
         self._timer.cancel()
 
 
 class ThreadListeners:
-    """Runs a plain function in up to `count` threads. `report` is called on the loop."""
+    """Runs a plain function as the listener, in up to `count` threads. `report` is called on the loop with what
+    succeeded and failed.
+    """
 
     def __init__(self, listener: Listener, count: int, report: Report, overdue: Overdue) -> None:
         self._listener = listener
@@ -117,7 +119,7 @@ class ThreadListeners:
         self._pacer: asyncio.TimerHandle | None = None
 
     def put(self, units: Iterable[Unit]) -> None:
-        """Have units run; never waits."""
+        """Hand over units to be run; never waits."""
         self._units.extend(units)
         if not self._active:
             self._activate(1)
@@ -127,7 +129,7 @@ class ThreadListeners:
 
     @property
     def calls_here(self) -> bool:
-        """Tell whether the thread that asks runs one of the calls."""
+        """Tell whether the current thread is running one of the calls."""
         return any(thread.is_current for thread in self._threads)
 
     def _activate(self, count: int) -> None:
@@ -207,7 +209,7 @@ class ThreadListeners:
             self._all_ended.set()
 
     async def close(self) -> None:
-        """Begin no more, and return when all that began has ended and was reported."""
+        """Begin no more calls; return when all calls that began have ended and were reported."""
         self._closing = True
         self._overdue.close()
         if self._pacer is not None:
@@ -223,7 +225,7 @@ class ThreadListeners:
 
 
 class TaskListeners:
-    """Runs a coroutine function, up to `count` at once, on the loop."""
+    """Runs a coroutine function as the listener, on the loop, in up to `count` tasks at once."""
 
     def __init__(self, listener: Callable[[Any], Awaitable[Any]], count: int, report: Report, overdue: Overdue) -> None:
         self._listener = listener
@@ -241,13 +243,13 @@ class TaskListeners:
         self._working: set[asyncio.Task[None]] = set()
 
     def put(self, units: Iterable[Unit]) -> None:
-        """Have units run; never waits."""
+        """Hand over units to be run; never waits."""
         self._units.extend(units)
         self._engage()
 
     @property
     def calls_here(self) -> bool:
-        """Tell whether the thread that asks runs one of the calls: that of the loop never waits anyway."""
+        """Return False: the calls run on the loop's thread, which never waits in `close`."""
         return False
 
     def _engage(self) -> None:
@@ -315,7 +317,7 @@ class TaskListeners:
         self._report(self._overdue.without(_drained(self._done)), self._overdue.without(_drained(self._failed)))
 
     async def close(self) -> None:
-        """Begin no more, and return when all that began has ended and was reported."""
+        """Begin no more calls; return when all calls that began have ended and were reported."""
         self._closing = True
         self._units.clear()
         self._overdue.close()
@@ -360,10 +362,12 @@ class QueueCalls:
 
 
 class OrderedListeners:
-    """Runs the listener for up to `count` queues at once, in threads or as coroutines.
+    """Runs the listener for up to `count` queues at once, one call at a time for each queue, in threads or as
+    coroutines.
 
-    `report` gets what was taken; `may_run` says whether a queue is (still) locked; after `attempts_max` failures (below
-    0: never) messages are handed to `give_up`, and count as taken if that succeeds.
+    `report` gets the messages that the listener took. `may_run` tells whether this member still has the queue's lock.
+    After `attempts_max` failures (below 0: never) messages are handed to `give_up`; if it returns True they count as
+    taken.
     """
 
     def __init__(
@@ -394,7 +398,7 @@ class OrderedListeners:
         self._closing = False
 
     def put(self, units: Iterable[Unit]) -> None:
-        """Have units run; never waits."""
+        """Hand over units to be run, in order within each queue; never waits."""
         touched = set()
         for unit in units:
             queue = unit[0].queue
@@ -408,7 +412,7 @@ class OrderedListeners:
 
     @property
     def calls_here(self) -> bool:
-        """Tell whether the thread that asks runs one of the calls."""
+        """Tell whether the current thread is running one of the calls."""
         return self._pool is not None and self._pool.is_current
 
     def wake(self, queue: MessageQueue) -> None:
@@ -521,7 +525,7 @@ class OrderedListeners:
         self._wake(queue_calls)
 
     async def close(self) -> None:
-        """Begin no more, and return when all that began has ended and was reported."""
+        """Begin no more calls; return when all calls that began have ended and were reported."""
         self._closing = True
         try:
             if self._tasks:

@@ -41,9 +41,11 @@ class OffsetStore(Protocol):
         """Load the offsets, before any other call; raises ConfigError."""
 
     async def committed(self, queue: MessageQueue, *, zero_if_not_found: bool | None = None) -> int | None:
-        """Return the next offset to read, None if there is none. Raises ServerError or TransportError.
+        """Return the group's committed offset of a queue, the next one to read; None if there is none. Raises
+        ServerError or TransportError.
 
-        A broker answers 0 for a young queue without one, unless `zero_if_not_found` is false.
+        For a queue that still has its first messages, a broker answers 0 where none is committed, unless
+        `zero_if_not_found` is false.
         """
 
     async def commit(
@@ -51,11 +53,14 @@ class OffsetStore(Protocol):
     ) -> dict[MessageQueue, Exception]:
         """Store these offsets; return the queues whose offset could not be stored, and why.
 
-        `latest` gives the offset of a queue whose turn comes, where it may have moved since; None: store nothing.
+        `latest`, if given, is asked for a queue's offset right before it is stored, as it may have moved; its None
+        means that nothing is stored for the queue.
         """
 
     def place(self, queue: MessageQueue) -> object:
-        """Return the object that stores a queue's offset now; if it is another than before, it may lack commits."""
+        """Return an object that stands for where a queue's offset is stored now. If another is returned later, commits
+        may be lost there.
+        """
 
 
 class BrokerOffsets:
@@ -76,7 +81,7 @@ class BrokerOffsets:
         """Do nothing."""
 
     async def committed(self, queue: MessageQueue, *, zero_if_not_found: bool | None = None) -> int | None:
-        """Return the offset that the queue's broker has: a slave's only while there is no master."""
+        """Return the offset that the queue's broker has; a slave is asked only while there is no master."""
         peer = await self._instance.peer_of(queue, master_first=True)
         return await client_api.query_consumer_offset(peer, queue, self._group, zero_if_not_found=zero_if_not_found)
 
@@ -147,9 +152,11 @@ class BrokerOffsets:
         return failed
 
     def place(self, queue: MessageQueue) -> object:
-        """Return the connection: a broker that was killed may have lost the last commits.
+        """Return the connection to the queue's broker: a broker that was killed and started again may have lost the
+        last commits.
 
-        Of a slave another object: elected, it takes its master's table over, and what it was told itself is gone.
+        For a slave another object is returned: once it is elected master it has its former master's table, and has lost
+        what was committed to it as a slave.
         """
         peer = self._instance.peer_in_use(queue)
         if peer is None or self._instance.routes.master_of(queue) is not None:
@@ -267,8 +274,8 @@ ConsumeFrom = Literal["last", "first"] | int
 class OffsetCommits:
     """The offsets of one consumer. `store` keeps them; `pullers`: the puller that reads each queue now.
 
-    `consume_from`: where a queue without a committed offset begins; `to_commit`: how far a puller's queue was read for
-    good.
+    `consume_from`: where a queue without a committed offset begins ("last", "first", or a time in ms). `to_commit`
+    returns up to which offset the application has finished a puller's queue.
     """
 
     def __init__(
@@ -291,11 +298,13 @@ class OffsetCommits:
         self._consume_from = consume_from
 
     def to_commit(self, puller: Puller) -> int:
-        """Return what to commit of a puller's queue: how far it was read for good, or where a broker reset it to."""
+        """Return the offset to commit of a puller's queue: up to where the application finished it, or where a broker
+        reset it to.
+        """
         return self._read_to(puller) if puller.reset_to is None else puller.reset_to
 
     async def start_offset(self, queue: MessageQueue) -> int:
-        """Return the committed offset, else the one that `consume_from` means."""
+        """Return the offset at which to begin a queue: the committed one, else the one that `consume_from` means."""
         peer = await self._instance.peer_of(queue)
         is_retry = queue.topic.startswith(validators.RETRY_PREFIX)
         # Asked first: what comes between the two questions is not missed.
@@ -337,9 +346,11 @@ class OffsetCommits:
                 await routes.refresh(topic)
 
     async def commit(self, pullers: Iterable[Puller], *, oneway: bool = False, strict: bool = False) -> None:
-        """Commit what these pullers read on since the last commit, or what its broker may not know any more.
+        """Commit the offsets of those pullers' queues that moved since the last commit, or that the broker may have
+        lost.
 
-        `oneway`: without waiting for replies; `strict`: raise what fails, else it is tried again with the next commit.
+        `oneway`: without waiting for replies. `strict`: a failure is raised; else it is tried again with the next
+        commit.
         """
         pullers = list(pullers)
         if not oneway:

@@ -152,7 +152,7 @@ class AsyncPullConsumer(ConsumerLife):
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin. Raises StateError, NotSent if no NameServer answers."""
+        """Join the group and begin to fetch. Raises StateError, NotSent if no NameServer answers."""
         await self._start()
 
     async def _open(self) -> None:
@@ -208,9 +208,9 @@ class AsyncPullConsumer(ConsumerLife):
         """Subscribe to a topic's messages: all, those of "TagA || TagB", or those for which `sql` is true. Also while
         running.
 
-        Its queues are shared within the group. `sql` is RocketMQ's SQL92 over properties; the broker has to allow it
-        (enablePropertyFilter). Raises StateError after `assign`, MessageIllegal for a topic that cannot be,
-        FilterIllegal for a wrong `sql`.
+        The topic's queues are shared within the group. `sql` is RocketMQ's SQL92 over properties; the broker has to
+        allow it (enablePropertyFilter). Raises StateError after `assign`, MessageIllegal for a topic's name that is not
+        allowed, FilterIllegal for a wrong `sql`.
         """
         if self._by_hand:
             raise StateError("this consumer has queues assigned by hand; subscribe with another one")
@@ -310,7 +310,9 @@ class AsyncPullConsumer(ConsumerLife):
         return batch
 
     async def lend(self, timeout_ms: float = 1000, *, count_max: int = 1000) -> MessageIterator:
-        """As `poll`, for a caller that gives the messages out one by one; `take_back` must follow."""
+        """Take messages as `poll` does, and return them as an iterator that gives them out one by one; `take_back` must
+        follow.
+        """
         runs = await self._next(timeout_ms, count_max)
         if self._hooks.consumes and (messages := [message for _, part in runs for message in part]):
             self._show(messages)
@@ -324,7 +326,7 @@ class AsyncPullConsumer(ConsumerLife):
 
     @property
     def lent(self) -> list[MessageIterator]:
-        """The iterators in use."""
+        """Return the iterators in use."""
         return self._handed_out.lent
 
     async def _next(self, timeout_ms: float, count_max: int, *, columns: bool = False) -> list[Run]:
@@ -374,7 +376,7 @@ class AsyncPullConsumer(ConsumerLife):
         self.unread_now(messages)
 
     def unread_now(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Do what `unread` does, in a plain call."""
+        """Take back messages as `unread` does, in a plain call."""
         if self._state != "started":
             return
         batch = messages if isinstance(messages, MessageBatch) else MessageBatch(messages)

@@ -30,10 +30,11 @@ from rocketspark.protocol.pop_answers import first_topic
 
 
 class ProcessQueue:
-    """Bounded by `count_max` messages, `bytes_max` bytes (as stored, or as inflated if that is more) and, if given,
-    `span_max` offsets from the lowest unfinished one on; the puller waits for room.
+    """The messages of one queue that were pulled and are not finished. The puller waits for room in it.
 
-    `next_offset`: the next to pull; everything below it is finished or in here.
+    Its bounds: `count_max` messages, `bytes_max` bytes (as stored, or as inflated if that is more) and, if given,
+    `span_max` offsets from the lowest unfinished one on. `next_offset`: the next to pull; all messages below it are
+    finished or in here.
     """
 
     __slots__ = ("_bytes", "_bytes_max", "_count_max", "_paused", "_pending", "_room", "_span_max", "next_offset")
@@ -94,7 +95,9 @@ class ProcessQueue:
         self._wake()
 
     def add(self, messages: Collection[ReceivedMessage], *, inflated: bool = False) -> None:
-        """Take in messages that were fetched, in the order of their offsets. `inflated`: some bodies are."""
+        """Take in messages that were fetched, in the order of their offsets. `inflated`: some of their bodies were
+        compressed.
+        """
         pending = self._pending
         if isinstance(messages, MessageBatch):
             pending.update(zip(messages.queue_offsets.tolist(), messages.stored_bytes.tolist(), strict=True))
@@ -108,7 +111,7 @@ class ProcessQueue:
         self._bytes += total
 
     def finish(self, messages: Collection[ReceivedMessage]) -> None:
-        """Remove messages that are finished. One that is not in here is ignored."""
+        """Remove messages that are finished. A message that is not in here is ignored."""
         pending = self._pending
         if isinstance(messages, MessageBatch):
             self._bytes -= sum([pending.pop(offset, 0) for offset in messages.queue_offsets.tolist()])
@@ -260,7 +263,7 @@ class Puller:
         self.process_queue.set_bounds(how.backlog_count_max, how.backlog_bytes_max)
 
     def stop(self) -> None:
-        """Pull no more; messages that were pulled still count."""
+        """Pull no more; messages that were pulled can still be finished and committed."""
         if self._task is not None:
             self._task.cancel()
 

@@ -66,9 +66,9 @@ class AsyncPushConsumer(ConsumerLife):
             or a function, as those of allocate_queues.
         threads: how many calls of the listener may run at once, in threads or as coroutines.
         batch_max: over 1, the listener gets lists, or columns, of up to that many messages of one queue.
-        max_reconsume_times: attempts after which a message goes to the group's dead letters; None: as many as the
-            broker has for the group (16, also where it does not tell, which `pop` needs); -1: 16; both: never for
-            `ordered`. One whose body does not inflate goes there at once.
+        max_reconsume_times: attempts after which a message goes to the group's dead letters. None: the number that the
+            broker has for the group (16 by default; a popping consumer takes 16 if the broker does not tell it); -1:
+            16. With `ordered`, None and -1 mean never. A message whose body does not inflate goes there at once.
         consume_timeout_ms: messages of a call that takes longer are delivered again elsewhere; not for `ordered`.
         pull_count_max, pull_bytes_max: of one pull; a broker has limits of its own.
         backlog_count_max, backlog_bytes_max: how much of each queue is held here at most; `topic_count_max`,
@@ -80,8 +80,9 @@ class AsyncPushConsumer(ConsumerLife):
             (`mqadmin setConsumeMode`, `rocketspark group set-mode`). Popped messages are acknowledged one by one:
             a listener has to end within `pop_settings.invisible_ms`, or its messages come again. Not for `ordered` or
             `broadcast`. `pop_settings`: see PopSettings.
-        on_error: is given what brokers refuse so that no retry mends it (a filter, a right), the same error at most
-            every 30 s; a plain function, called in a thread, or a coroutine function.
+        on_error: called with each error by which a broker refuses this consumer and which no retry mends (a filter, a
+            missing right), with the same error at most every 30 s; a plain function, called in a thread, or a coroutine
+            function.
         options: see ClientOptions.
 
     Use it as a context manager, or `start` and `close` it; `subscribe` and `listen` come first.
@@ -149,7 +150,8 @@ class AsyncPushConsumer(ConsumerLife):
         running.
 
         `sql` is RocketMQ's SQL92 over properties, such as "price > 10 AND region = 'eu'"; the broker has to allow it
-        (enablePropertyFilter). Raises MessageIllegal for a topic that cannot be, FilterIllegal for a wrong `sql`.
+        (enablePropertyFilter). Raises MessageIllegal for a topic's name that is not allowed, FilterIllegal for a wrong
+        `sql`.
         """
         self._rebalance.subscribe(namespace.wrap(self._namespace, topic), *filter_of(expression, sql))
 

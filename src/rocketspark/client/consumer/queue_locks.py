@@ -1,6 +1,7 @@
 """Locks of queues at the broker, so that only one member of a group reads them in order.
 
-Rule: a lock counts for 30 s after the broker last confirmed it, who forgets it after 60 s (RebalanceLockManager, 5.x).
+Rule: a member counts on a lock for 30 s after the broker last confirmed it; the broker forgets it after 60 s
+(RebalanceLockManager, 5.x).
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ class QueueLocks:
         self._told.set()
 
     async def follow(self, queues: Callable[[], Iterable[MessageQueue]]) -> None:
-        """Lock these queues at the new master whenever a broker's master changes, until the call is cancelled."""
+        """Whenever a broker has a new master, lock there those of `queues()` that it leads; runs until the call is
+        cancelled.
+        """
         while True:
             await self._told.wait()
             self._told.clear()

@@ -43,13 +43,13 @@ MISSING_S = 3.0
 
 
 class Assignment(Protocol):
-    """What brokers assign to a member; it reads by itself what is not to be pulled."""
+    """A broker's assignment of queues to a member. It reads the queues that are not pulled (but popped) by itself."""
 
     async def share(self, topic: str, route: TopicRoute) -> list[MessageQueue] | None:
-        """Return the queues of a topic to pull; None: leave all as it is."""
+        """Return the queues of a topic that the member is to pull; None if it keeps what it has."""
 
     def begin(self, topic: str) -> None:
-        """Begin to read the queues of a topic that are not pulled, once their pullers have been given up."""
+        """Begin to pop the queues of a topic that are not to be pulled, once their pullers have been given up."""
 
 
 def _lowest(puller: Puller) -> int:
@@ -80,10 +80,10 @@ class RebalanceCalls(msgspec.Struct, frozen=True, kw_only=True):
 class Rebalance:
     """The queues that one consumer reads.
 
-    `settings`: the consumer's; with `broadcast` every queue is read, whoever else reads it. `how`: those of its
+    `settings`: the consumer's; with `broadcast` every queue is read, whoever else reads it. `how`: the settings of its
     pullers. `with_retries`: the group's retry topic is read too, from its beginning. With `locks` a queue is read only
-    while it is locked. `assignment`: if a consumer sets it, a broker says what this member reads. Without `join` the
-    queues are those given to `own`, and the brokers do not know of the member.
+    while it is locked. `assignment`: if it is set, a broker says what this member reads. A consumer that does not call
+    `join` reads the queues given to `own`, and the brokers do not know that it is a member.
     """
 
     def __init__(
@@ -353,12 +353,14 @@ class Rebalance:
                 self._calls.refused(error)
 
     def refusal(self) -> RocketSparkError | None:
-        """Return what brokers refuse now so that no retry mends it, None if all is well."""
+        """Return the error by which brokers refuse this consumer at present and which no retry mends; None if there is
+        none.
+        """
         refused = (puller.refusal for puller in self.pullers.values())
         return next((error for error in refused if error is not None), self._refusal)
 
     def take_refusal(self) -> RocketSparkError | None:
-        """Return what `refusal` does, once for each time that it was refused: who goes on asking waits for the next."""
+        """Return what `refusal` does, and forget it: it is returned again only when a broker refuses again."""
         error = self.refusal()
         if error is not None:
             for puller in self.pullers.values():
@@ -470,7 +472,9 @@ class Rebalance:
             puller.process_queue.set_bounds(max(count_max, 1), max(bytes_max, 1))
 
     async def take(self, queue: MessageQueue) -> bool:
-        """Begin to read a queue, unless it is not to be read any more. Raises RocketSparkError without a start."""
+        """Begin to read a queue; False if it is no longer to be read. Raises RocketSparkError if its first offset
+        cannot be had.
+        """
         offset = await self.offsets.start_offset(queue)
         # Others went on meanwhile.
         if self._closed or queue in self.pullers or (self.joined and queue.topic not in self.subscriptions):
@@ -515,18 +519,19 @@ class Rebalance:
             self._calls.continued(puller, after)
 
     def seek(self, queue: MessageQueue, offset: int) -> Puller:
-        """Read a queue on from another offset; what was fetched of it is forgotten.
+        """Go on reading a queue from another offset, and forget what was fetched of it.
 
-        Raises StateError if it is not read here, or about to be given up.
+        Raises StateError if the queue is not read here, or about to be given up.
         """
         if not self.reads(queue):
             raise StateError(f"{queue} is not read by this consumer, or about to be given up: see assignment()")
         return self._begin(queue, offset)
 
     async def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Read on from other offsets those of these queues that are owned here, and commit these offsets.
+        """Go on reading those of these queues that are read here from the offsets given, and commit these offsets.
 
-        What was fetched is forgotten; in order, no call runs any more when the queue is begun anew.
+        What was fetched is forgotten. If messages are consumed in order, a queue is begun anew once no listener call
+        runs for it.
         """
         for queue in offsets.keys() & self.pullers.keys():
             # Also of one that is being given up: what it read is committed last.
@@ -560,8 +565,9 @@ class Rebalance:
             self.rates.sample()
 
     async def commit(self, *, oneway: bool = False, strict: bool = False) -> None:
-        """Commit every queue that was read on since the last commit, or whose broker may not know it any more.
+        """Commit the offsets of all queues that moved since the last commit, or that their broker may have lost.
 
-        `oneway`: without waiting for replies; `strict`: raise what fails, else it is tried again with the next commit.
+        `oneway`: without waiting for replies. `strict`: a failure is raised; else it is tried again with the next
+        commit.
         """
         await self.offsets.commit(list(self.pullers.values()), oneway=oneway, strict=strict)

@@ -41,12 +41,12 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def refusal_text(error: RocketSparkError) -> str:
-    """Return what tells refusals apart: not the queue, which the whole text names."""
+    """Return a text that is equal for refusals of the same kind: without the queue, which an error's own text names."""
     return getattr(error, "remark", "") or str(error)
 
 
 class OtherSubscriptions:
-    """Warns if another member of a group told a broker of other subscriptions than this one's."""
+    """Warns if another member of the group told a broker of other subscriptions than this member has."""
 
     def __init__(self, instance: Instance, group: str) -> None:
         self._instance = instance
@@ -55,7 +55,9 @@ class OtherSubscriptions:
         self._told: dict[str, str] = {}
 
     async def look(self, subscriptions: Mapping[str, Subscription]) -> None:
-        """Ask any broker what it knows last."""
+        """Ask a broker for the group's subscriptions as a member told them last, and log a warning if they are not
+        `subscriptions`.
+        """
         addresses = self._instance.routes.broker_addresses(slaves=False)
         if not addresses or not self._may_ask:
             return
@@ -76,7 +78,7 @@ class OtherSubscriptions:
 
 
 class ErrorCalls:
-    """Calls an application's function with refusals, each error once in a while."""
+    """Calls an application's function with the errors by which brokers refuse it, with the same error once in 30 s."""
 
     def __init__(self, function: OnError) -> None:
         self._function = function
@@ -84,7 +86,7 @@ class ErrorCalls:
         self._calls = Tasks()
 
     def tell(self, error: RocketSparkError) -> None:
-        """Have the function called with an error, unless it was with the same one just before."""
+        """Have the function called with `error`, unless it was called with the same error within the last 30 s."""
         now_s = machine.monotonic()
         text = refusal_text(error)
         if now_s - self._told_s.get(text, -AGAIN_S) < AGAIN_S:

@@ -35,11 +35,12 @@ DEAD_LETTER = -1
 
 
 class ReturnedMessages:
-    """The messages of one consumer that its listener did not take.
+    """The messages of one consumer that its listener did not take, until a broker has them again.
 
     `of_namespace`: the namespace of the topics, "" for none. `attempts_max`: after so many attempts a broker makes a
-    message a dead letter; None for the group's own number. `runs` returns false once a message that fails stays
-    uncommitted. `again` gives a message to the listener once more.
+    message a dead letter; None for the group's own number. `runs` returns False once the consumer closes: from then on
+    a message that no broker takes is not tried again, and stays uncommitted. `again` gives a message to the listener
+    once more.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class ReturnedMessages:
         await self._send_back(peer, full, delay_level=DEAD_LETTER)
 
     async def bury_in_order(self, puller: Puller, messages: list[ReceivedMessage]) -> bool:
-        """Make messages that failed too often in order dead letters. False if the broker does not take them."""
+        """Make messages that failed too often in an ordered queue dead letters. False if the broker does not take
+        them.
+        """
         try:
             for message in messages:
                 peer = await self._holder(puller.queue, message)

@@ -26,11 +26,12 @@ Kind = tuple[str, MessageQueue | None, bool]
 
 
 class Accumulator:
-    """Gathers sends of one kind until they are `bytes_max` bytes or the first has waited for `linger_ms`.
+    """Gathers sends of one kind until they are `bytes_max` bytes together, or the first of them has waited for
+    `linger_ms`.
 
-    With `linger_ms` 0 what comes within one turn of the loop goes together, and nothing waits. A batch is a send of
-    `path`, of so many `attempts`, whose budget begins when it is complete. What goes to one queue goes in the order in
-    which it came: each batch, and what goes alone, waits for the one before.
+    With `linger_ms` 0 the sends of one turn of the loop go together, and nothing waits. A full batch is a send by
+    `path`, with up to `attempts` attempts, whose time budget begins then. Sends to one queue go in the order in which
+    they came: each batch, and each send that goes alone, waits for the one before.
     """
 
     def __init__(self, path: SendPath[InFlightSend], attempts: int, *, linger_ms: float, bytes_max: int) -> None:
@@ -48,7 +49,9 @@ class Accumulator:
         self._timers: dict[Kind, asyncio.Handle] = {}
 
     def add(self, send: InFlightSend) -> bool:
-        """Take a send, which it ends, or begins later. False if the send goes alone, and now."""
+        """Take a send, to be sent with others later. False if it cannot be gathered: then the caller sends it alone,
+        now.
+        """
         if send.queue is None and send.sharding_key:
             topic = send.out.topic
             unrouted = self._unrouted.get(topic)
@@ -139,7 +142,7 @@ class Accumulator:
 
 
 class Batch(InFlightSend, kw_only=True):
-    """Sends that go in one request; each has its part of the result, or the error."""
+    """Sends that go in one request; each gets its own part of the result, or the error."""
 
     sends: Sequence[InFlightSend]
 

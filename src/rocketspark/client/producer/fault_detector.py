@@ -50,7 +50,7 @@ class FaultDetector:
                     log.exception("broker %s could not be looked at; the others are", name)
 
     async def look(self, broker_name: str) -> None:
-        """Send one broker a request."""
+        """Send a request to one broker, to see whether it answers."""
         address = self._instance.routes.master(broker_name)
         if address is None:
             self._faults.reached(broker_name)

@@ -38,16 +38,16 @@ _DONE = State.DONE
 
 
 class InFlightSend(msgspec.Struct, eq=False):
-    """A send in flight. A subclass says how its caller is told (`tell`) and what runs it where it waits (`drive`).
+    """A send in flight. A subclass says how its caller is told (`tell`), and what runs it if it has to wait (`drive`).
 
     Args:
-        sharding_key, queue: what says where to, if anything does; `queue` with its namespace or without.
+        sharding_key, queue: where the message goes, if it is told; `queue` with its namespace or without.
         timeout_ms: the budget over all attempts, if not the producer's.
-        in_order: what goes to a queue given is not overtaken there, also by being tried again.
-        codes: after which responses it is tried again, if not those of the producer.
-        message: what was packed, if it may go by the accumulator.
-        choose: finds its queue, from the topic's queues.
-        oneway: no reply is wanted.
+        in_order: nothing that is sent to the given queue later overtakes this send, even if it is tried again.
+        codes: the response codes after which it is tried again, if not those of the producer.
+        message: what was packed, if the accumulator may take the send.
+        choose: finds the send's queue among the topic's.
+        oneway: the broker sends no reply.
     """
 
     path: SendPath[InFlightSend]
@@ -125,17 +125,17 @@ class InFlightSend(msgspec.Struct, eq=False):
         return min(self.end_s, machine.monotonic() + limit_s)
 
     def follow(self, queue: MessageQueue) -> None:
-        """Go to a queue, behind all that went there before: one at a time."""
+        """Send to `queue`, and wait behind all sends that went to this queue before: one is sent at a time."""
         self.queue = self.key = queue
         self.sharding_key, self._in_line = None, False
 
     # -- to the socket -------------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """Write it, give it to the accumulator, or have it go on once what it waits for is there. False if it goes the
-        general way: `proceed` must run then.
+        """Begin the send: write it, give it to the accumulator, or have it go on once what it waits for is there.
 
-        Called on the loop. Raises StateError if the producer is not started.
+        False if none of these is possible: then the caller must run `proceed`. Called on the loop. Raises StateError if
+        the producer is not started.
         """
         self.path.check_started()
         if self.choose is not None:
@@ -159,7 +159,11 @@ class InFlightSend(msgspec.Struct, eq=False):
         return (self.accumulator is not None and self.accumulator.add(self)) or self.write()
 
     def write(self) -> bool:
-        """Write it, with its place behind its key taken; or have it wait. False if it goes the general way."""
+        """Write the send's request to its broker at once, behind earlier sends of its key; or have it wait for what it
+        lacks.
+
+        False if neither is possible: then `proceed` must run.
+        """
         path, out = self.path, self.out
         if self.key is not None and not self._holds_key:
             self._turn = path.gate.take_place(self.key)
@@ -251,7 +255,7 @@ class InFlightSend(msgspec.Struct, eq=False):
             self.set_exception(error)
 
     def begin_now(self) -> None:
-        """Write it, or have it go on as soon as it can; its caller waits already."""
+        """Write a send whose caller waits already; if that is not possible now, run it in the background."""
         try:
             if not (self.write() if self.choose is None else self._choose_queue()):
                 self.drive()
@@ -278,7 +282,7 @@ class InFlightSend(msgspec.Struct, eq=False):
             self.finish(None, asyncio.CancelledError())
 
     async def proceed(self) -> None:
-        """Make what attempts are left; whatever is raised ends it."""
+        """Make the attempts that are left, and end the send with the result or with what is raised."""
         try:
             if self.choose is not None:
                 await self.path.attempts.queues(self.out.topic, self.end_s)
@@ -383,11 +387,11 @@ class InFlightSend(msgspec.Struct, eq=False):
     # -- back from the socket ------------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """Tell whether the send has ended: then a reply is no longer of use."""
+        """Tell whether the send has ended: a reply that comes now is of no use."""
         return self.state is _DONE
 
     def cancelled(self) -> bool:
-        """Tell whether no caller waits any more: it is not sent again."""
+        """Tell whether no caller waits for the send any more: then it is not tried again."""
         return self.given_up
 
     def set_result(self, reply: Reply, /) -> None:
@@ -437,7 +441,9 @@ class InFlightSend(msgspec.Struct, eq=False):
         trouble_log.warning(text, len(self._brokers), self.out.topic, queue.broker_name, cost_ms, cause)
 
     def finish(self, result: SendResult | None, error: BaseException | None) -> None:
-        """End the send: give back what it holds, and tell its caller. Every way ends here; a second end is none."""
+        """End the send: give back its room and its place, and tell its caller. Every send ends here; a second call does
+        nothing.
+        """
         if self.state is _DONE:
             return
         self.state = AFTER_END[self.state]
@@ -468,7 +474,7 @@ class InFlightSend(msgspec.Struct, eq=False):
             self._has_room = limit.give_up(awaited)
 
     def refuse(self, error: BaseException) -> None:
-        """Fail the send, as its loop has ended or it could not begin."""
+        """End the send with an error, as its loop has ended or the send could not begin."""
         self.finish(None, error)
 
     def tell(self, result: SendResult | None, error: BaseException | None) -> None:
@@ -484,7 +490,9 @@ class AwaitedSend(InFlightSend):
     _waiter: asyncio.Future[None] | None = None
 
     async def outcome(self) -> SendResult:
-        """Send it, and return its result. Raises as AsyncProducer.send does; if it is cancelled, nothing is left."""
+        """Send the message and return the result. Raises as AsyncProducer.send does. If it is cancelled, nothing of the
+        send is left over.
+        """
         try:
             if not self.begin():
                 await self.proceed()
@@ -507,17 +515,17 @@ class AwaitedSend(InFlightSend):
         return self.result  # type: ignore[return-value]
 
     def cancelled(self) -> bool:
-        """Tell whether the coroutine was cancelled; it need not have run since."""
+        """Tell whether the waiting coroutine was cancelled, even if it has not run since."""
         return self.given_up or (self._waiter is not None and self._waiter.cancelled())
 
     def drive(self) -> None:
-        """Wake the coroutine."""
+        """Wake the waiting coroutine, which runs `proceed`."""
         assert self._waiter is not None
         if not self._waiter.done():
             self._waiter.set_result(None)
 
     def tell(self, result: SendResult | None, error: BaseException | None) -> None:
-        """Wake the coroutine."""
+        """Wake the waiting coroutine with the outcome."""
         self.result = result
         self.error = error
         waiter = self._waiter

@@ -53,8 +53,8 @@ class _Fault:
 
 
 class LatencyFaults:
-    """The send results of brokers by name. `unreachable`: brokers that the fault detector, if there is one, has to
-    probe.
+    """What is known of brokers that were slow or failed, by name. `unreachable`: those that the fault detector, if
+    there is one, has to probe.
     """
 
     def __init__(self, table: FaultTable) -> None:
@@ -81,7 +81,7 @@ class LatencyFaults:
             self.unreachable.add(broker_name)
 
     def reached(self, broker_name: str) -> None:
-        """Note that the fault detector had a reply: the rest of the pause still counts."""
+        """Note that a broker answered the fault detector. Its pause still lasts to its end."""
         self.unreachable.discard(broker_name)
 
     def is_available(self, broker_name: str, now_s: float) -> bool:
@@ -106,7 +106,7 @@ class LatencyFaults:
         return known[self._turn % max(1, len(known) // 2)][0]
 
     def keep(self, broker_names: Callable[[str], bool]) -> None:
-        """Forget brokers of which the function says false."""
+        """Forget the brokers for whose name the function `broker_names` returns False."""
         for name in [n for n in self._known if not broker_names(n)]:
             del self._known[name]
             self.unreachable.discard(name)

@@ -71,7 +71,9 @@ def make_message(message: Message | str, body: bytes | None, fields: MessageFiel
 
 
 def pack(message: Message, packing: PackingSettings, unique_id: str | None = None) -> PreparedMessage:
-    """Prepare one message for sending. `unique_id`: that of a send before. Raises MessageIllegal naming the rule."""
+    """Prepare one message for sending. `unique_id`: the id to send it under, if it was sent before. Raises
+    MessageIllegal naming the rule.
+    """
     topic, body = message.topic, message.body
     validators.check_target(topic)
     if type(body) is not bytes or not 0 < len(body) <= packing.body_bytes_max:
@@ -89,8 +91,9 @@ def pack(message: Message, packing: PackingSettings, unique_id: str | None = Non
 
 
 def shrink(body: bytes, packing: PackingSettings) -> tuple[bytes, int]:
-    """Compress a body and return it with its flags; unchanged if that makes it no smaller: it could exceed the broker's
-    limit.
+    """Compress a body; returns it with the sysFlag bits that say so.
+
+    If that makes it no smaller, the body comes back as it was, with 0: larger, it could exceed the broker's limit.
     """
     smaller, sys_flag = compression.deflate(body, packing.kind, packing.level)
     return (smaller, sys_flag) if len(smaller) < len(body) else (body, 0)

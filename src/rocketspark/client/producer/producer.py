@@ -116,7 +116,7 @@ class AsyncProducer(Queries):
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin. Brokers are told of this producer in the background, or by its first send. Raises StateError."""
+        """Start the producer. Brokers are told of it in the background, or by its first send. Raises StateError."""
         self._begin()
         await self._start_once(self._start, self._close)
 
@@ -166,8 +166,9 @@ class AsyncProducer(Queries):
 
         Args:
             message: a Message; or a topic, with `body` and `fields`, the other fields of a Message.
-            queue: where to; then no other queue is tried. Else the sharding key's, else each in turn.
-            selector, argument: or what chooses the queue, by this argument: `selectors.by_hash` and others.
+            queue: the queue to send to; then no other is tried. Without it the sharding key's queue is taken, and
+                without a sharding key each queue in turn.
+            selector, argument: or a function that chooses the queue by this argument: `selectors.by_hash` and others.
             timeout_ms: the budget over all attempts, if not the producer's.
 
         Sends of one sharding key keep their order: each waits for the one before. So do those to one chosen queue, but
@@ -215,7 +216,10 @@ class AsyncProducer(Queries):
         timeout_ms: float | None = None,
         **fields: Unpack[MessageFields],
     ) -> None:
-        """Send one message without waiting for a reply: it may be lost. Raises what is known before it leaves."""
+        """Send one message without waiting for a reply: it may be lost.
+
+        Raises as `send` does for what is known before the message leaves this process.
+        """
         message = make_message(message, body, fields)
         choose = None if selector is None else self._chooser(message, queue, selector, argument)
         out = pack(message, self.packing)
@@ -275,9 +279,9 @@ class AsyncProducer(Queries):
         return await self._send(pack_reply(request, body, self.packing), None, None, timeout_ms)
 
     async def recall(self, topic: str, handle: str, *, timeout_ms: float | None = None) -> str:
-        """Take back a timer message that is not delivered yet. `handle`: its SendResult's `recall_handle`.
+        """Cancel a timer message that is not delivered yet. `handle`: the `recall_handle` of its SendResult.
 
-        Returns the message's id. Raises UsageError for a handle that is none, ServerError if it is too late or the
+        Returns the message's id. Raises UsageError for a text that is no handle, ServerError if it is too late or the
         broker does not allow it (recallMessageEnable).
         """
         self._check_started()

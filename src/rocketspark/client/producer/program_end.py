@@ -30,7 +30,7 @@ open_producers: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
 
 
 class CancelledSends:
-    """Counts the sends of coroutines that were cancelled in one go."""
+    """Counts the sends whose coroutines were cancelled shortly one after another, as at the end of a program."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -43,11 +43,11 @@ class CancelledSends:
         self._last_s = now_s
 
     def forget(self) -> None:
-        """Forget them, as a producer was closed: what is cancelled with it open is its caller's own doing."""
+        """Set the count to 0, as a producer was closed: the cancellations were not the end of the program."""
         self._count = 0
 
     def count(self) -> int:
-        """Return how many were cancelled just now."""
+        """Return how many sends were cancelled just now."""
         return self._count if machine.monotonic() - self._last_s < LAST_S else 0
 
 

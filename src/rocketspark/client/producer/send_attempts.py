@@ -71,7 +71,7 @@ class SendSettings(NamedTuple):
 
 
 class Lack(NamedTuple):
-    """What a send waits for; its name, as errors tell it (None: room); the queue whose broker it is, if it is one."""
+    """What a send waits for: a `future`, its name in errors (None: room), the queue if it is that queue's broker."""
 
     future: asyncio.Future[Any]
     what: str | None
@@ -83,7 +83,7 @@ TargetKey = tuple[MessageQueue, int, bool]
 
 
 class Target:
-    """The frames to one queue; its broker as the route said last, and the connection to it then."""
+    """What sends to one queue use: its frames, its broker as the route said last, and the connection to that broker."""
 
     __slots__ = ("broker", "frames", "peer")
 
@@ -145,7 +145,7 @@ class SendAttempts:
         end_s: float,
         waiting: ReplyWaiter | None,
     ) -> MessageQueue | None:
-        """Write it at once, if nothing has to be waited for; `waiting` gets the reply, None: there is none.
+        """Write a send's request at once, if nothing has to be waited for; `waiting`, if given, gets the reply.
 
         Returns the queue it went to; None if nothing was sent, and `attempt` is needed.
         """
@@ -176,7 +176,7 @@ class SendAttempts:
         return None
 
     def lacks(self, topic: str, sharding_key: str | None, queue: MessageQueue | None) -> Lack | None:
-        """Return what a send lacks that `post` could not write: a route or a connection, which is being fetched.
+        """Return what kept `post` from writing a send: a route, a connection or room, which is being fetched.
 
         Sends that lack the same share one fetch. None if only `attempt` finds out what is lacking.
         """
@@ -215,7 +215,7 @@ class SendAttempts:
             done.exception()  # Looked at, in case that nobody waits for it any more.
 
     async def attempt(self, send: Attempted, queue: MessageQueue) -> SendResult:
-        """Send it once, to a queue, and wait for the reply. Raises what this attempt failed with."""
+        """Send the message once, to `queue`, and wait for the reply. Raises what this attempt failed with."""
         began_s, end_s = machine.monotonic(), send.attempt_end_s()
         try:
             if self._hooks.sends or self._instance.rpc_hooks is not None:
@@ -289,7 +289,7 @@ class SendAttempts:
             peer.ask_for(waiting, opaque, frame, out.code, max((end_s - machine.monotonic()) * 1000, 1))
 
     def may_retry(self, cause: RocketSparkError | None, codes: Collection[int] | None, last: MessageQueue) -> bool:
-        """Tell whether a send to `last` may be tried again after `cause`; None: it is stored, but not safely."""
+        """Tell whether a send to `last` may be tried again after `cause`; None: it is stored, but not with SEND_OK."""
         if isinstance(cause, ServerError):
             # Nothing was stored, and the route names who leads it now.
             moved = cause.code == ResponseCode.NOT_LEADER_FOR_QUEUE and is_logical(last)
@@ -299,14 +299,14 @@ class SendAttempts:
     async def is_gone(
         self, cause: RocketSparkError | None, codes: Collection[int] | None, last: MessageQueue, end_s: float
     ) -> bool:
-        """Tell whether the topic has no queue `last` any more, by the route as it is now, and another may be tried."""
+        """Tell whether the topic has lost queue `last`, by a route fetched anew, so that another queue may be tried."""
         if not (isinstance(cause, ServerError) and cause.code == QUEUE_GONE) or (codes is not None and not codes):
             return False
         await self._look_again(last.topic, end_s)
         return last not in (self._routes.write_queues(last.topic) or (last,))
 
     def note_last(self, topic: str, cause: RocketSparkError | None) -> None:
-        """Have the route fetched for the next send: this one's broker was not reached, or had no such queue."""
+        """Have the route fetched for the next send, if this one's broker was not reached or had no such queue."""
         if isinstance(cause, TransportError) or (isinstance(cause, ServerError) and cause.code == QUEUE_GONE):
             self._routes.begin_refresh(topic)
 
@@ -363,7 +363,7 @@ class SendAttempts:
         )
 
     async def send_oneway(self, send: Attempted, queue: MessageQueue) -> None:
-        """Send it once, without waiting for a reply. Raises what is known before it leaves."""
+        """Send the message once, without waiting for a reply. Raises what is known before it leaves."""
         out, began_s, end_s = send.out, machine.monotonic(), send.attempt_end_s()
         try:
             if self._hooks.sends or self._instance.rpc_hooks is not None:
@@ -403,7 +403,7 @@ class SendAttempts:
         return queue_of_key(sharding_key, queues) if sharding_key else self._choose(topic, queues)
 
     async def with_broker(self, queue: MessageQueue, fixed: bool, end_s: float) -> MessageQueue:
-        """Return the queue if its broker is known, else wait until it is; or another, if it is not `fixed`.
+        """Return the queue once its master is known; until then another queue, unless this one is `fixed`.
 
         Raises BrokerNotFound, NotSent: without a broker nothing can be tried.
         """
@@ -484,7 +484,7 @@ class SendAttempts:
         return verdict(code).refresh_route or (code in NO_MASTER_CODES and self._routes.age_s(topic) > ROUTE_AGE_S)
 
     async def pause(self, attempt: int, end_s: float) -> None:
-        """Wait before the same broker is tried again."""
+        """Wait before the next attempt at the same broker: longer after each attempt, at most half of the time left."""
         left_s = end_s - machine.monotonic()
         await asyncio.sleep(max(0.0, min(PAUSE_S[min(attempt, len(PAUSE_S) - 1)], left_s / 2)))
 
@@ -494,7 +494,7 @@ class SendAttempts:
         return any(isinstance(each, LogSends) for each in self._hooks.sends)
 
     def was_known(self, topic: str) -> bool:
-        """Tell whether a broker took messages of a topic before: it may come back."""
+        """Tell whether a route of the topic was ever fetched: then its brokers may come back."""
         return self._routes.age_s(topic) != math.inf
 
     def is_without_master(self, topic: str) -> bool:
@@ -502,7 +502,7 @@ class SendAttempts:
         return self._routes.is_without_master(topic)
 
     async def peer_to_end(self, queue: MessageQueue) -> Peer:
-        """Return the connection to the master of the moment, to end a transaction. Raises RouteNotFound, NotSent."""
+        """Return the connection to the present master, to end a transaction. Raises RouteNotFound, NotSent."""
         end_s = self.end_s(None)
         try:
             return await self.connect(queue, end_s)
@@ -525,8 +525,8 @@ class SendAttempts:
         return None if address is None else self._instance.open_broker(address)
 
     async def is_ready(self, queue: MessageQueue, end_s: float) -> bool:
-        """Wait until the first attempt at this queue can be written at once, before anything else runs; tell whether it
-        can.
+        """Wait until the queue's broker reads what is sent to it; tell whether its connection is open and can be
+        written to at once.
         """
         peer = self.open_peer(queue)
         if peer is not None and not peer.is_writable:
@@ -543,7 +543,7 @@ class SendAttempts:
         return await self.within(end_s, self._instance.broker(address), f"connection to {address}")
 
     async def within(self, end_s: float, act: Awaitable[T], what: str) -> T:
-        """Return the result of `act`. Raises NotSent at `end_s`."""
+        """Wait for `act` and return its result. Raises NotSent, naming `what`, at the monotonic time `end_s`."""
         try:
             async with asyncio.timeout(max(end_s - machine.monotonic(), 0.001)):
                 return await act
@@ -568,7 +568,7 @@ class SendAttempts:
 
 
 def not_in_time(what: str) -> NotSent:
-    """Return the error of a send whose time was over while it waited for `what`."""
+    """Return the error of a send whose time ran out while it waited for `what`."""
     return NotSent(f"{what}: not had in time, nothing was sent")
 
 
@@ -585,7 +585,7 @@ def stored(reply: Reply) -> SendReply:
 
 
 def result_of(out: PreparedMessage, queue: MessageQueue, reply: Reply, told: SendReply | None = None) -> SendResult:
-    """Make the result of a send from its reply, and what `stored` read. Raises ServerError if it is not stored."""
+    """Make a send's result from its reply; `told`: the reply as `stored` read it. Raises ServerError if not stored."""
     if told is None:
         told = decode_ext(SendReply, reply.ext) if reply.code in STATUS else stored(reply)
     return SendResult(

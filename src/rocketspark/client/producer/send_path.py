@@ -20,16 +20,18 @@ from rocketspark.model import MessageQueue, namespace
 
 
 class KeyGate:
-    """Lets one of each key pass; a key is known as long as somebody passes or waits."""
+    """Lets only one send at a time pass for each key (a sharding key or a queue); the others wait in the order in which
+    they came.
+    """
 
     def __init__(self) -> None:
         # By key: the turns of those who wait behind the one that passes.
         self._turns: dict[Hashable, OrderedDict[asyncio.Future[None], None]] = {}
 
     def take_place(self, key: Hashable) -> asyncio.Future[None] | None:
-        """Take the place behind all who came before. Returns the turn to wait for, None if it has come.
+        """Join the line of a key. Returns None if the caller may pass now, else a future that ends when it may.
 
-        `leave` must follow, with that turn.
+        `leave` must follow, with what was returned.
         """
         turns = self._turns.get(key)
         if turns is None:
@@ -40,7 +42,7 @@ class KeyGate:
         return turn
 
     async def enter(self, key: Hashable) -> None:
-        """Wait for all who came before, if any. `leave` must follow unless this raises."""
+        """Wait until all who came before with this key have left. `leave` must follow unless this raises."""
         turn = self.take_place(key)
         if turn is not None:
             try:
@@ -50,7 +52,7 @@ class KeyGate:
                 raise
 
     def leave(self, key: Hashable, turn: asyncio.Future[None] | None = None) -> None:
-        """Let the next one pass; or give up the place of a turn that has not come."""
+        """Let the next one of a key pass. With a `turn` that has not come yet: leave the line."""
         turns = self._turns.get(key)
         if turn is not None and (turn.cancelled() or not turn.done()):
             turn.cancel()
@@ -73,7 +75,7 @@ class KeyGate:
 
 
 class Ending(Protocol):
-    """The part of a send that the path sees."""
+    """The part of a send that its path uses."""
 
     def finish(self, result: SendResult | None, error: BaseException | None) -> None:
         """End the send, and tell its caller."""
@@ -84,7 +86,9 @@ Gathered = TypeVar("Gathered", contravariant=True)
 
 
 class InFlightLimit:
-    """Room for `count_max` requests of `bytes_max` bytes together; a single larger one is let in alone."""
+    """A limit for requests in flight: at most `count_max`, of `bytes_max` bytes together. A larger request is let in
+    when it is alone.
+    """
 
     __slots__ = ("_bytes", "_bytes_max", "_count_max", "_waiting", "count")
 
@@ -111,20 +115,24 @@ class InFlightLimit:
         return not self.count or (self.count < self._count_max and self._bytes + size <= self._bytes_max)
 
     def take_place(self, size: int) -> asyncio.Future[None]:
-        """Take the place behind all who wait for room, after `try_enter`; it ends when room for `size` is taken."""
+        """Wait in line for room for `size` bytes, where `try_enter` found none. The future ends once the room is
+        taken.
+        """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = size
         return turn
 
     def give_up(self, turn: asyncio.Future[None]) -> bool:
-        """Give a place up, or tell that its turn has come: `leave` must follow then."""
+        """Leave the line. Returns True if the turn has come already: then its room is taken, and `leave` must
+        follow.
+        """
         if self._waiting.pop(turn, None) is None:
             return True
         self._admit()
         return False
 
     def full(self) -> TooManyInFlight:
-        """Return the error of who waited too long."""
+        """Return the error for a send that waited too long for room."""
         text = f"nothing was sent: {self.count} requests of {self._bytes} bytes are in flight"
         return TooManyInFlight(f"{text}; send slower, or allow more with in_flight_max")
 
@@ -147,13 +155,15 @@ class InFlightLimit:
 
 
 class Gatherer(Protocol[Gathered]):
-    """The part of an accumulator that a send sees."""
+    """The part of an accumulator that a send uses."""
 
     def add(self, send: Gathered) -> bool:
-        """Take a send: it is ended, or begun, later. False if it goes alone, and now."""
+        """Take a send, to be sent with others later. False if it cannot be gathered: then the caller sends it alone,
+        now.
+        """
 
     def close(self) -> Coroutine[Any, Any, None]:
-        """Send all that waits, and wait until it is sent."""
+        """Send all gathered sends, and wait until they have ended."""
 
 
 class SendPath(Generic[S]):
@@ -193,7 +203,7 @@ class SendPath(Generic[S]):
         return bool(self.limit.count or self.oneway_limit.count or len(self.gate) or self.waiting)
 
     def note_end(self) -> None:
-        """Note that a send has ended while the producer closes."""
+        """Let `finish` go on if no send is left; called when a send has ended while the producer closes."""
         if not self.is_busy:
             self._idle.set()
 
@@ -215,7 +225,9 @@ class SendPath(Generic[S]):
     # -- namespace -----------------------------------------------------------------------------------------------
 
     def full_queue(self, topic: str, queue: MessageQueue) -> MessageQueue:
-        """Return a queue with its namespace. Raises MessageIllegal if it is not of this topic."""
+        """Return a queue with the namespace before its topic's name. Raises MessageIllegal if it is not a queue of
+        `topic`.
+        """
         full = validators.check_queue(queue)
         if self.namespace:
             full = MessageQueue(namespace.wrap(self.namespace, queue.topic), queue.broker_name, queue.queue_id)
@@ -232,5 +244,5 @@ class SendPath(Generic[S]):
         return MessageQueue(namespace.unwrap(self.namespace, queue.topic), queue.broker_name, queue.queue_id)
 
     def shown(self, result: SendResult) -> SendResult:
-        """Return a result as the application sees it."""
+        """Return a result as the application sees it: without the namespace."""
         return msgspec.structs.replace(result, queue=self.bare_queue(result.queue))

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """Where a send stands."""
+    """The states of a send."""
 
     PREPARED = "prepared"  # It is made, and not begun.
     WAITING = "waiting"  # For room, its key, its batch, a route or a connection.
@@ -20,7 +20,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What moves a send."""
+    """The events that move a send from one state to another."""
 
     WAIT = "wait"
     WRITE = "write"

@@ -57,7 +57,7 @@ class CallbackThreads:
         self._changed = threading.Condition()
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Have a job run, which raises nothing; called by one thread alone."""
+        """Have `job` run in one of the threads; it must not raise. Only one thread may call this."""
         with self._changed:
             self._left += 1
             wanted = min(self._left, THREADS_MAX)
@@ -77,7 +77,9 @@ class CallbackThreads:
                     self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until all jobs have run; False if they did not in time. In a job itself it does not wait."""
+        """Wait until all jobs have run; False if they did not within the time. Called within a job it returns True at
+        once.
+        """
         if any(thread.is_current for thread in self._threads):
             return True
         with self._changed:
@@ -91,10 +93,10 @@ class CallbackThreads:
 
 
 class QuickFuture(Future[T]):
-    """A concurrent.futures.Future whose lock is made when a thread waits: to make and to use it costs more than a send.
+    """A concurrent.futures.Future whose lock is made only when a thread waits for it, as a lock costs more than a send.
 
-    It cannot be cancelled. `end` finishes it, and is called once. `executor`: what runs the callbacks, if not the
-    thread that ends it.
+    It cannot be cancelled. `end` sets its outcome, and is called once. `executor`: what runs the callbacks; None for
+    the thread that calls `end`.
     """
 
     executor: Executor | CallbackThreads | None = None
@@ -121,7 +123,7 @@ class QuickFuture(Future[T]):
         return False
 
     def done(self) -> bool:
-        """Tell whether it has ended."""
+        """Tell whether the future has its outcome."""
         return self._state == _FINISHED
 
     def end(self, result: T | None, error: BaseException | None) -> None:
@@ -178,8 +180,8 @@ class QuickFuture(Future[T]):
 
 
 class ThreadInFlightLimit:
-    """Limits the sends of threads in flight. A semaphore would make every send fight for its lock; these counters
-    don't.
+    """A limit for the sends of threads in flight. A semaphore would make every send wait for its lock; these counters
+    do not.
     """
 
     def __init__(self, count_max: int) -> None:
@@ -193,7 +195,8 @@ class ThreadInFlightLimit:
         self._given_back: deque[None] = deque()
 
     def enter(self, end_s: float, leaver: RealThread) -> None:
-        """Wait until there is room. Called by many threads; that of `leave` never waits.
+        """Wait until a send is allowed. Called by many threads; `leaver` is the thread that calls `leave`, which must
+        never wait.
 
         Raises TooManyInFlight at the monotonic time `end_s`.
         """
@@ -228,7 +231,9 @@ class ThreadInFlightLimit:
         return number - self._left - len(self._given_back)
 
     def is_dead(self) -> bool:
-        """Tell whether no thread calls `leave` any more."""
+        """Tell whether no thread will call `leave` any more: this process is a fork, or the interpreter is at its
+        end.
+        """
         return sys.is_finalizing() or machine.getpid() != self._process
 
     def leave(self) -> None:
@@ -253,7 +258,7 @@ class ThreadSend(InFlightSend):
 
 
 class SendFuture(QuickFuture[SendResult]):
-    """The future of a send. `room`: where the send entered; `executor`: what runs the callbacks."""
+    """The future of a send's result. `room`: the limit that counts the send; `executor`: what runs the callbacks."""
 
     def __init__(self, room: ThreadInFlightLimit, executor: Executor | CallbackThreads) -> None:
         super().__init__()

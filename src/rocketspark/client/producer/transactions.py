@@ -82,7 +82,7 @@ class TransactionListener(Protocol):
 
 
 class Half(msgspec.Struct, frozen=True):
-    """A half message that is stored, with the transaction of its listener."""
+    """A half message that is stored, and its transaction as the listener's `execute` gets it."""
 
     message: Message
     topic: str
@@ -119,7 +119,7 @@ class AsyncTransactionProducer(AsyncProducer):
 
     @property
     def calls_here(self) -> bool:
-        """Tell whether a call of the transaction listener asks, in its thread."""
+        """Tell whether the current thread is running a call of the transaction listener."""
         return self._pool is not None and self._pool.is_current
 
     async def _start(self) -> None:
@@ -152,9 +152,10 @@ class AsyncTransactionProducer(AsyncProducer):
     ) -> TransactionResult:
         """Send a half message, run the listener's `execute`, and commit or roll back as it says.
 
-        `argument` is handed to `execute`; `check_after_s`: the broker asks no earlier. If the half message is stored
-        with another status than SEND_OK, it is rolled back without `execute`. The commit itself goes out without a
-        reply: if it is lost, the broker's check brings it about. Raises as `send` does; nothing was begun then.
+        `argument` is handed to `execute`. `check_after_s`: the broker waits at least so long before it asks for an
+        outcome that it was not told. If the half message is stored with another status than SEND_OK, it is rolled back
+        without `execute`. The commit itself goes out without a reply: if it is lost, the broker's check brings it
+        about. Raises as `send` does; nothing was begun then.
         """
         half = await self.send_half(
             message, body, argument=argument, check_after_s=check_after_s, timeout_ms=timeout_ms, **fields

@@ -29,7 +29,7 @@ class StatsHeader(Header, kw_only=True, gc=False):
 
 
 class BrokerConsumeStatsHeader(Header, kw_only=True, gc=False):
-    """GET_BROKER_CONSUME_STATS (317): asks how far all groups are, with `order` in ordered topics alone."""
+    """GET_BROKER_CONSUME_STATS (317): asks how far all groups have consumed; with `order` in ordered topics alone."""
 
     order: bool = field(name="isOrder", default=False)
 
@@ -64,15 +64,18 @@ class TimerEngineHeader(Header, kw_only=True, gc=False):
 
 
 class QuarantinedHeader(Header, kw_only=True, gc=False):
-    """RETRY_QUARANTINED (7310002) and DROP_QUARANTINED (7310003). `name`: of a quarantined message."""
+    """RETRY_QUARANTINED (7310002) and DROP_QUARANTINED (7310003). `name`: of the quarantined message in the broker's
+    list.
+    """
 
     name: str
 
 
 class UserHeader(Header, kw_only=True, gc=False):
-    """AUTH_CREATE_USER (3001), AUTH_UPDATE_USER (3002), AUTH_DELETE_USER (3003), AUTH_GET_USER (3004).
+    """AUTH_CREATE_USER (3001), AUTH_UPDATE_USER (3002), AUTH_DELETE_USER (3003), AUTH_GET_USER (3004): one user by
+    name.
 
-    `access_key`: that of who asks, which a signature brings; None where requests are not signed.
+    `access_key`: not of this user but of the sender, who signed the request; None if it is not signed.
     """
 
     username: str | None = None
@@ -88,7 +91,8 @@ class ListUsersHeader(Header, kw_only=True, gc=False):
 class SubjectHeader(Header, kw_only=True, gc=False):
     """AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007), AUTH_DELETE_ACL (3008), AUTH_GET_ACL (3009).
 
-    `subject`: "User:name". What is deleted is the rule for `resource`, or everything the subject has.
+    `subject`: "User:name". AUTH_DELETE_ACL removes the subject's rule for `resource`, without it all of the subject's
+    rules.
     """
 
     subject: str | None = None
@@ -104,7 +108,9 @@ class ListAclHeader(Header, kw_only=True, gc=False):
 
 
 class PlainAccountHeader(Header, kw_only=True, gc=False):
-    """UPDATE_AND_CREATE_ACL_CONFIG (50): sets an account. `topics`, `groups`: name=permission, with commas between."""
+    """UPDATE_AND_CREATE_ACL_CONFIG (50): sets an account of access control 1.0. `topics`, `groups`:
+    "name=permission,…".
+    """
 
     access_key: str | None = None
     secret_key: str | None = None
@@ -126,14 +132,18 @@ class PlainAccountNameHeader(Header, kw_only=True, gc=False):
 
 
 class PlainWhiteHeader(Header, kw_only=True, gc=False):
-    """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53). `addresses`: with commas between; `path`: of the file of rules."""
+    """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53): sets the addresses from which nobody needs an account. `addresses`:
+    separated by commas; `path`: of the file of rules.
+    """
 
     addresses: str | None = field(name="globalWhiteAddrs", default=None)
     path: str | None = field(name="aclFileFullPath", default=None)
 
 
 class PlainVersionReply(Header, kw_only=True, gc=False):
-    """Reply to GET_BROKER_CLUSTER_ACL_INFO (52). `version`: a DataVersion as JSON, `all_versions`: one of each file."""
+    """Reply to GET_BROKER_CLUSTER_ACL_INFO (52). `version`: a DataVersion as JSON; `all_versions`: the version of each
+    file of rules.
+    """
 
     version: str
     all_versions: str | None = field(name="allAclFileVersion", default=None)

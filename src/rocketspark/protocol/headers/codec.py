@@ -136,7 +136,11 @@ def to_ext(header: Header) -> dict[str, str]:
 
 
 def to_ext_of(header: Header, *varying: str) -> Callable[..., dict[str, str]]:
-    """`to_ext` for many headers that differ in the numbers of some fields alone: called with those, in this order."""
+    """Return a function that does what `to_ext` does for headers like this one, which differ only in the numbers of
+    some fields.
+
+    `varying`: the names of these fields; the function is called with their numbers in this order.
+    """
     same = to_ext(header)
     wire_names = dict(_fields(type(header)))
     keys = [wire_names[name] for name in varying]

@@ -21,14 +21,16 @@ class ControllerMetadataReply(Header, kw_only=True, gc=False):
 
 
 class BrokerSetHeader(Header, kw_only=True, gc=False):
-    """CONTROLLER_GET_NEXT_BROKER_ID (1012), and the replies to 1012 and 1013: one set of replicas."""
+    """CONTROLLER_GET_NEXT_BROKER_ID (1012), and the replies to 1012 and 1013: names one set of replicas, the brokers of
+    one name.
+    """
 
     cluster_name: str = ""
     broker_name: str
 
 
 class NextBrokerIdReply(Header, kw_only=True, gc=False):
-    """Reply to CONTROLLER_GET_NEXT_BROKER_ID (1012)."""
+    """Reply to CONTROLLER_GET_NEXT_BROKER_ID (1012): the id that the set's next broker may apply for."""
 
     cluster_name: str = ""
     broker_name: str = ""
@@ -45,7 +47,7 @@ class ApplyBrokerIdHeader(Header, kw_only=True, gc=False):
 
 
 class RegisterToControllerHeader(Header, kw_only=True, gc=False):
-    """CONTROLLER_REGISTER_BROKER (1003): the address of a broker that has its id."""
+    """CONTROLLER_REGISTER_BROKER (1003): tells the address of a broker that has applied for its id before."""
 
     cluster_name: str = ""
     broker_name: str
@@ -55,7 +57,7 @@ class RegisterToControllerHeader(Header, kw_only=True, gc=False):
 
 
 class RegisterToControllerReply(Header, kw_only=True, gc=False):
-    """Reply to CONTROLLER_REGISTER_BROKER (1003); the master only if it is alive."""
+    """Reply to CONTROLLER_REGISTER_BROKER (1003): the set's master, if it is alive, and its epochs."""
 
     cluster_name: str = ""
     broker_name: str = ""
@@ -69,8 +71,9 @@ class RegisterToControllerReply(Header, kw_only=True, gc=False):
 class ReplicaHeartbeatHeader(Header, kw_only=True, gc=False):
     """BROKER_HEARTBEAT (904) to a controller: how far the broker's log goes, and in which epoch it ends.
 
-    Ours alone: `asker`: as which process, which gives its word before it begins as master; `may_lack`: its machine
-    stopped before all was flushed.
+    Of our brokers alone: `asker`: a number that tells this process of the broker from those before it; a broker that
+    sends it, once elected, first gives its word that it begins as master. `may_lack`: its machine stopped before all
+    was flushed, so it may lack acknowledged messages.
     """
 
     cluster_name: str
@@ -89,9 +92,10 @@ class ReplicaHeartbeatHeader(Header, kw_only=True, gc=False):
 
 
 class ElectMasterHeader(Header, kw_only=True, gc=False):
-    """CONTROLLER_ELECT_MASTER (1002). `designate_elect`: this broker and no other.
+    """CONTROLLER_ELECT_MASTER (1002). `designate_elect`: elect this broker and no other.
 
-    `may_lack`: ours alone, the broker was elected, has not begun, and may lack what others hold.
+    `may_lack`, of our brokers alone: this broker is elected but has not begun as master, and may lack messages that
+    others have.
     """
 
     cluster_name: str = ""
@@ -105,7 +109,8 @@ class ElectMasterHeader(Header, kw_only=True, gc=False):
 class ElectMasterReply(Header, kw_only=True, gc=False):
     """Reply to CONTROLLER_ELECT_MASTER (1002), and NOTIFY_BROKER_ROLE_CHANGED (1008): who is master, in which epoch.
 
-    `awaits_word`, here and in other replies: ours alone, the master asks for its in-sync set before it begins.
+    `awaits_word`, here and in other replies, of our controllers alone: the elected master has not yet given its word
+    that it begins, which it does by asking for its in-sync set.
     """
 
     master_broker_id: Long | None = None
@@ -116,7 +121,11 @@ class ElectMasterReply(Header, kw_only=True, gc=False):
 
 
 class ReplicaInfoHeader(Header, kw_only=True, gc=False):
-    """CONTROLLER_GET_REPLICA_INFO (1004). Ours alone: which master asks, as which process, by its count of requests."""
+    """CONTROLLER_GET_REPLICA_INFO (1004): asks for a set's master.
+
+    Of our brokers alone, if a master asks: its id, its process (`asker`), and the number that it gave this request
+    (`asked`).
+    """
 
     broker_name: str
     master_broker_id: Long | None = None
@@ -125,9 +134,10 @@ class ReplicaInfoHeader(Header, kw_only=True, gc=False):
 
 
 class ReplicaInfoReply(Header, kw_only=True, gc=False):
-    """Reply to CONTROLLER_GET_REPLICA_INFO (1004); id and address only if there is a master.
+    """Reply to CONTROLLER_GET_REPLICA_INFO (1004). The master's id and address are there only if the set has a master.
 
-    `asked`: ours alone, the master's own count: what it asked for before is not taken any more.
+    `asked`, of our controllers alone: the number of the master's request. What it asked for in earlier requests is not
+    done any more.
     """
 
     master_broker_id: Long | None = None
@@ -138,7 +148,9 @@ class ReplicaInfoReply(Header, kw_only=True, gc=False):
 
 
 class AlterSyncStateSetHeader(Header, kw_only=True, gc=False):
-    """CONTROLLER_ALTER_SYNC_STATE_SET (1001), asked by the master; `asker`, `asked`: as in `ReplicaInfoHeader`."""
+    """CONTROLLER_ALTER_SYNC_STATE_SET (1001): a master asks to change its in-sync set. `asker`, `asked`: as in
+    `ReplicaInfoHeader`.
+    """
 
     broker_name: str
     master_broker_id: Long
@@ -149,13 +161,18 @@ class AlterSyncStateSetHeader(Header, kw_only=True, gc=False):
 
 
 class AlterSyncStateSetReply(Header, kw_only=True, gc=False):
-    """Reply to CONTROLLER_ALTER_SYNC_STATE_SET (1001); 0 if it was refused."""
+    """Reply to CONTROLLER_ALTER_SYNC_STATE_SET (1001): the epoch of the new in-sync set; 0 if the change was
+    refused.
+    """
 
     new_sync_state_set_epoch: Long = 0
 
 
 class CleanBrokerDataHeader(Header, kw_only=True, gc=False):
-    """CLEAN_BROKER_DATA (1011). `broker_controller_ids_to_clean`: ids separated by ";", none for all of the set."""
+    """CLEAN_BROKER_DATA (1011): has a controller forget brokers.
+
+    `broker_controller_ids_to_clean`: their ids, separated by ";"; None for all brokers of the set.
+    """
 
     cluster_name: str | None = None
     broker_name: str

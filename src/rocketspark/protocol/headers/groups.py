@@ -16,7 +16,7 @@ class GroupHeader(Header, kw_only=True, gc=False):
 
 
 class ConsumerStatsHeader(Header, kw_only=True, gc=False):
-    """GET_CONSUME_STATS (208): asks how far a group is in a topic, or in all of its topics."""
+    """GET_CONSUME_STATS (208): asks how far a group has consumed a topic, or all of its topics."""
 
     group: str = field(name="consumerGroup")
     topic: str | None = None
@@ -60,7 +60,9 @@ class CloneOffsetsHeader(Header, kw_only=True, gc=False):
 
 
 class CorrectionHeader(Header, kw_only=True, gc=False):
-    """QUERY_CORRECTION_OFFSET (308): asks for the lowest offsets of groups but `filtered`, a comma list."""
+    """QUERY_CORRECTION_OFFSET (308): asks for the lowest offsets that the other groups of a topic have. `filtered`:
+    groups to leave out, separated by commas.
+    """
 
     filtered: str | None = field(name="filterGroups", default=None)
     compared: str = field(name="compareGroup")
@@ -68,7 +70,9 @@ class CorrectionHeader(Header, kw_only=True, gc=False):
 
 
 class ResetOffsetHeader(Header, kw_only=True, gc=False):
-    """INVOKE_BROKER_TO_RESET_OFFSET (222), RESET_CONSUMER_CLIENT_OFFSET (220). `time_ms` -1: the end of each queue."""
+    """INVOKE_BROKER_TO_RESET_OFFSET (222), RESET_CONSUMER_CLIENT_OFFSET (220): sets a group's offsets by a time.
+    `time_ms` -1: the end of each queue.
+    """
 
     group: str
     topic: str
@@ -79,7 +83,9 @@ class ResetOffsetHeader(Header, kw_only=True, gc=False):
 
 
 class ConsumerStatusHeader(Header, kw_only=True, gc=False):
-    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): asks for offsets of clients, which the broker asks by 221."""
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): asks for the offsets that a group's clients have; the broker asks
+    them by request 221.
+    """
 
     topic: str
     group: str
@@ -107,7 +113,7 @@ class ConsumeDirectlyHeader(Header, kw_only=True, gc=False):
 
 
 class MaxOffsetHeader(Header, kw_only=True, gc=False):
-    """GET_MAX_OFFSET (30). `committed` is always answered with the next offset to be written."""
+    """GET_MAX_OFFSET (30): asks for a queue's next offset. `committed` makes no difference to the answer."""
 
     topic: str
     queue_id: Long
@@ -134,8 +140,10 @@ class SearchOffsetHeader(Header, kw_only=True, gc=False):
 
 
 class OffsetReply(Header, kw_only=True, gc=False):
-    """A queue offset. Of our brokers' ends of queues alone: `made_at`, `Store.made_at` of the topic; `log_end`, where
-    the log ends then: what comes later to the queue, or to one made anew, lies behind it.
+    """Reply with a queue offset.
+
+    Our brokers alone add to the end of a queue: `made_at`, which tells the topic from deleted ones of its name
+    (`Store.made_at`); `log_end`, where the log ended then: what is stored in the queue later lies behind it.
     """
 
     offset: Long

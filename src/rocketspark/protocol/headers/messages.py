@@ -91,7 +91,9 @@ class PullHeader(Header, kw_only=True, gc=False):
 def plain_pull(
     group: str, topic: str, queue_id: int, offset: int, count_max: int, subscription: str = "*", **more: Any
 ) -> PullHeader:
-    """Return the header of a pull that is answered at once and commits nothing; `more`: fields it has beside these."""
+    """Return the header of a pull that is answered at once and commits no offset; `more`: further fields of
+    PullHeader.
+    """
     return PullHeader(
         group=group,
         topic=topic,
@@ -108,8 +110,9 @@ def plain_pull(
 
 
 class PullReply(Header, kw_only=True, gc=False):
-    """Reply to a pull: where to read on, and the queue's bounds. `offset_delta`: of a logical queue, what the offsets
-    in the records lack.
+    """Reply to a pull: where to read on, and the queue's bounds.
+
+    `offset_delta`: for a logical queue (of a static topic), what has to be added to the offsets in the records.
     """
 
     suggested_broker_id: Long = field(name="suggestWhichBrokerId", default=0)
@@ -135,7 +138,9 @@ class SendBackHeader(Header, kw_only=True, gc=False):
 
 
 class EndTransactionHeader(Header, kw_only=True, gc=False):
-    """END_TRANSACTION (37). `outcome`: 8 commit, 12 rollback, 0 unknown; `half_offset`: in the half queue."""
+    """END_TRANSACTION (37). `outcome`: 8 commit, 12 rollback, 0 unknown; `half_offset`: the half message's offset in
+    the half queue.
+    """
 
     topic: str | None = None
     producer_group: str
@@ -149,8 +154,9 @@ class EndTransactionHeader(Header, kw_only=True, gc=False):
 
 
 class EndHalfRangesHeader(Header, kw_only=True, gc=False):
-    """END_HALF_RANGES (7310006), our own. `outcome`: 8 commit, 12 rollback; the body is `half_ranges.encode`'s, of half
-    messages that are all for `topic`.
+    """END_HALF_RANGES (7310006), our own: ends the transactions of ranges of half messages, all of them for `topic`.
+
+    `outcome`: 8 commit, 12 rollback. The body is made by `half_ranges.encode`.
     """
 
     topic: str
@@ -191,8 +197,9 @@ class QueryMessageReply(Header, kw_only=True, gc=False):
 
 
 class ViewMessageHeader(Header, kw_only=True, gc=False):
-    """VIEW_MESSAGE_BY_ID (33): asks for the record at a physical offset; `unused`, ours alone, also for the mark of a
-    file's unused end.
+    """VIEW_MESSAGE_BY_ID (33): asks for the record at a physical offset.
+
+    `unused`, our own: if the unused end of a log file is there, the mark that says so is wanted.
     """
 
     topic: str | None = None
@@ -201,7 +208,9 @@ class ViewMessageHeader(Header, kw_only=True, gc=False):
 
 
 class PushReplyHeader(Header, kw_only=True, gc=False):
-    """PUSH_REPLY_MESSAGE_TO_CLIENT (326): a reply for the client that sent the request; hosts as "ip:port"."""
+    """PUSH_REPLY_MESSAGE_TO_CLIENT (326): brings a reply message to the client that sent the request message; hosts as
+    "ip:port".
+    """
 
     producer_group: str
     topic: str

@@ -49,7 +49,9 @@ class BrokerHeader(Header, kw_only=True, gc=False):
 
 
 class DataVersionReply(Header, kw_only=True, gc=False):
-    """Reply to QUERY_DATA_VERSION (322): whether the broker is to register again."""
+    """Reply to QUERY_DATA_VERSION (322): whether the broker's table differs from the one registered, so that it has to
+    register again.
+    """
 
     changed: bool
 
@@ -62,9 +64,10 @@ class MemberGroupHeader(Header, kw_only=True, gc=False):
 
 
 class MinBrokerIdHeader(Header, kw_only=True, gc=False):
-    """NOTIFY_MIN_BROKER_ID_CHANGE (905): who has the lowest id of a broker name now.
+    """NOTIFY_MIN_BROKER_ID_CHANGE (905): which broker has the lowest id of a broker name now.
 
-    `offline_address`: of the one that had it and left; `ha_address`: the replication address of one that came.
+    `offline_address`: of the broker that had it before and is gone; `ha_address`: the replication address of a broker
+    that came.
     """
 
     broker_id: Long | None = field(name="minBrokerId", default=None)
@@ -75,7 +78,7 @@ class MinBrokerIdHeader(Header, kw_only=True, gc=False):
 
 
 class DeleteTopicHeader(Header, kw_only=True, gc=False):
-    """DELETE_TOPIC_IN_NAMESRV (216): on all brokers, or on those of a cluster."""
+    """DELETE_TOPIC_IN_NAMESRV (216): removes a topic from the routes of all brokers, or of those of one cluster."""
 
     topic: str
     cluster: str = field(name="clusterName", default="")
@@ -96,7 +99,9 @@ class ValueReply(Header, kw_only=True, gc=False):
 
 
 class BrokerNameHeader(Header, kw_only=True, gc=False):
-    """One broker name, which producers shall leave, WIPE_WRITE_PERM_OF_BROKER (205), or use again, 327."""
+    """WIPE_WRITE_PERM_OF_BROKER (205): producers shall not send to the brokers of a name any more; 327: they may
+    again.
+    """
 
     broker_name: str
 

@@ -95,7 +95,7 @@ class PeekHeader(Header, kw_only=True, gc=False):
 
 
 class NotificationHeader(Header, kw_only=True, gc=False):
-    """NOTIFICATION (200054): answered once there is something to pop, or when its time is over."""
+    """NOTIFICATION (200054): is answered once there is something to pop, or when its time is over."""
 
     group: str = field(name="consumerGroup")
     topic: str
@@ -126,6 +126,6 @@ class PollingInfoHeader(Header, kw_only=True, gc=False):
 
 
 class PollingInfoReply(Header, kw_only=True, gc=False):
-    """Reply to POLLING_INFO (200055): their number."""
+    """Reply to POLLING_INFO (200055): how many requests wait."""
 
     polling_count: Long = field(name="pollingNum", default=0)

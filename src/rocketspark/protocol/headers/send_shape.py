@@ -62,10 +62,12 @@ _decode_signed = typed_json.decoder(_SignedHead).decode
 
 
 class SignedValues(NamedTuple):
-    """What the signature of a header covers, in its order: every other one of `pieces`, from the second on, varies.
+    """What the signature of a header of this shape covers: `pieces`, of which every other one, from the second on,
+    varies.
 
-    `pick` takes those that vary from a header's texts; `signature` and `time` are the places of the signature and of
-    the time at which it was made, 0 for a header without one. `ext`, `language`, `version`: of the first header.
+    `pick` takes those that vary from a header's texts. `signature` and `time`: which texts hold the signature and the
+    time at which it was made; 0 for a header without one. `ext`, `language`, `version`: those of the header that the
+    shape was learned from.
     """
 
     pieces: Sequence[bytes]
@@ -77,21 +79,23 @@ class SignedValues(NamedTuple):
     version: int
 
     def content(self, texts: tuple[bytes, ...]) -> bytes:
-        """Return what is signed, before the body, of the header that has these texts."""
+        """Return what the signature covers before the body, for a header that was cut into these texts."""
         pieces = list(self.pieces)
         pieces[1::2] = self.pick(texts)
         return b"".join(pieces)
 
 
 class SendShape:
-    """One shape.
+    """One shape of SEND_MESSAGE_V2 headers.
 
-    `unpack(data, at)` cuts a header into texts, fixed and varying ones in turn; it is of this shape if every other
-    text from the first on is as in `fixed`, and those at `queue_id`, `born_time` and `opaque` are numbers without a
-    leading zero, those of properties plain text. `header`: of the first header. `names`: its properties' names.
+    `unpack(data, at)` cuts a header into texts, fixed and varying ones in turn. The header is of this shape if its
+    fixed texts, from the first on, equal `fixed`, if the texts at `queue_id`, `born_time` and `opaque` are numbers
+    without a leading zero, and if those of properties are plain text. `header`: the one that the shape was learned
+    from; `names`: the names of its properties.
+
     `stored`: the stored form of the properties around the values that vary, which are the texts at `values`; its last
-    pair has an end.
-    `keys` and `tags` are 0 where there are none. `signed`: None for a header that is not signed.
+    pair has an end mark. `keys` and `tags`: which texts hold them, 0 where there are none. `signed`: None for a header
+    that is not signed.
     """
 
     __slots__ = (

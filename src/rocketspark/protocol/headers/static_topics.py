@@ -1,6 +1,8 @@
-"""Headers of requests for queues where topics may be static. Rule: only a broker with static topics decodes these.
+"""Headers of requests about a queue that may be a static topic's logical queue. Rule: only a broker with static topics
+decodes these.
 
-`lo`: false in a request from one broker to another, for that broker's own queue.
+They have `lo` besides the fields of the usual headers: false in a request from one broker to another, which is about
+that broker's own queue.
 """
 
 from __future__ import annotations
@@ -17,37 +19,37 @@ from rocketspark.protocol.headers.topics import TopicHeader
 
 
 class PartPullHeader(PullHeader, kw_only=True, gc=False):
-    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), of a queue that may be part of a logical one."""
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361) for a queue that may be part of a logical queue."""
 
     lo: bool | None = None
 
 
 class PartQueryHeader(QueryConsumerOffsetHeader, kw_only=True, gc=False):
-    """QUERY_CONSUMER_OFFSET (14)."""
+    """QUERY_CONSUMER_OFFSET (14) for a queue that may be part of a logical queue."""
 
     lo: bool | None = None
 
 
 class PartUpdateHeader(UpdateConsumerOffsetHeader, kw_only=True, gc=False):
-    """UPDATE_CONSUMER_OFFSET (15)."""
+    """UPDATE_CONSUMER_OFFSET (15) for a queue that may be part of a logical queue."""
 
     lo: bool | None = None
 
 
 class PartMaxHeader(MaxOffsetHeader, kw_only=True, gc=False):
-    """GET_MAX_OFFSET (30)."""
+    """GET_MAX_OFFSET (30) for a queue that may be part of a logical queue."""
 
     lo: bool | None = None
 
 
 class PartQueueHeader(QueueHeader, kw_only=True, gc=False):
-    """GET_MIN_OFFSET (31), GET_EARLIEST_MSG_STORETIME (32)."""
+    """GET_MIN_OFFSET (31), GET_EARLIEST_MSG_STORETIME (32) for a queue that may be part of a logical queue."""
 
     lo: bool | None = None
 
 
 class PartSearchHeader(SearchOffsetHeader, kw_only=True, gc=False):
-    """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
+    """SEARCH_OFFSET_BY_TIMESTAMP (29) for a queue that may be part of a logical queue."""
 
     lo: bool | None = None
 

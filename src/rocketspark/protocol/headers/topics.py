@@ -29,7 +29,9 @@ class CreateTopicHeader(Header, kw_only=True, gc=False):
 
 
 class TopicPageHeader(Header, kw_only=True, gc=False):
-    """GET_ALL_TOPIC_CONFIG (21). `version`: the first page's, as JSON. Without any of them all topics are asked for."""
+    """GET_ALL_TOPIC_CONFIG (21): asks for a page of the topics; without any of these fields, for all. `version`: that
+    of the first page, as JSON.
+    """
 
     start: Long | None = field(name="topicSeq", default=None)
     version: str | None = field(name="dataVersion", default=None)
@@ -37,7 +39,9 @@ class TopicPageHeader(Header, kw_only=True, gc=False):
 
 
 class TopicPageReply(Header, kw_only=True, gc=False):
-    """Reply to GET_ALL_TOPIC_CONFIG; brokers before 5.3 tell no total and send all."""
+    """Reply to GET_ALL_TOPIC_CONFIG (21). `total`: the number of all topics; None from brokers before 5.3, which send
+    all at once.
+    """
 
     total: Long | None = field(name="totalTopicNum", default=None)
 
@@ -57,19 +61,23 @@ class GroupPageReply(Header, kw_only=True, gc=False):
 
 
 class KnownStateHeader(Header, kw_only=True, gc=False):
-    """GET_ALL_CONSUMER_OFFSET (43). `known`, our own: the state of the table that the asker has."""
+    """GET_ALL_CONSUMER_OFFSET (43). `known`, our own: the state of the table that the sender has already."""
 
     known: str | None = field(name="knownState", default=None)
 
 
 class StateReply(Header, kw_only=True, gc=False):
-    """Reply to GET_ALL_CONSUMER_OFFSET. `state`, our own: that of the table; the known one comes without a body."""
+    """Reply to GET_ALL_CONSUMER_OFFSET (43). `state`, our own: the state of the table; if the sender has it already
+    there is no body.
+    """
 
     state: str | None = None
 
 
 class HaInfoHeader(Header, kw_only=True, gc=False):
-    """EXCHANGE_BROKER_HA_INFO (906): told by a master, or, without a field, asked by a slave; and the reply to that."""
+    """EXCHANGE_BROKER_HA_INFO (906): a master tells a slave these fields, or a slave asks for them by a request without
+    any; also the reply to that.
+    """
 
     ha_address: str | None = field(name="masterHaAddress", default=None)
     flush_offset: Long | None = field(name="masterFlushOffset", default=None)
@@ -77,6 +85,6 @@ class HaInfoHeader(Header, kw_only=True, gc=False):
 
 
 class MasterFlushOffsetHeader(Header, kw_only=True, gc=False):
-    """RESET_MASTER_FLUSH_OFFSET (908): a master tells a slave up to where its log is on the disk."""
+    """RESET_MASTER_FLUSH_OFFSET (908): a master tells a slave up to which position its log is on the disk."""
 
     offset: Long | None = field(name="masterFlushOffset", default=None)

@@ -163,10 +163,10 @@ def encode_route(
     mappings: dict[str, QueueMapping] | None = None,
     quoted_ids: bool = True,
 ) -> bytes:
-    """TopicRouteData as the NameServer writes it, keys sorted.
+    """Return TopicRouteData as the NameServer writes it, keys sorted.
 
-    `mappings`: of a static topic, by broker name. `quoted_ids` false writes broker ids bare, as releases before 4.9.4
-    need it.
+    `mappings`: those of a static topic, by broker name. With `quoted_ids` False broker ids are bare numbers, as clients
+    before 4.9.4 need it.
     """
     parts = [b'{"brokerDatas":[', b",".join(_broker_data(b, quoted_ids) for b in brokers), b'],"filterServerTable":{}']
     if order_conf is not None:
@@ -219,7 +219,7 @@ def encode_cluster_info(info: ClusterInfo) -> bytes:
 
 
 class TopicList(Body, omit_defaults=True):
-    """Reply to the requests that list topics."""
+    """Reply to the requests that list topics: names of topics."""
 
     topic_list: list[str] = msgspec.field(default_factory=list)
     broker_addr: str | None = None
@@ -273,7 +273,7 @@ class SubscriptionBody(Body):
 
 
 class ClientCheck(Body):
-    """Body of CHECK_CLIENT_CONFIG (46)."""
+    """Body of CHECK_CLIENT_CONFIG (46): a consumer asks before it starts whether a broker takes its filter."""
 
     client_id: str = ""
     group: str = ""
@@ -327,7 +327,9 @@ class Heartbeat(Body):
     consumer_data_set: list[ConsumerData] = []
 
     def parts(self, count_max: int) -> Iterator[Heartbeat]:
-        """Yield the same as heartbeats of so many groups and subscriptions, or of one larger group, each."""
+        """Yield this heartbeat in parts, each of at most `count_max` groups and subscriptions together, or of one
+        larger group.
+        """
         producers = self.producer_data_set
         for at in range(0, len(producers), count_max):
             yield msgspec.structs.replace(self, producer_data_set=producers[at : at + count_max], consumer_data_set=[])
@@ -348,9 +350,9 @@ _kept_heartbeat: tuple[bytes, Heartbeat] | None = None
 
 
 def heartbeat(body: bytes, *, keep: bool = False) -> Heartbeat:
-    """Return the body of a HEART_BEAT. Raises ProtocolError for one that is too long, or is none.
+    """Return the body of a HEART_BEAT, decoded. Raises ProtocolError for one that is too long or cannot be decoded.
 
-    `keep`: whoever serves the request will ask for the same: it takes some ms for a long one.
+    `keep`: keep the result for one more call with the same body, as a long one takes some ms to decode.
     """
     global _kept_heartbeat
     kept = _kept_heartbeat
@@ -420,9 +422,10 @@ class OffsetTable(Body):
 
 
 class ReadersTable(Body):
-    """readersAnew.json, ours: "topic@group" to ids of queues that were read before their topic was deleted.
+    """readersAnew.json, a file of our own: "topic@group" to the ids of queues that the group had read before the topic
+    was deleted.
 
-    `resets`: "topic@group" to queue id to the offset that was set by hand, which the consumer has not followed yet.
+    `resets`: "topic@group" to queue id to an offset that an operator set and the consumer has not followed yet.
     """
 
     readers: dict[str, list[int]] = {}
@@ -437,10 +440,11 @@ class DelayOffsetTable(Body):
 
 
 class Quarantined(Body):
-    """A message that a broker of ours quarantined: its place and the reason. `kind`: delay, timer, half, pop.
+    """A message that a broker of ours put into quarantine, as handling it failed: where it lies, and why. `kind`:
+    delay, timer, half or pop.
 
-    `queue_offset`: in the topic it lies in, -1 if that is not known; `attempts`: how often it was tried; `group`: that
-    popped it.
+    `queue_offset`: in the topic it lies in, -1 if it is not known; `attempts`: how often the broker tried to handle it;
+    `group`: the group that popped it.
     """
 
     name: str

@@ -27,9 +27,9 @@ _NUMBER_KEY = re.compile(rb"([{,])(-?[0-9]+):")
 
 
 def standardize(text: bytes, depth: int = 0) -> bytes:
-    """Return the same document as standard JSON; bytes that are standard already come back unchanged.
+    """Return a document of RocketMQ's dialect as standard JSON; standard JSON comes back unchanged.
 
-    `depth` counts the object keys it stands in. Raises ProtocolError for keys within keys beyond 4.
+    `depth`: within how many object keys the text stands. Raises ProtocolError for object keys nested deeper than 4.
     """
     if depth > KEY_DEPTH_MAX:
         raise ProtocolError(f"the body has object keys within object keys, more than {KEY_DEPTH_MAX} deep")
@@ -112,9 +112,10 @@ def _object_end(text: bytes, at: int) -> int:
 
 
 def decode_request(text: bytes, kind: type[T]) -> T:
-    """Decode a client's body as `decode` does: RocketMQ's dialect is read slowly, so only short bodies may use it.
+    """Decode a client's body of either dialect into `kind`. As RocketMQ's dialect is slow to read, only short bodies
+    may use it.
 
-    Raises ProtocolError, and ServerError 29 for one of more values than are read at once.
+    Raises ProtocolError, and ServerError 29 for a body of more values than one request may have.
     """
     if (values := text.count(b",")) > REQUEST_VALUES_MAX:
         raise ServerError(
@@ -125,9 +126,9 @@ def decode_request(text: bytes, kind: type[T]) -> T:
 
 
 def decode(text: bytes, kind: type[T], *, odd_bytes_max: int | None = None) -> T:
-    """Decode a body of either dialect into `kind`; text holding a number is taken as one.
+    """Decode a body of either dialect into `kind`; a number may stand there as a text.
 
-    `odd_bytes_max`: a longer body has to be standard JSON. Raises ProtocolError.
+    `odd_bytes_max`: a body longer than this has to be standard JSON. Raises ProtocolError.
     """
     try:
         return typed_json.decode(text, kind, strict=False)
@@ -150,15 +151,15 @@ def decode(text: bytes, kind: type[T], *, odd_bytes_max: int | None = None) -> T
 
 
 def encode_number_keys(table: dict[int, Any]) -> bytes:
-    """`{0:…,1:…}` with bare number keys, as RocketMQ writes maps keyed by numbers."""
+    """Return a table as `{0:…,1:…}`, with bare numbers as keys, as RocketMQ writes maps keyed by numbers."""
     return b"{" + b",".join(b"%d:%b" % (k, msgspec.json.encode(v)) for k, v in table.items()) + b"}"
 
 
 def encode_object_key(key: Any, value: Any) -> bytes:
-    """`{…}:{…}`, a pair of `encode_object_keys`."""
+    """Return `{…}:{…}`, one pair of the map that `encode_object_keys` makes."""
     return msgspec.json.encode(key) + b":" + msgspec.json.encode(value)
 
 
 def encode_object_keys(table: list[tuple[Any, Any]]) -> bytes:
-    """`{{…}:{…}}`: pairs of (key object, value) as RocketMQ writes maps keyed by objects."""
+    """Return pairs of (key object, value) as `{{…}:{…}}`, as RocketMQ writes maps keyed by objects."""
     return b"{" + b",".join(encode_object_key(k, v) for k, v in table) + b"}"

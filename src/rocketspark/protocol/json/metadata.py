@@ -39,7 +39,7 @@ class TopicPage(Body):
 
 
 class GroupPage(Body):
-    """Reply to GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
+    """Reply to GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201): some groups, and the version of the whole table."""
 
     subscription_group_table: dict[str, GroupConfig] = {}
     forbidden_table: dict[str, dict[str, int]] | None = None
@@ -49,7 +49,8 @@ class GroupPage(Body):
 class PeerOffsets(Body):
     """Reply to GET_ALL_CONSUMER_OFFSET (43): "topic@group" to queue id to offset.
 
-    `readers_anew`: ours, "topic@group" to id of a queue that was read before its topic was deleted to its first offset.
+    `readers_anew`, of our brokers alone: of queues that the group had read before the topic was deleted, the offset at
+    which it begins in the new topic; by "topic@group" and queue id.
     """
 
     offset_table: dict[str, dict[int, int]]
@@ -65,7 +66,7 @@ class PeerDelayOffsets(Body):
 
 
 class PeerTimerCounts(TimerCounts, rename={"data_version": "dataVersion", "counts": "timingCount"}):
-    """Reply to GET_TIMER_METRICS (61)."""
+    """Reply to GET_TIMER_METRICS (61): the counts of waiting timer messages by topic."""
 
     data_version: DataVersion
     counts: dict[str, TimerCount]
@@ -87,7 +88,7 @@ class RequestModeTable(Body):
 
 
 class ResetOffset(Body):
-    """An offset set by hand of which the consumer has not heard yet."""
+    """An offset that an operator set and the consumer has not been told yet."""
 
     group: str
     topic: str
@@ -96,9 +97,10 @@ class ResetOffset(Body):
 
 
 class BrokerState(Body):
-    """Reply to GET_BROKER_STATE: what only brokers of ours keep.
+    """Reply to GET_BROKER_STATE: what only our brokers keep.
 
-    `deleted_topics`: each with the log's end at its deletion; `epoch`: in which the broker is, 0 without a controller.
+    `deleted_topics`: the end of the log at each topic's deletion; `epoch`: the epoch that the broker is in, 0 without a
+    controller.
     """
 
     layout: int = 0
@@ -109,7 +111,7 @@ class BrokerState(Body):
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """Return a peer's table, checked. Raises ProtocolError for anything that no broker has."""
+    """Decode another broker's table into `kind`, and check it. Raises ProtocolError for values that no broker has."""
     table = java_json.decode(body, kind)
     if isinstance(table, TopicPage):
         _check_topics(table.topic_config_table)
@@ -229,7 +231,9 @@ class MemberGroupOfName(Body):
 
 
 class MemberGroupReply(Body):
-    """Reply to GET_BROKER_MEMBER_GROUP (901); of a name that is not known no address."""
+    """Reply to GET_BROKER_MEMBER_GROUP (901): the live brokers of a name; without addresses if the name is not
+    known.
+    """
 
     broker_member_group: MemberGroupOfName = msgspec.field(default_factory=MemberGroupOfName)
 
@@ -241,14 +245,15 @@ class OffsetBody(QueueBody):
 
 
 def encode_offsets(offsets: Mapping[MessageQueue, int]) -> bytes:
-    """Return the file's text: RocketMQ's JSON, with queues as keys."""
+    """Return the text of an offsets file: RocketMQ's JSON, with queues as keys."""
     rows = [(QueueBody.of(queue), offset) for queue, offset in sorted(offsets.items())]
     return b'{"offsetTable":%b}' % java_json.encode_object_keys(rows)
 
 
 def decode_offsets(data: bytes) -> dict[MessageQueue, int]:
-    """The offsets of such a text; also the body of RESET_CONSUMER_CLIENT_OFFSET, of which the C++ client's form is a
-    list. Raises ProtocolError.
+    """Return the offsets in the text of an offsets file, or in the body of RESET_CONSUMER_CLIENT_OFFSET.
+
+    The C++ client's form of that body is a list, which is read too. Raises ProtocolError.
     """
     table = java_json.decode(data, dict[str, dict[str, int] | list[OffsetBody]]).get("offsetTable", {})
     if isinstance(table, list):

@@ -13,7 +13,7 @@ from rocketspark.protocol.json.bodies import Body
 
 
 class UserInfo(Body, omit_defaults=True):
-    """A user. None: not said, which keeps the value in an update.
+    """A user, as requests carry it. In an update, a field that is None keeps its value.
 
     `user_type`: Super or Normal; `user_status`: enable or disable.
     """
@@ -34,8 +34,8 @@ class UserInfo(Body, omit_defaults=True):
 class PolicyEntryInfo(Body, omit_defaults=True):
     """One rule of a policy.
 
-    `resource`: Topic:x, Group:x, Cluster:x or *, where x may end in * or be one; `actions`: All, Pub, Sub, Create,
-    Update, Delete, Get, List; `source_ips`: addresses or networks, none for any; `decision`: Allow or Deny.
+    `resource`: Topic:x, Group:x, Cluster:x or *, where x may end in *, or be * for all; `actions`: All, Pub, Sub,
+    Create, Update, Delete, Get, List; `source_ips`: addresses or networks, none for any; `decision`: Allow or Deny.
     """
 
     resource: str | None = None
@@ -45,14 +45,14 @@ class PolicyEntryInfo(Body, omit_defaults=True):
 
 
 class PolicyInfo(Body, omit_defaults=True):
-    """Rules of one type: Custom, or Default, which is asked where no custom rule fits."""
+    """Rules of one type: Custom ones, and Default ones, which count where no Custom one fits."""
 
     policy_type: str | None = None
     entries: list[PolicyEntryInfo] | None = None
 
 
 class AclInfo(Body, omit_defaults=True):
-    """What a subject, "User:name", may do."""
+    """The rules of a subject, "User:name"."""
 
     subject: str | None = None
     policies: list[PolicyInfo] | None = None
@@ -65,7 +65,7 @@ Ids = Annotated[list[Id], msgspec.Meta(max_length=MEMBERS_MAX)]
 
 
 class SyncStateSet(Body):
-    """The replicas that hold all that was acknowledged, and the number of this set."""
+    """The in-sync set: the replicas that have every acknowledged message. The epoch is the number of this set."""
 
     sync_state_set: Ids = []
     sync_state_set_epoch: Id = 0
@@ -81,7 +81,7 @@ class MemberGroup(Body):
 
 
 class ElectMasterBody(Body, kw_only=True, omit_defaults=True):
-    """Reply to CONTROLLER_ELECT_MASTER (1002); the members only if a new master was elected."""
+    """Body of the reply to CONTROLLER_ELECT_MASTER (1002); the members are there only if a new master was elected."""
 
     broker_member_group: MemberGroup | None = None
     sync_state_set: Annotated[list[Id], msgspec.Meta(max_length=MEMBERS_MAX)]

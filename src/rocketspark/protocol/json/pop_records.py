@@ -34,7 +34,7 @@ _encode = msgspec.json.encode
 
 
 class CheckPointKey(NamedTuple):
-    """What a check point and its acknowledgements have in common."""
+    """What identifies a check point; its acknowledgements name it too."""
 
     topic: str
     group: str
@@ -45,9 +45,11 @@ class CheckPointKey(NamedTuple):
 
 
 class CheckPointRecord(NamedTuple):
-    """The content of a check point's record. `offsets`: of its messages; `acked`: bit i for the i-th of them.
+    """The content of a check point's record in the revive topic. `offsets`: of its messages; `acked`: bit i is set if
+    the i-th of them is acknowledged.
 
-    `re_puts`: how often it was written again; `suspended`: the next delivery counts as no other attempt.
+    `re_puts`: how often the check point was written again; `suspended`: the next delivery does not count as another
+    attempt.
     """
 
     key: CheckPointKey
@@ -63,7 +65,7 @@ class CheckPointRecord(NamedTuple):
         return self.key.pop_time_ms + self.invisible_time_ms
 
     def encode(self) -> bytes:
-        """Return the JSON."""
+        """Return the record's body, as JSON."""
         topic, group, queue_id, start, pop_time_ms, broker_name = self.key
         acked = self.acked - (1 << 32) if self.acked >> 31 & 1 else self.acked
         re_puts = b'"rp":"%d",' % self.re_puts if self.re_puts else b""
@@ -94,14 +96,16 @@ class CheckPointRecord(NamedTuple):
 
 
 class AckRecord(NamedTuple):
-    """The content of an acknowledgement's record: of one message, or a batch's, of several of one check point."""
+    """The content of an acknowledgement's record in the revive topic: for one message, or for several of one check
+    point (`is_batch`).
+    """
 
     key: CheckPointKey
     offsets: tuple[int, ...]
     is_batch: bool = False
 
     def encode(self) -> bytes:
-        """Return the JSON."""
+        """Return the record's body, as JSON."""
         topic, group, queue_id, start, pop_time_ms, broker_name = self.key
         offsets = b""
         if self.is_batch:
@@ -153,7 +157,9 @@ class _Ack(msgspec.Struct, gc=False):
 
 
 def decode_check_point(body: bytes, broker_name: str) -> CheckPointRecord:
-    """Return a check point; `broker_name`: of one that names none. Raises ProtocolError."""
+    """Return the check point in a record's body; `broker_name`: used where the body names none. Raises
+    ProtocolError.
+    """
     try:
         found = typed_json.decode(body, _CheckPoint, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -182,7 +188,9 @@ def decode_check_point(body: bytes, broker_name: str) -> CheckPointRecord:
 
 
 def decode_ack(body: bytes, broker_name: str, *, is_batch: bool) -> AckRecord:
-    """Return an acknowledgement; `broker_name`: of one that names none. Raises ProtocolError."""
+    """Return the acknowledgement in a record's body; `broker_name`: used where the body names none. Raises
+    ProtocolError.
+    """
     try:
         found = typed_json.decode(body, _Ack, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -195,7 +203,7 @@ def decode_ack(body: bytes, broker_name: str, *, is_batch: bool) -> AckRecord:
 
 
 class AssignmentQuery(Body):
-    """Body of QUERY_ASSIGNMENT (400)."""
+    """Body of QUERY_ASSIGNMENT (400): a member asks which queues of a topic it reads."""
 
     topic: str
     consumer_group: str
@@ -222,9 +230,10 @@ BATCHES_MAX = 4096
 
 
 class AckedBatch(Body):
-    """What is acknowledged of one queue of one pop. `topic`: never a retry topic, that is what `retry_flag` says.
+    """The acknowledged messages of one queue and one pop. `topic`: never the retry topic; `retry_flag` says that it is
+    meant.
 
-    `bits`: base64; bit i of its bytes, lowest first, is the message at `start_offset` + i.
+    `bits`: bytes as base64; bit i of them, the lowest first, is the message at `start_offset` + i.
     """
 
     group: str = field(name="c")
@@ -238,7 +247,9 @@ class AckedBatch(Body):
     bits: str | None = field(name="b", default=None)
 
     def offsets(self, low: int, high: int) -> Iterator[int]:
-        """Give the acknowledged offsets from `low` to `high`, both included. Raises ProtocolError for other text."""
+        """Yield the acknowledged offsets from `low` to `high`, both included. Raises ProtocolError if `bits` is not
+        base64.
+        """
         held = self._bytes()
         first = max(low - self.start_offset, 0) // 8
         last = (high - self.start_offset) // 8
@@ -263,7 +274,7 @@ class AckedBatch(Body):
 
 
 class BatchAck(Body):
-    """The whole body."""
+    """Body of BATCH_ACK_MESSAGE."""
 
     broker_name: str | None = None
     acks: list[AckedBatch] | None = None
@@ -333,7 +344,7 @@ def encode_batch_ack(body: BatchAck) -> bytes:
 
 
 def bits_of(start_offset: int, offsets: list[int]) -> str:
-    """Return the `bits` of a batch. `offsets`: none below `start_offset`."""
+    """Return the `bits` of an AckedBatch for these offsets, none of which is below `start_offset`."""
     held = bytearray()
     for offset in offsets:
         at = offset - start_offset

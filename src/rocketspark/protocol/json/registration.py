@@ -44,8 +44,11 @@ class _RawBody(Body):
 
 
 def decode_plain(body: bytes) -> RegisterBrokerBody:
-    """The registration in a plain body, its topics read in pieces, so that other threads have their turns: in one call
-    60,000 topics keep them for 60 ms, so for 6. Raises ProtocolError."""
+    """Return the registration in a body that is not deflated. Raises ProtocolError.
+
+    Its topics are decoded in pieces, so that other threads get their turns: 60,000 of them in one call would stop all
+    threads for 60 ms, so they are stopped for 6.
+    """
     try:
         raw = typed_json.decode(body, _RawBody, strict=False)
         table = raw.topic_config_serialize_wrapper
@@ -80,7 +83,9 @@ def _topics(text: bytes) -> dict[str, TopicConfig]:
 
 
 def decode_compressed(body: bytes) -> RegisterBrokerBody:
-    """The registration in a deflated body. Raises ProtocolError if it does not inflate or its parts do not fit."""
+    """Return the registration in a deflated body. Raises ProtocolError if it does not inflate or its parts do not
+    fit.
+    """
     try:
         inflater = zlib.decompressobj()
         data = inflater.decompress(body, INFLATED_BYTES_MAX)

@@ -51,11 +51,13 @@ class MappingItem(Body):
         return self.end_offset > self.start_offset
 
     def to_logical(self, offset: int) -> int:
-        """Return the logical offset of one in the broker's queue; never before the part's own start."""
+        """Return the offset in the logical queue for `offset` in the broker's queue; at least that of the part's
+        start.
+        """
         return self.logic_offset + max(offset - self.start_offset, 0)
 
     def to_logical_loosely(self, offset: int) -> int:
-        """Return the logical offset of one in the broker's queue, at most that of the part's end.
+        """Return the offset in the logical queue for `offset` in the broker's queue, at most that of the part's end.
 
         -1 while it is not decided where the part begins.
         """
@@ -66,12 +68,14 @@ class MappingItem(Body):
         return self.to_logical(offset)
 
     def to_physical(self, logical: int) -> int:
-        """Return the offset in the broker's queue of a logical one; below 0 for one before the part."""
+        """Return the offset in the broker's queue for one in the logical queue; it may be below 0 for one before the
+        part.
+        """
         return logical - self.logic_offset + self.start_offset
 
     @property
     def logical_end(self) -> int:
-        """Return the logical offset of a known end, else that of the start."""
+        """Return the logical offset at which the part ends; if its end is not known, that of its start."""
         return self.logic_offset + max(self.end_offset - self.start_offset, 0)
 
 
@@ -82,7 +86,7 @@ class MappingDetail(QueueMapping):
 
 
 class MappingTable(Body):
-    """topicQueueMapping.json."""
+    """topicQueueMapping.json: the static topics of one broker."""
 
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
     topic_queue_mapping_info_map: dict[str, MappingDetail] = {}
@@ -95,7 +99,7 @@ class TopicConfigAndMapping(TopicConfig):
 
 
 def info_of(detail: MappingDetail) -> QueueMapping:
-    """Return what NameServers are told of a mapping: the queues that the broker leads."""
+    """Return what a broker tells NameServers of a static topic: the logical queues that it leads."""
     return QueueMapping(
         topic=detail.topic,
         scope=GLOBAL_SCOPE,
@@ -111,7 +115,7 @@ def info_of(detail: MappingDetail) -> QueueMapping:
 
 
 def mock_broker(scope: str) -> str:
-    """Return the broker name of a scope's logical queues."""
+    """Return the broker name that clients see for the logical queues of a scope."""
     return MOCK_BROKER_PREFIX + (scope[2:] if scope == GLOBAL_SCOPE else scope)
 
 
@@ -133,7 +137,7 @@ def part_of(items: Sequence[MappingItem], logical: int) -> MappingItem | None:
 
 
 def next_part(items: Sequence[MappingItem], current: MappingItem) -> MappingItem | None:
-    """Return the part behind one, None if there is none or its start is not decided."""
+    """Return the part after `current`; None if there is none, or its start is not decided."""
     for at, item in enumerate(items[:-1]):
         if item.is_decided and item.gen == current.gen:
             following = items[at + 1]
@@ -167,9 +171,9 @@ def wrong_parts(items: Sequence[MappingItem]) -> str:
 
 
 def wrong_change(old: Sequence[MappingItem], new: Sequence[MappingItem], *, same_epoch: bool) -> str:
-    """Return why the parts of a queue may not become others, "" if they may.
+    """Return why the parts of a logical queue may not be replaced by others, as a text; "" if they may.
 
-    Parts may come and go; one that stays keeps its place. Within an epoch the leader stays.
+    Parts may be added and removed, but one that stays keeps its place. Within an epoch the leader stays the same.
     """
     if not old:
         return ""
@@ -214,7 +218,9 @@ def wrong_update(old: MappingDetail, new: MappingDetail) -> str:
 
 
 def block_round_up(offset: int, block: int) -> int:
-    """Return where a new leader's offsets begin behind an old one's: a whole block, at least half a block away."""
+    """Return the logical offset at which a new leader's part begins: a multiple of `block`, at least half a block after
+    the old leader's end `offset`.
+    """
     return (offset // block + (1 if offset % block < block // 2 else 2)) * block
 
 
@@ -222,7 +228,7 @@ def block_round_up(offset: int, block: int) -> int:
 
 
 class PulledPart(NamedTuple):
-    """A pull's reply in logical offsets; `delta`: to be added to the offsets of the records."""
+    """The reply to a pull in logical offsets; `delta`: what has to be added to the offsets in the records."""
 
     code: int
     next_offset: int
@@ -241,10 +247,11 @@ def logical_reply(
     min_offset: int,
     max_offset: int,
 ) -> PulledPart:
-    """Translate the reply to a pull of one part, which asked for an offset of the broker's queue.
+    """Translate a broker's reply to a pull of the part `current` into logical offsets. `asked`: the offset in the
+    broker's queue that was pulled.
 
-    The end of a part that is not the last one sends the reader to the next part (PULL_RETRY_IMMEDIATELY). One whose
-    messages were removed sends to its first, and only the first part's is told as PULL_OFFSET_MOVED.
+    At the end of a part that is not the last, the reader is sent on to the next part (PULL_RETRY_IMMEDIATELY). If
+    messages were removed, it is sent to the part's first message; only in the first part the code is PULL_OFFSET_MOVED.
     """
     first = part_of(items, 0) or current
     answer, part = code, current

@@ -69,10 +69,10 @@ def decode(body: bytes | memoryview) -> list[BatchItem]:
 
 
 class Layout(NamedTuple):
-    """The places of the parts of a batch body's messages, an array element for each message.
+    """Where the messages of a batch body lie: arrays with an element for each message.
 
-    `starts` where each begins, `sizes` in all, `flags`, `body_bytes`, `properties_bytes`; `width`: the size of each if
-    all are alike in size and in the length of their bodies, else 0.
+    `starts`: where the message begins; `sizes`: its bytes in all; `flags`; `body_bytes`, `properties_bytes`: the
+    lengths of these parts. `width`: the size of each message if all have the same size and body length, else 0.
     """
 
     body: bytes

@@ -21,7 +21,9 @@ Range = tuple[int, NDArray[np.int64]]
 
 
 def encode(ranges: Iterable[Range]) -> bytes:
-    """Return the body for ranges: the offset of the first, and the physical offsets of all."""
+    """Return the request's body for ranges: of each, the offset of its first message, and the physical offsets of
+    all.
+    """
     return b"".join(_HEAD.pack(first, len(at)) + at.astype(">i8").tobytes() for first, at in ranges)
 
 

@@ -15,7 +15,7 @@ from rocketspark.errors import UsageError
 
 @lru_cache(maxsize=4096)
 def pack_host(host: str, port: int) -> bytes:
-    """ip (4 or 16 bytes) and i4 port, as stored in records."""
+    """Return a host as records store it: ip (4 or 16 bytes) and i4 port."""
     return ipaddress.ip_address(host).packed + port.to_bytes(4, "big")
 
 
@@ -68,7 +68,7 @@ class UniqueIds:
 
 
 class UniqueIdBlocks:
-    """Unique ids by the block, for many at a time. Its own random constant: no other has its ids."""
+    """Makes unique ids for many messages at a time. Its random constant makes them differ from all other ids."""
 
     def __init__(self, ip: bytes = b"\x7f\x00\x00\x01") -> None:
         process = struct.pack(">HI", machine.getpid() & 0xFFFF, machine.randbits(32))
@@ -77,9 +77,11 @@ class UniqueIdBlocks:
         self._next = 0
 
     def take(self, count: int) -> tuple[str, int]:
-        """Return (prefix, number): the ids are the prefix and `number`, `number + 1` … as 12 hex digits each.
+        """Reserve `count` ids. Returns (prefix, number): the ids are the prefix and `number`, `number + 1` … as 12 hex
+        digits each.
 
-        A number is ms since the month began and a counter of 16 bits: a larger block takes numbers of the time ahead.
+        A number is ms since the month began and a counter of 16 bits; a larger block takes numbers of ms that are still
+        to come.
         """
         now_ms = int(machine.time() * 1000)
         start_ms, end_ms = self._month_ms

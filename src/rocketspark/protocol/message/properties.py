@@ -114,18 +114,20 @@ def of_pairs(pairs: Mapping[bytes, bytes]) -> bytes:
 
 
 def without(stored: bytes, names: Collection[bytes]) -> bytes:
-    """Return a stored text without some properties; all others as they stand, whatever they hold."""
+    """Return a stored text without the properties of these names; all others stay as they are, even malformed ones."""
     pieces = [piece for piece in stored.split(b"\x02") if piece and piece.partition(b"\x01")[0] not in names]
     return b"".join([piece + b"\x02" for piece in pieces])
 
 
 def with_value(stored: bytes, name: bytes, value: bytes) -> bytes:
-    """Return a stored text with one property set, at its end."""
+    """Return a stored text in which one property has this value; it stands at the end."""
     return b"%b%b\x01%b\x02" % (without(stored, (name,)), name, value)
 
 
 def of_inner(inner: bytes, outer: bytes) -> bytes:
-    """Return the stored text of a message of a batch, with the receipt handle that its record was given out with."""
+    """Return the stored properties of a message of an inner batch, with the receipt handle of its record added if that
+    has one.
+    """
     handle = find(outer, POP_HANDLE.encode())
     return inner if handle is None else with_value(inner, POP_HANDLE.encode(), handle)
 

@@ -74,7 +74,7 @@ def encode(
     reconsume_times: int = 0,
     prepared_position: int = 0,
 ) -> bytes:
-    """One whole record. The host bits of `sys_flag` are set from the hosts' lengths."""
+    """Return one whole record as bytes. The host bits of `sys_flag` are set from the hosts' lengths."""
     hosts = host_flags(born_host, store_host)
     sys_flag = sys_flag & ~HOST_FLAGS | hosts
     layout, rest = FIXED[hosts], topic_field(topic) + properties_field(properties)
@@ -215,12 +215,14 @@ def _late(message: ReceivedMessage, given: tuple[Any, ...]) -> None:
 
 
 class Inflation:
-    """The progress of decode_messages through a reply, in pieces bounded by their inflated bodies.
+    """How far `decode_messages` has come in a pull's reply, whose messages are decoded in pieces so that inflated
+    bodies stay within a bound.
 
-    It begins at byte `at`, which becomes where it ended: the end, or a record before which the bodies had inflated to
-    `bytes_max` or more. `inflated`: to how many bytes those of compressed records did. A message whose body does not
-    inflate, or with `check_crc` false does not match its CRC, has it as stored, and a `body_error`; it is in
-    `spoiled` too. With `to_end` there is one piece: compressed bodies beyond `bytes_max` count as spoiled as well.
+    A piece begins at byte `at`, and sets it to where it ended: at the end of the reply, or before a record once the
+    bodies had inflated to `bytes_max` or more. `inflated`: the bytes that the bodies of compressed records inflated to.
+    A message whose body does not inflate, or with `check_crc` false does not match its CRC, keeps its body as stored,
+    has a `body_error`, and is in `spoiled`. With `to_end` there is one piece, and compressed bodies beyond `bytes_max`
+    count as spoiled too.
     """
 
     __slots__ = ("at", "bytes_max", "check_crc", "inflated", "spoiled", "to_end")
@@ -239,7 +241,7 @@ class Inflation:
         return self.inflated >= self.bytes_max
 
     def messages(self, data: bytes, broker_name: str) -> list[ReceivedMessage]:
-        """Return the messages of the record at `at`. Raises RecordError if it is not whole."""
+        """Return the messages of the record at byte `at`. Raises RecordError if the record is not whole."""
         why: RecordError | None = None
         try:
             record = decode(data, self.at)

@@ -13,7 +13,7 @@ BYTES = len(_ROOM)
 
 
 def without(stored: bytes) -> bytes:
-    """Return stored properties without a CRC, which is that of another record."""
+    """Return stored properties without the record's CRC, which is wrong for any other record."""
     at = stored.find(NAME)
     while at > 0 and stored[at - 1] != 2:
         at = stored.find(NAME, at + 1)
@@ -24,7 +24,7 @@ def without(stored: bytes) -> bytes:
 
 
 def with_room(stored: bytes) -> bytes:
-    """Properties with room for the CRC at their end."""
+    """Return stored properties with room for the record's CRC at their end."""
     stored = without(stored)
     if stored and stored[-1] != 2:
         stored += b"\x02"

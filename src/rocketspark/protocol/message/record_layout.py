@@ -43,7 +43,9 @@ PROPERTIES_LENGTH_BYTES = 2
 
 
 class Field(NamedTuple):
-    """One field of the fixed part. `kind`: as `struct` has it, "" for a host; `v6`: the host's bit in the sys flag."""
+    """One field of the fixed part of a record. `kind`: its `struct` format, "" for a host; `v6`: for a host, the bit of
+    the sys flag that says that it is IPv6.
+    """
 
     name: str
     kind: str
@@ -88,9 +90,10 @@ BLANK_BYTES_MIN = struct.calcsize(">ii")
 
 
 class Place(NamedTuple):
-    """Where a field stands: byte `at` if all hosts are IPv4; each of `hosts` (bits of the sys flag) stands before it.
+    """Where a field of a record stands: at byte `at` if all hosts are IPv4; it moves for each of the hosts before it
+    that is IPv6.
 
-    `kind`: the numpy type of its value.
+    `hosts`: the sys flag's bits of those hosts. `kind`: the numpy type of the field's value.
     """
 
     at: int
@@ -116,7 +119,9 @@ _BODY_LENGTH_BYTES = FIXED_BYTES_V4 - AT["body_bytes"]
 
 
 def only(*names: str, hosts: int = 0) -> struct.Struct:
-    """Return the struct that unpacks these fields of a record, in the table's order; `hosts`: its host bits."""
+    """Return the struct that unpacks only these fields of a record, named in the table's order. `hosts`: the host bits
+    of the record's sys flag.
+    """
     assert [field.name for field in FIELDS if field.name in names] == list(names)
     text = ">"
     for field in FIELDS:
@@ -128,7 +133,9 @@ def only(*names: str, hosts: int = 0) -> struct.Struct:
 
 
 def head_type(*names: str) -> np.dtype[Any]:
-    """Return the numpy type of these fields of a record whose hosts are IPv4; it ends with the last of them."""
+    """Return the numpy type of these fields in a record whose hosts are IPv4. It is as long as up to the end of the
+    last of them.
+    """
     places = [PLACES[name] for name in names]
     end = max(place.at + np.dtype(place.kind).itemsize for place in places)
     return np.dtype(
@@ -142,7 +149,7 @@ def head_type(*names: str) -> np.dtype[Any]:
 
 
 def v6_bytes(sys_flags: NDArray[Any], hosts: int = HOST_FLAGS) -> NDArray[np.int64] | int:
-    """Return the bytes by which IPv6 hosts move on what stands behind them, for each sys flag; 0 if there are none."""
+    """Return, for each sys flag, by how many bytes IPv6 hosts move the fields behind them; 0 if no host is IPv6."""
     found: NDArray[np.int64] | int = 0
     if not (sys_flags & hosts).any():
         return found
@@ -238,7 +245,9 @@ def find_begin(data: bytes | mmap, at: int, base: int, stop: int | None = None) 
 
 
 def is_blank(data: Buffer, at: int, left: int) -> bool:
-    """Tell whether the mark stands at byte `at` that says that the `left` bytes to the file's end are unused."""
+    """Tell whether the mark of unused space stands at byte `at`: that the `left` bytes from there to the file's end are
+    unused.
+    """
     if left < BLANK_BYTES_MIN:
         return False
     return bool(_BLANK.unpack_from(data, at) == (left, MAGIC_BLANK))

@@ -41,7 +41,7 @@ _OFFSET_MAX = (1 << 63) - 1
 
 
 def at(data: NDArray[np.uint8], kind: str) -> Ints:
-    """Return every position of `data` read as a number of that numpy kind: index it with byte positions."""
+    """Return an array whose element i is the number of numpy type `kind` that begins at byte i of `data`."""
     count = max(0, len(data) - np.dtype(kind).itemsize + 1)
     return np.ndarray((count,), kind, data.data, strides=(1,))
 
@@ -100,9 +100,10 @@ def _walk(buffer: Buffer, start: int, end: int, count_max: int) -> Ints:
 
 
 class Records(NamedTuple):
-    """Records, an array element each: the positions of their parts, and fields of them.
+    """Records as arrays, an element for each: where their parts begin and end in the buffer, and some fields.
 
-    `inner`: which hold messages; `bases`: texts that state the offset of the first message, None where none does.
+    `inner`: whether the record is an inner batch; `bases`: the text that states the queue offset of its first message,
+    None for a record without one.
     """
 
     inner: Ints
@@ -118,10 +119,11 @@ class Records(NamedTuple):
 
 
 class Items(NamedTuple):
-    """Messages, an array element each, ascending by position: those of inner batches, and whole records.
+    """Messages as arrays, an element for each, ascending by position: those of inner batches, and records that are one
+    message.
 
-    `records`: the place of its record among those given; `inner`: whether it stands in a batch. `body` to `end` are
-    positions in the buffer; `properties` and `end` enclose those of the message.
+    `records`: the index of the message's record among those given; `inner`: whether it is in an inner batch. `body` to
+    `end` are positions in the buffer; `properties` to `end` are the message's properties.
     """
 
     records: Ints
@@ -135,7 +137,7 @@ class Items(NamedTuple):
     end: Ints
 
     def only(self, chosen: Ints | slice) -> Items:
-        """Return the messages for which `chosen` is true, or those of a slice."""
+        """Return the messages that a mask or a slice chooses."""
         return Items(*[part[chosen] for part in self])
 
 
@@ -148,9 +150,9 @@ OF_ITEM: dict[str, Callable[[Items], Ints]] = {
 
 
 def items_of(buffer: Buffer, found: Records) -> Items | None:
-    """Return the messages of the records; None if one of them needs the general decoder.
+    """Return the messages of the records `found`; None if one record has to be decoded by the general decoder.
 
-    The CRC of each inner batch is compared: one for all its messages.
+    The CRC of each inner batch, which covers all its messages, is checked.
     """
     view = memoryview(buffer)
     places = np.flatnonzero(found.inner)

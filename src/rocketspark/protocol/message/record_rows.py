@@ -28,9 +28,9 @@ from rocketspark.protocol.message.record_places import OF_ITEM, Items, at
 
 
 class RecordRows:
-    """Records at known positions, a row each; of an inner batch with `items` a row for each message.
+    """Records at known positions, a row for each; with `items`, an inner batch has a row for each of its messages.
 
-    `starts`: where each row's record begins, ascending.
+    `starts`: where the record of each row begins, ascending.
     """
 
     def __init__(self, buffer: Buffer, starts: Ints, items: Items | None = None) -> None:
@@ -47,7 +47,7 @@ class RecordRows:
 
     @property
     def buffer(self) -> Buffer:
-        """The buffer that the records lie in."""
+        """The buffer that holds the records."""
         return self._buffer
 
     @property
@@ -71,7 +71,7 @@ class RecordRows:
         return type(self)(self._buffer, starts, items)
 
     def number(self, field: str) -> Ints:
-        """Return a number of each record's fixed part, big-endian."""
+        """Return the numeric field `field` of each row."""
         if self._items is not None and field in OF_ITEM:
             return OF_ITEM[field](self._items)
         place = PLACES[field]
@@ -140,7 +140,7 @@ class RecordRows:
         _ = self._parts
 
     def wrong_crcs(self) -> list[tuple[int, int]]:
-        """Return the rows whose body does not match its CRC, each with that CRC; 0.2 us a row."""
+        """Return (row, CRC stated) for each row whose body does not match its CRC. Takes 0.2 us a row."""
         body, body_end = self._bodies_at
         view = memoryview(self._buffer)
         stored = self.number("crc")
@@ -170,7 +170,7 @@ class RecordRows:
         return self._cut(*self._properties_at)
 
     def records(self) -> list[bytes]:
-        """Return each row's record."""
+        """Return the whole record of each row."""
         return self._cut(self._starts, self._starts + self.number("size"))
 
     def _cut(self, starts: Ints, ends: Ints) -> list[bytes]:

@@ -45,9 +45,10 @@ ATTEMPTS_MAX_AGE_S = 20.0
 
 
 class Wanted(NamedTuple):
-    """What is popped of a queue, or with queue -1 of all queues of its broker.
+    """What a pop asks for: messages of one queue, or with queue id -1 of all queues of its broker.
 
-    `from_first`: where a group begins that never read it; `attempt_id`: repeated, the same ordered messages come again.
+    `from_first`: a group that never read the queue begins at its first message, not its last. `attempt_id`: an ordered
+    pop that is repeated with the same id gets the same messages again.
     """
 
     queue: MessageQueue
@@ -152,7 +153,7 @@ class PopCalls:
         return self.instance.open_broker(address) or await self.instance.broker(address)
 
     async def look_again(self, topic: str, error: BaseException) -> None:
-        """Fetch the topic's route if the error says that its broker may be elsewhere now."""
+        """Fetch the topic's route anew if `error` says that the topic's master may have changed."""
         if isinstance(error, ServerError) and error.code not in NO_MASTER_CODES:
             return
         try:
@@ -177,7 +178,9 @@ class PopCalls:
         return handle
 
     def late_ms(self, handle: ReceiptHandle) -> float | None:
-        """Return for how long a message is visible again, less than 0 if it is not; None if that cannot be told."""
+        """Return how many ms ago a message's invisible time ended, below 0 if it has not; None if the broker's clock is
+        not known.
+        """
         clock_ms = self._clock_ms.get(handle.broker_name)
         return None if clock_ms is None else clock_ms + machine.monotonic() * 1000 - handle.next_visible_ms
 
@@ -263,7 +266,7 @@ class PopCalls:
                     log.info(text, self.group, message.message_id, result)
 
     def abandon(self, asking: asyncio.Task[list[ReceivedMessage]]) -> None:
-        """Give back the messages of a pop that no caller waits for any more, once it is answered."""
+        """Give back the messages of a pop whose caller no longer waits, once the broker has answered it."""
         self._abandoned.add(asking)
         asking.add_done_callback(self._answered_late)
 
@@ -277,9 +280,11 @@ class PopCalls:
             await asyncio.wait(list(self._giving_back), timeout=timeout_s)
 
     async def end_held(self, timeout_s: float, asking: Iterable[asyncio.Task[list[ReceivedMessage]]] = ()) -> None:
-        """Give back what brokers answered before they knew of a leave. `asking`: pops besides abandoned ones.
+        """Wait for brokers' last answers to pops after this member left, and give their messages back. `asking`: pops
+        to wait for besides the abandoned ones.
 
-        Our broker answers what it holds when it is told, RocketMQ's when there are messages: it is not waited for.
+        Our broker answers the pops that it holds as soon as a member leaves. RocketMQ's holds them until there are
+        messages, and is not waited for.
         """
         if held := {*self._abandoned, *asking}:
             await asyncio.wait(held, timeout=HELD_S)
@@ -291,5 +296,7 @@ def _result(done: asyncio.Task[list[ReceivedMessage]]) -> list[ReceivedMessage]:
 
 
 def every_broker(topic: str, names: Iterable[str]) -> list[MessageQueue]:
-    """Return what stands for all queues of each of these brokers."""
+    """Return one MessageQueue for each broker name, with the queue id -1, which stands for all its queues of the
+    topic.
+    """
     return [MessageQueue(topic, name, ALL_QUEUES) for name in names]

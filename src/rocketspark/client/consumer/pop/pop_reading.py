@@ -1,7 +1,7 @@
 """The popping half of a push consumer: brokers assign its queues, to pull or to pop; what is popped is acknowledged.
 
-Rule: of a queue that is not assigned any more nothing is popped; what was popped of it is finished all the same, as its
-receipt handle holds.
+Rule: nothing more is popped of a queue that is no longer assigned; what was popped of it before is still finished and
+acknowledged, as its receipt handles stay valid.
 """
 
 from __future__ import annotations
@@ -75,9 +75,10 @@ class PopReading:
     # -- assignment ----------------------------------------------------------------------------------------------
 
     async def share(self, topic: str, route: TopicRoute) -> list[MessageQueue] | None:
-        """Ask a broker for this member's queues of a topic; return those to pull, None: leave all as it is.
+        """Ask a broker which queues of a topic this member reads. Returns those to pull; None if the member keeps what
+        it has.
 
-        Those to pop are begun by `begin`. Raises RocketSparkError.
+        The queues to pop are noted; `begin` starts them. Raises RocketSparkError.
         """
         for gone in {q.topic for q in self.poppers} - set(self._subscriptions):
             self._own(gone, [])
@@ -109,7 +110,7 @@ class PopReading:
                 self._subscriptions[name] = subscribe(name)
 
     def begin(self, topic: str) -> None:
-        """Begin to pop the queues that `share` was told to pop, once none of them is pulled any more."""
+        """Begin to pop the queues that `share` noted. Call it once this member no longer pulls any of them."""
         self._own(topic, self._assigned.get(topic, []))
 
     def _own(self, topic: str, queues: list[MessageQueue]) -> None:
@@ -159,7 +160,10 @@ class PopReading:
             self._deliver(batch, good)
 
     def finished(self, done: list[Unit], failed: list[Unit]) -> tuple[list[Unit], list[Unit]]:
-        """Acknowledge popped messages that are done, delay those that failed; return the units that were pulled."""
+        """Acknowledge the popped messages of `done`, and have those of `failed` come again after a delay.
+
+        Returns the units of both lists that were pulled, not popped, for the caller to finish.
+        """
         acked: list[ReceivedMessage] = []
         for batch, units in groupby(done, key=itemgetter(0)):
             if isinstance(batch, PopBatch):
@@ -231,7 +235,9 @@ class PopReading:
         await end_all([*tasks, *self._stopped], END_S)
 
     async def finish(self) -> None:
-        """Give back what no listener took, and wait until what is acknowledged is told to the brokers."""
+        """Give back popped messages that no listener took, and wait until the brokers have been told of those that are
+        acknowledged.
+        """
         for batch in list(self._batches):
             messages = list(batch.pending.values())
             batch.finish(messages)
@@ -242,7 +248,7 @@ class PopReading:
         await self._calls.settle(END_S)
 
     async def end_held(self) -> None:
-        """Give back what brokers still answered until they had heard that this member leaves."""
+        """Give back messages that brokers still answered before they heard that this member left."""
         await self._calls.end_held(END_S)
 
 

@@ -42,8 +42,9 @@ DELAYS_MS = (
 class PopSettings(msgspec.Struct, frozen=True, metaclass=NamedFields):
     """Settings of a popper.
 
-    `backlog_count_max`: it pops no more while so many messages of its are not finished; `delays_ms`: after which a
-    message that failed comes again, by its attempts so far (rule: popDelayLevel, DefaultMQPushConsumerImpl, 5.x).
+    `backlog_count_max`: while so many of its messages are not finished, it pops no more. `delays_ms`: after how long a
+    message that failed comes again, by the number of its attempts so far (rule: popDelayLevel,
+    DefaultMQPushConsumerImpl, 5.x).
     """
 
     invisible_ms: int = 60_000
@@ -58,7 +59,7 @@ class PopSettings(msgspec.Struct, frozen=True, metaclass=NamedFields):
 
 
 def check_settings(how: PopSettings) -> PopSettings:
-    """Return the settings. Raises ConfigError for those that cannot be."""
+    """Return the settings, times as whole numbers. Raises ConfigError if one is out of its range."""
     if not 1 <= how.invisible_ms <= INVISIBLE_MS_MAX:
         raise ConfigError(f"invisible_ms {how.invisible_ms} is not from 1 to {INVISIBLE_MS_MAX} (12 h)")
     if not 1 <= how.count_max <= COUNT_MAX or how.backlog_count_max < 1:
@@ -71,9 +72,9 @@ def check_settings(how: PopSettings) -> PopSettings:
 
 
 class PopBatch:
-    """The messages of one pop that are not finished; it stands where a listener's call has its puller.
+    """The unfinished messages of one pop. Listener calls refer to it as they refer to a puller for pulled messages.
 
-    `dropped`: calls that did not begin are left out. `counts`: as a puller's.
+    `dropped`: calls that did not begin by then are left out. `counts`: the statistics that it adds to, as a puller's.
     """
 
     __slots__ = ("_end_s", "_over", "_popper", "_shared", "counts", "pending")
@@ -94,7 +95,9 @@ class PopBatch:
         return machine.monotonic() >= self._end_s
 
     def to_acknowledge(self, done: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Return those of these messages by which brokers are told: of several with one handle the last to be done."""
+        """Return those of the messages `done` that are acknowledged at the broker. Messages of one batch record share a
+        handle: only the last of them to be done is.
+        """
         if self._shared is None:
             return done
         last = []
@@ -105,7 +108,7 @@ class PopBatch:
         return last
 
     def finish(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Count messages as finished: their fate is in other hands."""
+        """Count messages as finished here, whether they are acknowledged, given back or delayed."""
         for message in messages:
             if self.pending.pop(id(message), None) is not None:
                 self._popper.waiting -= 1
@@ -162,7 +165,7 @@ class Popper:
         self.wake()
 
     def wake(self) -> None:
-        """Look again whether there is room."""
+        """Check again whether more messages may be popped."""
         self._room.set()
 
     async def _run(self) -> None:

@@ -111,8 +111,8 @@ class AsyncSimpleConsumer(ConsumerLife):
         """Subscribe to a topic's messages: all, those of "TagA || TagB", or those for which `sql` is true. Also while
         running.
 
-        All members of a group need the same. Raises MessageIllegal for a topic that cannot be, FilterIllegal for a
-        wrong `sql`.
+        All members of a group need the same subscriptions. Raises MessageIllegal for a topic's name that is not
+        allowed, FilterIllegal for a wrong `sql`.
         """
         full = validators.check_topic(namespace.wrap(self._namespace, topic))
         wanted, kind = filter_of(expression, sql)
@@ -398,9 +398,10 @@ class AsyncSimpleConsumer(ConsumerLife):
         await self._pops.ack([messages] if isinstance(messages, ReceivedMessage) else messages)
 
     async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: float) -> None:
-        """Let a message be invisible to others for so long from now on: longer, or shorter to have it come again soon.
+        """Make a message invisible to others for `invisible_ms` from now on: longer, or shorter so that it comes again
+        soon.
 
-        Its receipt handle is another one afterwards. Raises as `ack` does.
+        The message gets a new receipt handle. Raises as `ack` does.
         """
         self._check_started()
         await self._pops.change_invisible_time(message, _invisible(invisible_ms, UsageError))
