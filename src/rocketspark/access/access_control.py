@@ -30,10 +30,11 @@ UNREADABLE = "parse authorization context error."
 
 
 class Standing:
-    """What a connection's requests that name the same user and resources have to show, until `holds` says no.
+    """What later requests of a connection have to show, if they name the same user and resources as one that was let
+    through; it counts until `holds` returns False.
 
-    `looks_at_each`: each shows a good signature; else one of the connection counts for a time, as RocketMQ's stateful
-    strategy has it.
+    `looks_at_each`: each request needs a good signature; else one good signature of the connection counts for a time,
+    as in RocketMQ's stateful strategy.
     """
 
     __slots__ = ("_authentication", "_authorization", "_control", "_key", "_request", "_user", "looks_at_each")
@@ -57,27 +58,29 @@ class Standing:
         self.looks_at_each = authentication.looks_at_each
 
     def holds(self) -> bool:
-        """Return whether the user is still the same, and may still do what was asked for."""
+        """Tell whether the user is still the same, and still may do what the first request asked for."""
         may = self._authorization is None or self._key in self._authorization.allowed
         return may and self._authentication.counts(self._request, self._user)
 
     def is_good(self, content: bytes, body: bytes | memoryview, signature: bytes, signed_ms: int | None) -> bool:
-        """Return whether a request's signature is good; `signed_ms`: when it was made, None if it does not tell."""
+        """Tell whether a request's signature is good. `signed_ms`: when the request was signed; None if it does not
+        tell.
+        """
         return self._authentication.is_good(self._user, content, body, signature, signed_ms)
 
     def passed(self, count: int) -> None:
-        """Count requests that were let through."""
+        """Add to the counts of requests that were let through."""
         self._control.authenticated += count
         if self._authorization is not None:
             self._control.authorized += count
 
 
 class AccessControl:
-    """The check of one broker. Either half may be off.
+    """The check of each request at one broker: authentication and authorization, each of which may be off.
 
-    `complete`: requests that RocketMQ does not check are checked too; `whitelists`: the codes that pass each half
-    unchecked; `decided`: hears of each refusal, and of what passes of the codes `told`. `authenticated`, `authorized`:
-    how many requests were let through.
+    `complete`: requests that RocketMQ does not check are checked too. `whitelists`: the codes that pass authentication,
+    and authorization, unchecked. `decided`: called with each refusal, and with each request of the codes `told` that
+    passes. `authenticated`, `authorized`: how many requests were let through.
     """
 
     def __init__(
@@ -102,7 +105,9 @@ class AccessControl:
         self.authenticated = self.authorized = 0
 
     def refuses(self, request: ReceivedRequest) -> Refusal | None:
-        """Return the answer to a request whose sender is not known, or who may not."""
+        """Return the answer to a request whose sender is not known, or may not do what it asks for; None if it may be
+        served.
+        """
         if self._authentication is not None and request.code not in self._unauthenticated:
             remark = self._authentication.refusal(request)
             if remark is not None:
@@ -170,9 +175,10 @@ class AccessControl:
         return context._replace(name=self._cluster_name) if context.kind == CLUSTER else context
 
     def standing(self, request: ReceivedRequest) -> Standing | None:
-        """Return what has to be shown by requests that differ from this one in nothing that is looked at here.
+        """Return what requests like this one have to show to be let through, if it was let through itself.
 
-        None: each is to be asked about, as is every one before the first that was let through.
+        A request is like this one if it is equal in all that this check looks at. None if each such request has to be
+        checked by `refuses`.
         """
         authentication = self._authentication
         if authentication is None or request.code in self._unauthenticated or request.code in self.told:
@@ -199,11 +205,11 @@ class AccessControl:
         return None if self._authentication is not None and Code.HEART_BEAT in self._unauthenticated else sender.user
 
     def trusts(self, sender: Sender) -> bool:
-        """Return whether a sender may do everything, so that he may speak for others."""
+        """Tell whether a sender may do everything, so that he may send requests in others' names."""
         return self._authorization is not None and self._authorization.is_super(self._user(sender) or "")
 
     def may(self, sender: Sender, contexts: Iterable[Context]) -> bool:
-        """Return whether a client may be sent what needs these."""
+        """Tell whether a sender has the rights in `contexts`, without which he may not be sent something."""
         if self._authorization is None or not self._complete:
             return True
         for context in contexts:
@@ -213,7 +219,7 @@ class AccessControl:
         return True
 
     def publishes(self, sender: Sender) -> bool:
-        """Return whether a client may send to any topic at all."""
+        """Tell whether a sender may send to at least one topic."""
         if self._authorization is None or not self._complete:
             return True
         return self._authorization.may_somewhere(self._user(sender) or "", TOPIC, PUB, sender.host)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Check(StrEnum):
-    """What was asked: who somebody is, what he may do, or that he changed who may do what."""
+    """What a decision was about: who somebody is, what he may do, or that he changed who may do what."""
 
     AUTHENTICATION = "authentication"
     AUTHORIZATION = "authorization"
@@ -70,7 +70,7 @@ Decided = Callable[[Decision], None]
 
 
 def nobody_told(decision: Decision) -> None:
-    """Take a decision that nobody wants to hear of."""
+    """Do nothing with a decision, where there is no audit."""
 
 
 log = LimitedLog("rocketspark.access")
@@ -81,9 +81,10 @@ FILE_MODE = 0o600
 
 
 class AuditFile:
-    """Lines in `path`, the file before it in `path`.1 and so on: `files_max` files of at most `bytes_max`.
+    """Writes lines to the file `path`; older lines are in `path`.1 and so on, `files_max` files of at most `bytes_max`
+    in all.
 
-    Each line also goes to the logger. `lost_line` makes the line that tells of lines which could not be written.
+    Each line also goes to the logger. `lost_line` makes the line that tells how many lines could not be written.
     """
 
     def __init__(
@@ -110,14 +111,14 @@ class AuditFile:
         self._closed = False
 
     def check(self) -> None:
-        """Open the file. Raises StoreUnwritable if that cannot be: then nothing would be on record."""
+        """Open the file. Raises StoreUnwritable if it cannot be opened, as nothing would be on record then."""
         try:
             self._open()
         except OSError as e:
             raise StoreUnwritable(f"the audit log {self._path} cannot be written: {e.strerror or e}") from None
 
     def put(self, line: bytes) -> None:
-        """Have a line, which ends in a line break, written soon."""
+        """Have a line, which ends with a line break, written soon by the thread."""
         if self._closed:
             return
         if self._thread is None:
@@ -249,8 +250,10 @@ def request_name(code: int) -> str:
 
 
 class Audit:
-    """What a server puts on record. `server`: how lines name it; `changes`: the codes that are put on record, with
-    `what` they are about; `wall_ms`, `now_s`: the clocks.
+    """What a server puts on record, in its audit file.
+
+    `server`: the fields by which lines name the server. `changes`: the request codes of changes, each of which is put
+    on record; `what` returns what such a request changes. `wall_ms`, `now_s`: the clocks.
     """
 
     def __init__(
@@ -290,14 +293,14 @@ class Audit:
         self._file.check()
 
     def close(self) -> None:
-        """Write the rest; takes some seconds at most."""
+        """Write what is left and close the file; takes some seconds at most."""
         self._end_period()
         self._file.close()
 
     # -- refusals ------------------------------------------------------------------------------------------------
 
     def decided(self, decision: Decision) -> None:
-        """Hear of a decision; one that refuses is put on record."""
+        """Take a decision of the server's checks; one that refuses is put on record."""
         if decision.check is Check.ADMINISTRATION:
             return  # Written by `watch`, with its outcome.
         if decision.allowed:
@@ -325,7 +328,7 @@ class Audit:
         return False
 
     def tick(self) -> None:
-        """End a period that is over; called every second."""
+        """Write how many lines were left out, if a period has ended; called every second."""
         if self._by_host and self._now_s() - self._period_began_s >= PERIOD_S:
             self._end_period()
 
@@ -341,7 +344,7 @@ class Audit:
     # -- changes -------------------------------------------------------------------------------------------------
 
     def watch(self, routes: Routes) -> None:
-        """Put each change on record, with what the broker answered."""
+        """Wrap the handlers of changes in `routes`, so that each change is put on record with the broker's answer."""
         for code in self._changes_of:
             routes.wrap(code, self._watched)
 

@@ -1,4 +1,4 @@
-"""Who signed a request, and whether it was he (rule: DefaultAuthenticationHandler, 5.5.0).
+"""Checks that a request was signed by the user whom it names (rule: DefaultAuthenticationHandler, 5.5.0).
 
 Stateless: every request's signature is checked. Stateful: the first good one of a user on a connection counts for some
 time; it ends at once if the user changes. A bad one, and one that was let through by a whitelist, is never remembered.
@@ -20,17 +20,19 @@ REMEMBERED_MAX = 16
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """A user whose signature was good on a connection, as he was then. `until_s`: by the loop's clock."""
+    """A user, as he was when a signature of his was good on a connection. `until_s`: how long it counts, by the loop's
+    clock.
+    """
 
     user: User
     until_s: float
 
 
 class Authentication:
-    """Checks signatures by the users' tables; without tables it refuses everybody.
+    """Checks signatures by the table of users; without a table it refuses everybody.
 
-    `remember_s`: for how long a good signature counts on its connection, 0 to check each; `age_max_ms`: of a
-    signature that tells its time, 0 for any; `now_s`, `now_ms`: the clocks.
+    `remember_s`: for how long a good signature counts on its connection; 0: each request's is checked. `age_max_ms`:
+    how old a signature that tells its time may be; 0: of any age. `now_s`, `now_ms`: the clocks.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Authentication:
         self._now_ms = now_ms
 
     def refusal(self, request: ReceivedRequest) -> str | None:
-        """Return why the sender is not known to be who he says; None if he is."""
+        """Return why it is not certain that the request is from the user whom it names; None if it is."""
         if self._tables is None:
             return "The authenticationMetadataProvider is not configured"
         username = request.ext.get(ACCESS_KEY)
@@ -72,23 +74,27 @@ class Authentication:
 
     @property
     def looks_at_each(self) -> bool:
-        """Whether every signature is checked, not the first of a connection alone."""
+        """Tell whether every request's signature is checked, rather than the first of a connection."""
         return not self._remember_s
 
     def counts(self, request: ReceivedRequest, user: User) -> bool:
-        """Return whether a user may still sign as he was, and where one signature counts for a time, it still does."""
+        """Tell whether a user is unchanged and enabled, and, where one signature counts for a time, whether that time
+        lasts.
+        """
         if not user.is_enabled or self.user_of(request) is not user:
             return False
         return self.looks_at_each or self._is_remembered(request, user)
 
     def user_of(self, request: ReceivedRequest) -> User | None:
-        """Return whom a request names as its sender; None for nobody that is known."""
+        """Return the user whom a request names as its sender; None if it names nobody who is known."""
         return None if self._tables is None else self._tables.users.get(request.ext.get(ACCESS_KEY, ""))
 
     def is_good(
         self, user: User, content: bytes, body: bytes | memoryview, signature: bytes, signed_ms: int | None
     ) -> bool:
-        """Return whether a signature is the user's, and not too old; `signed_ms`: None for one that tells no time."""
+        """Tell whether a signature is the user's, and not too old; `signed_ms`: when it was made, None if the request
+        does not tell.
+        """
         if not is_signature(signature, user.password.encode(), content, body):
             return False
         return not (signed_ms and self._age_max_ms) or is_recent(signed_ms, self._now_ms(), self._age_max_ms)

@@ -18,16 +18,19 @@ KEPT_CHARACTERS_MAX = 512
 
 
 class Verdict(NamedTuple):
-    """An answer. `remark`: None if it is allowed; `rule`: what decided."""
+    """The answer to whether a user may do something. `remark`: why not, None if he may; `rule`: the rule that
+    decided.
+    """
 
     remark: str | None
     rule: str
 
 
 class Authorization:
-    """Decides by the tables of users and rules.
+    """Decides what users may do, by the tables of users and rules.
 
-    `users`, `acls`: the same tables, each None where its provider is not configured; `kept_max`: answers kept.
+    `users`, `acls`: the tables that hold them, None where its provider is not configured; `kept_max`: how many answers
+    are kept.
     """
 
     def __init__(self, users: Tables | None, acls: Tables | None, *, kept_max: int) -> None:
@@ -39,12 +42,14 @@ class Authorization:
         self.allowed: set[tuple[str | int | None, ...]] = set()
 
     def forget(self) -> None:
-        """Drop the answers that are kept, as users or rules have changed."""
+        """Forget all answers that are kept, as users or rules have changed."""
         self._kept.clear()
         self.allowed.clear()
 
     def keep_allowed(self, request: tuple[str | int | None, ...]) -> None:
-        """Let what asks for the same pass until the next change; long names are asked about each time."""
+        """Note that a request was allowed, so that equal ones pass unchecked until the next change; one with long names
+        is not kept.
+        """
         if sum(len(part) for part in request if isinstance(part, str)) > KEPT_CHARACTERS_MAX:
             return
         if len(self.allowed) >= self._kept_max:
@@ -52,7 +57,7 @@ class Authorization:
         self.allowed.add(request)
 
     def verdict(self, username: str | None, context: Context, source_ip: str) -> Verdict:
-        """Return whether a user may; `username` is None for a request without one."""
+        """Decide whether a user may do what `context` says; `username` is None for a request without a user."""
         key = (username, context, source_ip)
         found = self._kept.get(key)
         if found is None:
@@ -70,7 +75,7 @@ class Authorization:
         return user is not None and user.is_enabled and user.is_super
 
     def may_somewhere(self, username: str, kind: str, action: str, source_ip: str) -> bool:
-        """Return whether a user may do something to any resource of a kind."""
+        """Tell whether a user may do `action` to at least one resource of a kind (topics, groups)."""
         if self._users is None or self._acls is None or self.is_super(username):
             return self.is_super(username)
         user, acl = self._users.users.get(username), self._acls.acls.get(username)

@@ -40,7 +40,7 @@ class Pattern(IntEnum):
 
 
 class Resource(NamedTuple):
-    """What a rule is about. `name`: without the asterisk, None for any."""
+    """What a rule is about: topics, groups or clusters. `name`: without the asterisk, None for any name."""
 
     type: str
     name: str | None
@@ -54,7 +54,7 @@ class Resource(NamedTuple):
         return f"{self.type}:{self.name or ''}{'' if self.pattern is Pattern.LITERAL else '*'}"
 
     def matches(self, kind: str, name: str) -> bool:
-        """Return whether one topic, group or cluster is meant."""
+        """Tell whether the rule is about this topic, group or cluster."""
         if self.type == ANY_TYPE:
             return True
         if self.type != kind:
@@ -66,7 +66,7 @@ class Resource(NamedTuple):
 
     @property
     def order(self) -> tuple[bool, int, int]:
-        """Where its rule stands among those that match: the more exact one first."""
+        """A sort key: of the rules that match a request, one about a more exact resource sorts first."""
         length = len((self.name or "").encode("utf-16-le", "surrogatepass")) if self.pattern is Pattern.PREFIXED else 0
         return self.type == ANY_TYPE, int(self.pattern), -length
 
@@ -105,7 +105,7 @@ def is_retry_topic(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def parse_network(text: str) -> Network | None:
-    """Return the addresses that `1.2.3.4`, `1.2.0.0/16` or their like of IPv6 name; None for anything else."""
+    """Return the network that `1.2.3.4`, `1.2.0.0/16` or the like of IPv6 names; None for any other text."""
     address, slash, bits = text.partition("/")
     if slash and not _PREFIX_BITS.fullmatch(bits):
         return None
@@ -117,7 +117,7 @@ def parse_network(text: str) -> Network | None:
 
 
 def parse_address(text: str) -> Address | None:
-    """Return an address, one of IPv4 that is written as IPv6 as itself; None for anything else."""
+    """Return an address; an IPv4 address written as IPv6 is returned as IPv4. None for any other text."""
     try:
         found = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -127,7 +127,7 @@ def parse_address(text: str) -> Address | None:
 
 @lru_cache(maxsize=4096)
 def is_in(address: str, network: str) -> bool:
-    """Return whether an address is meant by a rule; never across the two kinds of addresses."""
+    """Tell whether an address is in a network. IPv4 and IPv6 addresses are never in each other's networks."""
     one, many = parse_address(address), parse_network(network)
     if one is None or many is None:
         return False
@@ -139,7 +139,7 @@ ALLOW, DENY = "Allow", "Deny"
 
 
 class PolicyEntry(msgspec.Struct, frozen=True):
-    """One rule. `source_ips`: the addresses and networks for which it holds, none for all."""
+    """One rule. `source_ips`: the addresses and networks of the senders for whom it counts; empty: all."""
 
     resource: Resource
     actions: tuple[str, ...]
@@ -147,7 +147,7 @@ class PolicyEntry(msgspec.Struct, frozen=True):
     source_ips: tuple[str, ...] = ()
 
     def matches(self, kind: str, name: str, actions: Iterable[str], source_ip: str) -> bool:
-        """Return whether the rule says something about any of these actions on a resource."""
+        """Tell whether the rule decides about one of these actions on a resource, for a sender with this address."""
         return (
             self.resource.matches(kind, name)
             and any(action in self.actions or ALL in self.actions for action in actions)
@@ -156,12 +156,12 @@ class PolicyEntry(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> tuple[bool, int, int, bool]:
-        """Where it stands among those that match."""
+        """A sort key: of the rules that match a request, the first in this order decides."""
         return (*self.resource.order, self.decision != DENY)
 
 
 class Policy(msgspec.Struct, frozen=True, dict=True):
-    """Rules of one type."""
+    """The rules of one type, Custom or Default."""
 
     type: str
     entries: tuple[PolicyEntry, ...]
@@ -181,7 +181,9 @@ class Policy(msgspec.Struct, frozen=True, dict=True):
         return sorted({len(one.name or "") for one in named if one.pattern is Pattern.PREFIXED})
 
     def about(self, kind: str, name: str) -> Iterator[PolicyEntry]:
-        """Yield the rules whose resource is meant; one request may name 40,000 topics, and a user have many rules."""
+        """Yield the rules that are about a resource; they are looked up, as a request may name 40,000 topics and a user
+        have many rules.
+        """
         rules = self._by_resource
         for key in ((ANY_TYPE, None, Pattern.ANY), (kind, None, Pattern.ANY), (kind, name, Pattern.LITERAL)):
             yield from rules.get(key, ())
@@ -192,12 +194,12 @@ class Policy(msgspec.Struct, frozen=True, dict=True):
 
 
 class Acl(msgspec.Struct, frozen=True):
-    """What one user may do: at most one policy of each type."""
+    """The rules of one user: at most one policy of each type."""
 
     policies: tuple[Policy, ...] = ()
 
     def deciding(self, kind: str, name: str, actions: Sequence[str], source_ip: str) -> tuple[str, PolicyEntry] | None:
-        """Return the entry that decides, with the type of its policy; None if no entry matches."""
+        """Return the rule that decides about a request, with the type of its policy; None if no rule matches."""
         for wanted in (CUSTOM, DEFAULT):
             for policy in self.policies:
                 if policy.type != wanted:
@@ -217,14 +219,14 @@ class Acl(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, policies: Iterable[Policy]) -> Acl:
-        """Return these rules, all of them: of several for one resource the evaluation's order picks."""
+        """Return an Acl of all these rules, also of several for one resource: their order decides between them."""
         table: dict[str, tuple[PolicyEntry, ...]] = {}
         for policy in policies:
             table[policy.type] = table.get(policy.type, ()) + policy.entries
         return cls(tuple(Policy(kind, entries) for kind, entries in table.items()))
 
     def updated(self, policies: Iterable[Policy]) -> Acl:
-        """Return it with these rules: one for the same resource is replaced where it stands, others are added."""
+        """Return this Acl with more rules: a rule for the same resource is replaced in its place, others are added."""
         table = {policy.type: list(policy.entries) for policy in self.policies}
         for policy in Acl.of(policies).policies:
             if policy.type not in table:
@@ -240,7 +242,7 @@ class Acl(msgspec.Struct, frozen=True):
         return Acl(tuple(Policy(kind, tuple(entries)) for kind, entries in table.items()))
 
     def without(self, policy_type: str, resource: Resource) -> Acl:
-        """Return it without the rule for a resource; a policy without rules goes too."""
+        """Return this Acl without the rule for a resource, and without the policy if it has no rules left."""
         left = []
         for policy in self.policies:
             entries = policy.entries

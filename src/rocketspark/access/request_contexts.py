@@ -33,7 +33,7 @@ Actions = tuple[str, ...]
 
 
 class Context(NamedTuple):
-    """One thing that must be allowed: any of `actions` on a topic, a group or the cluster."""
+    """One thing that a request needs: that any of `actions` is allowed on a topic, a group or the cluster."""
 
     kind: str
     name: str
@@ -46,7 +46,7 @@ class Context(NamedTuple):
 
 
 class RetryContext(Context):
-    """What the retry topic of a group needs where a queue is read: RocketMQ asks for the reading group alone."""
+    """What reading the retry topic of a group needs. RocketMQ only checks the group that reads."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ Contexts = Callable[[Ext, bytes], Iterator[Context]]
 
 
 class NotReadable(Exception):
-    """The request lacks what says which resource it is about, or names too many."""
+    """Raised if a request does not say which resource it is about, or names too many."""
 
 
 # A group subscribes to as many at most: who locks queues of more is no consumer, and each costs a look at the rules.
@@ -79,7 +79,7 @@ def _group(name: str, *actions: str) -> Context:
 
 
 def topic_context(name: str, *actions: str) -> Context:
-    """Return what a topic needs; that of a group's retries is the group's."""
+    """Return what an action on a topic needs; for a group's retry topic it is the right on the group."""
     return _group(name, *actions) if is_retry_topic(name) else Context(TOPIC, name, actions)
 
 
@@ -406,16 +406,19 @@ def _is_parked(topic: str) -> bool:
 
 
 def of_others(context: Context) -> list[Context]:
-    """Return what a topic needs besides where messages of all topics wait: what is sent there goes to any topic."""
+    """Return what a topic in which messages for all topics wait needs besides: sending there is sending to any topic.
+
+    That is the right to change, or to read, the cluster; other topics need nothing more.
+    """
     if context.kind != TOPIC or not _is_parked(context.name):
         return []
     return [Context(CLUSTER, THIS_CLUSTER, (UPDATE if PUB in context.actions else GET,))]
 
 
 def contexts_of(code: int, ext: Ext, body: bytes, *, complete: bool = True) -> list[Context]:
-    """Return what a request needs, `complete` or as RocketMQ checks it.
+    """Return everything that a request needs. `complete`: also for requests that RocketMQ does not check.
 
-    Raises NotReadable, or ProtocolError for a body that says nothing.
+    Raises NotReadable, or ProtocolError for a body that cannot be read.
     """
     if complete:
         found = list(_COMPLETE.get(code, _CHANGE_CLUSTER)(ext, body))

@@ -1,10 +1,11 @@
 """The users, their rules by user name, and the file both are kept in.
 
-Rule: what was answered is on the disk, whole and closed; nothing shows a password by itself.
+Rule: a change is answered once the whole file is on the disk; nothing shows a password by itself.
 
-A change is written first (a new file of mode 0600, on the disk before it takes the old one's place) and holds from then
-on; if it cannot be written, nothing has changed. There is no `.bak`: it would still know who has been removed. A file
-that cannot be read refuses to start."""
+A change is written first (a new file of mode 0600, on the disk before it takes the old one's place) and counts from
+then on; if it cannot be written, nothing has changed. There is no `.bak`, as it would still hold users who have been
+removed. With a file that cannot be read the server does not start.
+"""
 
 from __future__ import annotations
 
@@ -47,22 +48,22 @@ class User(msgspec.Struct, frozen=True):
 
 
 def user_type_of(text: str | None) -> str | None:
-    """Return the type that a text names, None for any other text."""
+    """Return the type of user that a text names; None for any other text."""
     return {"super": SUPER, "normal": NORMAL}.get((text or "").lower())
 
 
 def user_status_of(text: str | None) -> str | None:
-    """Return the status that a text names, None for any other text."""
+    """Return the status of a user that a text names; None for any other text."""
     return {"enable": ENABLE, "disable": DISABLE}.get((text or "").lower())
 
 
 def subject_of(username: str) -> str:
-    """Return a user as rules name him."""
+    """Return the subject by which rules name a user, "User:name"."""
     return f"{SUBJECT_PREFIX}{username}"
 
 
 def username_of(subject: str | None) -> str | None:
-    """Return the user that a subject names; None for a subject of another type."""
+    """Return the name of the user that a subject names; None for a subject that is no user."""
     kind, _, name = (subject or "").partition(":")
     return name if kind.lower() == "user" else None
 
@@ -75,14 +76,14 @@ MODE = 0o600
 
 
 class Tables(Protocol):
-    """Users and rules by user name, wherever they come from."""
+    """Users and rules by user name, from whatever source."""
 
     users: dict[str, User]
     acls: dict[str, Acl]
 
 
 class AccessFile(msgspec.Struct, frozen=True):
-    """The file: users and rules by user name."""
+    """The content of the file: users and rules by user name."""
 
     version: int
     users: dict[str, User]
@@ -90,7 +91,8 @@ class AccessFile(msgspec.Struct, frozen=True):
 
 
 class AccessTables:
-    """Users and rules by user name. They are replaced whole: who reads them, or waits, sees one state.
+    """Users and rules by user name, kept in a file. A change replaces the tables as a whole, so that readers never see
+    half of it.
 
     `changed`: called after each change.
     """
@@ -117,7 +119,9 @@ class AccessTables:
         self.changed()
 
     def replace(self, users: dict[str, User], acls: dict[str, Acl]) -> bool:
-        """Keep other tables from now on; False if they are the same. Raises StoreFull or StoreUnwritable."""
+        """Replace both tables, in the file and here; False if they are the same already. Raises StoreFull or
+        StoreUnwritable.
+        """
         if users == self.users and acls == self.acls:
             return False
         text = msgspec.json.format(msgspec.json.encode(AccessFile(VERSION, users, acls)), indent=1).decode()
@@ -131,15 +135,15 @@ class AccessTables:
         self.replace(self.users | {user.username: user}, self.acls)
 
     def delete_user(self, username: str) -> None:
-        """Remove a user, and what he may do."""
+        """Remove a user and his rules."""
         self.replace(_without(self.users, username), _without(self.acls, username))
 
     def put_acl(self, username: str, acl: Acl) -> None:
-        """Set what a user may do."""
+        """Set the rules of a user."""
         self.replace(self.users, self.acls | {username: acl})
 
     def delete_acl(self, username: str) -> None:
-        """Remove what a user may do."""
+        """Remove the rules of a user."""
         self.replace(self.users, _without(self.acls, username))
 
 

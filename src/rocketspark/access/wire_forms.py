@@ -31,16 +31,18 @@ _DECISIONS = {"allow": "Allow", "deny": "Deny"}
 
 
 class Unfit(Exception):
-    """A rule cannot be kept."""
+    """Raised for a rule in a request that cannot be kept."""
 
 
 def policy_type_of(text: str | None) -> str:
-    """Return the type of a policy; Custom if the text names none."""
+    """Return the type of policy that a text names; Custom for any other text."""
     return _POLICY_TYPES.get((text or "").lower(), CUSTOM)
 
 
 def policies_of(told: list[PolicyInfo]) -> list[Policy]:
-    """Return the rules of a body; those of the same type become one. Raises Unfit, in RocketMQ's words."""
+    """Return the rules in a request's body; rules of the same type become one policy. Raises Unfit, in RocketMQ's
+    words.
+    """
     policies = []
     for policy in told:
         if policy.entries:

@@ -2,9 +2,9 @@
 `signedWritesEnable=true`.
 
 Then every request but those that only read needs the signature of a name in `writeCredentials`, or of the credentials
-with which servers sign their own requests. Rule: a request that is not known to read only counts as one that writes; a
-controller has none such, as what it tells is what one needs to speak for a broker. Where there is a gate, its audit
-puts on record what it refused and each change.
+with which servers sign their own requests. Rule: a request that is not known to only read counts as one that writes. At
+a controller every request counts so, as with what it answers one could speak for a broker. Where there is a gate, its
+audit puts on record what the gate refused and each change.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class _Credentials(msgspec.Struct, rename="camel"):
 
 
 class WriteGate:
-    """Lets those write who sign.
+    """Refuses requests that write unless they are signed with a known name and secret.
 
-    `secrets`: of each name; `reads`: what everybody may ask; `age_max_ms`: of a signature that tells its time, 0 for
-    any; `decided`: hears of each refusal, and of each other request that needed a signature.
+    `secrets`: by name; `reads`: the codes of requests that everybody may send; `age_max_ms`: how old a signature that
+    tells its time may be, 0 for any age; `decided`: called with each refusal, and with each other request that needed a
+    signature.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class WriteGate:
         return f"WriteGate({sorted(self._secrets)})"
 
     def refuses(self, request: ReceivedRequest) -> Refusal | None:
-        """Return the answer to a request that writes without the right signature."""
+        """Return the answer to a request that writes and has no right signature; None if it may be served."""
         if request.code in self._reads:
             return None
         remark = self._remark(request)
@@ -122,9 +123,9 @@ class WriteGate:
 
 
 def gate_of(values: dict[str, str], inner: tuple[str, str] | None, reads: frozenset[int] = READS) -> WriteGate | None:
-    """Return the gate of a namesrv.conf or controller.conf; None where everybody may write. Raises ConfigError.
+    """Return the gate that a namesrv.conf or controller.conf asks for; None if everybody may write. Raises ConfigError.
 
-    `inner`: access key and secret with which servers sign.
+    `inner`: the access key and secret with which servers sign their own requests.
     """
     switch = values.get(SWITCH, "false").lower()
     if switch not in ("true", "false"):
@@ -174,7 +175,9 @@ NAMES_MAX, CHARACTERS_MAX = 20, 200
 
 
 def what(code: int, header: Header, body: bytes) -> dict[str, Any]:
-    """Return what a change is about: names and numbers, of settings the keys alone; no value of a key is shown."""
+    """Return what a change is about, for the audit: names and numbers. Of settings and values only the keys are
+    shown.
+    """
     found: dict[str, Any] = {}
     for name in header.__struct_fields__:
         value = getattr(header, name)
@@ -187,7 +190,8 @@ def what(code: int, header: Header, body: bytes) -> dict[str, Any]:
 
 
 def audit_of(gate: WriteGate, server: str, folder: str, routes: Routes) -> Audit | None:
-    """Begin the audit of a server with a gate, in `auditLogPath` or in a folder of its own; None without either.
+    """Begin the audit of a server with a gate, in `auditLogPath`, else in `folder`. None if it is "off", or has no
+    place.
 
     Raises StoreUnwritable if its file cannot be opened.
     """

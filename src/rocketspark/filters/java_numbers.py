@@ -13,7 +13,7 @@ _TRIMMED = "".join(map(chr, range(0x21)))  # String.trim: every character up to 
 
 
 def int32(text: str) -> int:
-    """Integer.valueOf: an optional sign and digits, nothing else, within 32 bits; else ValueError."""
+    """Return what Java's Integer.valueOf does: only an optional sign and digits, within 32 bits. Raises ValueError."""
     if len(text) < 10 and text.isdecimal() and text.isascii():  # Most are such; 0.1 us instead of 0.4.
         return int(text)
     number = _integer(text)
@@ -23,7 +23,7 @@ def int32(text: str) -> int:
 
 
 def int64(text: str) -> int:
-    """Long.valueOf: an optional sign and digits, nothing else, within 64 bits; else ValueError."""
+    """Return what Java's Long.valueOf does: only an optional sign and digits, within 64 bits. Raises ValueError."""
     number = _integer(text)
     if not -INT64_MAX - 1 <= number <= INT64_MAX:
         raise ValueError(text)
@@ -31,7 +31,11 @@ def int64(text: str) -> int:
 
 
 def double(text: str) -> float:
-    """Double.valueOf: blanks around are dropped; NaN, Infinity, hexadecimal floats and a suffix f or d count too."""
+    """Return what Java's Double.valueOf does: blanks around are dropped; NaN, Infinity, hexadecimal floats and a suffix
+    f or d are read too.
+
+    Raises ValueError.
+    """
     digits = text.replace(".", "", 1)
     if digits.isdecimal() and digits.isascii():  # Most are such; 0.1 us instead of 0.5.
         return float(text)
@@ -47,7 +51,9 @@ def double(text: str) -> float:
 
 
 def order(left: float, right: float) -> int:
-    """Double.compareTo: negative, 0 or positive. NaN equals itself and is above all; -0.0 is below 0.0."""
+    """Compare as Java's Double.compareTo: returns a negative number, 0 or a positive one. NaN equals itself and is
+    above all; -0.0 is below 0.0.
+    """
     if left < right:
         return -1
     if left > right:

@@ -70,7 +70,9 @@ def compile(expression: str) -> Filter:
 
 
 def is_quick(expression: str, characters_max: int) -> bool:
-    """Tell whether `compile` ends at once: the expression is kept, or short and the grammar is loaded."""
+    """Tell whether `compile` would return at once: the expression is among those kept, or is short and the grammar is
+    loaded.
+    """
     return expression in _kept or (bool(_kept) and len(expression) <= characters_max)
 
 

@@ -19,7 +19,9 @@ NESTING_MAX = 100
 
 @dataclass(slots=True)
 class Node:
-    """`position`: offset of its first character; `height`: levels of nesting in it; `raises`: may end in an error."""
+    """A node of the tree. `position`: offset of its first character; `height`: levels of nesting in it; `raises`: its
+    evaluation may raise an error.
+    """
 
     position: int
     height: int
@@ -51,7 +53,9 @@ class Number(Node):
 
 @dataclass(slots=True)
 class Negated(Node):
-    """A minus before something that is no number: it is always unknown, after `inner` was evaluated."""
+    """A minus before something that is not a number literal: its value is always unknown, after `inner` was
+    evaluated.
+    """
 
     inner: Node
 
@@ -142,12 +146,14 @@ class Holds(Condition):
 
 
 def refuse(text: str, position: int) -> NoReturn:
-    """Raise FilterIllegal at `position`; the parser adds where that is."""
+    """Raise FilterIllegal at the offset `position`; the parser adds line and column."""
     raise FilterIllegal(text, position=position)
 
 
 def above(position: int, *inner: Node) -> int:
-    """Return the height of a node over `inner`. Raises FilterIllegal above NESTING_MAX."""
+    """Return the height of a node at `position` that is put over the nodes `inner`. Raises FilterIllegal if it is above
+    NESTING_MAX.
+    """
     height = 1 + max((node.height for node in inner), default=0)
     if height > NESTING_MAX:
         refuse(f"nested deeper than {NESTING_MAX} levels; write it flatter", position)
@@ -188,7 +194,7 @@ def floating(text: str, position: int) -> Number:
 
 
 def negate(node: Node, position: int) -> Node:
-    """Return a node with a minus before it."""
+    """Return a node with a minus before it: a number literal is negated, anything else becomes unknown."""
     height = above(position, node)
     if isinstance(node, Number):
         return Number(position, height, False, -node.value, node.wide, False)

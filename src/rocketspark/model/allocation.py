@@ -17,7 +17,7 @@ ALL_QUEUES = -1
 
 
 def average(client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
-    """Return neighbouring queues; the first members get one more if it does not come out even."""
+    """Give each member a run of neighbouring queues; the first members get one more where it does not come out even."""
     if client_id not in members:
         return []
     place = members.index(client_id)
@@ -40,10 +40,11 @@ BROKER_STRATEGIES: dict[str, Strategy] = {"AVG": average, "AVG_BY_CIRCLE": avera
 def pop_share(
     strategy: Strategy, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str], share_count: int
 ) -> list[MessageQueue]:
-    """Return the queues that a member pops, each once: its own share and those of the `share_count` members after it.
+    """Return the queues that a member pops: its own share by `strategy`, and those of the `share_count` members after
+    it.
 
-    `share_count` 0 or less, or as many as there are others to share with: all queues of every broker, as one queue -1
-    each. More members than queues: one queue each.
+    With `share_count` 0 or less, or as many as there are other members, these are all queues, as one queue -1 for each
+    broker. If there are more members than queues, it is one queue.
     """
     if share_count <= 0 or share_count >= len(members) - 1:
         names = dict.fromkeys((q.topic, q.broker_name) for q in queues)

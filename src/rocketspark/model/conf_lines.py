@@ -32,9 +32,10 @@ def parse_request(text: str) -> dict[str, str]:
 
 
 def replace_values(text: str, values: dict[str, str], key_of: Callable[[str], str] = lambda name: name) -> str:
-    """Return the lines with these keys set: in place where they stand, else at the end; other lines stay as they are.
+    """Return the lines of a .conf file with these keys set, in place where they stand, else at the end; other lines
+    stay as they are.
 
-    `key_of`: gives the key of a name, which may be another spelling of it.
+    `key_of`: returns the key that a name in the file means, as it may be another spelling of it.
     """
     left = dict(values)
     lines = []

@@ -11,9 +11,9 @@ KEPT_BYTES, MAPPED_BYTES_MIN = 16 << 20, 8 << 20
 
 
 def keep() -> None:
-    """Let the C library keep some freed memory for the next buffers, instead of giving it back to the kernel each time.
+    """Let the C library keep some freed memory for later buffers, instead of giving it back to the kernel each time.
 
-    Of a batch of 256 KiB each copy is a buffer, and each page of a new one costs a fault.
+    Why: each copy of a batch of 256 KiB is a buffer of its own, and each page of a new buffer costs a page fault.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 
 class Histogram:
-    """Counts of values by upper bound: those up to it and above the bound before; the last is beyond all bounds."""
+    """Counts of values by upper bound. A value counts for the lowest bound that is not below it; the last count is of
+    values above all bounds.
+    """
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -48,7 +50,7 @@ class Histogram:
         return sum(self.counts)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return (bound, number of values up to it), as Prometheus has them."""
+        """Return (bound, number of values up to it) pairs, as Prometheus shows them."""
         found, below = [], 0
         for bound, here in zip((*self.bounds, "+Inf"), self.counts, strict=True):
             below += here

@@ -95,7 +95,7 @@ LOGGERS = tuple(
 
 
 def escape_values() -> None:
-    """Escape what comes into the messages of our loggers."""
+    """Make the loggers of this package escape the values that are put into their messages, whoever reads them."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_escaped)
 

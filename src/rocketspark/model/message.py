@@ -15,10 +15,12 @@ make = msgspec.StructMeta.__call__
 
 
 class NamedFields(msgspec.StructMeta):
-    """The class of classes of values: a field that they do not have is refused with the nearest that they have."""
+    """The metaclass of value classes: for a field that a class does not have, the error names the nearest field that it
+    has.
+    """
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
-        """Make a value. Raises TypeError."""
+        """Make a value. Raises TypeError for an unknown field."""
         try:
             return make(cls, *args, **fields)
         except TypeError:
@@ -181,7 +183,9 @@ class ReceivedMessage:
         late: Callable[[ReceivedMessage, tuple[Any, ...]], None],
         given: tuple[Any, ...],
     ) -> ReceivedMessage:
-        """Return a message whose other fields `late(message, given)` sets when one of them is first read."""
+        """Return a message that has these fields; `late(message, given)` is called to set the others when one of them
+        is first read.
+        """
         self = cls.__new__(cls)
         self.topic = topic
         self.body = body
@@ -209,9 +213,9 @@ class ReceivedMessage:
         return object.__getattribute__(self, name)
 
     def settle(self) -> None:
-        """Fill in the fields that are filled in when one of them is first read.
+        """Set the fields that are otherwise set when one of them is first read (see `begun`).
 
-        To be called before one of them is assigned, which that would overwrite.
+        Call it before you assign one of them, as its value would be overwritten later.
         """
         if self._late is not None:
             self._values()
@@ -229,5 +233,5 @@ class ReceivedMessage:
 
     @property
     def queue(self) -> MessageQueue:
-        """The queue it was read from."""
+        """The queue that the message was read from."""
         return MessageQueue(self.read_from or self.topic, self.broker_name, self.queue_id)

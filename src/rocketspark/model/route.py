@@ -53,7 +53,7 @@ class BrokerData(msgspec.Struct, frozen=True):
 
 
 class QueueData(msgspec.Struct, frozen=True):
-    """The queues of the topic on one broker: their numbers and permissions."""
+    """A topic's queues on one broker: how many there are to read from and to write to, and their permissions."""
 
     broker_name: str
     read_queue_count: int
@@ -93,9 +93,10 @@ class TopicRoute(msgspec.Struct, frozen=True):
         )
 
     def producer_queues(self) -> tuple[MessageQueue, ...]:
-        """The queues that a producer uses: with a set order those of it, as they stand there, else `write_queues`.
+        """The queues that a producer sends to: those of the topic's set order, in that order, if it has one, else
+        `write_queues`.
 
-        So a key's queue never changes, also while a broker is away (rule: topicRouteData2TopicPublishInfo, 5.x).
+        So a key's queue never changes, even while a broker is away (rule: topicRouteData2TopicPublishInfo, 5.x).
         """
         return (self.order_conf and _ordered_queues(self.topic, self.order_conf)) or self.write_queues()
 
@@ -112,7 +113,9 @@ class TopicRoute(msgspec.Struct, frozen=True):
 
 
 def is_logical(queue: MessageQueue) -> bool:
-    """Tell whether it is a logical queue: its broker is the one that leads it at the moment."""
+    """Tell whether a queue is a static topic's logical queue: it has no broker of its own, but one that leads it at the
+    moment.
+    """
     return queue.broker_name.startswith(LOGICAL_PREFIX)
 
 

@@ -1,4 +1,6 @@
-"""Long work as a generator that yields between its pieces. Rule: who has no loop to let go on does all pieces here."""
+"""Long work as a generator that yields between its pieces. Rule: a caller without an event loop, which has to do
+nothing in between, runs all pieces here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ T = TypeVar("T")
 
 
 def finished(steps: Generator[None, None, T]) -> T:
-    """Do all pieces at once, and return what they make."""
+    """Run a generator of steps to its end at once, and return its result."""
     while True:
         try:
             next(steps)

@@ -14,7 +14,9 @@ EXPRESSION_LENGTH_MAX = 65_536
 
 
 class Subscription(msgspec.Struct, frozen=True):
-    """A topic and a filter. `codes` are the tags' hash codes; `version` (ms) orders changes of it."""
+    """A topic and the filter of its messages. `codes`: the tags' hash codes; `version` (ms since 1970): the newest of
+    several subscriptions counts.
+    """
 
     topic: str
     expression: str = ALL

@@ -44,7 +44,7 @@ def convert(values: Any, kind: type[T], *, strict: bool = True) -> T:
 
 
 class OwnType:
-    """A type that was made while running; nothing of it is kept here once nobody holds this."""
+    """A type that was made while the process runs. Nothing of it is kept here once this object is gone."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
@@ -58,5 +58,7 @@ class OwnType:
 
 
 def plain_decoder(number: Callable[[str], Any]) -> msgspec.json.Decoder[Any]:
-    """Return a decoder to plain values; `number` makes one of a number with a fraction or an exponent, of its text."""
+    """Return a decoder to plain values. `number` makes the value of a number with a fraction or an exponent from its
+    text.
+    """
     return msgspec.json.Decoder(float_hook=number)

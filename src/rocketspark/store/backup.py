@@ -1,9 +1,10 @@
 """A copy of a store's files while its broker runs, and back. Rule: the copy is what a kill at its end would have left.
 
-The order makes it so: first the checkpoint, which says least, then tables, timers, queues and index, which may say
-more, then the log, which has all that they say, its newest file first, so that none lacks what a later one goes on
-from. Last, once more, the tables of what there is: a topic made meanwhile has messages in the log by then, and would be
-nobody's. A start of the copy then recovers as after a kill.
+The order of copying sees to that. First comes the checkpoint, which promises least; then tables, timers, queues and
+index, which may know of later messages than the checkpoint; then the log, which has all messages that these know of,
+its newest file first, so that none lacks what a later file continues. Last the tables of topics and groups are copied
+once more: a topic that was made meanwhile may have messages in the copied log. A broker that starts on the copy
+recovers as after a kill.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ Tell = Callable[[int, int], None]
 
 
 class Copied(NamedTuple):
-    """`files`, `copied_bytes`: what was copied; `same_files`: files of the log that were there already."""
+    """The result of a copy. `files`, `copied_bytes`: how much was copied; `same_files`: how many log files the target
+    had already.
+    """
 
     files: int
     copied_bytes: int
@@ -62,10 +65,10 @@ class Copied(NamedTuple):
 def backup(
     root: str | Path, target: str | Path, *, commit_log: str = "", tell: Tell = lambda files, copied: None
 ) -> Copied:
-    """Copy a store into a folder of its own; one that holds an older copy of it is brought up to date.
+    """Copy a store into a folder of its own. A folder that holds an older copy of the same store is brought up to date.
 
-    `commit_log`: the log's folder where it is not below `root`; `tell(files, bytes)` is called as it goes on.
-    Raises ConfigError if there is no store, or the target is something else; StoreFull, StoreUnwritable.
+    `commit_log`: the log's folder if it is not below `root`; `tell(files, bytes)` is called while the copy goes on.
+    Raises ConfigError if there is no store, or the target holds something else; StoreFull, StoreUnwritable.
     """
     root, target = Path(root), Path(target)
     log = Path(commit_log) if commit_log else root / _LOG

@@ -49,10 +49,10 @@ _POSITION = record_layout.only("position").unpack_from
 
 
 class UnitRepair:
-    """Looks at units before their records are given out."""
+    """Checks units of consume queues before their records are given out, and mends wrong ones."""
 
     def __init__(self, log: CommitLog, deleted: Callable[[bytes], int] = lambda topic: 0) -> None:
-        """`deleted`: before which physical offset the records of a topic are in no queue."""
+        """Make it for a log. `deleted` returns the physical offset before which a topic's records are in no queue."""
         self._log = log
         self.deleted = deleted
         self.mended = self.lost = 0
@@ -64,9 +64,9 @@ class UnitRepair:
         self._codes: dict[bytes, set[int]] = {}
 
     def right_until(self, queue: ConsumeQueue, offset: int, count: int, bytes_max: int) -> int:
-        """Return how many of the next messages have a right unit or a gap: `count`, or up to the first that has none.
+        """Return how many of the next `count` messages have a right unit, or a gap, before the first one that has not.
 
-        No more are looked at than `bytes_max` of records need, but some ahead: some 36 us for every 512 messages.
+        No more units are checked than `bytes_max` of records need, and some ahead: 512 messages take some 36 us.
         """
         for begin, end in queue.proven:
             if begin <= offset and offset + count <= end:
@@ -97,9 +97,9 @@ class UnitRepair:
         return right_units(self._log, queue, np.arange(offset, offset + len(units)), units)
 
     def look_before_tags(self, queue: ConsumeQueue, offset: int, count: int) -> None:
-        """Mend units that a reader by tags would pass over unseen: with a code that no record has, or out of order.
+        """Mend units that a reader by tags would pass over, as their code is wrong or they are out of order.
 
-        The log is looked at for those alone, once for each code: some 35 us for 800 units. Raises StoreError.
+        Only for those the log is read, once for each code: 800 units take some 35 us. Raises StoreError.
         """
         known = self._codes.setdefault(queue.topic, set())
         while count and len(known) <= CODES_MAX and queue.delay_ms is None and not queue.topic.startswith(SHARED):
@@ -134,14 +134,16 @@ class UnitRepair:
                     self._put(queue, {offset + row: (position, size, right)}, offset + row)
 
     def is_right(self, queue: ConsumeQueue, offset: int, position: int, size: int) -> bool:
-        """Tell whether a record of the queue with this offset and size is there."""
+        """Tell whether a unit is right: whether the queue's record of this offset and size is at `position`."""
         found = self._log.record_at(position)
         if queue.topic.startswith(SHARED):
             return found is not None
         return found is not None and len(found) == size and belongs(found, queue, offset)
 
     def mend(self, queue: ConsumeQueue, offset: int) -> bool:
-        """Make the unit of a message anew from the log; False if no record of it was found. Raises StoreError."""
+        """Make the unit of one message anew from the log; False if no record of the message was found. Raises
+        StoreError.
+        """
         key = queue.topic, queue.queue_id, offset
         if key in self._given_up:
             return False
@@ -258,9 +260,10 @@ class UnitRepair:
 
 
 def right_units(log: CommitLog, queue: ConsumeQueue, offsets: NDArray[Any], units: NDArray[Any]) -> NDArray[np.bool_]:
-    """Tell of each unit whether it is a gap, or the record it leads to is that of its offset, or known as damaged.
+    """Tell of each unit whether it is right, as an array: it is a gap, or leads to the record of its offset, or to
+    known damage.
 
-    Some 20 ns each: readers of old messages wait for it.
+    Readers of old messages wait for this: some 20 ns a unit.
     """
     positions, sizes = units["position"].astype(np.int64), units["size"]
     right: NDArray[np.bool_] = sizes == GAP_SIZE
@@ -332,7 +335,7 @@ def _place(queue: ConsumeQueue) -> str:
 
 
 def topic_of(queue: ConsumeQueue) -> str:
-    """Return the topic of a queue as it may be shown."""
+    """Return the topic of a queue, escaped for a log line."""
     return shown(queue.topic.decode("utf-8", "replace"))
 
 
@@ -340,7 +343,7 @@ _LOOKED_AT_MAX = 10_000
 
 
 class BatchUnitRepair:
-    """Mends the units of batch queues. What it did counts for `told`."""
+    """Mends the units of batch queues. `told`: the UnitRepair that counts and reports what was done."""
 
     def __init__(self, log: CommitLog, told: UnitRepair) -> None:
         self._log = log
@@ -352,8 +355,11 @@ class BatchUnitRepair:
     def rows(
         self, queue: BatchConsumeQueue, offset: int
     ) -> Iterator[tuple[int, int, int, int, int, memoryview | None]]:
-        """Yield the units from that of a message on, which must be in the queue: mended, and those left out that lead
-        nowhere. First queue offset, messages, physical offset, size, tags code, and record; None if that is gone.
+        """Yield the units of a batch queue from that of message `offset` on, which must be in the queue; wrong ones are
+        mended first, or left out.
+
+        Each is (first queue offset, number of messages, physical offset, size, tags code, record); the record is None
+        if it is gone.
         """
         index, following = queue.index_of(offset), offset
         log = self._log
@@ -374,7 +380,9 @@ class BatchUnitRepair:
             index += 1
 
     def units(self, queue: BatchConsumeQueue, offset: int, count: int) -> list[tuple[int, int, int]]:
-        """(physical offset, record size, tags code) of the records that hold messages [offset, offset + count)."""
+        """Return (physical offset, record size, tags code) of the records that hold messages [offset, offset +
+        count).
+        """
         units = []
         for base, _, position, size, code, _ in self.rows(queue, offset):
             if base >= offset + count:
@@ -402,9 +410,10 @@ class BatchUnitRepair:
         return found
 
     def mend(self, queue: BatchConsumeQueue, index: int) -> bool:
-        """Make the wrong units of a queue anew from the log, one of which was found; False if none was changed.
+        """Make the wrong units of a batch queue anew from the log, after one of them was found; False if none was
+        changed.
 
-        Units that no record is left for become copies of the one before. Raises StoreError.
+        A unit whose record is gone becomes a copy of the one before. Raises StoreError.
         """
         key = queue.topic, queue.queue_id, index
         if key in self._looked_at or len(self._looked_at) >= _LOOKED_AT_MAX:

@@ -17,13 +17,17 @@ VERSION = 1
 
 
 def topics_of(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the topics of what the file holds; before there were versions they stood alone."""
+    """Return the table of topics in the JSON of the file. Files from before there were versions hold nothing but that
+    table.
+    """
     topics = table.get("topics")
     return topics if isinstance(topics, dict) else table
 
 
 class DeletedTopics:
-    """The file config/deletedTopics.json. `positions`: of each topic, before which its records are in no queue."""
+    """The file config/deletedTopics.json. `positions`: by topic, the physical offset before which its records are in no
+    queue.
+    """
 
     def __init__(self, root: str, files: OsFiles) -> None:
         self._path = f"{root}/config/deletedTopics.json"
@@ -31,9 +35,9 @@ class DeletedTopics:
         self.positions: dict[bytes, int] = {}
 
     def read(self, log_end: int) -> None:
-        """Read the file; entries beyond the log's end belong to another log and are dropped.
+        """Read the file. Entries beyond the log's end belong to another log and are dropped.
 
-        Raises StoreFull, StoreUnwritable, ConfigError for a file that a newer program wrote.
+        Raises StoreFull, StoreUnwritable, and ConfigError for a file that a newer program wrote.
         """
         config_files.check_version(self._path, VERSION, beside="topics")
         try:
@@ -48,7 +52,11 @@ class DeletedTopics:
             self._write()
 
     def add(self, topic: str, position: int, min_position: int) -> None:
-        """Note a deletion; those that the log no longer reaches back to go. Raises StoreFull, StoreUnwritable."""
+        """Note that a topic was deleted when the log ended at `position`; forget deletions that lie before
+        `min_position`.
+
+        Raises StoreFull, StoreUnwritable.
+        """
         self.add_all({topic: position}, min_position)
 
     def add_all(self, topics: Mapping[str, int], min_position: int) -> None:
@@ -60,7 +68,9 @@ class DeletedTopics:
         self._write()
 
     def cut(self, log_end: int) -> None:
-        """Note that the log ends there now. Raises StoreFull, StoreUnwritable."""
+        """Move deletions that lie beyond `log_end` to it, as the log was cut there. Raises StoreFull,
+        StoreUnwritable.
+        """
         if any(at > log_end for at in self.positions.values()):
             for topic, at in self.positions.items():
                 self.positions[topic] = min(at, log_end)

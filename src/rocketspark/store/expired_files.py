@@ -21,9 +21,10 @@ QUEUES_PER_STEP = 100
 def expired(
     starts: list[int], first_times_ms: list[int], before_ms: int, count_max: int, *, forced: bool = False
 ) -> list[int]:
-    """Return the log files all of whose records were stored before `before_ms`: the file after begins no later.
+    """Return up to `count_max` of the oldest log files, all of whose records were stored before `before_ms`.
 
-    `first_times_ms`: store time of each file's first record, -1 if it has none. `forced`: younger ones, too.
+    That is so if the next file's first record was. `first_times_ms`: the store time of each file's first record, -1 if
+    it has none. `forced`: younger files too.
     """
     found: list[int] = []
     for start, following_ms in zip(starts, first_times_ms[1:], strict=False):
@@ -44,8 +45,9 @@ def steps(
 ) -> Iterator[Callable[[], None] | None]:
     """Remove expired log files, then the queue and index files that only point into them, a little at each step.
 
-    A step that removes a log file gives the slow part of it, to be called, by any thread, before the next step; the
-    others give None. Between steps appends and reads may go on. Raises StoreUnwritable if a file cannot be removed.
+    A step that removes a log file yields a function with the slow part of it, which any thread may call, before the
+    next step; other steps yield None. Appends and reads may go on between steps. Raises StoreUnwritable if a file
+    cannot be removed.
     """
     # Files not wholly on the disk stay, so the file being written does; one whose first record is not whole tells no
     # time.

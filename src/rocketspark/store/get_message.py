@@ -39,9 +39,9 @@ HITS_PER_STEP = 64
 def with_tags_codes(
     queue: ConsumeQueue, queue_offset: int, count: int, codes: frozenset[int] | None
 ) -> Iterator[tuple[int, tuple[int, int, int]]]:
-    """Yield (queue offset, unit) of messages, without most of those whose tags code is not in `codes`.
+    """Yield (queue offset, unit) of messages, and leave out most of those whose tags code is not in `codes`.
 
-    Units that hold an address in the extension stay in: their code stands there. 800 units: 10 us.
+    A unit that holds an address in the extension is not left out, as its code stands there. 800 units take 10 us.
     """
     if codes is None or len(codes) > TAGS_CODES_MAX:
         yield from enumerate(queue.units(queue_offset, count), queue_offset)
@@ -109,7 +109,7 @@ class GetMessageResult(msgspec.Struct, frozen=True):
 
 
 class SoFar(NamedTuple):
-    """The results so far of a read that goes on in steps: units looked at, messages and bytes found."""
+    """What a read that is done in several calls has found so far: units looked at, messages, bytes."""
 
     looked_at: int = 0
     messages: int = 0
@@ -120,7 +120,7 @@ NOTHING_SO_FAR = SoFar()
 
 
 class Wanted(NamedTuple):
-    """What a read wants of the messages from its offset on; see `MessageReader.read`."""
+    """What a read asks for; see `MessageReader.read`."""
 
     count_max: int
     bytes_max: int
@@ -130,7 +130,9 @@ class Wanted(NamedTuple):
 
 
 class MessageReader:
-    """The reading half of a store; Store opens the files it works on. `mender`: repairs damaged units, says which."""
+    """The reading half of a store; Store opens the files it works on. `mender`: mends damaged units, and tells
+    which.
+    """
 
     log: CommitLog
     consume_queues: ConsumeQueueStore
@@ -160,14 +162,15 @@ class MessageReader:
     ) -> GetMessageResult:
         """Read messages of a queue from an offset on, as slices of the log.
 
-        At most `count_max` messages and `bytes_max` bytes, but at least one message. `codes`: only tags codes
-        in it; `accepts`: only records it is true for. A call looks at no more than max(800, count_max) units.
-        Where `accepts` gives None the read ends, before that record. A later call goes on from there with the results
-        so far (`so_far`): together they return what a single read would have.
+        At most `count_max` messages and `bytes_max` bytes are returned, but at least one message. `codes`: only
+        messages with these tags codes; `accepts`: only records for which it returns True. A call looks at no more than
+        max(800, count_max) units. If `accepts` returns None the read ends before that record; a later call goes on
+        there with the results so far (`so_far`), and together they return what a single read would have.
 
-        `unconfirmed`: also what readers do not see yet (`show_up_to`).
+        `unconfirmed`: also messages that readers do not see yet (`show_up_to`).
 
-        A read ends before removed messages. One that begins at them gets REMOVED, and the offset behind them.
+        A read ends before messages that were removed. If it begins at them, its status is REMOVED, with the offset
+        behind them.
         """
         queue = self.consume_queues.find(topic, queue_id)
         if queue is None:
@@ -392,7 +395,9 @@ class MessageReader:
         return _found(queue, high, records, count - so_far.messages, total - so_far.size, next_offset)
 
     def record_from(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Return an offset, or where the next record begins if it lies within one of several messages."""
+        """Return `queue_offset`; but if it lies within a record of several messages, the offset at which the next
+        record begins.
+        """
         queue = self.consume_queues.find(topic, queue_id)
         if isinstance(queue, BatchConsumeQueue) and queue.min <= queue_offset < queue.next:
             for base, messages, *_ in self.batch_mender.rows(queue, queue_offset):
@@ -424,7 +429,9 @@ class MessageReader:
             offset += max(right, 1)
 
     def record_sizes(self, topic: str, queue_id: int, queue_offset: int, count: int) -> Iterator[NDArray[np.int32]]:
-        """Record sizes of `count` messages, which must be in the queue, piece by piece; none of a batch queue."""
+        """Yield the record sizes of `count` messages, which must be in the queue, in pieces; nothing for a batch
+        queue.
+        """
         queue = self.consume_queues.find(topic, queue_id)
         while count > 0 and queue is not None and not isinstance(queue, BatchConsumeQueue):
             view, at, here = queue.place(queue_offset, min(count, _SIZES_COUNT))
@@ -444,8 +451,9 @@ class MessageReader:
         return 0 if found is None else unit_code_of(queue, found)
 
     def offset_at_time(self, topic: str, queue_id: int, time_ms: int, upper: bool = False) -> int:
-        """Return the first message stored at or after `time_ms` (the next offset if none is); with `upper` the last one
-        stored at or before it (the oldest offset if none is).
+        """Return the offset of the first message stored at or after `time_ms`, the next offset if none is.
+
+        With `upper`: of the last message stored at or before it, the oldest offset if none is.
         """
         queue = self.consume_queues.find(topic, queue_id)
         if queue is None or queue.min == queue.next:
@@ -473,7 +481,7 @@ class MessageReader:
         return max(low - 1, queue.min) if upper else low
 
     def store_time_at(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Store time in ms of one message; -1 if it is not there."""
+        """Return the store time in ms of one message; -1 if it is not there."""
         queue = self.consume_queues.find(topic, queue_id)
         if queue is None or not queue.min <= queue_offset < queue.next:
             return -1
@@ -489,7 +497,9 @@ class MessageReader:
         return None if found is None or (end is not None and position + len(found) > end) else found
 
     def unused_at(self, position: int) -> memoryview | None:
-        """Return the mark there that the rest of the log's file is unused; None if none is to be seen."""
+        """Return the mark at `position` that says that the rest of the log file is unused; None if there is none, or
+        readers do not see it yet.
+        """
         log = self.log
         file_end = log.next_file(position)
         if not log.min_position <= position < file_end <= log.written or log.is_damaged(position):
@@ -510,7 +520,9 @@ class MessageReader:
     def query_steps(
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K"
     ) -> Generator[None, None, list[memoryview]]:
-        """`query` in steps: it yields where the look goes on for long, as many keys may have one hash."""
+        """Do what `query` does, in steps: it yields now and then while it looks for long, as many keys may have one
+        hash.
+        """
         if self.index_service is None:
             return []
         wanted = key.encode()

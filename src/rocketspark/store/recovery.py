@@ -244,10 +244,10 @@ def _check_unit(queues: ConsumeQueueStore, found: Record, safe: int) -> None:
 
 
 class Replay:
-    """Puts records into queues and index, as their appends would have.
+    """Puts records from the log into queues and index, as the appends would have.
 
-    Of a record nothing covers its queue offset. Where one leaves offsets out, as the log lacks records, the next of its
-    queue shows whether it is right: until then it waits, in a `live` replay only if that are many.
+    No checksum covers a record's queue offset. If one leaves offsets out, since the log lacks records, the next record
+    of its queue shows whether it is right, and until then it waits; in a `live` replay only if it leaves out many.
     """
 
     def __init__(
@@ -260,7 +260,9 @@ class Replay:
         from_start: bool,
         live: bool = False,
     ) -> None:
-        """`safe`: queues not read yet are read up to this physical offset; None: as far as they are written."""
+        """Make it. `safe`: queues not read yet are read up to this physical offset; None: as far as they are
+        written.
+        """
         self._queues = queues
         self._deleted = deleted
         self._index = index
@@ -273,7 +275,7 @@ class Replay:
         self.unnamed = 0
 
     def put(self, found: Record) -> None:
-        """Queue unit and index keys of one record. Raises _QueueHole if its queue lacks units before it."""
+        """Put the queue unit and the index keys of one record. Raises _QueueHole if its queue lacks units before it."""
         queues = self._queues
         if not queues.can_have(found.topic):
             self.unnamed += 1
@@ -308,7 +310,9 @@ class Replay:
                 _write_keys(index)
 
     def put_late(self, found: Record) -> None:
-        """Put a record that was damaged when its turn came: into the gap of its queue, or at its end."""
+        """Put a record that was damaged when its turn came, and is mended now: into the gap in its queue, or at the
+        queue's end.
+        """
         if (
             not self._queues.can_have(found.topic)
             or not enters_queue(found.sys_flag)
@@ -325,7 +329,7 @@ class Replay:
             queue.put_in_gap(found.queue_offset, *place, request.message_count)
 
     def put_keys_again(self, found: Record) -> None:
-        """Put the index keys of a record whose queue has it."""
+        """Put the index keys of a record that is in its queue already."""
         if self._queues.can_have(found.topic):
             self._put_keys(found, dispatch_request(found.sys_flag, found.properties))
 
@@ -365,7 +369,9 @@ class Replay:
         return False
 
     def finish(self, lost_bytes: int) -> None:
-        """Put the records that still wait where they say, unless fewer can be lost. `lost_bytes`: of the log."""
+        """Put the records that still wait at the offsets they state, unless they leave out more than can be lost.
+        `lost_bytes`: how much of the log is.
+        """
         for queue, (end, found) in self._ahead.items():
             gap_max = max(_gap_max(queue), _messages_max(queue, lost_bytes))
             is_there = self._queues.by_bytes.get((queue.topic, queue.queue_id)) is queue and queue.next == end
@@ -421,7 +427,11 @@ REINDEX_BYTES_MAX = 32 << 20
 
 
 def index_late(log: CommitLog, index: IndexService, replay: Replay, begin: int, late: Sequence[Record]) -> None:
-    """Put the keys of records into the index, the first of which begins at a physical offset; not those it has."""
+    """Put the keys of the records `late`, which were mended, into the index, unless it has them; the first begins at
+    position `begin`.
+
+    The entries of all records after `begin` are put again, as entries ascend in the log's order.
+    """
     end = log.written
     if all(_is_indexed(index, found) for found in late):
         return

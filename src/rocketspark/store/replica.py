@@ -74,16 +74,18 @@ class ReplicaReceiver:
 
     @property
     def end_position(self) -> int:
-        """The end of the log's bytes, of a record that is not whole yet too."""
+        """The end of the log's bytes, including those of a record that is not whole yet."""
         return max(self.log.written, self._received)
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of a log file."""
+        """The size of a log file in bytes."""
         return self.log.file_bytes
 
     def log_bytes(self, position: int, count_max: int) -> memoryview:
-        """Raw bytes of the log from a position on, never over a file's end; empty where there are none."""
+        """Return up to `count_max` raw bytes of the log from a position on, not beyond the file's end; empty where
+        there are none.
+        """
         log, start = self.log, position - position % self.log.file_bytes
         count = min(count_max, start + log.file_bytes - position, log.written - position)
         if count <= 0 or position < log.min_position:
@@ -118,7 +120,9 @@ class ReplicaReceiver:
         return Replay(self.consume_queues, self.index_service, None, deleted, from_start=True, live=True)
 
     def become_master(self) -> None:
-        """Take messages: what was received of a record that is not whole is given up, the rest is readable."""
+        """Take messages from here on: the bytes of a record that is not whole are given up, what else was received
+        becomes readable.
+        """
         if not self.log.is_replica:
             return
         self.dispatch_received()
@@ -135,7 +139,9 @@ class ReplicaReceiver:
     # -- receiving
 
     def cut_partial_record(self) -> int:
-        """Give up the bytes of a record that is not whole, before those of a new connection. Returns the log's end."""
+        """Give up the bytes of a record that is not whole, before another connection brings more. Returns the log's
+        end.
+        """
         if not self.log.is_replica:
             return self.log.written
         if self._received > self._whole:
@@ -397,7 +403,7 @@ class ReplicaReceiver:
         return found.store_time_ms
 
     def take_arrived(self) -> list[tuple[str, int, int]]:
-        """(topic, queue id, next offset) of the queues that received messages since the last call."""
+        """Return (topic, queue id, next offset) of the queues that received messages since the last call."""
         arrived = [(queue.name, queue.queue_id, queue.next) for queue in self._arrived]
         self._arrived.clear()
         return arrived
@@ -405,9 +411,10 @@ class ReplicaReceiver:
     # -- deleted topics
 
     def forget_deletions_beyond(self, end: int) -> None:
-        """Note that the log ends there, and another one stands beyond: what comes there is not what was deleted.
+        """Forget deletions of topics that lie beyond `end`, where the log ends now: another log is to follow there.
 
-        A slave that is behind knows of deletions further on in its master's log, which may be gone with that one.
+        A slave that is behind knows of deletions further on in its master's log; if the master is lost, that part may
+        be lost too.
         """
         try:
             self._deletions.cut(end)
@@ -415,10 +422,11 @@ class ReplicaReceiver:
             pass  # For this run it counts all the same.
 
     def take_deletions(self, positions: Mapping[str, int]) -> None:
-        """Delete the queues of topics that the master deleted, each where its log ended then.
+        """Delete the queues of topics that the master deleted. `positions`: by topic, where the master's log ended
+        then.
 
-        What it received since, of a topic of the same name, stays readable; what it has of before, or gets later, is
-        in no queue. Raises StoreFull, StoreUnwritable.
+        Messages stored after that, in a new topic of the same name, stay readable; those before it, also ones that are
+        still to come, are in no queue. Raises StoreFull, StoreUnwritable.
         """
         known = self._deletions.positions
         low = self.log.min_position
@@ -431,7 +439,8 @@ class ReplicaReceiver:
                 self._dispatch_again(topic.encode(), new[topic])
 
     def take_kind(self, topic: str, *, is_batch: bool) -> None:
-        """Make a topic's queues of the kind that its master says: messages may have come before its settings did.
+        """Make a topic's queues batch queues or simple ones, as its master says; messages may have come before the
+        topic's settings.
 
         Raises StoreFull, StoreUnwritable.
         """
@@ -464,7 +473,7 @@ class ReplicaReceiver:
     # -- taking back
 
     def truncate(self, position: int) -> None:
-        """Cut log, queues and index at a record's begin, while the store is open as a copy.
+        """Cut log, queues and index at `position`, where a record must begin, while the store is open as a replica.
 
         Raises ReplicationError if no record begins there, StoreFull or StoreUnwritable if files cannot be changed.
         """
@@ -509,7 +518,7 @@ class ReplicaReceiver:
         return newest
 
     def newest_record(self) -> tuple[int, bytes] | None:
-        """Return the position of the last record, and the record; None if none lies near the log's end."""
+        """Return (position, bytes) of the log's last record; None if none begins near the log's end."""
         log, end = self.log, self.log.written
         if end <= log.min_position:
             return None
@@ -525,9 +534,10 @@ class ReplicaReceiver:
         return None
 
     def mend(self, begin: int, records: bytes) -> bool:
-        """Put the master's records where a stretch of the log was damaged that is exactly as long.
+        """Write the master's bytes `records` over damage in the log that begins at `begin` and is exactly as long.
 
-        False if it is there no more: the log was cut meanwhile, or its file removed, or takes messages itself.
+        False if there is no such damage any more: the log was cut meanwhile, its file was removed, or this store became
+        a master.
         """
         log, end = self.log, begin + len(records)
         if not log.is_replica or (begin, end) not in log.damaged or begin < log.min_position:

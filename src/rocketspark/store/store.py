@@ -183,9 +183,11 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             self._files.sync_all(folder)
 
     def lacks_nothing(self) -> None:
-        """Note that what was not flushed when the machine stopped is here again, or needed no more.
+        """Note that this store has everything again that it may have lost, unflushed, when the machine stopped, or that
+        it is not needed.
 
-        Until then the mark of the process before stays, so that who is killed meanwhile still knows.
+        Until this call the mark that the last process left stays, so that even after another kill it is known that
+        something may be missing.
         """
         self.may_lack = False
         try:
@@ -230,14 +232,16 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             self._close()
 
     def abandon(self) -> None:
-        """Give the directory back as it is, with nothing flushed or noted: what a kill leaves. For tests."""
+        """Close the directory as it is, with nothing flushed or noted, as a kill would leave it. For tests."""
         if self._opened and not self._closed:
             with self._rest_lock:
                 self._closed = True
                 self._give_back()
 
     def prepare_to_close(self) -> None:
-        """Give up the reserved blocks on a full disk, for the last writes. Call before other files are written."""
+        """Give up the reserved blocks if the disk is full, so that the last writes have room. Call it before other
+        files are written.
+        """
         if self._opened:
             self._spare.release()
 
@@ -269,7 +273,9 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
     # -- reading
 
     def stored_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Return (oldest offset, next offset) of a queue with what its readers do not see yet (`show_up_to`)."""
+        """Return (oldest offset, next offset) of a queue, including messages that its readers do not see yet
+        (`show_up_to`).
+        """
         queue = self.consume_queues.find(topic, queue_id)
         return (0, 0) if queue is None else (queue.min, queue.next)
 
@@ -279,7 +285,9 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         return (0, 0) if queue is None else (queue.min, self.visible_next(queue))
 
     def read_ahead(self, on: bool) -> None:
-        """Set whether the kernel reads the log ahead; off suits readers that jump about in a log beyond memory."""
+        """Set whether the kernel reads the log ahead. Off is better for readers that jump about in a log larger than
+        the memory.
+        """
         self.log.mapped_files.maps.advise(self.log.mapped_files, scattered=not on)
 
     def make_batch_topic(self, topic: str) -> None:
@@ -291,7 +299,9 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         return self.consume_queues.queues()
 
     def take_stored(self) -> list[tuple[str, int, int]]:
-        """(topic, messages, bytes of their records) stored in a queue since the last call, or since the opening."""
+        """Return (topic, messages, bytes of their records) of each queue that got messages since the last call, or
+        since the opening.
+        """
         taken = []
         for queue in self.consume_queues.loaded():
             if queue.next != queue.counted:
@@ -307,9 +317,10 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
     def iterate(
         self, position: int, wanted: Callable[[memoryview], bool] | None = None, *, check_crc: bool = True
     ) -> Iterator[record.Record]:
-        """Yield every whole record from a record's position on, in log order; only what is `wanted`, by its bytes.
+        """Yield every whole record from `position`, where one begins, in log order; only those for which `wanted`,
+        given the record's bytes, is true.
 
-        Without `check_crc` also those whose body is damaged.
+        Without `check_crc` also records whose body is damaged.
         """
         while position < self.log.written:
             found = self.log.record_at(position)
@@ -387,11 +398,11 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self.log.stop(reason)
 
     def write_checkpoint(self) -> None:
-        """Note up to where everything is on the disk. Call after the three flushes.
+        """Note in the checkpoint up to where everything is on the disk. Call it after the three flushes.
 
-        After a kill RocketMQ drops the index files that end later than this and makes them anew from the log it reads,
-        so it is told to read from the begin of the first of them on; our own start does not need that.
-        Raises StoreFull, StoreUnwritable.
+        After a kill RocketMQ drops the index files that end later than this, and makes them anew from the part of the
+        log that it reads again, so it is told to read from the beginning of the first of them; our own start does not
+        need that. Raises StoreFull, StoreUnwritable.
         """
         with self._rest_lock:
             self._raise_failed()
@@ -441,32 +452,33 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
     ) -> Iterator[Callable[[], None] | None]:
         """Remove up to `count_max` log files whose records were all stored before a time; see `expired_files.steps`.
 
-        `forced`: the oldest even if they are younger. The file being written always stays. In small steps, for a caller
-        that serves others in between; where `append` is called.
+        `forced`: the oldest files, even if they are younger. The file being written always stays. It goes in small
+        steps, in the thread that calls `append`, for a caller that serves others in between.
         """
         return expired_files.steps(
             self.log, self.consume_queues, self.index_service, before_ms, count_max, forced=forced
         )
 
     def refuse_writes(self, reason: StoreFull | None) -> None:
-        """Make every append raise `reason`, until None is given."""
+        """Make every append raise `reason`; None ends that."""
         self.log.refuse(reason)
 
     def deleted_topics(self) -> dict[str, int]:
-        """Return the deleted topics, each with the log's end at its deletion: older records of it are in no queue."""
+        """Return, by deleted topic, the log's end at its deletion: records of the topic before it are in no queue."""
         return {topic.decode("utf-8", "replace"): at for topic, at in self._deletions.positions.items()}
 
     def made_at(self, topic: str) -> int | None:
-        """Return what tells a topic from those of its name before: where the log ended when the last was deleted.
+        """Return a number that tells a topic from earlier ones of its name: where the log ended when the last of them
+        was deleted.
 
-        None while there was none, or nothing of the log of then is left.
+        None if there was none, or nothing is left of the log from then.
         """
         return self._deletions.positions.get(topic.encode())
 
     def delete_topic(self, topic: str) -> None:
-        """Remove the topic's consume queues; its records stay in the log until that is deleted.
+        """Remove the topic's consume queues. Its records stay in the log until the log's files are removed.
 
-        Its files go with `remove_deleted`. Raises StoreFull, StoreUnwritable.
+        The queues' files are removed by `remove_deleted`. Raises StoreFull, StoreUnwritable.
         """
         position = self.flush_log()
         # First of all: a kill in between is made good by the next start, and no replay brings the topic back.
@@ -474,7 +486,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self.consume_queues.delete_topic(topic)
 
     def remove_deleted(self) -> None:
-        """Remove files of deleted topics, some of them; after each flush, in its thread. Never fails."""
+        """Remove some of the files of deleted topics; called after each flush, in its thread. Never fails."""
         self.consume_queues.remove_deleted()
 
 

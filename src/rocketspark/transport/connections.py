@@ -60,7 +60,9 @@ async def dial(
     hooks: RpcHooks | None = None,
     tls: ClientTls | None = None,
 ) -> Peer:
-    """Connect to "host:port". Raises NotSent if no server answers within `timeout_ms`; `tls`: None for plain."""
+    """Connect to "host:port" and return the connection. `tls` None: without TLS. Raises NotSent if no server answers
+    within `timeout_ms`.
+    """
     host, port = parse_address(address)
     peer = Peer(routes, language=language, on_close=on_close)
     peer.address = address

@@ -19,7 +19,7 @@ from rocketspark.model.text import shown
 
 
 async def connect_protocol(make: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
-    """Connect the protocol that `make` gives. Raises OSError."""
+    """Connect to a server, with the asyncio protocol that `make` returns. Raises OSError."""
     loop = asyncio.get_running_loop()
     family = _family(host)
     if family is None:
@@ -38,7 +38,7 @@ async def connect_protocol(make: Callable[[], asyncio.Protocol], host: str, port
 
 
 async def own_ip(host: str, port: int) -> str:
-    """Return the address that this machine has towards a server; no packet is sent. Raises OSError."""
+    """Return the address of this machine from which it reaches a server; no packet is sent. Raises OSError."""
     family = _family(host)
     if family is None:
         loop = asyncio.get_running_loop()
@@ -54,7 +54,7 @@ async def own_ip(host: str, port: int) -> str:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Return ports on a host of this machine that nobody has taken. Raises OSError."""
+    """Return `count` ports that are free on this machine's address `host`. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     probes = [socket.socket(family, socket.SOCK_STREAM) for _ in range(count)]
     try:

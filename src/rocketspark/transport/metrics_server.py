@@ -1,6 +1,6 @@
 """The HTTP server for scrapes of metrics. Rule: few connections, each for a short time; an idle one gives way to a new.
 
-Only loaded by who serves metrics: it takes the extra `metrics`.
+It is imported only where metrics are served, as it needs the extra `metrics`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ ANSWER_S = 30.0
 
 
 class MetricsServer:
-    """Serves the metrics that `collect` gives, one request for each connection; `port` is the one it listens on.
+    """The HTTP server for metrics. `collect` returns them; each connection serves one request; `port`: the one it
+    listens on.
 
-    With `connections_max` open, a new connection takes the place of the one that has waited longest for its request.
+    With `connections_max` connections open, a new one takes the place of the one that has waited longest for its
+    request.
     """
 
     def __init__(

@@ -24,7 +24,9 @@ LARGE_REPLY_BYTES = 4096
 
 
 class Outgoing(PendingRequests):
-    """Gathers what one turn of the loop writes; knows whether the other side reads."""
+    """The writing half of a connection: what one turn of the loop writes goes out together, and it is known whether the
+    other side reads.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +49,9 @@ class Outgoing(PendingRequests):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, data: bytes) -> None:
-        """Write whole frames; during a read they leave with its replies. Dropped if the connection ended."""
+        """Write whole frames. Those that are written while a read is handled leave together with its replies. Dropped
+        if the connection ended.
+        """
         if self.awaited_answers:
             self._show(data, self.awaited_answers)
         if self._out is not None:
@@ -98,7 +102,7 @@ class Outgoing(PendingRequests):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def limit_waiting(self, bytes_max: int) -> None:
-        """Set how many bytes may wait for the other side before it counts as one that does not read."""
+        """Set how many unread bytes may wait for the other side; with more it counts as one that does not read."""
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=bytes_max)
 
@@ -128,7 +132,9 @@ class Outgoing(PendingRequests):
             self._transport.close()
 
     def end_side(self) -> None:
-        """Send no more, and take what the other side still answers; where that is not possible, close."""
+        """Send no more, but still receive what the other side answers. Where a transport cannot do that, close the
+        connection.
+        """
         self._write_soon()
         if self._transport is None or self._transport.is_closing():
             return

@@ -52,7 +52,8 @@ HALF_CLOSED_S = 10.0
 class Peer(Outgoing):
     """One open connection.
 
-    `routes`: the requests it serves; `language`: named in every frame; `on_open`/`on_close`: called once each.
+    `routes`: who serves the other side's requests; `language`: the one named in every frame sent; `on_open`,
+    `on_close`: called once each.
     """
 
     def __init__(
@@ -126,11 +127,15 @@ class Peer(Outgoing):
         return str(name[0]) if name else ""
 
     def go_on_over(self, transport: asyncio.Transport) -> None:
-        """Read and write through another transport from now on, which lies over the one of `connection_made`."""
+        """Read and write through another transport (TLS) from now on, which lies over the one that `connection_made`
+        brought.
+        """
         self._transport = transport
 
     def relayed_from(self, host: str, port: int) -> None:
-        """Be the client that a trusted proxy named, before its first frame."""
+        """Take the address of the client that a trusted proxy named as the other side's; called before the first
+        frame.
+        """
         self.remote_host, self.remote_port = host, port
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.packed_host = pack_host(host, port)
@@ -194,15 +199,19 @@ class Peer(Outgoing):
             self._end_if_all_answered()
 
     def rest(self) -> None:
-        """Leave the rest of this read until the other connections had a turn; for a handler that worked for long."""
+        """Serve the rest of what one read brought only after the other connections had a turn; for a handler that
+        worked for long.
+        """
         left = list(self._received)
         if left:
             self._hold(left)
             self.loop.call_soon(self._go_on)
 
     def alone(self, answer: Coroutine[Any, Any, bytes | None]) -> Coroutine[Any, Any, bytes | None]:
-        """Return an answer for a handler to return: until it is there nothing else of this connection is served, so
-        that what was asked for keeps its order."""
+        """Return `answer` for a handler to return it; until it ends, no other request of this connection is served.
+
+        So what the requests asked for keeps its order.
+        """
         self._alone = True
         return self._ended_alone(answer)
 
@@ -456,7 +465,9 @@ class Peer(Outgoing):
             self.close()
 
     def promise(self) -> None:
-        """Keep the connection of a client that ended its side until `answer`; for a handler that returned None."""
+        """Note that a reply will come by `answer`, for a handler that returned None: until then the connection stays
+        open, even if the client has ended its side.
+        """
         self._promised += 1
 
     def answer(self, data: bytes) -> None:
@@ -466,7 +477,7 @@ class Peer(Outgoing):
         self._end_if_all_answered()
 
     def answer_run(self, replies: list[bytes]) -> None:
-        """Write the replies to a run of requests for which one was promised."""
+        """Write the replies to a run of requests, for which `promise` was called once."""
         self._promised -= 1
         if self.awaited_answers is None:
             self.send(b"".join(replies))
@@ -504,7 +515,7 @@ class Peer(Outgoing):
 
     @property
     def unfinished_frame(self) -> int | None:
-        """The number of the frame that has begun to arrive; None if there is none."""
+        """The number of the frame that has begun to arrive and is not whole; None if there is none."""
         return self._splitter.begun if self._splitter.held else None
 
     def when_closed(self, act: Callable[[], None]) -> None:

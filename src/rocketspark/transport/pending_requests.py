@@ -82,7 +82,9 @@ class PendingRequests(asyncio.Protocol):
         return future
 
     def ask_for(self, waiting: ReplyWaiter, opaque: int, data: bytes, code: int, timeout_ms: float) -> None:
-        """Send a request like `ask_encoded`; the waiter gets the reply within the read that brings it."""
+        """Send a request as `ask_encoded` does; `waiting` gets the reply at once, while the read that brings it is
+        handled.
+        """
         if not self.is_open:
             raise NotSent(f"no connection to {self.address}: the request was not sent", address=self.address)
         self.last_write_s = now_s = self.loop.time()

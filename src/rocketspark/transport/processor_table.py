@@ -1,8 +1,9 @@
-"""Who serves which request code, and what a server asks before it does: may the sender do this?
+"""Who serves which request code, and what a server asks before it serves a request: may the sender do this?
 
-Types and tables only. Rule: every request of a served code passes the gate of its `Routes` before its handler, whatever
-path it takes: what serves runs of requests asks by what the first of them was let through for
-(`Routes.runs_ask_gate`). Replies, and codes that nobody serves, do not. A refused one-way request is dropped.
+Types and tables only. Rule: every request of a code that is served passes the gate of its `Routes` before its handler.
+What serves a whole run of requests at once asks the gate itself (`Routes.runs_ask_gate`): each request has to show what
+the first one was let through for. Replies, and requests of codes that nobody serves, do not pass the gate. A refused
+one-way request is dropped.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ReceivedRequest(NamedTuple):
 
 
 class Sender(NamedTuple):
-    """Who said something: the user as the gate knows him, "" for nobody, and the address it came from."""
+    """Who sent something: the user whom the gate knows, "" for nobody, and the address."""
 
     user: str
     host: str
@@ -52,7 +53,7 @@ class Gate(Protocol):
     """Decides about each request; it is called on the loop, and must not wait."""
 
     def refuses(self, request: ReceivedRequest) -> Refusal | None:
-        """Return the answer to a request that may not be served, or None."""
+        """Return the answer to a request that may not be served; None if it may."""
 
 
 Answer = bytes | Parts | None | Coroutine[Any, Any, bytes | Parts | None]
@@ -65,11 +66,12 @@ Run = Callable[[Any, bytes, int, list[bytes]], int]
 
 
 class Routes:
-    """The handler of each request code, with its header's type; every other code is "not supported".
+    """The handler of each request code, with its header's type; every other code is answered "not supported".
 
-    `overload`: decides which requests are refused while the server is behind. `gate`: who may do what, asked before
-    each request; set before the first connection, None for a server that lets everybody in. `runs_ask_gate`: what
-    serves frames of a code right from what was read asks the gate itself, else it serves none behind one.
+    `overload`: decides which requests are refused while the server is behind. `gate`: decides who may do what, before
+    each request; it is set before the first connection, None for a server that lets everybody in. `runs_ask_gate`: True
+    if the functions that serve runs of requests ask the gate themselves; if not, behind a gate each request goes to its
+    handler alone.
     """
 
     def __init__(self) -> None:
@@ -92,11 +94,15 @@ class Routes:
         self.by_prefix[b'{"code":%d' % code] = route
 
     def add_run(self, code: int, run: Run) -> None:
-        """Let `run` serve requests of `code`, a number of three digits; the handler gets those that `run` leaves."""
+        """Let `run` serve requests of `code` (three digits) that arrive one after another; those that `run` leaves go
+        to the handler.
+        """
         self.runs_by_code[int(code)] = self.runs[b'{"code":%3d,' % code] = run
 
     def refuse(self, handlers: Mapping[int, Handler]) -> None:
-        """Let these handlers answer their codes instead of those that serve them, until the next call."""
+        """Let these handlers answer instead of those that serve their codes, until the next call: for a server that
+        refuses some requests.
+        """
         for code, (route, run) in self._refused.items():
             self._set(code, route, run)
         self._refused = {}
@@ -107,7 +113,9 @@ class Routes:
                 self._set(code, (served[0], served[1], handler), None)
 
     def wrap(self, code: int, around: Callable[[Handler], Handler], header: type[Header] | None = None) -> None:
-        """Let `around` of a code's handler serve it, also after a refusal ends; `header`: another type of header."""
+        """Replace a code's handler by `around(handler)`, also while `refuse` is in force. `header`: another type for
+        the request's header.
+        """
         served = self._refused.get(code)
         route = served[0] if served is not None else self.table.get(code)
         if route is None:
@@ -130,7 +138,7 @@ class Routes:
 
 
 class ReplyWaiter(Protocol):
-    """The waiter for a reply: a future, or an object told at once. `done`: it waits no more."""
+    """What waits for a reply: a future, or another object that is told at once. `done` is True if it waits no more."""
 
     def done(self) -> bool: ...
 

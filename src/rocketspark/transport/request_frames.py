@@ -62,7 +62,7 @@ class Parts:
 
 
 def buffers(replies: Iterable[bytes | Parts]) -> Iterator[bytes | memoryview]:
-    """Return what is to be written of frames, each part where it lies."""
+    """Yield the buffers to be written for these frames; nothing is copied."""
     for each in replies:
         if type(each) is Parts:
             yield each.head
@@ -102,9 +102,10 @@ def request(
 
 
 class RequestForm:
-    """Frames of requests without bodies that differ in some numbers alone: 0.6 us each instead of 4.
+    """A template for frames of requests without a body that differ only in some numbers: a frame takes 0.6 us instead
+    of 4.
 
-    `ext`: makes the ext fields of `count` numbers, each as a text of its own.
+    `ext`: returns the ext fields for `count` numbers, each number as the text of one field.
     """
 
     def __init__(self, code: int, ext: Callable[..., dict[str, str]], count: int) -> None:
@@ -119,7 +120,7 @@ class RequestForm:
         self._form = made
 
     def filled(self, opaque: int, values: Sequence[int]) -> bytes:
-        """Return the frame with these numbers."""
+        """Return the frame with this opaque and these numbers."""
         given = (opaque, *values)
         return frames.join(self._form % tuple([given[i] for i in self._order]))
 
@@ -151,7 +152,7 @@ def reply(
 
 
 def reply_with(body: bytes, opaque: int, header: Header | dict[str, str] | None = None) -> bytes | Parts:
-    """Return a reply whose body, shared by many replies, is not copied if it is large."""
+    """Return the frame of a reply whose body many replies share; a large body is not copied."""
     if len(body) < SHARED_BYTES_MIN:
         return reply(opaque, header=header, body=body)
     head = reply(opaque, header=header)

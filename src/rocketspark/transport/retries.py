@@ -1,5 +1,5 @@
-"""Calls that are made again while a server is away. Rule: only what may pass is tried again; once the bounds of a rule
-are reached, the last error is raised.
+"""Calls that are made again while a server is away. Rule: only an error that may pass by itself is tried again; once
+the bounds of a rule are reached, the last error is raised.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ class Retries:
         self._since_s = clock_s()
 
     def progressed(self) -> None:
-        """Note that the work got on: its bounds count from now."""
+        """Note that the work made progress: its attempts and its time count from now."""
         self.failed = 0
         self._since_s = self._clock_s()
 
     def pause_s(self, error: Exception) -> float:
-        """Count a failed attempt; return how long to wait before the next. Raises the error if there is to be none."""
+        """Count a failed attempt; return how many seconds to wait before the next one. Raises `error` if there is to be
+        none.
+        """
         rule = self._rule
         self.failed += 1
         reached = []
@@ -67,7 +69,9 @@ async def again(
     *,
     between: Callable[[Exception], Awaitable[object]] | None = None,
 ) -> T:
-    """Make a call, again by the rule while it fails; `between` runs before each pause, with the error."""
+    """Make a call; while it fails, make it again as `rule` says. `between` is called with the error before each
+    pause.
+    """
     retries = Retries(rule)
     while True:
         try:

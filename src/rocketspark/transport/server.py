@@ -157,9 +157,10 @@ class Server:
             self.bounds.leave(host)
 
     def take_descriptors(self, peer: Peer, count: int) -> Callable[[], None] | None:
-        """Count further descriptors for a connection, as connections of its address; return what gives them back.
+        """Count `count` more descriptors for a connection, as if they were connections of its address. Returns what
+        gives them back.
 
-        None: there are not so many for it.
+        None if there is no room for so many.
         """
         host, given = peer.remote_host, 0
 
@@ -221,7 +222,7 @@ class Server:
         self._sweep_later()
 
     def abort(self) -> None:
-        """Stop listening and end every connection at once, with nothing more said."""
+        """Stop listening and end every connection at once; replies that are not sent are lost."""
         if self._sweeper:
             self._sweeper.cancel()
         self._stop_tls()

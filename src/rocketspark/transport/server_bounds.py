@@ -6,10 +6,10 @@ whoever opens them, and a less important server takes a part of that half. A req
 once; replies are never held up.
 
 One loop serves all connections, in turns, so waiting requests lie in their buffers. A request's wait counts from the
-turn in which its connection could be read. One hiccup of the machine is no load: a turn must go on for as long
-again. Honest connections hold a frame that is not whole, or a reply that is not read, for moments: past a bound whoever
-has held some for longest is the one to end. Nothing here costs anything for frames that come whole. Idle connections
-are ended by `server`.
+turn in which its connection could be read. A single hiccup of the machine does not count as load: a turn that is late
+has to go on for as long again before requests are refused. Honest connections hold an unfinished frame, or a reply that
+is not read, for moments: past a bound the connection that has held some for longest is ended. Nothing here costs
+anything for frames that come whole. Idle connections are ended by `server`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def connections_max(share: float = 0.5) -> float:
 
 
 class Descriptors:
-    """A count of connections against a limit, of any loop. `refused`: how many were not let in.
+    """Counts the connections of this process, on any of its loops, against a limit. `refused`: how many were not let
+    in.
 
-    Connections of a closed loop count no more: nothing reports their end.
+    Connections of a loop that was closed no longer count, as nothing reports their end.
     """
 
     def __init__(self, count_max: float | None = None) -> None:
@@ -115,7 +116,7 @@ class Bounds(msgspec.Struct, kw_only=True):
 
 
 class Writing(Protocol):
-    """What is known here of a connection that writes: whose it is, what it leaves unread, and how to end it."""
+    """A connection as its bounds see it: whose it is, how much the other side has not read, and how to end it."""
 
     address: str
 
@@ -128,11 +129,11 @@ class Writing(Protocol):
 
 
 class Bounded(Writing, Protocol):
-    """And of one that reads frames too."""
+    """A connection that also reads frames, as its bounds see it."""
 
     @property
     def unfinished_frame(self) -> int | None:
-        """The number of the frame that has begun to arrive; None if there is none."""
+        """The number of the frame that has begun to arrive and is not whole; None if there is none."""
 
 
 @lru_cache(maxsize=4096)
@@ -153,7 +154,7 @@ def place_of(host: str) -> str:
 
 
 class ConnectionBounds:
-    """Keeps the connections of one server within `bounds`. `ended`: how many it ended, by reason."""
+    """Keeps the connections of one server within `bounds`. `ended`: how many connections it ended, by reason."""
 
     def __init__(self, bounds: Bounds | None = None) -> None:
         self.bounds = bounds or Bounds()
@@ -181,7 +182,7 @@ class ConnectionBounds:
         return True
 
     def leave(self, host: str) -> None:
-        """Count a connection of an address no more."""
+        """Count one connection less of an address."""
         host = place_of(host)
         count = self._by_host.get(host, 0)
         if count > 1:
@@ -191,13 +192,15 @@ class ConnectionBounds:
 
     @property
     def is_busy(self) -> bool:
-        """True while requests that are worked on hold so much that a connection which has some is read no further."""
+        """True while the requests being worked on hold so many bytes that nothing more is read from connections that
+        have one.
+        """
         return self.worked_on_bytes > self.bounds.unfinished_bytes
 
     # -- frames that are not whole -------------------------------------------------------------------------------
 
     def unfinished(self, peer: Bounded, frame: int, held_bytes: int) -> None:
-        """Note what a connection holds of its frame number `frame`."""
+        """Note that a connection holds `held_bytes` of its frame number `frame`, which is not whole."""
         before = self._unfinished.get(peer)
         began_s = before[1] if before is not None and before[0] == frame else asyncio.get_running_loop().time()
         self._unfinished[peer] = frame, began_s, held_bytes
@@ -228,7 +231,9 @@ class ConnectionBounds:
                 self.forget(peer)
 
     def sweep(self, now_s: float) -> None:
-        """End the connections whose frame takes too long; called a few times in `unfinished_s`."""
+        """End the connections whose unfinished frame has taken longer than `unfinished_s`; called a few times within
+        that time.
+        """
         self._refresh()
         for peer, (_, began_s, held_bytes) in list(self._unfinished.items()):
             if now_s - began_s > self.bounds.unfinished_s:
@@ -244,7 +249,7 @@ class ConnectionBounds:
     # -- replies that are not read -------------------------------------------------------------------------------
 
     def paused(self, peer: Writing) -> None:
-        """Note a connection that does not read its replies."""
+        """Note that the other side of a connection does not read its replies."""
         self._unread[peer] = None
         if self._look is None:
             self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_unread)
@@ -269,17 +274,19 @@ class ConnectionBounds:
             self._look = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_at_unread)
 
     def waiting_bytes_max(self, connections: int) -> int:
-        """Return how many bytes may wait for each of so many connections before it counts as one that does not read."""
+        """Return how many unread bytes may wait for each of so many connections; with more, it counts as one whose
+        other side does not read.
+        """
         return min(max(self.bounds.unread_bytes // max(connections, 1), WAITING_BYTES_MIN), WAITING_BYTES_MAX)
 
     def resumed(self, peer: Writing) -> None:
-        """Note a connection that reads again."""
+        """Note that the other side of a connection reads again."""
         self._unread.pop(peer, None)
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def forget(self, peer: Bounded) -> None:
-        """Note that a connection has no frame that is not whole any more."""
+        """Note that a connection has no unfinished frame any more."""
         before = self._unfinished.pop(peer, None)
         if before is not None:
             self._unfinished_bytes -= before[2]
@@ -306,7 +313,9 @@ SAMPLE_S = 0.01
 
 
 class Overload:
-    """Decides which requests are refused. `refuse_with(opaque, remark)` makes the reply; `now`: seconds."""
+    """Decides which requests are refused as the server is behind. `refuse_with(opaque, remark)` makes the reply; `now`
+    returns seconds.
+    """
 
     def __init__(
         self,
@@ -331,12 +340,12 @@ class Overload:
         self.refused_count = 0
 
     def limit_waits(self, limits_s: dict[int, float]) -> None:
-        """Set the wait (seconds) from which on requests of these codes are refused."""
+        """Set, by request code, after how many seconds of waiting a request is refused."""
         self._limits_s = limits_s
         self.least_s = min(limits_s.values(), default=math.inf)
 
     def refuse(self, codes: Iterable[int], key: str, reason: str | None) -> None:
-        """Refuse all requests of `codes`, because of `key`, with this reason; None ends that."""
+        """Refuse all requests of `codes` for this reason, until the same `key` is given None."""
         self._refused = frozenset(codes)
         if reason is None:
             self._reasons.pop(key, None)
@@ -345,7 +354,9 @@ class Overload:
         self.refusing = bool(self._reasons)
 
     def waited(self) -> float:
-        """Return how long the data read now has waited, in seconds; 0 while that may be a hiccup."""
+        """Return how many seconds the data being read now has waited; 0 while the delay may be a single hiccup of the
+        machine.
+        """
         now_s = self.now()
         waited_s = now_s - self._turn_began_s
         if self._turn_is_open:

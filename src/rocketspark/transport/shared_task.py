@@ -1,4 +1,6 @@
-"""One task whose outcome many wait for. Rule: who stops waiting costs the others nothing, and ends nothing."""
+"""One task whose outcome many wait for. Rule: a waiter that stops waiting costs the others nothing, and ends
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ T = TypeVar("T")
 async def outcome_of(task: asyncio.Future[T]) -> T:
     """Return a task's result once it is there, or raise its error; the task goes on if its waiter is cancelled.
 
-    As asyncio.shield, which looks through all others that wait whenever one of them gives up.
+    It does what asyncio.shield does, but that looks through all other waiters whenever one of them gives up.
     """
     if not task.done():
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -183,9 +183,10 @@ class MessageAppender:
         return position, queue_offset, end
 
     def plain_queue(self, topic: bytes, queue_id: int) -> ConsumeQueue | None:
-        """Return the queue for `append_run`; None if there is none yet, or if its messages need `append`.
+        """Return the queue to hand to `append_run`; None if there is none yet, or if its messages have to go through
+        `append`.
 
-        It is good until `queue_index.generation` changes.
+        The queue may be used until `queue_index.generation` changes.
         """
         queue = self._queues_by_bytes.get((topic, queue_id))
         if queue is None or queue.rare or queue.delay_ms is not None or self._host_v6:
@@ -193,10 +194,11 @@ class MessageAppender:
         return queue
 
     def append_run(self, messages: Iterable[PlainMessage], now_ms: int, born_host: bytes) -> list[tuple[int, int]]:
-        """`append` for several plain messages: queues are `plain_queue`s, `born_host` is IPv4, none is transactional.
+        """Store several plain messages, as `append` does one by one.
 
-        Returns (physical offset, queue offset) of each that was stored: all, or those before the first that cannot be.
-        What is wrong with that one `append` raises; it has stored nothing of it then, and nor has this.
+        Their queues are those of `plain_queue`, `born_host` is IPv4, and none is transactional. Returns (physical
+        offset, queue offset) of each that was stored: all, or those before the first that cannot be. To learn why, call
+        `append` with that one: nothing of it is stored yet.
         """
         if self.index_service is not None and self.index_service.is_due():
             try:
@@ -401,11 +403,12 @@ class MessageAppender:
         born_host: bytes,
         commits: batch_append.Commits | None = None,
     ) -> tuple[NDArray[np.int64], int, int]:
-        """`append_batch` for a batch as its sender laid it out, where `takes_layouts`; some 0.5 us a message.
+        """Store a batch from its layout, as `append_batch` does from messages, where `takes_layouts`; takes some 0.5 us
+        a message.
 
-        `dispatched`: the messages' tags codes for the queue, and their keys for the index; `commits`: of half messages.
-        Returns (physical offsets, first queue offset, position after the last record). Raises as `append` does; nothing
-        is stored then.
+        `dispatched`: the messages' tags codes for the queue, and their keys for the index. `commits`: for a batch of
+        commits, what of their half messages a record needs. Returns (physical offsets, first queue offset, position
+        after the last record). Raises as `append` does; nothing is stored then.
         """
         codes, keys = dispatched
         queue = self._queues_by_bytes[topic, queue_id]

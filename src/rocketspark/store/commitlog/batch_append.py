@@ -27,16 +27,19 @@ Bytes = NDArray[np.uint8]
 
 
 class Commits(NamedTuple):
-    """Of a batch of commits: the physical offsets of their half messages, and the checksums of their bodies."""
+    """For a batch that commits half messages: the physical offset of each half message, and the checksum of each
+    body.
+    """
 
     positions: NDArray[np.int64]
     crcs: NDArray[np.uint32]
 
 
 class AlikeMessages(NamedTuple):
-    """Messages of one shape, as parts that lie side by side: a row for each message, or one that is the same for all.
+    """Messages that are alike in the lengths of their parts; each part is an array with a row for each message, or with
+    one row for all.
 
-    `crcs`: of the bodies; `prepared`: of commits, the physical offsets of their half messages.
+    `crcs`: of the bodies; `prepared`: for commits, the physical offsets of their half messages.
     """
 
     flags: NDArray[np.int32]
@@ -62,9 +65,10 @@ class AlikeMessages(NamedTuple):
 
 
 class CutBatch(NamedTuple):
-    """A batch of messages of different sizes, cut apart before it is stored.
+    """A batch of messages of different sizes, whose parts were cut out before it is stored.
 
-    `tails`: what follows the topic in a record: the length of the properties, and these; `crcs`: of the bodies.
+    `tails`: what follows the topic in each record, which is the length of the properties and the properties; `crcs`: of
+    the bodies.
     """
 
     layout: Layout
@@ -92,7 +96,9 @@ Batch = Layout | AlikeMessages | CutBatch
 
 
 def cut_steps(layout: Layout, crcs: NDArray[np.uint32] | None = None) -> Generator[None, None, CutBatch]:
-    """Cut a batch of messages of different sizes apart, in steps of some ms. `crcs`: of the bodies, if known."""
+    """Cut the parts out of a batch of messages of different sizes, in steps of some ms. `crcs`: of the bodies, if they
+    are known.
+    """
     body, bodies, tails = layout.body, list[bytes](), list[bytes]()
     for first in range(0, layout.message_count, _CUT_IN_STEP):
         if first:
@@ -111,7 +117,7 @@ def cut_steps(layout: Layout, crcs: NDArray[np.uint32] | None = None) -> Generat
 
 
 def rows_at_once(size: int) -> int:
-    """Return how many rows of a size are worked on together."""
+    """Return how many rows of `size` bytes are worked on together."""
     return max(1, PIECE_BYTES // size)
 
 
@@ -127,7 +133,7 @@ def _bodies(before: int, body: int, after: int) -> struct.Struct:
 
 
 def sizes(layout: Batch, suffix_bytes: int) -> NDArray[np.int64]:
-    """Return the size of each record. `suffix_bytes`: of the topic and its length."""
+    """Return the size of each message's record. `suffix_bytes`: the bytes of the topic and its length."""
     if isinstance(layout, AlikeMessages):
         variable = int(layout.body_bytes[0] + layout.properties_bytes[0])
         return np.full(layout.message_count, FIXED_BYTES_V4 + suffix_bytes + PROPERTIES_LENGTH_BYTES + variable)
@@ -143,10 +149,10 @@ def records(
     first_offset: int,
     commits: Commits | None = None,
 ) -> memoryview:
-    """Return the records, one after another.
+    """Return the records of a batch, one after another.
 
-    `suffix`: topic length and topic; `head`: the fixed part of a record, right in what is the same for all of them;
-    `commits`: of half messages, where the layout does not say it.
+    `suffix`: the topic's length and the topic. `head`: the fixed part of a record, with the values that are the same
+    for all. `commits`: for a batch of commits whose layout does not name their half messages.
     """
     if isinstance(layout, AlikeMessages):
         return _alike_records(layout, suffix, head, positions, first_offset)

@@ -126,7 +126,7 @@ class CommitLog:
     def put(self, position: int, records: memoryview) -> None:
         """Write records at a position where there is room. Raises StoreUnwritable; no reader finds them then.
 
-        The size of the first goes in last of all: a kill before leaves the log's end there.
+        The size of the first record is written last of all, so that after a kill before that the log ends where it did.
         """
         at = position - self.base
         size = bytes(records[:SIZE_BYTES])
@@ -175,7 +175,9 @@ class CommitLog:
             return self.map
 
     def begin_at(self, position: int) -> None:
-        """Let a log without any record begin at a file's start. Raises ReplicationError if it has records."""
+        """Let a log that has no record begin at `position`, the start of a file. Raises ReplicationError if it has
+        records.
+        """
         if self.written > self.min_position:
             raise ReplicationError(f"the log has records up to {self.written}, so it cannot begin at {position}")
         with self._room_lock:
@@ -184,9 +186,9 @@ class CommitLog:
             self.set_end(position)
 
     def cut(self, position: int, end: int) -> None:
-        """Take every byte from a position up to the end on away while the log is open; no append may be under way.
+        """Remove every byte from `position` to the log's `end` while the log is open; no append may be under way.
 
-        First what lies behind, so that a kill leaves no later record that seems to prove the log before it.
+        The last bytes go first: so a kill leaves no later record that would seem to prove the log before it.
         """
         with self._flush_lock, self._room_lock:
             mapped_files = self.mapped_files
@@ -276,7 +278,10 @@ class CommitLog:
             self.limit = 0
 
     def refuse(self, reason: StoreFull | None) -> None:
-        """Make each append raise the reason, while there is one. Appends themselves do not look: they find no room."""
+        """Make each append raise `reason` from now on; None ends that.
+
+        Appends do not look at the reason: they find no room, and get the error when they ask for some.
+        """
         with self._room_lock:
             self.refused = reason
             if reason is not None:
@@ -354,9 +359,9 @@ class CommitLog:
         return record_layout.store_time_of(view) if magic in MAGICS else -1
 
     def boundary(self, position: int) -> int:
-        """Return the position of the first record at or after `position`, told by its magic and its own position.
+        """Return the position of the first record at or after `position`, which its magic and its stated position tell.
 
-        The file's end if there is none.
+        The end of the file if there is none.
         """
         start = position - position % self.file_bytes
         at = position - start
@@ -365,7 +370,9 @@ class CommitLog:
         return start + (found if found >= 0 else self.file_bytes)
 
     def proven_end(self) -> int:
-        """Return the position up to which the log was certainly written once: a later file begins with a record."""
+        """Return the position up to which the log was certainly written: the start of the last file that begins with a
+        record.
+        """
         for start in reversed(self.mapped_files.starts):
             if self.mapped_files.readable(start) and self._whole_at(start, 0) is not None:
                 return start
@@ -468,7 +475,9 @@ class CommitLog:
         return position - position % self.file_bytes + self.file_bytes
 
     def next_mark(self, position: int) -> int:
-        """Return the next place after a position that looks like a record's begin, else the file's end."""
+        """Return the next position after `position` where a record seems to begin; the end of the file if there is
+        none.
+        """
         start = position - position % self.file_bytes
         found = record_layout.find_begin(self.mapped_files.get(start).map, position + 1 - start, start)
         return start + (found if found >= 0 else self.file_bytes)

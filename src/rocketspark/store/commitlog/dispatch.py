@@ -18,10 +18,10 @@ _UNIQUE_ID = properties.UNIQUE_ID.encode()
 
 
 class DispatchRequest(NamedTuple):
-    """What queue and index get of a record.
+    """What a record's consume queue and the key index get of it.
 
-    `tags_code`: Java hash of the tags, 0 without; `unique_id`, `keys`, `tags`: the values as stored, None if absent;
-    `message_count`: 1 but for an inner batch.
+    `tags_code`: Java hash of the tags, 0 without tags. `unique_id`, `keys`, `tags`: the properties' values as stored,
+    None if absent. `message_count`: of an inner batch, else 1.
     """
 
     tags_code: int
@@ -37,7 +37,7 @@ def tags_code(tags: bytes) -> int:
 
 
 def dispatch_request(sys_flag: int, stored: bytes) -> DispatchRequest:
-    """Return what queue and index get of a record with these properties."""
+    """Return what consume queue and key index get of a record with this sys flag and these stored properties."""
     tags = properties.find(stored, _TAGS)
     return DispatchRequest(
         tags_code(tags) if tags else 0,
@@ -49,16 +49,18 @@ def dispatch_request(sys_flag: int, stored: bytes) -> DispatchRequest:
 
 
 def enters_queue(sys_flag: int) -> bool:
-    """Tell whether a record is in its queue: half messages and rolled back ones are not."""
+    """Tell whether a record goes into its consume queue: half messages and rolled back ones do not."""
     return not sys_flag & sysflags.TRANSACTION_PREPARED
 
 
 def enters_index(sys_flag: int) -> bool:
-    """Tell whether a record's keys are in the index: those of a rolled back message are not."""
+    """Tell whether a record's keys go into the index: those of a rolled back message do not."""
     return sys_flag & sysflags.TRANSACTION_MASK != sysflags.TRANSACTION_ROLLBACK
 
 
 def unit_code_of(queue: ConsumeQueue, found: memoryview) -> int:
-    """Return what stands as the code in the unit of a whole record."""
+    """Return the code that a whole record has in its queue unit: its tags code, or in the schedule topic its delivery
+    time.
+    """
     request = dispatch_request(record_layout.sys_flag_of(found), record_layout.properties_of(found))
     return queue.unit_code(request.tags_code, record_layout.store_time_of(found))

@@ -40,7 +40,7 @@ BatchUnit = tuple[int, int, int, int, int]
 
 
 def inner_count(sys_flag: int, stored: bytes) -> int:
-    """Return the number of messages in a record, by its properties: 1 except for inner batches."""
+    """Return the number of messages in a record: 1 except for inner batches, whose properties tell it."""
     if not sys_flag & sysflags.INNER_BATCH:
         return 1
     value = properties.find(stored, _INNER_COUNT) or b""
@@ -144,7 +144,9 @@ class BatchConsumeQueue(ConsumeQueue):
         return found is not None and self.has(found)
 
     def index_of(self, offset: int) -> int:
-        """Return the index of the unit that holds a message, which must be in the queue; any if units are damaged."""
+        """Return the index of the unit that holds message `offset`, which must be in the queue; any index if units are
+        damaged.
+        """
         low, high = self._first(), self._written // BATCH_UNIT_BYTES
         while low + 1 < high:
             middle = (low + high) // 2
@@ -180,7 +182,7 @@ class BatchConsumeQueue(ConsumeQueue):
         return low
 
     def says_something(self, index: int) -> bool:
-        """Tell whether a unit may be right by itself."""
+        """Tell whether a unit has values that a right one could have."""
         position, size, _, _, base, count = self.unit_at(index)
         return position >= 0 and size > 0 and base >= 0 and count > 0
 
@@ -212,7 +214,9 @@ class BatchConsumeQueue(ConsumeQueue):
         self.next += count
 
     def put_in_gap(self, offset: int, position: int, size: int, code: int, stored_ms: int = 0, count: int = 1) -> None:
-        """Write the unit of a record that was left out, between those beside it; nothing happens if they know of it."""
+        """Write the unit of a record that was left out, in its place between the others; nothing happens if a unit has
+        its messages already.
+        """
         first, end = self._first(), self._written // BATCH_UNIT_BYTES
         index = self.index_of(offset) if first < end else end
         if index < end and self._stated(index)[1] <= offset:
@@ -241,7 +245,7 @@ class BatchConsumeQueue(ConsumeQueue):
         self.next = self.min = offset
 
     def fill_to(self, offset: int) -> None:
-        """Make `offset` the next queue offset; the messages before it need no units."""
+        """Make `offset` the next queue offset. Unlike in a simple queue, messages that are left out need no units."""
         self.next = offset
 
     def cut(self, offset: int) -> None:
@@ -279,7 +283,9 @@ class BatchConsumeQueue(ConsumeQueue):
         self.counted = min(self.counted, offset)
 
     def unit(self, offset: int) -> tuple[int, int, int]:
-        """(physical offset, record size, tags code) of the record that holds a message, which must be in the queue."""
+        """Return (physical offset, record size, tags code) of the record that holds message `offset`, which must be in
+        the queue.
+        """
         position, size, code = _UNIT.unpack_from(*self._at(self.index_of(offset)))[:3]
         return position, size, code
 
@@ -292,7 +298,7 @@ class BatchConsumeQueue(ConsumeQueue):
         return self._first(), self._written // BATCH_UNIT_BYTES
 
     def table(self, first: int, end: int) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return a copy of the units with indexes from `first` up to `end`, as rows."""
+        """Return a copy of the units with the indexes [first, end), as rows of an array."""
         pieces = []
         while first < end:
             view, at = self._at(first)
@@ -315,27 +321,32 @@ class BatchConsumeQueue(ConsumeQueue):
             at, content = at + here, content[here:]
 
     def batches(self, offset: int) -> Iterator[BatchUnit]:
-        """Units from that of `offset` on: first queue offset, messages, physical offset, record size, tags code."""
+        """Yield units from that of message `offset` on: first queue offset, messages, physical offset, record size,
+        tags code.
+        """
         for index in range(self.index_of(offset), self._written // BATCH_UNIT_BYTES):
             position, size, code, _, base, count, _, _ = _UNIT.unpack_from(*self._at(index))
             yield base, count, position, size, code
 
     def units(self, offset: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """(physical offset, record size, tags code) of the records that hold messages [offset, offset + count)."""
+        """Yield (physical offset, record size, tags code) of the records that hold messages [offset, offset +
+        count).
+        """
         for base, _, position, size, code in self.batches(offset):
             if base >= offset + count:
                 return
             yield position, size, code
 
     def place(self, offset: int, count: int) -> tuple[memoryview, int, int]:
-        """Raise: batch queues have no fixed place per message."""
+        """Raise an error: in batch queues a message has no fixed place."""
         raise AssertionError("a batch queue is read by `batches`")
 
     def offset_at_time(self, time_ms: int, upper: bool, look: Callable[[int], None]) -> int:
-        """Return the first message of the first record stored at or after `time_ms`, else of the last record.
+        """Return the offset of the first message of the first record stored at or after `time_ms`; if none is, of the
+        last record.
 
-        With `upper`: of the last one stored at or before it, else the oldest. Rule: BatchConsumeQueue, 5.x.
-        `look`: called with the index of each unit that is looked at.
+        With `upper`: of the last record stored at or before `time_ms`; if none is, of the oldest. Rule:
+        BatchConsumeQueue, 5.x. `look`: called with the index of each unit before it is compared.
         """
         low, high = self.index_of(self.min), self._written // BATCH_UNIT_BYTES
         first, end = low, high
@@ -351,9 +362,9 @@ class BatchConsumeQueue(ConsumeQueue):
         return self._stated(index)[1]
 
     def flushed_end(self, position: int) -> NotedEnd | None:
-        """Return the queue's end if every unit is on the disk, else None.
+        """Return where the queue ends if every unit is on the disk, else None.
 
-        Units hold different numbers of messages, so the queue offset at which the flushed ones end is not known.
+        It is not known which queue offset the flushed units end at, as units hold different numbers of messages.
         """
         following = self.next
         return NotedEnd(self.flushed, following, position) if self.flushed == self._written else None

@@ -43,13 +43,13 @@ RecordAt = Callable[[int], memoryview | None]
 
 @cache
 def places(count: int) -> struct.Struct:
-    """Return the struct that unpacks position and size of `count` units in a row, without their tags codes."""
+    """Return the struct that unpacks physical offset and size of `count` units in a row, without their tags codes."""
     return struct.Struct(">" + "qi8x" * count)
 
 
 @cache
 def sizes(count: int) -> struct.Struct:
-    """Return the struct that unpacks the sizes alone."""
+    """Return the struct that unpacks only the record sizes of `count` units in a row."""
     return struct.Struct(">" + "8xi8x" * count)
 
 
@@ -143,10 +143,11 @@ class ConsumeQueue:
         self.listed = (-1, -1)
 
     def load(self, below: int | None, min_position: int, *, cut: bool, noted: NotedEnd | None = None) -> None:
-        """Find the queue's end: the last unit that is written and lies before physical offset `below`.
+        """Find the queue's end: after the last unit that is written and whose record begins before physical offset
+        `below`.
 
-        `cut`: the rest of the files is searched and made zero, as after a power cut pages may be missing.
-        `noted`: an end it had once. Up to there all units were written, whatever stands in the files now.
+        `cut`: the units after the end are searched for and made zero, as pages may be missing after a power cut.
+        `noted`: an end that the queue had once: all units before it were written, whatever the files hold now.
         """
         if noted is None or (below is not None and noted.position > below):
             noted = NOTHING_NOTED
@@ -307,7 +308,7 @@ class ConsumeQueue:
         return offset
 
     def begins_before(self, position: int) -> bool:
-        """Tell whether the oldest record that a unit rightly points to lies before a physical offset."""
+        """Tell whether the queue's oldest record, by the oldest right unit, begins before a physical offset."""
         for offset in range(self.min, min(self.next, self.min + _OLDEST_MAX)):
             place = self.unit(offset)[0]
             if self._is_of(offset, place):
@@ -422,18 +423,18 @@ class ConsumeQueue:
                 self.let_go()
 
     def let_go(self) -> None:
-        """`release`, for who holds the lock of the active queues."""
+        """Do what `release` does, for a caller that holds the lock of the active queues."""
         self._early = None
         self.limit = 0
         self.map = _NO_MAP
         self._ahead = {}
 
     def unit_code(self, tags_code: int, time_ms: int) -> int:
-        """Return the code for the unit of a message of this time: of its tags; in the schedule topic when it is due."""
+        """Return the code for a message's unit: its tags code; in the schedule topic the time when it is due."""
         return tags_code if self.delay_ms is None else time_ms + self.delay_ms
 
     def put(self, position: int, size: int, code: int, stored_ms: int, count: int = 1) -> None:
-        """Write the next unit. `count` of messages in the record: 1 except in a batch queue."""
+        """Write the next unit. `count`: the number of messages in the record, 1 except in a batch queue."""
         if self.ext is not None and self.ext.writes:
             code = self.ext.put(code, stored_ms)
         self._put(position, size, code)
@@ -447,7 +448,7 @@ class ConsumeQueue:
         self.next += 1
 
     def put_all(self, positions: NDArray[np.int64], sizes: NDArray[np.int64], codes: NDArray[np.int64]) -> None:
-        """Write the next units, for which `make_room_for` has made room, as `Store.append` writes them one by one."""
+        """Write the next units, after `make_room_for`; the bytes are those that `Store.append` writes one by one."""
         units = np.empty(len(positions), UNIT_TYPE)
         units["position"], units["size"], units["code"] = positions, sizes, codes
         left = memoryview(units.tobytes())
@@ -475,12 +476,12 @@ class ConsumeQueue:
         self.min = offset
 
     def fill_to(self, offset: int) -> None:
-        """Write gaps up to `offset`."""
+        """Write gaps for the messages before `offset`, which have no records."""
         while self.next < offset:
             self._put(0, GAP_SIZE, 0)
 
     def put_in_gap(self, offset: int, position: int, size: int, code: int, stored_ms: int = 0, count: int = 1) -> None:
-        """Write the unit of a message that was left out; nothing happens if its place is no gap."""
+        """Write the unit of a message that was left out before; nothing happens if its place is not a gap."""
         byte = offset * UNIT_BYTES
         first = self.mapped_files.starts[0] if self.mapped_files.starts else self.start
         if not first <= byte < self._end() or self.unit(offset)[1] != GAP_SIZE:
@@ -521,7 +522,9 @@ class ConsumeQueue:
         self.counted = min(self.counted, offset)
 
     def lost_before(self, offset: int) -> bool:
-        """Tell whether the queue has no units, and its files begin after this offset: those before them are lost."""
+        """Tell whether the messages before `offset` lost their units: the queue has no units, and its files begin after
+        `offset`.
+        """
         starts = self.mapped_files.starts
         return bool(starts) and self._end() == starts[0] > offset * self.unit_bytes and not self.is_batch
 
@@ -557,7 +560,9 @@ class ConsumeQueue:
         return self.next * UNIT_BYTES
 
     def flushed_end(self, position: int) -> NotedEnd | None:
-        """Return the end up to which units are on the disk; None if not known. `position`: the log's end by now."""
+        """Return where the units that are on the disk end; None if it is not known. `position`: the log's end at this
+        time.
+        """
         return NotedEnd(self.flushed, self.flushed // UNIT_BYTES, position)
 
     def flush(self) -> None:
@@ -581,7 +586,7 @@ class ConsumeQueue:
 
 
 def belongs(found: memoryview, queue: ConsumeQueue, offset: int) -> bool:
-    """Tell whether a whole record is that of the queue's message with this offset."""
+    """Tell whether a whole record is the queue's message with this offset."""
     return _IDENTITY(found) == (queue.queue_id, offset) and is_of_topic(found, queue)
 
 

@@ -28,7 +28,9 @@ def is_address(code: int) -> bool:
 
 
 class ConsumeQueueExtUnit(NamedTuple):
-    """One unit. `bitmap`: which SQL filters of consumers matched, as RocketMQ may note it; empty as written here."""
+    """One unit. `bitmap`: which consumers' SQL filters matched, as RocketMQ may note it; empty in the units written
+    here.
+    """
 
     code: int
     stored_ms: int
@@ -36,7 +38,9 @@ class ConsumeQueueExtUnit(NamedTuple):
 
 
 class ConsumeQueueExt:
-    """The extension of one queue. `writes`: whether new units go here; those that are here are read anyway."""
+    """The extension of one queue. `writes`: whether new units are written; units that are there are read in any
+    case.
+    """
 
     def __init__(self, mapped_files: MappedFileQueue, *, writes: bool) -> None:
         self.mapped_files = mapped_files
@@ -46,9 +50,11 @@ class ConsumeQueueExt:
         self._flushed = 0
 
     def load(self, last_code: int | None) -> None:
-        """Find the end: after the unit that `last_code`, the code in the queue's last unit, points to.
+        """Find the end of the extension, after the unit that `last_code`, the code in the queue's last unit, is the
+        address of.
 
-        None: the queue is empty, so nothing is kept. Where that unit has none here, all that is written is kept.
+        With `last_code` None the queue is empty, and nothing is kept. If `last_code` leads to no unit here, everything
+        written is kept.
         """
         mapped_files = self.mapped_files
         mapped_files.scan()
@@ -122,7 +128,9 @@ class ConsumeQueueExt:
         return at + _LEAST
 
     def expire(self, oldest_code: int) -> None:
-        """Remove the files before the unit that the queue's oldest unit points to, but never the last."""
+        """Remove the files before the unit that `oldest_code`, the code in the queue's oldest unit, leads to; never the
+        last file.
+        """
         if not is_address(oldest_code):
             return
         mapped_files = self.mapped_files

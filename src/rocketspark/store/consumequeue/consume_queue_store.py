@@ -44,7 +44,9 @@ class ConsumeQueueStore:
         record_at: RecordAt,
         log_end: Callable[[], int],
     ) -> None:
-        """`record_at`, `log_end`: see `CommitLog.record_at` and `CommitLog.written`."""
+        """Make it; `scan` finds the queues. `record_at`, `log_end`: see `CommitLog.record_at` and
+        `CommitLog.written`.
+        """
         self.directory = f"{settings.root}/consumequeue"
         self._batch_directory = f"{settings.root}/batchconsumequeue"
         self._ext_directory = f"{settings.root}/consumequeue_ext"
@@ -107,10 +109,10 @@ class ConsumeQueueStore:
         self._size_shown = evidence.found
 
     def forget_deleted(self) -> list[str]:
-        """Forget topics that have neither settings nor queues any more; returns their names.
+        """Forget topics that were noted once and have neither settings nor queues any more; returns their names.
 
-        A broker deleted them that notes it nowhere, as RocketMQ's. Where no settings are known, or all queues are gone,
-        nothing is told; and no topic of the system is deleted.
+        Another broker, such as RocketMQ's, deleted them on this store and noted it nowhere. Nothing is forgotten if no
+        settings are known or no queue is left, and no topic of the system is.
         """
         told = {*self.simple_topics, *(topic.decode() for topic in self._told_batch_topics)}
         noted = {topic for topic, _ in self.inventory.queues} if told and self._known else set()
@@ -119,7 +121,7 @@ class ConsumeQueueStore:
         return gone
 
     def lost(self) -> bool:
-        """Tell whether a queue's files are gone that were there when the store was last flushed."""
+        """Tell whether files of queues are missing that were there when the store was last flushed."""
         wanted = set(self.inventory.queues.items())
         if self.inventory.log_begin == self.min_position:
             wanted.update(self.inventory.firsts.items())
@@ -141,7 +143,7 @@ class ConsumeQueueStore:
         return any(b - a != mapped_files.size for a, b in pairwise(starts))
 
     def set_kind(self, topic: bytes, *, is_batch: bool) -> None:
-        """Note the kind of queues that a topic's settings say; its queues keep theirs."""
+        """Note whether a topic's settings say that its queues are batch queues; queues that exist keep their kind."""
         told = {topic} if is_batch else set()
         self._told_batch_topics = self._told_batch_topics - {topic} | told
         if topic.decode() not in self._known:
@@ -149,7 +151,9 @@ class ConsumeQueueStore:
             self.batch_topics.update(told)
 
     def wrong_since(self, topic: bytes) -> int | None:
-        """Return the place of the oldest message in a topic's queues if these are of another kind than noted."""
+        """Return the physical offset of the oldest message in a topic's queues, if these are not of the kind that its
+        settings say.
+        """
         name = topic.decode()
         if (topic in self._told_batch_topics) is (topic in self.batch_topics) or name not in self._known:
             return None
@@ -157,7 +161,7 @@ class ConsumeQueueStore:
         return min((queue.unit(queue.min)[0] for queue in queues if queue and queue.min < queue.next), default=0)
 
     def may_be_batch(self, topic: bytes) -> bool:
-        """Tell whether a topic without queues may have been made with batch queues, if its records say so."""
+        """Tell whether the queues of a topic that has none yet may become batch queues, if its records say so."""
         name = topic.decode()
         return name not in self._known and name not in self.simple_topics and not _is_of_the_system(name)
 
@@ -168,13 +172,13 @@ class ConsumeQueueStore:
         return list(self._by_name.values())
 
     def load_all(self, below: int) -> None:
-        """Read every queue and remove its units at or after physical offset `below`."""
+        """Read every queue from disk, and remove its units at or after physical offset `below`."""
         for topic, ids in self._known.items():
             for queue_id in ids:
                 self._load(topic, queue_id, below, cut=True)
 
     def find(self, topic: str, queue_id: int, below: int | None = None) -> ConsumeQueue | None:
-        """Return the queue, or None if there is none."""
+        """Return the queue, read from disk if it was not yet; None if there is none."""
         found = self._by_name.get((topic, queue_id))
         if found is None and queue_id in self._known.get(topic, ()):
             found = self._load(topic, queue_id, below, cut=False)
@@ -218,7 +222,7 @@ class ConsumeQueueStore:
         return found
 
     def can_have(self, topic: bytes) -> bool:
-        """Tell whether a topic's queues can have a directory; else its messages are in no queue."""
+        """Tell whether a directory can have the topic's name. If not, its messages are in no queue."""
         return (
             0 < len(topic) <= self._name_bytes_max
             and b"/" not in topic
@@ -227,14 +231,14 @@ class ConsumeQueueStore:
         )
 
     def keys_of(self, name: str) -> TopicKeys:
-        """Return the data of a topic that the key index needs."""
+        """Return the part of the index keys that all messages of a topic share."""
         found = self._keys.get(name)
         if found is None:
             found = self._keys[name] = TopicKeys(name)
         return found
 
     def delete_topic(self, topic: str) -> None:
-        """Let go of the topic's queues and move their folders away; their files go with `remove_deleted`.
+        """Close the topic's queues and move their folders away; `remove_deleted` removes the files later.
 
         Raises StoreUnwritable if a folder can neither be moved nor removed.
         """
@@ -293,9 +297,10 @@ class ConsumeQueueStore:
             _log.error("files of deleted topics are left in %s: %s", self._removed_directory, e)
 
     def finish_deletions(self, deleted: Mapping[str, int]) -> list[str]:
-        """Remove topics that still have a message from before a physical offset: a kill fell into their deletion.
+        """Remove the queues of topics that still have a message from before the topic's deletion, which a kill
+        interrupted; returns the topics.
 
-        Returns their names.
+        `deleted`: by topic, the physical offset at which the log ended at the deletion.
         """
         self.inventory.forget(deleted)
         found = []
@@ -330,9 +335,10 @@ class ConsumeQueueStore:
         self._listing_due = True
 
     def outdate(self, min_position: int, step_count: int) -> Iterator[None]:
-        """Raise the oldest offsets before the log is cut to `min_position`, so that no read falls into a hole.
-
+        """Raise the queues' oldest offsets to messages at or after `min_position`, before the log is cut there;
         `step_count` queues at a time.
+
+        So no read finds a unit whose record has been removed.
         """
         self.min_position = max(self.min_position, min_position)
         for done, (topic, queue_id) in enumerate(self._names(), 1):
@@ -343,7 +349,9 @@ class ConsumeQueueStore:
                 yield
 
     def expire(self, min_position: int, step_count: int) -> Iterator[None]:
-        """Remove queue files after the log was cut to `min_position`, `step_count` queues at a time."""
+        """Remove queue files that only point before `min_position`, after the log was cut there; `step_count` queues at
+        a time.
+        """
         self.min_position = max(self.min_position, min_position)
         for done, (topic, queue_id) in enumerate(self._names(), 1):
             queue = self._find_if_whole(topic, queue_id)
@@ -401,7 +409,9 @@ class ConsumeQueueStore:
                 yield name, found
 
     def note_ends(self) -> None:
-        """Note where the queues end, after the last flush: then no damage makes one shorter. Not on a full disk."""
+        """Note in the inventory where the queues end, after the last flush, so that damage cannot make one look
+        shorter. Does nothing on a full disk.
+        """
         if any(self._new_ends()):
             try:
                 self._list()
@@ -409,7 +419,7 @@ class ConsumeQueueStore:
                 pass
 
     def note_files(self) -> None:
-        """Note the sizes of files if they are not; on a full disk a flush does it later."""
+        """Note the sizes of files in the inventory if they are not there yet; on a full disk a later flush does it."""
         if self.sizes() != self.inventory.sizes:
             self._listing_due = True
             try:
@@ -418,7 +428,9 @@ class ConsumeQueueStore:
                 pass
 
     def sizes(self) -> dict[str, int]:
-        """Sizes of files, by the setting's name: in bytes, those of the index in slots and entries."""
+        """Return the configured sizes of files, by the setting's name: in bytes, those of index files in slots and
+        entries.
+        """
         settings = self._settings
         return {
             "mappedFileSizeCommitLog": settings.log_file_bytes,

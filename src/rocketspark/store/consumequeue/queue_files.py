@@ -32,12 +32,12 @@ _SPARED_MAX = 16
 
 
 class QueueFileInventory:
-    """The file config/storeFiles.json.
+    """The inventory of the queues' files, config/storeFiles.json.
 
-    `sizes`: of files, by the setting's name; `queues`, `firsts`: where the last and the first file of each
-    queue begins; `ends`: where each queue ended when it was noted last; `log_begin`, `log_end`: the physical offsets at
-    which the log began and ended then, -1 for an end that no older program noted. Once files of the log were removed,
-    nothing is known of the first files.
+    `sizes`: of files, by the setting's name. `queues`, `firsts`: where the last and the first file of each queue
+    begins. `ends`: where each queue ended when it was last noted. `log_begin`, `log_end`: the physical offsets at which
+    the log began and ended then; `log_end` is -1 if an older program wrote the file. Once files of the log were removed
+    since, `firsts` says nothing.
     """
 
     def __init__(self, root: str, files: OsFiles) -> None:
@@ -71,10 +71,10 @@ class QueueFileInventory:
             self.sizes, self.queues, self.firsts, self.ends = {}, {}, {}, {}
 
     def forget(self, deleted: Mapping[str, int | None]) -> None:
-        """Forget topics that were deleted, each with the log's end then: what was noted later is of the next one.
+        """Forget what is noted of topics that were deleted, by topic with the log's end at the deletion.
 
-        None where all that is noted is of the deleted one. All go together, as each time the whole inventory is looked
-        through.
+        What was noted after that end is about a later topic of the same name, and stays. With None as the end all that
+        is noted of the topic goes. All topics are handed in together, as each call looks through the whole inventory.
         """
         if not deleted:
             return
@@ -135,7 +135,7 @@ def _number(value: object) -> int:
 
 
 class WrittenTo(Protocol):
-    """A queue, as far as it matters here: its next queue offset, and that it can give its map up."""
+    """The part of a queue that ActiveQueues uses: its next queue offset, and how its file is unmapped."""
 
     next: int
 
@@ -144,9 +144,9 @@ class WrittenTo(Protocol):
 
 
 class ActiveQueues:
-    """The queues that hold their file mapped for writing: about `count_max`; those that are written to stay.
+    """The queues whose file is mapped for writing, about `count_max`; those that are written to stay mapped.
 
-    `lock`: held where a queue's first file is made or given up, which a thread does beside the appends.
+    `lock`: held while a queue's first file is made or given up, which a thread does beside the appends.
     """
 
     def __init__(self, count_max: int) -> None:
@@ -156,7 +156,7 @@ class ActiveQueues:
         self._queues: deque[tuple[WrittenTo, int]] = deque()
 
     def enter(self, queue: WrittenTo) -> None:
-        """Count a queue in, whose file is mapped now; the one longest unused gives its map up."""
+        """Add a queue whose file was just mapped; if there are too many, the one longest unused is unmapped."""
         # The message it enters for does not count.
         self._queues.append((queue, queue.next + 1))
         spared = 0

@@ -1,8 +1,9 @@
 """The checkpoint file: up to which store time and physical offset everything is on the disk. 4096 bytes, six i8.
 
-RocketMQ's position may be an earlier one, to read the log from. Ours stands after the six numbers, with a CRC over
-all of them: it counts only while the six are unchanged, or but for one bit. A CRC of its own tells what RocketMQ wrote
-over from what is damaged, which says nothing: all is read again then.
+The sixth number is the position from which RocketMQ is to read the log again, which may be an earlier one than ours.
+Ours stands after the six numbers, with a CRC over all of them: it counts only while the six are unchanged, or but for
+one bit. The added part also has a CRC of its own: if that is right and the first is wrong, RocketMQ has written the six
+numbers since; if it is wrong the file is damaged, and everything is read again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ FILE_BYTES = 4096
 
 
 class Checkpoint(NamedTuple):
-    """Times are store times in ms. `queues_position`: before it, log, queues and index are on the disk."""
+    """What is on the disk. Times are store times in ms. `queues_position`: everything of log, queues and index before
+    it is.
+    """
 
     log_time_ms: int = 0
     queues_time_ms: int = 0
@@ -66,7 +69,8 @@ def _mended(told: bytes, position: int, crc: int) -> bytes | None:
 
 
 def write(path: str, checkpoint: Checkpoint, files: OsFiles, *, replay_from: int) -> None:
-    """Write it in place, as RocketMQ does: it is smaller than a disk block. Raises StoreFull, StoreUnwritable.
+    """Write the checkpoint in place, as RocketMQ does, since it is smaller than a disk block. Raises StoreFull,
+    StoreUnwritable.
 
     `replay_from`: the position from which RocketMQ is to read the log again after a kill.
     """

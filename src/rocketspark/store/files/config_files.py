@@ -34,18 +34,20 @@ def read(path: str) -> str | None:
 
 
 def read_backup(path: str) -> str | None:
-    """Return the text of the version before, for a caller that cannot make sense of the newest."""
+    """Return the text of the previous version (`.bak`), for a caller that cannot parse the newest."""
     return _text(f"{path}.bak") or None
 
 
 def sealed(table: dict[str, object]) -> str:
-    """Return a table as JSON that begins with a checksum of the rest; other readers pass it over."""
+    """Return a table as JSON that begins with a checksum of the rest, which other readers ignore."""
     text = json.dumps(table, ensure_ascii=False, separators=(",", ":"))
     return f'{{"crc":{zlib.crc32(text.encode())},{text[1:]}'
 
 
 def unsealed(text: str) -> Any:
-    """Return the table of a sealed text; one that an older program wrote has no seal. Raises ValueError if damaged."""
+    """Return the table in a text that `sealed` made, or in one of an older program, without a checksum. Raises
+    ValueError if it is damaged.
+    """
     seal = _SEAL.match(text)
     if seal is not None:
         text = "{" + text[seal.end() :]
@@ -55,9 +57,9 @@ def unsealed(text: str) -> Any:
 
 
 def check_version(path: str, known: int, *, beside: str = "") -> None:
-    """Raise ConfigError if a JSON file of ours says that another version of its layout is in it.
+    """Raise ConfigError if a JSON file of ours says that it has another version of its layout than `known`.
 
-    `beside`: the version counts only where a table of this name stands beside it.
+    `beside`: the version counts only if the file also has a table of this name.
     """
     try:
         table = json.loads(read(path) or "{}")
@@ -82,8 +84,8 @@ def write(
 ) -> None:
     """Replace the text at once: readers, and a kill at any time, see the old or the new one.
 
-    Without `keep_before` the `.bak` stays: what the file holds now is not whole. `mode`: who may read it, from its
-    first byte on; without it who may read the old one. Raises StoreFull or StoreUnwritable.
+    Without `keep_before` the `.bak` stays as it is, as the file does not hold a whole text now. `mode`: the file's
+    permissions from its first byte on; without it those of the old file. Raises StoreFull or StoreUnwritable.
     """
     files = files or OsFiles()
     before = None
@@ -117,9 +119,11 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, str]:
 def keep_settings(
     path: str, values: dict[str, str], *, until: str, key_of: Callable[[str], str] = lambda name: name
 ) -> None:
-    """Set keys in the .conf file that the settings of a running server came from; its other lines stay as they are.
+    """Write settings that were changed while a server runs into the .conf file that it read; the file's other lines
+    stay as they are.
 
-    `until`: how long the change lasts otherwise, for the message. Raises ServerError 1 if the file cannot be written.
+    `until`: for the error, how long the change lasts if it is not in the file. `key_of`: gives the setting that a name
+    in the file means. Raises ServerError 1 if the file cannot be written.
     """
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -134,7 +138,9 @@ def keep_settings(
 
 
 def remove_leftovers(directory: str) -> None:
-    """Remove the unfinished files of a process that was killed. Only their owner may, before it writes."""
+    """Remove the unfinished files that a killed process left in a directory. Only the directory's owner may call it,
+    before it writes.
+    """
     try:
         for name in os.listdir(directory):
             if name.endswith(".tmp"):

@@ -1,8 +1,8 @@
 """The epochs of a log: which master began to write where; the file epochFileCheckpoint, as RocketMQ writes it.
 
-A text: the number of entries, a CRC of their lines, then `epoch-start` for each. The text before stays as `.bak`.
-Rule: epochs and starts both rise strictly, but that the first ones may all start at 0, where only the last of them
-wrote; what a file holds is whole or not taken.
+It is a text: the number of entries, a CRC of their lines, then `epoch-start` for each. The text before stays as `.bak`.
+Rule: epochs and starts both rise from entry to entry; only at the log's beginning several may start at 0, where the
+last of them wrote. A file that is not whole is not used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EpochList:
 
     @property
     def starts(self) -> tuple[tuple[int, int], ...]:
-        """(epoch, start) of each epoch, as a handshake names them."""
+        """(epoch, start position) of each epoch, as a handshake has them."""
         return tuple(self._starts)
 
     @property
@@ -60,7 +60,7 @@ class EpochList:
 
     @property
     def last_epoch(self) -> int:
-        """The newest's number; -1 without any."""
+        """The number of the newest epoch; -1 without any."""
         return self._starts[-1][0] if self._starts else -1
 
     def _entry(self, at: int) -> Epoch:
@@ -73,22 +73,23 @@ class EpochList:
         return self._entry(at) if at >= 0 else None
 
     def entry(self, epoch: int) -> Epoch | None:
-        """Return the epoch of that number."""
+        """Return the epoch with the number `epoch`; None if there is none."""
         at = bisect.bisect_left(self._starts, (epoch, -1))
         return self._entry(at) if at < len(self._starts) and self._starts[at][0] == epoch else None
 
     def after(self, epoch: int) -> Epoch | None:
-        """Return the one that follows the number; None after the last."""
+        """Return the epoch that follows the one with the number `epoch`; None after the last."""
         at = bisect.bisect_left(self._starts, (epoch + 1, -1))
         return self._entry(at) if at < len(self._starts) else None
 
     def append(self, epoch: int, start: int) -> bool:
-        """Add an epoch; False, and nothing changes, unless both numbers are above the last's (rule: EpochFileCache).
+        """Add an epoch. False, and nothing changes, unless both number and start are above the last epoch's (rule:
+        EpochFileCache).
 
-        An epoch in which nothing was written so leaves its place to the one before. Java brokers share this list, and
-        find no common point with one that keeps other entries. The very first alone stays beside the one that follows
-        it at 0: a slave notes it before its first byte, and without both nobody would see that what the dead master
-        wrote in it is cut.
+        So an epoch gets no entry if it begins where the one before it does, as nothing was written in that one. Java
+        brokers share this list, and find no common point with one that has other entries. The exception is the very
+        first epoch, which stays beside the next one that also starts at 0: a slave notes it before its first byte, and
+        without both nobody would see that what the dead master wrote in it was cut.
         """
         if not _may_follow(self._starts, epoch, start):
             return False
@@ -96,9 +97,10 @@ class EpochList:
         return True
 
     def begin(self, epoch: int, start: int) -> bool:
-        """A master takes office at the log's end: entries of its number and above, or after it, go.
+        """Add the epoch of a master that takes office at the log's end; entries with its number or a higher one, or
+        that start later, are removed.
 
-        False as for `append`.
+        Returns False, as `append` does, if it gets no entry.
         """
         kept = [entry for entry in self._starts if entry[0] < epoch and entry[1] <= start]
         if not _may_follow(kept, epoch, start):
@@ -108,10 +110,11 @@ class EpochList:
         return True
 
     def cut(self, position: int, masters: Sequence[tuple[int, int]] = ()) -> None:
-        """The log ends at `position` now: entries of which it holds no byte go.
+        """Remove the entries of which the log has no byte, as it ends at `position` now.
 
-        The only one stays if `masters` has it: without any nothing could be compared. RocketMQ 5.5.0 keeps all when a
-        slave cuts its log: later it copies too much, or takes what two masters wrote at one place for the same.
+        The only entry stays if `masters` has it: without any entry nothing could be compared. RocketMQ 5.5.0 keeps all
+        entries when a slave cuts its log: later it copies too much, or takes what two masters wrote at one place for
+        the same.
         """
         kept = [entry for entry in self._starts if entry[1] < position]
         if not kept:
@@ -119,14 +122,15 @@ class EpochList:
         self._change(kept)
 
     def forget_before(self, position: int) -> None:
-        """The log begins at `position` now: epochs that ended before it, or there, go."""
+        """Remove the epochs that ended at or before `position`, where the log begins now."""
         self._change([(epoch, start) for epoch, start, end in self.entries if end > position or start >= position])
 
     def truncation_point(self, masters: Sequence[tuple[int, int]], *, masters_end: int, own_end: int) -> int | None:
-        """Return up to where this log, which ends at `own_end`, is the master's; None if they share no epoch.
+        """Return up to which position this log, which ends at `own_end`, is equal to the master's; None if they share
+        no epoch.
 
-        Rule: the newest epoch that both have with the same start, up to the end of the one where it ended first; those
-        of which this log holds no byte say nothing.
+        Rule: the newest epoch that both have with the same start, up to where it ended first in either; epochs of which
+        this log has no byte do not count.
         """
         if own_end == 0:
             return 0

@@ -24,9 +24,9 @@ class MappedFile(NamedTuple):
 
 
 class MappedFiles:
-    """The maps of one store by their files, at most `count_max`: the one longest not asked for here is let go.
+    """The maps of one store's files, at most `count_max`: the file that was asked for longest ago is unmapped first.
 
-    Letting go loses nothing: written pages are the kernel's, and a view in use keeps its map alive.
+    That loses nothing: the kernel has the written pages, and a view in use keeps its map alive.
     """
 
     def __init__(self, files: OsFiles, count_max: int) -> None:
@@ -38,7 +38,9 @@ class MappedFiles:
         self.disk_is_full = False
 
     def get(self, mapped_files: MappedFileQueue, start: int) -> MappedFile:
-        """Return the file of a row that starts there, mapped. Raises StoreUnwritable if it cannot be opened."""
+        """Return the file of a row that begins at offset `start`, mapped. Raises StoreUnwritable if it cannot be
+        opened.
+        """
         key = (mapped_files, start)
         with self._lock:
             found = self._maps.get(key)
@@ -57,7 +59,9 @@ class MappedFiles:
             return found
 
     def advise(self, mapped_files: MappedFileQueue, *, scattered: bool) -> None:
-        """Set how the files of a row are mapped, those mapped already too. See `OsFiles.map`."""
+        """Set whether the files of a row are read `scattered` (see `OsFiles.map`), also for those that are mapped
+        already.
+        """
         with self._lock:
             mapped_files.scattered = scattered
             for (row, _), mapped in self._maps.items():
@@ -83,14 +87,16 @@ class MappedFiles:
 
 
 class SizeEvidence:
-    """Whether files have the configured size. `found`: one has it; `against`: the error to raise if none has."""
+    """Evidence of whether files have the configured size. `found`: a file has it; `against`: the error to raise if none
+    has.
+    """
 
     def __init__(self) -> None:
         self.found = False
         self.against: ConfigError | None = None
 
     def judge(self) -> None:
-        """Raise ConfigError if there are files and none is as configured: they are of another size."""
+        """Raise ConfigError if there are files, and none has the configured size."""
         if self.against is not None and not self.found:
             raise self.against
 
@@ -120,7 +126,7 @@ class MappedFileQueue:
         self.recent: tuple[int, MappedFile] | None = None
 
     def names(self) -> list[int]:
-        """Return where the files there begin, by their names."""
+        """Return the offsets at which the directory's files begin, by their names."""
         try:
             names = os.listdir(self.directory)
         except (FileNotFoundError, NotADirectoryError):
@@ -197,7 +203,7 @@ class MappedFileQueue:
         return self.starts[-1] + self.size if self.starts else 0
 
     def readable(self, start: int) -> int:
-        """Return the number of bytes from a file's begin that may hold data."""
+        """Return how many bytes from a file's beginning may hold data: on a full disk those with blocks, else all."""
         if not self.maps.disk_is_full:
             return self.size
         try:

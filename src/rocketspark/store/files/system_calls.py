@@ -34,7 +34,9 @@ _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS)
 
 
 def boot_id() -> str:
-    """Return what tells this run of the machine from every other; where nothing does, another text each time."""
+    """Return an id of the present run of the machine, from its start on; where the system has none, a new text at each
+    call.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
@@ -111,7 +113,7 @@ class OsFiles:
             os.unlink(path)
 
     def create(self, path: str, size: int, *, keep: bool = False) -> None:
-        """A file of `size` zero bytes without blocks. `keep`: an existing one keeps its content."""
+        """Make a file of `size` zero bytes without blocks. `keep`: a file that exists keeps its content."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if keep else os.O_TRUNC), 0o644)
         try:
             os.ftruncate(fd, size)
@@ -300,9 +302,10 @@ class OsFiles:
             os.close(fd)
 
     def populate(self, mapped: mmap.mmap, at: int, end: int, *, for_map: bool = True) -> bool:
-        """Fault in pages [at, end), without the GIL. False where the kernel cannot (before 5.14).
+        """Bring the pages [at, end) of a map into memory, without the GIL. False if the kernel cannot do it (before
+        5.14).
 
-        `for_map`: for writing by the map; else they are in memory for a write by a call, which costs a fraction.
+        `for_map`: for writes through the map; without it only for writes by a system call, which costs a fraction.
         """
         if self._madvise is None or end <= at:
             return False
@@ -320,9 +323,10 @@ _held: set[str] = set()
 
 
 def make_folder(files: OsFiles, path: str) -> None:
-    """Make a folder with its parents. Of each that is new the name is on the disk then: all below hangs on it.
+    """Make a folder and its parents, and put the name of each new one on the disk, as all files below depend on it.
 
-    One that holds nothing yet counts as new: who made it may have ended before its name was there. Raises OSError.
+    A folder that holds nothing yet counts as new: whoever made it may have been killed before its name was on the disk.
+    Raises OSError.
     """
     new = []
     at = path
@@ -391,7 +395,7 @@ def free_bytes(path: str) -> int:
 
 
 class ReservedBlocks:
-    """The file `spare` of a store: zeros that hold the reserved blocks."""
+    """Disk blocks that a store keeps in reserve, for a full disk: the file `spare`, full of zeros."""
 
     def __init__(self, root: str, files: OsFiles) -> None:
         self._root = root
@@ -400,12 +404,12 @@ class ReservedBlocks:
         self._held = False
 
     def release(self) -> None:
-        """Remove the file, so that its blocks are free, if the disk is full without them."""
+        """Give the blocks back, by removing the file, if the disk is full otherwise."""
         if free_bytes(self._root) < SPARE_BYTES:
             self._remove()
 
     def keep(self) -> None:
-        """Reserve the blocks if they are not held: at most half of what is free. Never fails."""
+        """Reserve the blocks if that is not done: at most half of what is free. Never fails."""
         if self._held:
             return
         size = min(SPARE_BYTES, free_bytes(self._root) // 2)

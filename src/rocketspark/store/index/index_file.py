@@ -71,7 +71,9 @@ class IndexFile:
             self.reserved = step
 
     def populate_ahead(self) -> None:
-        """Bring pages into memory for four times the entries written since the last call. For another thread."""
+        """Bring the pages for the next entries into memory: four times as many as were written since the last call. For
+        another thread.
+        """
         count = self.count
         ahead = min(4 * (count - self._populate_from) * ENTRY_BYTES, POPULATE_BYTES_MAX)
         self._populate_from = count
@@ -143,7 +145,7 @@ class IndexFile:
     def chain(self, key: int) -> Iterator[tuple[int, int]]:
         """Yield (physical offset, approximate store time in ms) of every entry with that hash, newest first.
 
-        Now and then PAUSE, as a chain may be as long as the file.
+        Now and then PAUSE is yielded, for the caller to let others work, as a chain may be as long as the file.
         """
         number = int(self._slot_view[key % self.slots])
         above = self.count
@@ -161,7 +163,7 @@ class IndexFile:
                 yield position, self.begin_time_ms + (seconds * 1000 if above > 1 else 0)
 
     def drop_from(self, position: int) -> None:
-        """Take away the entries at or after a physical offset; where the file is damaged, its slots are made anew."""
+        """Remove the entries at or after a physical offset; if the file is damaged, its slots are made anew."""
         count = self.count
         whole = True
         above = _INT_MAX << 32
@@ -191,7 +193,9 @@ class IndexFile:
         self.write_header()
 
     def mend_end(self) -> None:
-        """Take away what the header counts and nobody wrote, or not whole: entries at the end that are all zero."""
+        """Remove entries at the end that the header counts, but that were not written, or not whole: they are all
+        zero.
+        """
         rows = self._entry_view[1 : self.count]
         if not len(rows) or rows[-1].tobytes().strip(b"\0"):
             return
@@ -207,10 +211,10 @@ class IndexFile:
         self.write_header()
 
     def mend_old_sectors(self) -> bool:
-        """Mend what a power cut left old, though it was flushed; True if entries were taken away.
+        """Mend what is old in the file after a power cut, though it was flushed; True if entries were removed.
 
-        Entries from the first one on that nobody wrote go; slots are made anew if an entry is in no chain. Only the
-        newest million is looked at, some 0.2 s.
+        Entries from the first unwritten one on are removed; the slots are made anew if an entry is in no chain. Only
+        the newest million entries are looked at, which takes some 0.2 s.
         """
         oldest = max(1, self.count - _LOOKED_AT_MAX)
         led_to = np.zeros(self.count, bool)

@@ -125,7 +125,8 @@ class IndexService:
         return int(self._file(self._paths[-1]).end_time_ms) if self._paths else 0
 
     def newer_since(self, time_ms: int) -> tuple[int, int] | None:
-        """(store time in ms, physical offset) of the first entry of the files that end after a time or still grow.
+        """Return (store time in ms, physical offset) of the first entry of the oldest file that ends after a time or
+        still grows.
 
         None if there is no such file.
         """
@@ -142,7 +143,7 @@ class IndexService:
             return found
 
     def drop_from(self, position: int) -> None:
-        """Take away every entry at or after a physical offset, so that replay from there adds none twice."""
+        """Remove every entry at or after a physical offset, so that a replay of the log from there adds none twice."""
         while self._paths:
             last = self._file(self._paths[-1])
             last.drop_from(position)
@@ -152,7 +153,9 @@ class IndexService:
             self._remove(self._paths[-1])
 
     def cut(self, position: int) -> None:
-        """`drop_from` while the index is in use, keys that wait to be written included. Raises StoreFull."""
+        """Do what `drop_from` does while the index is in use, also to keys that wait to be written. Raises
+        StoreFull.
+        """
         with self._lock:
             self.write_pending()
             self.drop_from(position)
@@ -164,7 +167,7 @@ class IndexService:
                 self._remove(self._paths[0])
 
     def is_due(self) -> bool:
-        """Tell whether the keys collected so far are to be written before those of a run are added."""
+        """Tell whether the collected keys have to be written before those of another run of messages are added."""
         pending = self.pending
         return len(pending) >= PENDING_MAX or any(len(keys or b"") > KEYS_LONG for *_, keys, _ in pending[-64:])
 
@@ -205,7 +208,8 @@ class IndexService:
             self.ready_count += len(keys)
 
     def add_batch(self, topic: TopicKeys, keys: BatchKeys, positions: npt.NDArray[np.int64], time_ms: int) -> None:
-        """Keep the keys of a batch until they are written. `positions` of its messages; all were stored at `time_ms`.
+        """Collect the keys of a batch, to be written later. `positions`: of its messages; `time_ms`: when all of them
+        were stored.
 
         Nothing is written here, so that nothing can fail.
         """
@@ -238,9 +242,10 @@ class IndexService:
             self._open.clear()
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int, *, tag: bool = False) -> Iterator[int]:
-        """Return positions of messages that may have that key, newest first. Hashes collide: look at the message.
+        """Yield the positions of messages that may have that key, newest first. Hashes collide, so the caller has to
+        compare the message's keys.
 
-        PAUSE stands between them where the look goes on for long.
+        PAUSE is yielded now and then while it looks for long, for the caller to let others work.
         """
         wanted = key_hash(f"{topic}#T#{key}" if tag else f"{topic}#{key}")
         try:

@@ -49,11 +49,11 @@ class TopicKeys:
 
 
 class BatchKeys:
-    """The keys of a batch's messages that go to the index.
+    """The keys of a batch's messages for the key index.
 
-    `ids`, `words` (a key each), `lists` (keys with blanks between), `tags`: numbers of messages, ascending, with the
-    bytes of their values in as many rows, plain ASCII; `single`: number, unique id, keys and tags of the others, as
-    `Pending` has them.
+    Messages whose values are plain ASCII and of one length are in `ids` (unique ids), `words` (KEYS of one key),
+    `lists` (KEYS of several, with blanks between) and `tags`: pairs of the messages' numbers, ascending, and an array
+    with a row of bytes for each. `single`: number, unique id, keys and tags of all others, as in `Pending`.
     """
 
     __slots__ = ("hashed", "ids", "lists", "single", "tags", "words")
@@ -68,7 +68,7 @@ class BatchKeys:
         self.hashed: tuple[str, Any, npt.NDArray[np.int32]] | None = None
 
     def hash_steps(self, topic: str, count: int) -> Generator[None, None, None]:
-        """Hash the keys of a long batch of so many messages before it is stored, in steps of some ms."""
+        """Hash the keys of a long batch of `count` messages before it is stored, in steps of some ms."""
         self.hashed = topic, *(yield from _batch_steps(TopicKeys(topic), self, count))
 
     @property
@@ -92,7 +92,7 @@ for _i in range(1, 1024):
 
 
 def hashes(prefixes: npt.NDArray[np.uint32] | Sequence[int], keys: Sequence[bytes]) -> npt.NDArray[np.uint32]:
-    """Java's hashCode of every prefix (given by its own hash) followed by its key, unsigned.
+    """Return the Java hashCode, unsigned, of each prefix (given by its hash) followed by its key.
 
     Keys of equal length are one byte matrix times powers of 31: 0.1 us per key against 5 us in a loop.
     """
@@ -115,7 +115,9 @@ def hashes(prefixes: npt.NDArray[np.uint32] | Sequence[int], keys: Sequence[byte
 
 
 def hash_rows(starts: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    """Java's hashCode of texts that begin as `starts` hashes and go on with a row of ASCII bytes, unsigned."""
+    """Return the Java hashCode, unsigned, of texts that begin with a text of hash `starts` and go on with a row of
+    ASCII bytes.
+    """
     width = rows.shape[1]
     powers = _POWERS[:width][::-1]
     # Twice as quick as with the cast left to it.
@@ -126,10 +128,11 @@ def hash_rows(starts: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint8]) -> np
 def word_hashes(
     prefixes: npt.NDArray[np.uint32], texts: Sequence[bytes]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
-    """Return (number of its text, hash behind the prefix of that text) of every word; words end at blanks.
+    """Return, for every word in the texts, the number of its text, and its hash behind that text's prefix; words end at
+    blanks.
 
-    All words of many texts together: a hash is the difference of two sums over all bytes. 20 ns a byte, where a slice
-    and a tuple of each word took 700 ns a word.
+    All words of many texts are hashed together: a hash is the difference of two sums over all bytes. That takes 20 ns a
+    byte; a slice and a tuple of each word took 700 ns a word.
     """
     blob = b"".join(texts)
     if blob and b" " not in blob and len(blob) == len(texts[0]) * len(texts) and all(texts):

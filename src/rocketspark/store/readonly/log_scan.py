@@ -29,7 +29,7 @@ _SIZE = record_layout.only("size").unpack_from
 
 
 class WholeRecord(NamedTuple):
-    """A whole record and the queue it says it belongs to; how many `messages` it holds."""
+    """Where a whole record is, the queue that it says it belongs to, and how many `messages` it holds."""
 
     position: int
     size: int
@@ -42,7 +42,7 @@ class WholeRecord(NamedTuple):
 
 
 class LogScan(ReadOnlyFiles):
-    """The log's files. `scan` walks them."""
+    """The files of a log, opened for reading only. `scan` finds the records."""
 
     def __init__(self, directories: Sequence[str]) -> None:
         super().__init__(directories)
@@ -51,7 +51,7 @@ class LogScan(ReadOnlyFiles):
         self.damages: list[tuple[int, int]] = []
 
     def check_there(self) -> None:
-        """Raise StoreError if none of the directories is here."""
+        """Raise StoreError if none of the log's directories exists."""
         if not any(os.path.isdir(directory) for directory in self.directories):
             raise StoreError(
                 f"there is no directory {' nor '.join(self.directories)} on {platform.node()}: the driver and every"
@@ -114,7 +114,9 @@ class LogScan(ReadOnlyFiles):
         return None
 
     def boundary(self, position: int) -> int | None:
-        """Return the first record at or after `position` in its file, by its magic and own place; None if not near."""
+        """Return the position of the first record at or after `position`, by its magic and stated position; None if
+        none is near.
+        """
         index = self.index_of(position)
         if index < 0:
             return None

@@ -24,7 +24,9 @@ _SIZES_SEEN = 64
 
 
 class QueueUnits(NamedTuple):
-    """Records in queue order: first queue offset, messages, physical offset, size of each; `codes` of tags if known."""
+    """Records in queue order, as arrays: first queue offset, number of messages, physical offset and size; `codes`:
+    tags codes if known.
+    """
 
     offsets: Ints
     counts: Ints
@@ -39,7 +41,9 @@ class QueueUnits(NamedTuple):
 
 
 class LogTail:
-    """Records by the log alone: a table of their queue offset, messages, physical offset and size; sent compressed."""
+    """Records known from the log alone: a table of queue offset, messages, physical offset and size. It is compressed
+    when pickled.
+    """
 
     __slots__ = ("table",)
 
@@ -63,7 +67,7 @@ NO_TAIL = LogTail(np.zeros((0, 4), np.int64))
 
 
 class QueueUnitFiles(ReadOnlyFiles):
-    """The files of one consume queue. `is_torn`: units lack before the end that `bounds` found."""
+    """The files of one consume queue. `is_torn`: some units before the end that `bounds` found are missing."""
 
     def __init__(self, folder: str, batch: bool) -> None:
         super().__init__((folder,))
@@ -74,7 +78,9 @@ class QueueUnitFiles(ReadOnlyFiles):
         self.width = self._type.itemsize
 
     def units(self, first: int, count: int) -> Ints:
-        """Units from index `first` on, as many as there are of `count`, those that are not written too."""
+        """Return the units from index `first` on, up to `count` as far as there are so many, even those that are not
+        written.
+        """
         width = self.width
         raw = self.read(first * width, count * width)
         return np.frombuffer(raw, self._type, len(raw) // width)
@@ -89,9 +95,10 @@ class QueueUnitFiles(ReadOnlyFiles):
         return good
 
     def end_index(self, below: int) -> int:
-        """Return the index after the last unit of a record before physical offset `below`; `_first` without any.
+        """Return the index after the last unit whose record begins before physical offset `below`; `_first` without
+        any.
 
-        All of the file that holds it is looked at: where units lack before others it is the first that does.
+        If units before it in its file are missing, the index of the first missing one is returned.
         """
         width = self.width
         self.is_torn = False
@@ -108,7 +115,9 @@ class QueueUnitFiles(ReadOnlyFiles):
         return self._first()
 
     def end_position(self, below: int) -> int:
-        """The physical offset after the last record that the queue knows before `below`; 0 without any. Quick."""
+        """Return the physical offset after the last record before `below` that the queue knows; 0 without any. Looks at
+        few units.
+        """
         low, high = self._first(), self.end() // self.width
         first = low
         while low < high:
@@ -125,7 +134,8 @@ class QueueUnitFiles(ReadOnlyFiles):
         return 0 if last["size"] == GAP_SIZE else int(last["position"]) + int(last["size"])
 
     def bounds(self, below: int, min_position: int) -> tuple[int, int, int]:
-        """(oldest queue offset whose record is at `min_position` or later, the next after the last, where that ends).
+        """Return the oldest queue offset whose record is at `min_position` or later, the next offset after the last,
+        and where that record ends.
 
         Only units of records before physical offset `below` count.
         """
@@ -163,7 +173,9 @@ class QueueUnitFiles(ReadOnlyFiles):
 
 
 class QueueFiles(NamedTuple):
-    """One queue: messages [first, next); those before `files_end` are found by the files of `folder`."""
+    """The part [first, next) of one queue's messages. Those before `files_end` are found by the files in `folder`, the
+    others by `tail`.
+    """
 
     topic: str
     queue_id: int
@@ -226,7 +238,7 @@ class QueueFiles(NamedTuple):
                 return
 
     def mean_size(self) -> float:
-        """About how many bytes of the log a message takes, by some of them."""
+        """Return about how many bytes of the log a message takes, by a sample of them."""
         sizes: list[float] = []
         if self.first < self.files_end:
             row = QueueUnitFiles(self.folder, self.batch)
@@ -241,7 +253,9 @@ class QueueFiles(NamedTuple):
         return sum(sizes) / len(sizes) if sizes else 256.0
 
     def offset_at_time(self, time_ms: int, log: LogScan) -> int:
-        """The first message stored at or after a time; `next` if none is. Store times must ascend along the queue."""
+        """Return the offset of the first message stored at or after a time; `next` if none is. Store times must ascend
+        along the queue.
+        """
         row = QueueUnitFiles(self.folder, self.batch) if self.folder else None
         low, high = self.first, self.next
         while low < high:

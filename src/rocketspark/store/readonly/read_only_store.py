@@ -65,7 +65,9 @@ class ReadOnlyStore:
         self._folders: dict[QueueKey, tuple[str, bool]] = {}
 
     def topics(self) -> set[str]:
-        """Return topics that have queues or a configuration; those in the log's tail alone come with `load`."""
+        """Return the topics that have queues or settings. Topics that are only in the log's tail are found by
+        `load`.
+        """
         return {topic for topic, _ in _queue_folders(self.root)} | self._configured().keys()
 
     def load(self, wanted: Callable[[str], bool]) -> dict[QueueKey, QueueFiles]:
@@ -229,9 +231,10 @@ class _Found:
 
 
 def in_order(found: Ints, following: int) -> tuple[Ints, bool, bool]:
-    """Return (records after `following` in queue order, whether the queue began anew, whether messages lack before).
+    """Return the records that follow offset `following` in queue order, whether the queue began anew, and whether
+    messages are missing before.
 
-    As recovery does it: a queue whose offsets begin at 0 again, and go on, is that of a topic made anew.
+    As in recovery: a queue whose offsets begin at 0 again, and go on, is that of a topic that was made anew.
     """
     ends = found[:, 0] + found[:, 1]
     if len(found) and found[0, 0] == following and (found[1:, 0] == ends[:-1]).all():

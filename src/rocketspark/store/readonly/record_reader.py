@@ -40,7 +40,9 @@ Lost = Callable[[int, int, str], None]
 
 
 class RecordPiece(NamedTuple):
-    """Records that begin at `starts` of `buffer`, ascending, in queue order; good until the next piece is asked for."""
+    """Records in queue order, each of which begins at one of `starts` in `buffer`; valid until the next piece is asked
+    for.
+    """
 
     buffer: bytearray
     starts: Ints
@@ -59,7 +61,9 @@ class RecordReader:
         self._buffer = bytearray(1 << 20)
 
     def pieces(self, codes: frozenset[int] | None = None) -> Iterator[RecordPiece]:
-        """Yield the records, some thousands at a time; with `codes` without most whose tags code is not in it."""
+        """Yield the records, some thousands at a time. With `codes`, most records with other tags codes are left
+        out.
+        """
         queue = self._queue
         following = queue.first
         if queue.batch or queue.topic == SCHEDULE_TOPIC:

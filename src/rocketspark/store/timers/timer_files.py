@@ -31,7 +31,10 @@ _NEWS_MAX = 100
 
 
 class TimerCheckpoint(NamedTuple):
-    """config/timercheck: slots before `read_time_ms` are done, messages before `queue_offset` are in the wheel."""
+    """The file config/timercheck: how far timer messages have come.
+
+    Slots before `read_time_ms` are delivered; messages before `queue_offset` of the timer topic are on the wheel.
+    """
 
     read_time_ms: int = 0
     physical_offset: int = 0
@@ -46,13 +49,13 @@ class TimerCheckpoint(NamedTuple):
         return _CHECKPOINT.pack(*self)
 
     def is_older(self, other: TimerCheckpoint) -> bool:
-        """Tell whether this one's version is before another's (rule: DataVersion.compare, 5.x)."""
+        """Tell whether the version of this checkpoint is before another's (rule: DataVersion.compare, 5.x)."""
         mine = self.state_version, self.version_counter, self.version_time_ms
         return mine < (other.state_version, other.version_counter, other.version_time_ms)
 
 
 def decode_checkpoint(body: bytes) -> TimerCheckpoint:
-    """Return the checkpoint of a broker's reply; one before 5.0 tells no version. Raises ProtocolError."""
+    """Return the checkpoint in a broker's reply; brokers before 5.0 tell no version. Raises ProtocolError."""
     if len(body) not in (_CHECKPOINT.size, _CHECKPOINT.size - 24):
         raise ProtocolError(f"a checkpoint of timer messages has 56 bytes or 32, {len(body)} came")
     found = TimerCheckpoint(*_CHECKPOINT.unpack(body.ljust(_CHECKPOINT.size, b"\0")))
@@ -62,7 +65,7 @@ def decode_checkpoint(body: bytes) -> TimerCheckpoint:
 
 
 def read_checkpoint(path: str) -> TimerCheckpoint:
-    """Return the checkpoint; all zero if there is none, or what is there cannot be one."""
+    """Return the checkpoint in a file; all zero if there is no file, or it holds none."""
     return _read_checkpoint(path) or TimerCheckpoint()
 
 
@@ -99,7 +102,8 @@ def _checkpoint_bytes(checkpoint: TimerCheckpoint) -> bytes:
 class TimerFiles:
     """Wheel, log and checkpoint of one store; the files are made with the first timer message.
 
-    `roll_slots`: messages due later than so many slots from now get a slot before, and are rolled on from there.
+    `roll_slots`: messages due later than so many slots from now get an earlier slot, and are put on the wheel again
+    (rolled) when it is due.
     """
 
     def __init__(
@@ -132,11 +136,11 @@ class TimerFiles:
         self.news: deque[str] = deque(maxlen=_NEWS_MAX)
 
     def open(self, record_end: int | None = None) -> None:
-        """Read what is there: after a kill the slots are made to fit the log again.
+        """Open the files; after a kill the wheel's slots are made to fit the timer log again.
 
-        `record_end`: where the commit log ends: what waits of records behind it is gone. The wheel is read on the grid
-        on which it was written last; `misfit` tells if it is to be remade.
-        Raises ConfigError for files of other sizes than the settings say, StoreError if they cannot be read.
+        `record_end`: where the commit log ends; timer messages whose records lie behind it are dropped. The wheel is
+        read on the grid on which it was last written; `misfit` tells whether `remake` is needed. Raises ConfigError for
+        files of other sizes than the settings say, StoreError if they cannot be read.
         """
         self._take_remade()
         found = _read_checkpoint(self._checkpoint_path)
@@ -203,10 +207,11 @@ class TimerFiles:
                 break
 
     def remake(self, checkpoint: TimerCheckpoint, now_ms: int) -> Iterator[None]:
-        """Make wheel and log on the grid that they should be on, piece by piece; nothing may be added meanwhile.
+        """Write wheel and log anew on the grid that the settings say, piece by piece; nothing may be added meanwhile.
 
-        `checkpoint`: how far delivering and reading came. What waits keeps its order and comes no earlier than on the
-        grid before. Raises StoreError: what was done counts for the next call, as it does after a kill.
+        `checkpoint`: how far delivering and reading have come. Waiting messages keep their order and come no earlier
+        than on the old grid. Raises StoreError: what was done until then counts for the next call, as it does after a
+        kill.
         """
         if not self._unopened:
             yield from self._make_remade(checkpoint, now_ms)
@@ -427,10 +432,11 @@ class TimerFiles:
         roll: bool = False,
         grid_ms: int = 0,
     ) -> int:
-        """Put a message on the wheel; returns its slot's time, before `out_time_ms` if it is to be rolled.
+        """Put a message on the wheel; returns the time of its slot, which is before `out_time_ms` if the message is to
+        be rolled.
 
-        `write_time_ms`: now, on the precision's grid; `roll`: it is rolled in any case; `grid_ms`: see `Unit`.
-        Raises StoreFull or StoreUnwritable.
+        `write_time_ms`: now, on the grid; `out_time_ms`: when the message is due; `delete`: it cancels another one;
+        `roll`: it is rolled in any case; `grid_ms`: see TimerLogUnit. Raises StoreFull or StoreUnwritable.
         """
         if not self.used:
             self.wheel.make()
@@ -447,11 +453,11 @@ class TimerFiles:
 
     @property
     def window_ms(self) -> int:
-        """How far ahead a message gets the slot of its own time."""
+        """How many ms ahead a message may be due to get the slot of its own time; a later one is rolled."""
         return self._roll_slots * self.precision_ms
 
     def slot_time(self, write_time_ms: int, out_time_ms: int) -> tuple[int, bool]:
-        """Return the time of the slot for a message, in ms, and whether it is rolled on from there."""
+        """Return the time in ms of the slot for a message, and whether the message is rolled on from there."""
         window_ms = self.window_ms
         beyond_ms = out_time_ms - write_time_ms - window_ms
         if beyond_ms < 0:
@@ -461,7 +467,7 @@ class TimerFiles:
         return write_time_ms + (self._roll_slots // 2 * self.precision_ms if near else window_ms), True
 
     def chain(self, time_ms: int) -> Iterator[TimerLogUnit]:
-        """Return the units of a slot, newest first."""
+        """Yield the units of a slot, newest first."""
         slot = self.wheel.get(time_ms)
         return self._chain_at(-1 if slot is None else slot.last)
 
@@ -476,11 +482,15 @@ class TimerFiles:
         return self._positions(time_ms // self.wheel.precision_ms, self.wheel.precision_ms)
 
     def pending(self, from_ms: int | None = None) -> list[int]:
-        """Times of the slots that are not done and hold units, ascending; done is what is before the checkpoint."""
+        """Return the times of the slots that hold units, from `from_ms` on, by default from the checkpoint on,
+        ascending.
+        """
         return self.wheel.slots(self.checkpoint.read_time_ms if from_ms is None else from_ms)[0] if self.used else []
 
     def clear(self, from_ms: int, to_ms: int, physical_offset: int | None = None) -> None:
-        """Empty the slots of [from, to), but for those whose newest unit is at or after a position of the timer log."""
+        """Empty the slots of [from_ms, to_ms), but not those whose newest unit is at or after `physical_offset` in the
+        timer log.
+        """
         for time_ms, last in zip(*self.wheel.slots(from_ms), strict=True):
             if time_ms < to_ms and (physical_offset is None or last < physical_offset):
                 self.wheel.put(time_ms, TimerWheelSlot(-1, -1, 0))
@@ -498,7 +508,7 @@ class TimerFiles:
         return self.checkpoint if any(self.checkpoint) else read_checkpoint(self._checkpoint_path)
 
     def save_checkpoint(self, checkpoint: TimerCheckpoint) -> None:
-        """Replace the checkpoint alone: another broker's, while nothing is delivered here. Raises StoreError."""
+        """Replace the checkpoint alone, by another broker's, while nothing is delivered here. Raises StoreError."""
         try:
             self._files.overwrite(self._checkpoint_path, _checkpoint_bytes(checkpoint), CHECKPOINT_BYTES)
         except OSError as e:
@@ -506,7 +516,9 @@ class TimerFiles:
         self.checkpoint = checkpoint
 
     def remove(self) -> None:
-        """Remove wheel and log, as the records they lead to are gone; the queue is read anew. Raises StoreError."""
+        """Remove wheel and log, as the records that they point to are gone; the timer topic is read anew. Raises
+        StoreError.
+        """
         self.close()
         known = self.saved_checkpoint()
         self.save_checkpoint(known._replace(physical_offset=0, queue_offset=0))

@@ -30,10 +30,11 @@ _RESERVE_STEP_BYTES = 1 << 20
 
 
 class TimerLogUnit(NamedTuple):
-    """One entry of the timer log. `previous`: the unit before it in its slot, -1 for the first; times in ms.
+    """One entry of the timer log; times in ms.
 
-    `physical_offset`, `record_bytes`: the record in the commit log; `topic_hash`: of the real topic's name; `grid_ms`:
-    on which its message has its time, if that is another than the wheel's, else 0 as RocketMQ writes it.
+    `previous`: position of the unit before it in its slot, -1 for the first; `physical_offset`, `record_bytes`: the
+    message's record in the commit log; `topic_hash`: of the name of the topic that the message is for; `grid_ms`: the
+    grid of the message's time if it is not the wheel's, else 0 as RocketMQ writes it.
     """
 
     position: int
@@ -53,7 +54,7 @@ class TimerLogUnit(NamedTuple):
 
 
 class TimerLog:
-    """The units, one after another in files of one size."""
+    """The timer log's units, in files of one size."""
 
     def __init__(self, directory: str, file_bytes: int, files: OsFiles) -> None:
         self._mapped_files = MappedFileQueue(directory, file_bytes, MappedFiles(files, 16), "mappedFileSizeTimerLog")
@@ -70,11 +71,12 @@ class TimerLog:
         return self._mapped_files.starts[0] if self._mapped_files.starts else 0
 
     def open(self, known_end: int, record_end: int | None = None) -> int:
-        """Find the end, from a position on that is known to be written; what follows the last whole unit is cut.
+        """Find the log's end, from position `known_end` on, up to which it is known to be written; what follows the
+        last whole unit is cut.
 
-        `record_end`: where the commit log ends: units at the end whose records lie behind it go too. A power cut may
-        leave them without these, and other messages come to stand there.
-        Returns from where it was looked for: `known_end`, or the start if no unit ends there.
+        `record_end`: where the commit log ends. Units at the end whose records lie behind it are cut too: a power cut
+        may leave them without their records, and other messages will be stored there. Returns where the search began:
+        `known_end`, or the start if no unit ends there.
         """
         mapped_files = self._mapped_files
         mapped_files.scan()
@@ -200,7 +202,9 @@ class TimerLog:
                 yield start, np.frombuffer(self._mapped_files.get(start).view, _UNIT_TYPE, count)
 
     def in_slot(self, number: int, grid_ms: int) -> list[int]:
-        """Return the positions of all units of a slot since it was empty last, oldest first, whatever links them."""
+        """Return the positions of all units that were written for a slot since it was last empty, oldest first, by the
+        log alone.
+        """
         found: list[int] = []
         for start, table in self.tables():
             rows = np.flatnonzero((table["write"].astype(np.int64) + table["delay"]) // grid_ms == number)
@@ -211,7 +215,7 @@ class TimerLog:
         return found
 
     def link(self, positions: list[int]) -> None:
-        """Make a chain of units that lost their links; what is damaged of their size and magic is mended as well."""
+        """Make a slot's chain of these units anew, as it was lost; a damaged size or magic of theirs is mended too."""
         previous = -1
         for position in positions:
             unit = self.unit_at(position)

@@ -25,17 +25,19 @@ _READ_BYTES = 1 << 20
 
 
 def grid_of(number: int, time_ms: int) -> int | None:
-    """Return the grid on which a time has a slot of this number; None if there is none."""
+    """Return the grid (its step in ms) on which `time_ms` has the slot with this number; None if there is none."""
     return next((grid_ms for grid_ms in GRIDS_MS if time_ms // grid_ms == number), None)
 
 
 def moved(time_ms: int, from_grid_ms: int, to_grid_ms: int) -> int:
-    """Return the first slot that is not earlier than that of a time on another grid."""
+    """Return the time of the first slot on another grid that is not earlier than a slot on the present one."""
     return -(-(time_ms + from_grid_ms) // to_grid_ms) * to_grid_ms - to_grid_ms
 
 
 class TimerWheelSlot(NamedTuple):
-    """One slot of the wheel: its units' first and last position in the timer log, and how many it counts."""
+    """One slot of the wheel: the positions of its first and last unit in the timer log, and how many units it
+    counts.
+    """
 
     first: int
     last: int
@@ -44,7 +46,7 @@ class TimerWheelSlot(NamedTuple):
 
 
 class TimerWheel:
-    """The slots: one per unit of precision, over two weeks, written in place."""
+    """The wheel's slots, one for each step of its grid over two weeks, written in place."""
 
     def __init__(self, path: str, precision_ms: int, files: OsFiles) -> None:
         self._path = path
@@ -96,7 +98,7 @@ class TimerWheel:
         self._view = memoryview(self._mapped)
 
     def make(self) -> None:
-        """Make the file, without blocks."""
+        """Make the file, of zeros and without disk blocks."""
         try:
             self._files.create(self._path, SLOT_COUNT * _SLOT.size)
         except OSError as e:
@@ -104,11 +106,11 @@ class TimerWheel:
         self._map()
 
     def get(self, time_ms: int) -> TimerWheelSlot | None:
-        """Return the slot of a time; None if it has none yet."""
+        """Return the slot of a time; None if it was never written."""
         return self.at(time_ms // self.precision_ms)
 
     def at(self, number: int) -> TimerWheelSlot | None:
-        """Return the slot of a number; None if it has none yet."""
+        """Return the slot with a number; None if it was never written."""
         assert self._view is not None
         at = number % SLOT_COUNT * _SLOT.size
         if not self._present[at // PAGE]:
@@ -133,14 +135,17 @@ class TimerWheel:
         self._dirty = True
 
     def slots(self, from_ms: int) -> tuple[list[int], list[int]]:
-        """Return (times in ms, last positions) of all slots from a time on, in order of time. Holes are not read."""
+        """Return (times in ms, positions of last units) of all slots from a time on, ascending. Holes in the file are
+        not read.
+        """
         numbers, lasts = self.numbered(from_ms // self.precision_ms)
         return (numbers * self.precision_ms).tolist(), lasts.tolist()
 
     def numbered(self, from_number: int = 1, *, emptied: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (numbers, last positions) of all slots from a number on, whatever grid they are on, ascending.
+        """Return (numbers, positions of last units) of all slots from a number on, ascending, on whatever grid they
+        are.
 
-        `emptied`: those too that held units once.
+        `emptied`: also slots that held units once and are empty now.
         """
         numbers, lasts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         try:

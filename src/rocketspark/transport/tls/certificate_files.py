@@ -1,7 +1,7 @@
-"""Files of certificates and keys, and a pair that is made for a try, which signs itself.
+"""Files of certificates and keys, and self-signed pairs of both that servers make for a try.
 
-Rule: what is wrong with a file is said in a line that names it, never its content; a pair that is made has every name
-and address in it that it may be asked for.
+Rule: what is wrong with a file is said in a line that names it, never its content; a pair that is made is for every
+name and address by which a client may dial the server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp(path: str) -> Stamp | None:
-    """Return what changes when a file is replaced; None if it is not there."""
+    """Return a value that changes when the file is replaced; None if it is not there."""
     if not path:
         return None
     try:
@@ -37,7 +37,9 @@ def stamp(path: str) -> Stamp | None:
 
 
 def trust(context: ssl.SSLContext, path: str, name: str) -> None:
-    """Trust the certificates of a PEM file. Raises ConfigError; `name`: the setting it stands in."""
+    """Have a TLS context trust the certificates in a PEM file. `name`: the setting that names the file. Raises
+    ConfigError.
+    """
     check_readable(path, name)
     try:
         context.load_verify_locations(path)
@@ -48,7 +50,11 @@ def trust(context: ssl.SSLContext, path: str, name: str) -> None:
 def load_pair(
     context: ssl.SSLContext, cert: str, key: str, password: str, names: tuple[str, str] = ("certificate", "key")
 ) -> None:
-    """Show a certificate with its chain, and use its key; `key` empty: it stands in `cert`. Raises ConfigError."""
+    """Load the certificate (with its chain) and the key that a TLS context shows. With `key` empty it is in the file
+    `cert`.
+
+    `names`: the settings that name the two files. Raises ConfigError.
+    """
     check_readable(cert, names[0])
     if key:
         check_readable(key, names[1])

@@ -19,12 +19,12 @@ VERIFY = ("full", "ca", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class ClientTls:
-    """What a client checks and shows.
+    """What a client checks of servers, and the certificate that it shows them.
 
-    `ca`: file of the certificates that are trusted, PEM; empty: those of the system. `cert`, `key`, `key_password`:
-    the client's own, for servers that ask for it; `key` empty: it stands in `cert`. `verify`: `full` checks the chain
-    and that the certificate is for the name or address dialled, or for `server_name`; `ca` the chain only; `none`
-    nothing.
+    `ca`: PEM file of the certificates that are trusted; empty: those of the system. `cert`, `key`, `key_password`: the
+    client's own pair, for servers that ask for it; with `key` empty it is in the file `cert`. `verify`: `full` checks
+    the chain, and that the certificate is for the name or address dialled or for `server_name`; `ca` the chain only;
+    `none` nothing.
     """
 
     ca: str = ""
@@ -63,7 +63,9 @@ def client_tls(
     tls_verify: str | None = None,
     tls_server_name: str | None = None,
 ) -> ClientTls | None:
-    """Return what clients' options of these names ask for; None for plain connections. Raises ConfigError."""
+    """Return the TLS settings that clients' options of these names ask for; None for connections without TLS. Raises
+    ConfigError.
+    """
     given = {
         "tls_ca": tls_ca,
         "tls_cert": tls_cert,
@@ -108,7 +110,7 @@ _REFUSED = "certificate required", "bad certificate", "unknown ca", "certificate
 
 
 def explain(error: Exception, address: str, tls: ClientTls, host: str) -> str:
-    """Return why a TLS connection to an address failed."""
+    """Return a line that says why a TLS connection to `address` failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{address}: {_distrust(error, tls, host)}"
     if isinstance(error, ssl.SSLError):
@@ -129,7 +131,7 @@ def explain(error: Exception, address: str, tls: ClientTls, host: str) -> str:
 
 
 def refusal(error: BaseException | None) -> str:
-    """Return what a server's alert says about this client's certificate; empty if it says nothing about it."""
+    """Return a line if the server's alert in `error` is about this client's certificate; "" if it is not."""
     if not isinstance(error, ssl.SSLError):
         return ""
     reason = _reason(error)
@@ -162,7 +164,7 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def server_side(error: Exception) -> str:
-    """Return why a handshake failed, for a server's log."""
+    """Return a line for a server's log that says why a handshake with a client failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted ({shown(error.verify_message, characters_max=100)})"
     if isinstance(error, ssl.SSLError):

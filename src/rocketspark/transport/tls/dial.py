@@ -13,7 +13,7 @@ from rocketspark.transport.tls.stream import TlsStream
 
 
 async def secured(peer: Peer, host: str, port: int, tls: ClientTls) -> None:
-    """Connect a peer by TLS. Raises OSError if nobody answers, NotSent if the handshake fails."""
+    """Make a TLS connection for `peer`. Raises OSError if nobody answers, NotSent if the handshake fails."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

@@ -33,7 +33,7 @@ TakeHttp2 = Callable[[Peer, asyncio.Transport, bytes], "Http2"]
 
 
 class Http2(asyncio.Protocol):
-    """A connection that speaks HTTP/2. `address`: of its client."""
+    """The protocol of a connection that speaks HTTP/2. `address`: of its client."""
 
     address = ""
 
@@ -42,7 +42,9 @@ class Http2(asyncio.Protocol):
 
 
 class Front:
-    """What one server takes. `http2`: takes over connections that speak it; None where nobody does."""
+    """What the connections of one server may speak. `http2`: takes over those that speak HTTP/2; None if the server
+    does not take it.
+    """
 
     def __init__(self, contexts: ServerContexts, http2: TakeHttp2 | None = None) -> None:
         self.contexts = contexts
@@ -64,7 +66,7 @@ class Front:
 
     @staticmethod
     def takes_http2(data: bytes) -> bool:
-        """Tell whether first bytes are, or may become, the beginning of HTTP/2."""
+        """Tell whether a connection's first bytes are the beginning of HTTP/2, or may become it."""
         return PREFACE.startswith(data[: len(PREFACE)])
 
 

@@ -22,7 +22,7 @@ BURST_S = 0.02
 
 
 class Handshakes:
-    """The TLS handshakes of one server that are not finished. `dropped`: how many made room for others."""
+    """The unfinished TLS handshakes of one server. `dropped`: how many were ended to make room for others."""
 
     def __init__(self, *, count_max: int = COUNT_MAX, time_max_s: float = TIME_MAX_S) -> None:
         self._count_max = count_max
@@ -39,7 +39,7 @@ class Handshakes:
         return len(self._open)
 
     def add(self, stream: TlsStream) -> None:
-        """Take in a handshake that begins; if there are too many, another one is dropped for it."""
+        """Add a handshake that begins; if there are too many, another one is dropped."""
         loop = asyncio.get_running_loop()
         if len(self._open) >= self._count_max:
             self._drop(next((s for s in self._open if s not in self._queued), next(iter(self._open))))

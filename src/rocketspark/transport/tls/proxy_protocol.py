@@ -31,12 +31,12 @@ class ProxyHeader(NamedTuple):
 
 
 def begins(data: bytes) -> bool:
-    """Tell whether first bytes are, or may become, a header."""
+    """Tell whether a connection's first bytes are a PROXY header, or may become one."""
     return any(data[: len(start)] == start[: len(data)] for start in (TEXT_START, BINARY_START))
 
 
 def parse(data: bytes) -> ProxyHeader | None:
-    """Return the header that bytes begin with; None if it is not whole yet. Raises FrameError."""
+    """Return the PROXY header at the beginning of `data`; None if it is not whole yet. Raises FrameError."""
     if data[:1] == b"P":
         return _parse_text(data)
     return _parse_binary(data)

@@ -28,9 +28,10 @@ Stamps = tuple[certificate_files.Stamp | None, ...]
 
 
 class ServerContexts:
-    """The context for new connections; None without a certificate.
+    """A server's TLS context for new connections, made anew when the certificate's files change; None without a
+    certificate.
 
-    `alpn`: protocols that are named to clients that ask (remoting has none).
+    `alpn`: protocols offered to clients that ask which ones the server speaks (none for remoting).
     """
 
     def __init__(self, settings: TlsSettings, *, alpn: Sequence[str] = ()) -> None:
@@ -41,9 +42,9 @@ class ServerContexts:
         self._complaint = ""
 
     def load(self, names: Iterable[str] = ()) -> None:
-        """Read the files. Raises ConfigError for what cannot be used.
+        """Read the certificate's files. Raises ConfigError if they cannot be used.
 
-        `names`: the names and addresses that a certificate of the test mode is for.
+        `names`: the names and addresses that the test mode's certificate is for.
         """
         s = self.settings
         if s.mode == "disabled":
@@ -76,7 +77,7 @@ class ServerContexts:
         return context
 
     def watch(self) -> None:
-        """Look for replaced files from now on."""
+        """Look from now on, in the background, whether the files were replaced."""
         s = self.settings
         if self.context is not None and self._watching is None and not s.test_mode:
             self._watching = asyncio.create_task(self._watch())

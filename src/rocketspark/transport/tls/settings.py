@@ -105,9 +105,9 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.mode != "disabled" and bool(self.cert_path or self.key_path or self.test_mode)
 
     def client(self, use_tls: bool = False) -> ClientTls | None:
-        """Return how this server's own connections are made; None for plain.
+        """Return how this server's own connections to others are made; None for connections without TLS.
 
-        TLS with useTLS or tls.enable, and where only TLS is taken here too (rule: BrokerStartup, 5.x).
+        They use TLS with useTLS or tls.enable, and if this server itself takes nothing else (rule: BrokerStartup, 5.x).
         """
         if not (use_tls or self.enable or self.mode == "enforcing"):
             return None
@@ -141,7 +141,7 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def limit(self, context: ssl.SSLContext) -> None:
-        """Allow what tls.protocols and tls.ciphers name. Raises ConfigError."""
+        """Limit a TLS context to what tls.protocols and tls.ciphers name. Raises ConfigError."""
         names = [name.strip() for name in self.protocols.split(",") if name.strip()]
         if unknown := [name for name in names if name not in _PROTOCOLS]:
             raise ConfigError(
@@ -177,7 +177,7 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True):
             self.client(True)
 
     def warnings(self) -> list[str]:
-        """Return what an operator should know of these settings."""
+        """Return lines that tell the operator what is doubtful about these settings."""
         found = []
         if self.auth_client and self.need_client_auth == "none":
             found.append(
@@ -196,7 +196,7 @@ def is_key(key: str) -> bool:
 
 
 def from_values(values: Mapping[str, str]) -> TlsSettings:
-    """Return the settings that keys and texts name. Raises ConfigError naming a wrong one."""
+    """Return the settings for these keys and texts. Raises ConfigError naming a wrong one."""
     taken: dict[str, Any] = {}
     for key, value in values.items():
         field = _FIELDS.get(key)
@@ -218,7 +218,7 @@ def from_values(values: Mapping[str, str]) -> TlsSettings:
 def gathered(
     conf: Mapping[str, str], options: Mapping[str, str | None], environ: Mapping[str, str] | None = None
 ) -> tuple[TlsSettings, list[str]]:
-    """Return (settings, warnings) of tls.properties, a .conf file's keys, the environment and options, by their names.
+    """Return (settings, warnings), from tls.properties, a .conf file, the environment and options; the later ones win.
 
     Raises ConfigError for a wrong value, and for a tls.config.file that was named and cannot be read.
     """
@@ -239,7 +239,7 @@ def gathered(
 
 
 def variable(key: str) -> str:
-    """Return the environment's name of a key."""
+    """Return the name of the environment variable for a setting."""
     name = "PROXY_PROTOCOL_NETWORKS" if key == NETWORKS_KEY else key.replace(".", "_").upper()
     return VARIABLE_START + name
 

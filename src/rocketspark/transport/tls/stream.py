@@ -25,7 +25,7 @@ HANDSHAKE_BYTES_MAX = 256 << 10
 
 
 class Above(Protocol):
-    """Who reads and writes over a connection: its peer, or what stands in for it."""
+    """What reads and writes over a TLS connection: its peer, or what stands in for the peer."""
 
     address: str
 
@@ -41,10 +41,10 @@ class Above(Protocol):
 
 
 class TlsStream(asyncio.Transport, asyncio.Protocol):
-    """One TLS connection of a peer.
+    """One TLS connection, between the loop's transport and a peer.
 
-    `server_name`: whom the certificate must be for, on a client; None on a server. `shaken`: told once the handshake is
-    done or failed, with the error, None for success.
+    `server_name`: on a client, the name that the server's certificate must be for; None on a server. `shaken`: called
+    when the handshake has ended, with its error, or None for success.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
             self.shake()
 
     def go_on_with(self, above: Above) -> None:
-        """Hand what comes from now on to another one."""
+        """Hand what is received from now on to `above`."""
         self._peer = above
 
     def begin(self, below: asyncio.Transport, data: bytes) -> None:
-        """Take over a transport whose first bytes were read."""
+        """Take over a transport from which `data`, the connection's first bytes, was read already."""
         self._below = below
         below.set_protocol(self)
         self.data_received(data)
@@ -100,7 +100,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
             self.turn(self)
 
     def shake(self) -> None:
-        """Make one step of the handshake, with what came in."""
+        """Continue the handshake with the bytes that have come in."""
         if self._ready or self.is_closing():
             return
         try:
@@ -209,7 +209,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
     # -- the transport of the peer above -----------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Encrypt and send; dropped before the handshake is done and after the end."""
+        """Encrypt and send. Before the handshake is done and after the end the data is dropped."""
         if not self._ready or self._closing or self._below is None or not data:
             return
         try:
@@ -242,7 +242,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
         return self._below.get_write_buffer_size() if self._below is not None else 0
 
     def pause_reading(self) -> None:
-        """Take no more from the other side; nothing that was decrypted is held back here."""
+        """Receive no more from the other side. What was decrypted already is still handed over."""
         if not self.is_closing():
             assert self._below is not None
             self._below.pause_reading()
