@@ -155,7 +155,7 @@ class AccessOperations(ClusterClient):
     async def get_user(
         self, username: str, *, cluster: str | None = None, brokers: Iterable[str] | None = None
     ) -> list[UserState]:
-        """Return the user as each broker knows him. Raises UsageError if no broker has a user of this name."""
+        """Return a user as each broker has it. Raises UsageError if no broker has a user of this name."""
         _name(username)
         asked = await self._ask_each(cluster, brokers, admin_api.get_user, username)
         found = [_user_state(broker_name, user) for broker_name, user in asked if user is not None]
@@ -166,16 +166,18 @@ class AccessOperations(ClusterClient):
     async def list_users(
         self, part: str = "", *, cluster: str | None = None, brokers: Iterable[str] | None = None
     ) -> list[UserState]:
-        """Return the users whose names hold `part`, by broker and name."""
+        """Return the users whose names contain `part`, sorted by broker and name."""
         asked = await self._ask_each(cluster, brokers, admin_api.list_users, part)
         return sorted(_user_state(broker_name, user) for broker_name, users in asked for user in users)
 
     async def copy_users(
         self, source: str, *, usernames: Sequence[str] = (), brokers: Iterable[str] | None = None
     ) -> dict[str, list[str]]:
-        """Create or update users of the broker `source` on others; by default all, on all other masters.
+        """Create or update the users of the broker `source` on other brokers; by default all its users, on all other
+        masters.
 
-        Returns the names of the users by that of the broker. Raises UsageError for one that `source` does not have.
+        Returns the names of the copied users, by the name of the broker that got them. Raises UsageError for a user
+        that `source` does not have.
         """
         return await self._copy(_USERS, source, [_name(name) for name in usernames], brokers)
 
@@ -193,17 +195,17 @@ class AccessOperations(ClusterClient):
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
-        """Allow or deny a user something; his rules for other resources stay. Returns the brokers' names.
+        """Allow a user something or deny it; the user's rules for other resources stay. Returns the brokers' names.
 
-        Where he has a rule for a resource, what is None stays as it is there.
+        Where the user has a rule for a resource already, the arguments that are None leave that part of it as it is.
 
         Args:
             subject: the user's name, or "User:name".
             resources: "Topic:orders", "Topic:order*", "Group:*", "Cluster:DefaultCluster", "*", …
             actions: All, Pub, Sub, Create, Update, Delete, Get, List; a new rule needs one.
-            decision: Allow, a new rule's, or Deny.
-            source_ips: addresses and networks that the rule is for; none, as for a new rule: all.
-            policy_type: Custom, or Default: asked where no custom rule fits.
+            decision: Allow (a new rule's default) or Deny.
+            source_ips: addresses and networks of clients that the rule is for; empty, as by default in a new rule: all.
+            policy_type: Custom, or Default: rules of type Default are asked where no Custom rule fits.
         """
         wanted = acl_info(subject, resources, actions, decision, source_ips, policy_type)
         return await self._put_acl("create", admin_api.create_acl, wanted, cluster, brokers)
@@ -220,7 +222,7 @@ class AccessOperations(ClusterClient):
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
-        """Change a user's rules for these resources, or create them; arguments as `create_acl`."""
+        """Change a user's rules for these resources, or create them; the arguments are those of `create_acl`."""
         wanted = acl_info(subject, resources, actions, decision, source_ips, policy_type)
         return await self._put_acl("update", admin_api.update_acl, wanted, cluster, brokers)
 
@@ -249,9 +251,9 @@ class AccessOperations(ClusterClient):
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
-        """Remove a user's rule for `resource`, or all of his rules; returns the brokers' names.
+        """Remove a user's rule for `resource`, or all rules of the user; returns the brokers' names.
 
-        Raises ServerError where he has no rules.
+        Raises ServerError where the user has no rules.
         """
         whole = _subject(subject)
         wanted = None if resource is None else _resource(resource)
@@ -284,7 +286,9 @@ class AccessOperations(ClusterClient):
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[RuleState]:
-        """Return the rules whose subject and resource hold these parts of names, sorted by broker and subject."""
+        """Return the rules whose subject contains `subject_part` and whose resource contains `resource_part`, sorted by
+        broker and subject.
+        """
         asked = await self._ask_each(cluster, brokers, admin_api.list_acls, subject_part, resource_part)
         found = [rule for broker_name, acls in asked for acl in acls for rule in _rule_states(broker_name, acl)]
         return sorted(found, key=lambda rule: (rule.broker_name, rule.subject))
@@ -292,9 +296,11 @@ class AccessOperations(ClusterClient):
     async def copy_acls(
         self, source: str, *, subjects: Sequence[str] = (), brokers: Iterable[str] | None = None
     ) -> dict[str, list[str]]:
-        """Create or update rules of the broker `source` on others; by default all, on all other masters.
+        """Create or update the rules of the broker `source` on other brokers; by default of all subjects, on all other
+        masters.
 
-        Returns the subjects by the name of the broker. Raises UsageError for one that has no rules on `source`.
+        Returns the subjects, by the name of the broker that got their rules. Raises UsageError for a subject that has
+        no rules on `source`.
         """
         return await self._copy(_RULES, source, [_subject(subject) for subject in subjects], brokers)
 
@@ -367,7 +373,9 @@ def acl_info(
     source_ips: Sequence[str] | None = None,
     policy_type: str = "Custom",
 ) -> AclInfo:
-    """Return the rules that an operator names, with None for what he does not. Raises UsageError for illegal parts."""
+    """Return an operator's rules in the form of a request to brokers, with None for what is not given; arguments as for
+    `create_acl`. Raises UsageError for an illegal one.
+    """
     if not resources or (actions is not None and not actions):
         raise UsageError("a rule needs a resource, as Topic:orders, and an action, as Pub")
     entries = [

@@ -46,7 +46,7 @@ class TopicState(msgspec.Struct, frozen=True):
 
 
 class QueueProgress(msgspec.Struct, frozen=True):
-    """A group's progress in a queue; `committed` None: it never committed there."""
+    """A consumer group's progress in a queue; `committed` is None if the group never committed an offset there."""
 
     queue: MessageQueue
     min_offset: int
@@ -55,7 +55,7 @@ class QueueProgress(msgspec.Struct, frozen=True):
 
     @property
     def lag(self) -> int:
-        """Messages that are there and not consumed yet."""
+        """How many messages the queue holds that the group has not consumed yet."""
         return max(0, self.max_offset - max(self.committed or 0, self.min_offset))
 
 
@@ -69,7 +69,9 @@ class BrokerState(msgspec.Struct, frozen=True, order=True):
 
 
 class TopicMade(BrokerState, frozen=True):
-    """A broker that a topic was created on, or changed on if it `existed` there; `changed`: it differs from before."""
+    """A broker on which a topic was created, or changed if the topic `existed` there; `changed`: its settings are
+    others than before.
+    """
 
     existed: bool
     changed: bool
@@ -77,9 +79,11 @@ class TopicMade(BrokerState, frozen=True):
 
 
 class Aside(msgspec.Struct, frozen=True):
-    """A message that a broker quarantined: its place, the reason, since when, attempts.
+    """A message that a broker quarantined: its place, the reason, since when, and how often the broker tried to deliver
+    it.
 
-    `kind`: delay, timer, half or pop; `queue_offset` -1: not known; `group`: the one that popped it, else "".
+    `kind`: what the message is, or was doing: delay, timer, half or pop; `queue_offset` is -1 if it is not known;
+    `group`: the group that popped the message, else "".
     """
 
     broker_name: str
@@ -95,7 +99,7 @@ class Aside(msgspec.Struct, frozen=True):
     group: str = ""
 
     def place(self) -> dict[str, Any]:
-        """Return all but the broker's name, for scripts."""
+        """Return all fields but the broker's name as a dict, for the output that scripts read."""
         found: dict[str, Any] = msgspec.structs.asdict(self)
         del found["broker_name"]
         return found
@@ -121,7 +125,7 @@ class ClusterClient(AsyncClient):
         self._routes = self._instance.routes
 
     async def start(self) -> None:
-        """Begin. Raises NotSent if no NameServer answers."""
+        """Connect to the cluster's NameServers. Raises NotSent if none answers."""
         self._begin()
         await self._instance.start()
         try:
@@ -179,7 +183,11 @@ class ClusterClient(AsyncClient):
 
 
 def done_or_raise(doing: str, came: Mapping[str, T | ServerError | TransportError]) -> dict[str, T]:
-    """Return the results, by broker. Raises the first failure; its text says on which others it failed or was done."""
+    """Return the results of an operation, by broker. Raises the first failure; its text also names the other brokers
+    that failed, and those on which the operation was done.
+
+    `doing`: names the operation in the error; `came`: each broker's result or error.
+    """
     done = {name: one for name, one in came.items() if not isinstance(one, (ServerError, TransportError))}
     failed = [(name, one) for name, one in came.items() if isinstance(one, (ServerError, TransportError))]
     if not failed:

@@ -1,4 +1,4 @@
-"""The members of a group of controllers of ours: who they are, one more, one less."""
+"""Operations on a group of RocketSpark's controllers, which agree by Raft: list its members, add one, remove one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ PAUSE_S = 0.3
 
 
 class MemberState(NamedTuple):
-    """One member as it says itself. `state`: "leader", "follower", "" if it does not answer, else how it began."""
+    """A member of a controller group. `state`: "leader", "follower", "" if it does not answer, else how far its joining
+    has come.
+    """
 
     name: str
     address: str
@@ -29,7 +31,7 @@ class MemberState(NamedTuple):
 
 
 class ControllerGroup:
-    """The group that these controllers belong to. `addresses`: "host:port" of one or more of them."""
+    """A group of controllers, found by `addresses`: "host:port" of one or more members."""
 
     def __init__(self, addresses: Iterable[str], connections: Connections) -> None:
         self._addresses = list(addresses)

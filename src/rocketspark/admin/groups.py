@@ -23,12 +23,13 @@ MS_MAX = 2**53
 
 
 class GroupSettings(msgspec.Struct, frozen=True, kw_only=True, metaclass=NamedFields):
-    """Changes of a group's settings; None leaves one as it is (RocketMQ's name in brackets).
+    """Changes of a consumer group's settings; None leaves a setting as it is (RocketMQ's names in brackets).
 
-    `ordered`: its messages are given out in order [consumeMessageOrderly]; `consume_enabled`: it may consume at all
-    [consumeEnable]; `retry_max_times`: attempts after which a message is a dead letter, of push consumers
-    that state none and of clients of RocketMQ 5 [retryMaxTimes]; `retry_policy`: when attempts are made for the latter,
-    as RocketMQ's JSON has it [groupRetryPolicy]; `attributes`: "+name=value,-name".
+    `ordered`: the group's messages are given out in order [consumeMessageOrderly]; `consume_enabled`: the group may
+    consume at all [consumeEnable]; `retry_max_times`: after so many retries a message is a dead letter, for push
+    consumers that state no number and for clients of RocketMQ 5 [retryMaxTimes]; `retry_policy`: the waits before
+    retries for clients of RocketMQ 5, in the form of RocketMQ's JSON [groupRetryPolicy]; `attributes`:
+    "+name=value,-name".
     """
 
     ordered: bool | None = None
@@ -102,10 +103,10 @@ class GroupOperations(ClusterClient):
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> dict[str, GroupConfig]:
-        """Create a group on masters, or change its settings there; returns them by broker.
+        """Create a group on masters, or change its settings there; returns its settings by broker.
 
-        `cluster`, `brokers`: only that cluster's brokers, or those of the names given; by default all. Raises
-        MessageIllegal, UsageError, or what a broker raises.
+        `cluster`, `brokers`: only that cluster's brokers, or those of the names given; by default all masters. Raises
+        MessageIllegal for an illegal name, UsageError for illegal settings, or what a broker raises.
         """
         validators.check_group(group)
         wanted = settings or GroupSettings()
@@ -122,7 +123,9 @@ class GroupOperations(ClusterClient):
     async def show_group(
         self, group: str, *, cluster: str | None = None, brokers: Iterable[str] | None = None
     ) -> dict[str, GroupConfig]:
-        """Return a group's settings by broker, without those that do not know it. Raises what a broker raises."""
+        """Return a group's settings by broker; brokers that do not know the group are left out. Raises what a broker
+        raises.
+        """
         validators.check_group(group)
         found = {}
         for target in await self._masters(cluster, brokers):
@@ -142,12 +145,13 @@ class GroupOperations(ClusterClient):
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
-        """Say how members of a group that let brokers assign their queues are given a topic's messages.
+        """Set whether a group pulls or pops a topic's messages; for groups whose members let brokers assign their
+        queues.
 
         Args:
             mode: "PULL" or "POP".
-            pop_share_queue_count: of how many further members a member pops the queues too; 0 and less: all queues;
-                None: as before, 0 at first.
+            pop_share_queue_count: with POP, a member also pops the queues of so many other members; 0 or less: all
+                queues; None: as before, 0 at first.
             cluster, brokers: only that cluster's brokers, or those of the names given; by default all.
 
         Returns the brokers' names. Raises MessageIllegal, UsageError, or what a broker raises.

@@ -148,7 +148,9 @@ class Operations(AccessOperations, GroupOperations):
     # -- groups --------------------------------------------------------------------------------------------------
 
     async def list_groups(self, topic: str) -> list[str]:
-        """Consumer groups that subscribe to a topic, or have offsets there, sorted. Raises RouteNotFound."""
+        """Return the consumer groups that subscribe to a topic, or have committed offsets in it, sorted. Raises
+        RouteNotFound.
+        """
         route = await self._routes.refresh(validators.check_topic(topic))
         peers = [await self._broker(broker.master) for broker in route.brokers if broker.master]
         found = await asyncio.gather(
@@ -173,7 +175,11 @@ class Operations(AccessOperations, GroupOperations):
     # -- what brokers set aside ------------------------------------------------------------------------------------
 
     async def list_quarantine(self, broker: str | None = None) -> list[Aside]:
-        """Return the messages that brokers quarantined as never to be delivered or checked, by broker, oldest first."""
+        """Return the messages that brokers quarantined, by broker, oldest first: they are not delivered, or checked,
+        any more.
+
+        `broker`: only this one's; by default those of all.
+        """
         found = []
         for target in await self._masters(None, None if broker is None else [broker]):
             entries = await admin_api.list_quarantine(await self._broker(target.address), timeout_ms=self._timeout_ms)
@@ -181,11 +187,19 @@ class Operations(AccessOperations, GroupOperations):
         return found
 
     async def retry_quarantined(self, name: str, broker: str | None = None) -> str:
-        """Retry a quarantined message; returns the broker's name. Raises the broker's error: it stays there then."""
+        """Have a broker try a quarantined message again; returns the broker's name. `name`: as `list_quarantine` gives
+        it.
+
+        Raises the broker's error; then the message stays in quarantine.
+        """
         return await self._end_quarantine(name, broker, retry=True)
 
     async def drop_quarantined(self, name: str, broker: str | None = None) -> str:
-        """Drop a quarantined message; returns the broker's name. It stays in the log until it expires."""
+        """Have a broker drop a quarantined message; returns the broker's name. In the log the message stays until it
+        expires.
+
+        `name`: as `list_quarantine` gives it.
+        """
         return await self._end_quarantine(name, broker, retry=False)
 
     async def _end_quarantine(self, name: str, broker: str | None, *, retry: bool) -> str:
@@ -203,7 +217,7 @@ class Operations(AccessOperations, GroupOperations):
 
 
 class SyncOperations(Facade[Operations]):
-    """The same operations without asyncio. Arguments and rules: those of Operations."""
+    """The operations of `Operations` for programs without asyncio; arguments and rules are the same."""
 
     @arguments_of(Operations.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:

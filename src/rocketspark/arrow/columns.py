@@ -80,23 +80,23 @@ TIME_MS_MAX = 253_402_127_999_999
 
 
 def times(values_ms: Ints) -> pa.Array:
-    """Return timestamps of times in ms since 1970."""
+    """Return a timestamp array of times in ms since 1970."""
     return numbers(times_us(values_ms), TIME)
 
 
 def times_us(values_ms: Ints) -> Ints:
-    """Return us since 1970 from ms, cut to the range of timestamps."""
+    """Turn times in ms since 1970 into us; a time beyond the range of timestamps becomes the end of that range."""
     found: Ints = np.clip(values_ms.astype(np.int64), TIME_MS_MIN, TIME_MS_MAX) * 1000
     return found
 
 
 def time_us(time_ms: int) -> int:
-    """Return one time as `times_us` does for many."""
+    """Turn one time in ms since 1970 into us, as `times_us` does for an array."""
     return min(max(time_ms, TIME_MS_MIN), TIME_MS_MAX) * 1000
 
 
 def constant(text: str, n: int) -> pa.Array:
-    """Return the same text n times."""
+    """Return an array of n times the same text."""
     # pyarrow's own way, by a scalar, imports pandas.
     data = text.encode()
     bounds = np.arange(n + 1, dtype=np.int32) * len(data)

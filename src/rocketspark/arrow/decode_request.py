@@ -17,12 +17,12 @@ INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class RowFilter(NamedTuple):
-    """The conditions that a row must meet, all of them; by default there is none.
+    """The conditions that a message must meet to become a row, all of them; by default there is none.
 
     Attributes:
-        tags: its tag is one of these; None for any, or none. An empty set wants no row.
-        key: one of its keys is this.
-        accepts_record: true for its properties as the record stores them; `accepts`: the same for them as a mapping.
+        tags: the message's tag is one of these; None for any tag, or no tag. An empty set wants no row.
+        key: one of the message's keys is this.
+        accepts_record: true for the message's properties as the record stores them; `accepts`: the same as a mapping.
         stored_us: (first, last) store time in us since 1970, both included.
     """
 
@@ -34,7 +34,7 @@ class RowFilter(NamedTuple):
 
     @property
     def any_time(self) -> bool:
-        """True if the store time does not matter."""
+        """True if the filter sets no bounds to the store time."""
         return self.stored_us == (INT64_MIN, INT64_MAX)
 
     def takes(self, message: ReceivedMessage) -> bool:
@@ -48,17 +48,19 @@ class RowFilter(NamedTuple):
 
 
 class DecodeFindings:
-    """Called by a decoder for what it finds wrong; this one raises an error for a spoiled body, and ignores missing
-    records.
+    """Called by a decoder for each problem that it finds. This class ignores missing records, and raises an error for a
+    body that cannot be read.
     """
 
     def missing(self, first: int, end: int) -> None:
-        """Take note that no record of the queue offsets [first, end) came, though all of the range were asked for."""
+        """Note that no record of the queue offsets [first, end) came, though all of the range were asked for."""
 
     def spoiled(self, offset: int, why: str, stored: bytes | None) -> bytes | None:
-        """Return the bytes in place of a message's body that cannot be read.
+        """Return the bytes that stand for the body of the message at a queue offset, as that body cannot be read.
+        `why`: the reason.
 
-        `stored`: its bytes as they are, None where a batch of messages is one body: then the whole batch is lost.
+        `stored`: the body's bytes as they are stored; None where a whole batch of messages is one body, which is lost
+        then.
         """
         raise RecordError(f"the message at queue offset {offset}: {why}")
 

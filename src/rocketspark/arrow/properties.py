@@ -31,7 +31,9 @@ class _Alike(NamedTuple):
 
 
 class Properties:
-    """The names and values of n rows. `stored`: a binary array of their stored properties, without nulls."""
+    """The properties of n rows, cut into names and values. `stored`: a binary array of the rows' stored properties,
+    without nulls.
+    """
 
     def __init__(self, stored: pa.Array) -> None:
         self._rows = len(stored)
@@ -104,7 +106,7 @@ class Properties:
         self._row_pairs, self._starts, self._marks, self._ends = row_of_end, starts, marks, pair_ends
 
     def find(self, name: str) -> pa.Array:
-        """Return one property of each row as a string, null where it is absent; the last one if it repeats."""
+        """Return one property of each row as a string, null where the row lacks it; the last one if it repeats."""
         wanted = name.encode()
         if self._alike is not None:
             return self._find_alike(self._alike, wanted)
@@ -132,7 +134,7 @@ class Properties:
         return gather(self._data, starts, ends, pa.string(), missing, ascii=self._ascii)
 
     def maps(self) -> pa.Array | None:
-        """Return all pairs as map<string, string>, or None if some row names a property twice."""
+        """Return all properties of each row as map<string, string>; None if some row names a property twice."""
         if self._alike is not None:
             return self._maps_alike(self._alike)
         names = self._strings(self._starts, self._marks)

@@ -1,8 +1,8 @@
 """Records of the log, as brokers send or store them, to Arrow columns without a Python object per message.
 
-Rule: rows equal what `protocol.record.decode_messages` makes of the same bytes; only wanted columns are decoded.
-Batches with what has no quick way (compressed or broken inner batches, names twice in one row, texts that are no UTF-8)
-go through it.
+Rule: rows equal what `protocol.record.decode_messages` makes of the same bytes; only wanted columns are decoded. A
+batch of records for which there is no quick way goes through `decode_messages`: one with compressed or broken inner
+batches, with a property named twice in one row, or with texts that are no UTF-8.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ def batches(
 def decode(
     buffer: Buffer, spans: Sequence[Span] | None = None, columns: Sequence[str] = tuple(COLUMNS), **how: Any
 ) -> pa.RecordBatch:
-    """Return the records of a buffer as one batch; `how`: further fields of a DecodeRequest.
+    """Decode the records of a buffer into one batch. `spans`: byte ranges of whole records, by default all of the
+    buffer; `how`: further fields of a DecodeRequest.
 
-    Raises RecordError also for what does not go into one batch, as it inflates to much.
+    Raises RecordError, also for bodies that inflate to more than fits into one batch.
     """
     asked = DecodeRequest(columns, **how)
     found = batches(buffer, asked, spans)

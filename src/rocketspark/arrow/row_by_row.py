@@ -27,8 +27,8 @@ class _Row(NamedTuple):
 
 
 def slow_batches(buffer: Buffer, starts: Sequence[int], asked: DecodeRequest) -> Iterator[pa.RecordBatch]:
-    """Yield the records that begin at `starts` as rows, at least one batch: a new one for each `inflated_bytes_max` of
-    bodies.
+    """Decode the records that begin at the positions `starts` of a buffer, one by one, and yield at least one batch of
+    rows: a new batch after each `inflated_bytes_max` of bodies.
     """
     held: list[_Row] = []
     size = 0
@@ -47,7 +47,7 @@ def slow_batches(buffer: Buffer, starts: Sequence[int], asked: DecodeRequest) ->
 
 
 def batch_of(messages: Sequence[ReceivedMessage], columns: Sequence[str]) -> pa.RecordBatch:
-    """Return messages that were decoded before as rows."""
+    """Return decoded messages as one batch of rows with these columns."""
     return _batch([_Row(message, message.body, message.sys_flag) for message in messages], columns)
 
 

@@ -33,14 +33,14 @@ CopyTo = Annotated[
 
 
 class OnBroker(Protocol):
-    """A user or a rule as one broker has it: anything that tells its broker's name."""
+    """A user or a rule as one broker has it: any value that names its broker."""
 
     @property
     def broker_name(self) -> str: ...
 
 
 class OnBrokers(NamedTuple):
-    """The options of every command about users and rules: the cluster, and on which of its brokers to work."""
+    """The options of the commands about users and rules: the cluster, and which of its brokers they work on."""
 
     broker: Annotated[
         list[str] | None,
@@ -53,18 +53,18 @@ class OnBrokers(NamedTuple):
     json: Json = False
 
     def named(self) -> dict[str, Any]:
-        """Return the arguments by which an operation knows its brokers."""
+        """Return the arguments `cluster` and `brokers` of an operation."""
         return {"cluster": self.cluster, "brokers": self.broker or None}
 
 
 class Masters(NamedTuple):
-    """The options of commands that create topics and groups, or change them: on which of a cluster's masters."""
+    """The options of the commands that create or change topics and groups: on which of a cluster's masters."""
 
     cluster: Annotated[str | None, typer.Option(help="Only on this cluster's brokers.")] = None
     broker: Annotated[list[str] | None, typer.Option(help="Only on this broker; may be repeated.")] = None
 
     def named(self) -> dict[str, Any]:
-        """Return the arguments by which an operation knows its brokers."""
+        """Return the arguments `cluster` and `brokers` of an operation."""
         return {"cluster": self.cluster, "brokers": self.broker or None}
 
 
@@ -73,7 +73,7 @@ EVERYWHERE, ALL_MASTERS = OnBrokers(), Masters()
 
 
 def run_operation(at: ClusterAccess, act: Callable[[Operations], Awaitable[T]]) -> T:
-    """Do one operation on the cluster."""
+    """Connect to the cluster, run the coroutine that `act` makes of its Operations, and return the result."""
     import asyncio
 
     from rocketspark.admin.operations import Operations
@@ -97,7 +97,7 @@ def print_json(value: Any) -> None:
 
 
 def confirm(yes: bool, question: str, otherwise: str) -> None:
-    """Have the person at the terminal confirm what cannot be taken back, unless --yes was given.
+    """Ask the person at the terminal to confirm something that cannot be undone, unless `yes` (option --yes) is true.
 
     Raises BadParameter with the text `otherwise` where stdin is no terminal, Abort if the answer is no.
     """
@@ -109,12 +109,14 @@ def confirm(yes: bool, question: str, otherwise: str) -> None:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names for a person: escaped, with commas between."""
+    """Return names as one text for a person: escaped, with commas between."""
     return ", ".join(map(shown, names))
 
 
 def print_done(done: str, user: str, what: str, brokers: Iterable[str], *, json: bool, **more: str) -> None:
-    """Print what was done about a user: `what`, for people, on these brokers; `more` is for scripts alone."""
+    """Print what was done about a user on these brokers. `done`: the verb; `what`: the rest of the sentence, for
+    people; `more`: further fields of the JSON.
+    """
     if json:
         print_json({"user": user, "brokers": list(brokers), "done": done, **more})
     else:
@@ -148,9 +150,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def print_found(
     found: Sequence[S], columns: Sequence[str], row: Callable[[S], tuple[str, ...]], nothing: str, *, json: bool
 ) -> None:
-    """Print what brokers have, in a table where equal rows of several are one that names them all.
+    """Print what brokers have; in a table, equal rows of several brokers are one row that names them all.
 
-    `columns`: of the table, after that of the brokers; `row`: their texts; `nothing`: said where nothing was found.
+    `columns`: the table's columns after the one of brokers; `row`: returns the texts of one row; `nothing`: printed
+    where nothing was found.
     """
     if json:
         print_json(found)

@@ -126,7 +126,9 @@ HERE = ClusterAccess()
 
 
 class LeftOut(frozenset[str]):
-    """Options of a group that one command does not have: `shared: Annotated[SharedOptions, LeftOut("options")]`."""
+    """The names of options of a group that one command does not have: `shared: Annotated[SharedOptions,
+    LeftOut("options")]`.
+    """
 
     def __new__(cls, *names: str) -> LeftOut:
         return super().__new__(cls, names)
@@ -167,7 +169,9 @@ def _popped(name: str, given: dict[str, Any]) -> Any:
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command as typer takes it: an argument whose type is a NamedTuple of options becomes those options."""
+    """Return a command for typer in which each argument whose type is a NamedTuple of options is replaced by those
+    options.
+    """
     own = inspect.signature(command, eval_str=True).parameters.values()
     makers: dict[str, Maker] = {}
     parameters: list[inspect.Parameter] = []

@@ -20,7 +20,7 @@ RANDOM_BYTES = 18
 
 
 def random_password() -> str:
-    """Return a password that nobody guesses, of letters, digits, - and _."""
+    """Return a new password of random letters, digits, - and _."""
     # A leading - would be taken for an option.
     while (made := secrets.token_urlsafe(RANDOM_BYTES)).startswith("-"):
         pass
@@ -68,10 +68,11 @@ def new_password(flag: str | None, file: Path | None, *, generate: bool) -> str:
 
 
 def secret_of(value: str, file: Path | None, option: str, variable: str) -> str:
-    """Return a secret from a file or the environment, or from an option, with a warning; "" if it is nowhere.
+    """Return a secret from an option, with a warning, or from a file or the environment; "" if none of them gives it.
 
-    `value`, `file`: as the option and its sister `-file` have them from the command line, else from the environment;
-    the command line wins. Raises ConfigError if one of both names it twice.
+    `value`, `file`: the option `option` and its sister `option`-file, from the command line, else from the environment;
+    the command line wins. `variable`: the environment variable of the secret. Raises BadParameter if the command
+    line gives both, ConfigError if the environment does.
     """
     from_line = bool(value) and value != os.environ.get(variable)
     file_from_line = file is not None and str(file) != os.environ.get(f"{variable}_FILE")
@@ -87,5 +88,5 @@ def secret_of(value: str, file: Path | None, option: str, variable: str) -> str:
 
 
 def secret_in_environment(variable: str, file: Path | None) -> str:
-    """Return a secret from a file, else from the environment; "" if it is nowhere."""
+    """Return a secret from `file` if that is given, else from an environment variable; "" if neither gives it."""
     return read_password(file.absolute()) if file is not None else os.environ.get(variable, "")

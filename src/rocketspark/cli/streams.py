@@ -108,9 +108,9 @@ def raise_interrupt() -> None:
 
 
 def lines(source: BinaryIO, bytes_max: int) -> Iterator[bytes]:
-    """Yield the lines of stdin, or of a file.
+    """Yield the lines of a stream or a file, without reading more than `bytes_max` bytes of one.
 
-    Raises UsageError if it is closed or cannot be read, or for a line of more bytes: the rest of it is not read.
+    Raises UsageError if the source is closed or cannot be read, or for a longer line.
     """
     number = 0
     try:

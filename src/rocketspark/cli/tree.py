@@ -86,7 +86,7 @@ _take_groups(app)
 
 
 def tree() -> Any:
-    """Return the commands, each of which checks its arguments before it begins."""
+    """Return typer's group of all commands, each of which checks its arguments before it runs."""
     root = typer.main.get_command(app)
     for command in leaves(root):
         command.callback = _checked(command)
@@ -94,7 +94,7 @@ def tree() -> Any:
 
 
 def leaves(command: Any) -> Iterator[Any]:
-    """Return the commands below the groups."""
+    """Yield the commands of a group and of the groups below it."""
     below = getattr(command, "commands", None)
     if not below:
         yield command
@@ -119,7 +119,7 @@ def _checked(command: Any) -> Callable[..., Any]:
 
 
 def mistake(value: object) -> str | None:
-    """Return what is wrong with an argument of any command; None if nothing is."""
+    """Return why no command can use an argument's value, such as a number that is too large; None if it can be used."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, float) and not abs(value) <= SECONDS_MAX:

@@ -139,7 +139,11 @@ class _Cache(Generic[T]):
 
 
 class Brokers:
-    """All brokers of the cluster, by name. `signer`: signs the proxy's own requests; `tls`: of its connections."""
+    """All brokers of the cluster, by name: the routes, connections and settings that the proxy has of them.
+
+    `signer`: signs the proxy's own requests, None for no signature; `tls`: the TLS of its connections to servers, None
+    for plain ones.
+    """
 
     def __init__(
         self, settings: ProxySettings, *, signer: RpcHooks | None = None, tls: ClientTls | None = None
@@ -160,7 +164,11 @@ class Brokers:
         self._infos = _Cache(lambda _: self._cluster_info(), AGAIN_S)
 
     def connections(self, requests: Routes, language: str = "PYTHON") -> Connections:
-        """Return further connections to brokers; `requests`: what is served on them, `language`: what they name."""
+        """Return a new set of connections to brokers, apart from the proxy's own.
+
+        `requests`: serves what brokers ask on these connections; `language`: the client's language that their requests
+        name.
+        """
         return Connections(requests, language=language, hooks=self._signer, tls=self._tls)
 
     async def route(self, topic: str) -> TopicRoute:
@@ -168,11 +176,13 @@ class Brokers:
         return await self._routes.get(topic)
 
     def write_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues to send to, as far as they are known."""
+        """Return the queues of a topic that messages are sent to, by the route that is kept; none without one."""
         return self.routes.write_queues(topic) if self._routes.known(topic) is not None else ()
 
     async def find_write_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues to send to; there may be none. Raises RouteNotFound, TransportError."""
+        """Return the queues of a topic that messages are sent to, possibly none; the route is fetched if none is kept.
+        Raises RouteNotFound, TransportError.
+        """
         return (await self.route(topic)).producer_queues()
 
     async def _fetch_route(self, topic: str) -> TopicRoute:
@@ -192,11 +202,14 @@ class Brokers:
         return await self._topic_types.get(topic)
 
     def known_topic_type(self, topic: str) -> str | None:
-        """Return the type of a topic as far as it is known."""
+        """Return the type of a topic without asking a broker; None if it is not kept."""
         return self._topic_types.known(topic)
 
     async def topic_type_now(self, topic: str) -> str:
-        """Return the type of a topic, asked for anew unless it was just now; the known one if no broker tells."""
+        """Return the type of a topic as brokers have it by now: they are asked, unless they were a moment ago.
+
+        If no broker answers, the type that is kept is returned. Raises TransportError if none is kept.
+        """
         if self._topic_types.age_s(topic) > DOUBT_S:
             try:
                 return await outcome_of(self._topic_types.begin(topic))
@@ -259,7 +272,7 @@ class Brokers:
         return [address for address in addresses if address]
 
     async def peer_at(self, address: str) -> Peer:
-        """Return the connection to a broker by its "host:port". Raises NotSent."""
+        """Return the connection to the broker at this "host:port". Raises NotSent if it cannot be reached."""
         return self._connections.open_peer(address) or await self._connections.get(address)
 
     def _known_master(self, broker_name: str) -> str | None:
@@ -272,9 +285,10 @@ class Brokers:
         return self._known_master(broker_name) or await self._find(broker_name)
 
     async def peer(self, broker_name: str) -> Peer:
-        """Return the connection to a broker's master, where it is by now if it is not where it was known to be.
+        """Return the connection to a broker's master. If the known master cannot be reached, a NameServer is asked for
+        another.
 
-        Raises Refused for a name that no route has, NotSent.
+        Raises Refused for a name that no route has, NotSent if the master cannot be reached.
         """
         known = self._known_master(broker_name)
         address = known or await self._find(broker_name)
@@ -303,19 +317,21 @@ class Brokers:
         return None
 
     def open_peer(self, broker_name: str) -> Peer | None:
-        """Return the connection to a broker's master, if it is known and open."""
+        """Return the connection to a broker's master if there is an open one; else None."""
         address = self._known_master(broker_name)
         return None if address is None else self._connections.open_peer(address)
 
     def name_at(self, address: str) -> str:
-        """Return the name of the broker at "host:port", as far as it is known."""
+        """Return the name of the broker whose master is at "host:port", from the addresses that are known."""
         for name, found in self._found.items():
             if found == address:
                 return name
         return self.routes.name_at(address)
 
     def note_lost(self, broker_name: str) -> None:
-        """Note that a broker's master did not answer: it may have another one by now."""
+        """Note that a broker's master did not answer, so that its address is asked for again: another may be master by
+        now.
+        """
         self._lost.add(broker_name)
         self._routes.clear()
 
@@ -371,12 +387,14 @@ RETRY_WAITS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 
 
 
 def attempts_max(group: GroupConfig) -> int:
-    """Return how often a message is delivered; once at least: -1 retries are none."""
+    """Return how often a message is delivered to a group at most: once, and as often again as retryMaxTimes says."""
     return max(group.retry_max_times, 0) + 1
 
 
 def exponential(policy: dict[str, Any]) -> tuple[int, int, float] | None:
-    """Return the first wait, the longest, both in ms, and the multiplier of a policy EXPONENTIAL; None for another."""
+    """Return what a retry policy of type EXPONENTIAL says: the first and the longest wait in ms, and by what each wait
+    is multiplied to get the next. None for a policy of another type.
+    """
     if policy.get("type") != "EXPONENTIAL":
         return None
     given = policy.get("exponentialRetryPolicy")
@@ -389,7 +407,9 @@ def exponential(policy: dict[str, Any]) -> tuple[int, int, float] | None:
 
 
 def waits_ms(policy: dict[str, Any]) -> list[int]:
-    """Return the waits of a policy CUSTOMIZED."""
+    """Return the waits in ms that a retry policy of type CUSTOMIZED lists, or RocketMQ's own if it lists none that can
+    be used.
+    """
     given = policy.get("customizedRetryPolicy")
     listed = given.get("next") if isinstance(given, dict) else None
     waits = [int(_number(each, -1, _MS_MAX)) for each in listed] if isinstance(listed, list) else []
@@ -405,7 +425,10 @@ def _number(value: Any, default: float, most: float) -> float:
 
 
 def retry_wait_ms(policy: dict[str, Any], attempts: int) -> int:
-    """Return the wait before the next attempt, of a message with so many attempts before this one."""
+    """Return how many ms a message waits before it is delivered again, by its group's retry policy.
+
+    `attempts`: how often it was delivered before the delivery that has just failed.
+    """
     attempts = max(attempts, 0)
     if (grown := exponential(policy)) is not None:
         initial_ms, longest_ms, multiplier = grown

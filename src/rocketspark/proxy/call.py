@@ -38,8 +38,8 @@ def address_of(peer: str) -> str:
 
 
 class Call:
-    """A call at hand. `rpc`: the method's name; `metadata`: lower-case names; `context`: gRPC's own; `code`: the status
-    of a stream of answers, once it is written.
+    """A client's call that is being served. `rpc`: the method's name; `metadata`: the call's, names in lower case;
+    `context`: gRPC's own object of the call; `code`: for a stream of answers, the status that was written to it.
     """
 
     code = 0
@@ -67,7 +67,7 @@ class Call:
 
     @property
     def identity(self) -> str:
-        """The client's id, with its user's name, which holds no slash: ids of two users are two clients."""
+        """The user's name, "/" and the client's id: two users with the same client id are two clients."""
         return f"{self.user}/{self.client_id}"
 
     @property
@@ -82,7 +82,7 @@ class Call:
 
     @property
     def namespace(self) -> str:
-        """The namespace that the client named; names are not changed by it."""
+        """The namespace that the client named; topics and groups are taken as named, without it."""
         return str(self.metadata.get(NAMESPACE, ""))
 
     @functools.cached_property

@@ -36,11 +36,10 @@ OF_HOST = 0.75
 
 
 class Shares:
-    """A bounded amount of something that clients use, counted by host.
+    """Bounds something that clients use, such as memory or open calls: for all clients together, and for each host.
 
-    `most`: what all clients together may have; `refusal`: the text for a client that asks for more.
-
-    Its methods raise Refused 42900.
+    `most`: what all clients together may have, of which one host gets three quarters; `refusal`: the text of the error
+    for a client that asks for more. `check` and `take` raise Refused 42900.
     """
 
     def __init__(self, most: int, refusal: str) -> None:
@@ -48,12 +47,12 @@ class Shares:
         self.total, self.of_host = 0, Counter[str]()
 
     def check(self, host: str, size: int = 1) -> None:
-        """Raise Refused if a host may not have so much more."""
+        """Raise Refused if `size` more for a host would be over its bound or over that of all."""
         if self.total + size > self.most or self.of_host[place_of(host)] + size > self.most * OF_HOST:
             raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {self._refusal}")
 
     def take(self, host: str, size: int) -> None:
-        """Count what a host has from now on, if it may have it."""
+        """Count `size` more for a host. Raises Refused, and counts nothing, if that is over a bound."""
         if size > 0:
             self.check(host, size)
         self.add(host, size)
@@ -63,7 +62,7 @@ class Shares:
         self.add(host, -size)
 
     def add(self, host: str, size: int) -> None:
-        """Count what a host has, whether it may have it or not."""
+        """Count `size` more for a host, even if that is over the bounds."""
         self.total += size
         host = place_of(host)
         self.of_host[host] += size
@@ -72,7 +71,9 @@ class Shares:
 
 
 def check_size(rpc: str, request: Any) -> None:
-    """Raise Refused for a request that is too large."""
+    """Raise Refused for a request of the method `rpc` that has too many bytes, entries or topics. The sizes of messages
+    that are sent have bounds of their own.
+    """
     listed = _LISTED.get(rpc)
     if listed is not None and (count := len(getattr(request, listed))) > ENTRIES_MAX:
         code = Code.MESSAGE_CORRUPTED if rpc == "SendMessage" else Code.BAD_REQUEST
@@ -105,7 +106,7 @@ _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 
 @lru_cache(maxsize=4096)
 def checked_topic(name: str) -> str:
-    """Return a topic's name. Raises Refused if it is none, or a system topic's."""
+    """Return a topic's name. Raises Refused if it is no legal name, or a system topic's."""
     _check("topic", name, TOPIC_CHARACTERS_MAX, Code.ILLEGAL_TOPIC)
     if name in SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC):
         raise Refused(Code.ILLEGAL_TOPIC, f"topic {name} is a system topic")
@@ -114,7 +115,7 @@ def checked_topic(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def checked_group(name: str) -> str:
-    """Return a consumer group's name. Raises Refused if it is none, or a system group's."""
+    """Return a consumer group's name. Raises Refused if it is no legal name, or a system group's."""
     _check("consumer group", name, GROUP_CHARACTERS_MAX, Code.ILLEGAL_CONSUMER_GROUP)
     if name.startswith(SYSTEM_GROUP):
         raise Refused(Code.ILLEGAL_CONSUMER_GROUP, f"consumer group {name} is a system group")
@@ -140,7 +141,9 @@ _SHOWN_MAX = 60
 
 
 class SendLimits(NamedTuple):
-    """Bounds of what is sent (rmq-proxy.json); 0 is none, except for properties. Times in ms and s as named."""
+    """The bounds of messages that are sent, from rmq-proxy.json. 0 means that there is no bound, except for user
+    properties, of which it then allows none. Times are in ms or s, as the names say.
+    """
 
     body_bytes_max: int = 4 << 20
     empty_bodies: bool = False
@@ -207,8 +210,10 @@ def check_body(size: int, limits: SendLimits) -> None:
 
 
 def check_user_properties(pairs: Mapping[str, str], limits: SendLimits) -> int:
-    """Return the bytes of the user properties. Raises Refused 43101 if they are too many, 40007 for a name of the
-    system or a control character.
+    """Check a message's user properties, and return how many bytes their names and values have.
+
+    Raises Refused 43101 for too many properties, 40007 for a name that belongs to the system, and for a control
+    character in a name or a value.
     """
     if len(pairs) > limits.user_properties_max:
         raise Refused(
@@ -229,7 +234,7 @@ def check_user_properties(pairs: Mapping[str, str], limits: SendLimits) -> int:
 
 
 def check_user_bytes(size: int, limits: SendLimits) -> None:
-    """Raise Refused 43101 if user properties, tag and keys have too many bytes together."""
+    """Raise Refused 43101 if `size`, the bytes of a message's user properties, tag and keys together, is too large."""
     if size > limits.user_properties_bytes_max:
         raise Refused(
             Code.MESSAGE_PROPERTIES_TOO_LARGE,
@@ -239,7 +244,9 @@ def check_user_bytes(size: int, limits: SendLimits) -> None:
 
 
 def check_separators(text: str, what: str) -> None:
-    """Raise Refused 40000 for a text that cannot stand among properties."""
+    """Raise Refused 40000 for a text that has a character by which stored properties are separated. `what`: the text's
+    name in the error.
+    """
     if "\x01" in text or "\x02" in text:
         raise Refused(Code.BAD_REQUEST, f"{what} {_shown(text)}: it has a control character")
 

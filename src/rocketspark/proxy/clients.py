@@ -50,7 +50,7 @@ RESET_S = 0.05
 
 
 class TelemetryStream:
-    """One open stream; commands that wait for an answer are found by its kind and nonce."""
+    """One open telemetry stream. A command that waits for the client's answer is found by its kind and nonce."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -90,7 +90,7 @@ class TelemetryStream:
             self._asked.pop((kind, nonce), None)
 
     def answered(self, command: Any) -> None:
-        """Hand a client's answer to who waits for it."""
+        """Hand a client's answer to the caller of `ask` that waits for it."""
         kind = command.WhichOneof("command") or ""
         nonce = getattr(getattr(command, kind, None), "nonce", "")
         future = self._asked.get((kind, nonce))
@@ -98,7 +98,7 @@ class TelemetryStream:
             future.set_result(command)
 
     def end(self) -> None:
-        """End the stream: who waits for an answer of its client gets a TimeoutError."""
+        """End the stream: a caller of `ask` that waits for an answer gets a TimeoutError."""
         self.is_open = False
         for future in self._asked.values():
             if not future.done():
@@ -106,9 +106,12 @@ class TelemetryStream:
 
 
 class ProxyClient:
-    """One client. `identity`: its id with its user; `settings`: what is used of those it told, or what its calls say
-    until it `has_told` them, of some `kept_bytes`; `topics`: those it publishes; `group`: that it consumes in;
-    `connections`: where its calls came from; `began_ms`, `told_ms`: when it told its settings first and last.
+    """One client of the proxy, as it described itself.
+
+    `identity`: its user and client id; `settings`: the used part of the settings that it told; until it `has_told` any,
+    they are made of what its calls say. `kept_bytes`: how much memory is counted for it; `topics`: those that it
+    publishes to; `group`: the group that it consumes in; `connections`: the addresses that its calls came from;
+    `began_ms`: when it was first seen; `told_ms`: when its settings last changed.
     """
 
     def __init__(self, call: Call) -> None:
@@ -133,7 +136,7 @@ class ProxyClient:
 
     @property
     def is_connected(self) -> bool:
-        """True while it has a stream, asks for messages, or has a connection."""
+        """True while the client has a telemetry stream, a ReceiveMessage at work, or a connection."""
         return bool(self.streams or self.receiving or self.connections)
 
     @property
@@ -143,12 +146,12 @@ class ProxyClient:
 
     @property
     def is_push_consumer(self) -> bool:
-        """True if it hands its messages to a listener."""
+        """True if the client said that it is a push consumer, which hands its messages to a listener."""
         return self.settings.client_type in PUSH_CONSUMERS
 
 
 async def anybody(client: ProxyClient, topic: str, action: str) -> bool:
-    """Let every client be sent the messages of every topic, as without access control."""
+    """Tell that a client may be sent anything: the value of `Clients.may_be_sent` without access control."""
     return True
 
 
@@ -157,10 +160,11 @@ Gone = Callable[[ProxyClient], Coroutine[Any, Any, None]]
 
 
 class Clients:
-    """The table of clients by identity. `idle_s`: how long a client may be silent.
+    """The table of clients by identity. `idle_s`: a client that is silent for longer is taken out.
 
-    `may_be_sent`: asked, with what he needs on its topic, before a client is sent what he did not ask for; a question
-    about his group has no topic.
+    `may_be_sent(client, topic, action)` is asked before the proxy sends a client something that it did not ask for.
+    `action` is what the client needs to be allowed on the topic; for a question about the client's group the topic is
+    empty.
     """
 
     def __init__(self, idle_s: float, grace_s: float = GRACE_S) -> None:
@@ -174,11 +178,11 @@ class Clients:
         self._tasks = Tasks()
 
     def when_gone(self, act: Gone) -> None:
-        """Have `act` told of every client that is gone."""
+        """Have `act` called with each client that is taken out of the table."""
         self._gone.append(act)
 
     def when_told(self, act: Callable[[ProxyClient], None]) -> None:
-        """Have `act` told whenever a client has told its settings, or its calls say something new."""
+        """Have `act` called with a client whenever it has told its settings, or its calls say something new."""
         self._told_settings.append(act)
 
     def get(self, identity: str) -> ProxyClient | None:
@@ -198,7 +202,9 @@ class Clients:
         return [c for c in self._clients.values() if topic in c.topics and c.streams]
 
     def put(self, call: Call, settings: Any) -> ProxyClient:
-        """Keep what a client told of itself. Raises Refused if there are too many clients."""
+        """Keep the settings that a client told by its call; returns the client. Raises Refused if clients take too much
+        memory.
+        """
         client = self._of(call)
         # What he is sent goes to the stream that told last.
         client.address = call.remote_address
@@ -225,7 +231,9 @@ class Clients:
 
     @contextmanager
     def holding(self, client: ProxyClient, size: int) -> Iterator[None]:
-        """Count what is on its way to a client as kept of it. Raises Refused if that is too much."""
+        """While the block runs, count `size` bytes that are on their way to a client as memory that it uses. Raises
+        Refused if that is too much.
+        """
         self.kept.take(client.host, size)
         try:
             yield
@@ -233,7 +241,9 @@ class Clients:
             self.kept.give(client.host, size)
 
     def beats(self, call: Call, group: str, kind: int) -> ProxyClient:
-        """Note that a consumer lives, and what it says of itself before its settings. Raises Refused as `put`."""
+        """Note that a consumer lives, and keep its group and its kind (a ClientType) if it has not told its settings
+        yet; returns the client. Raises Refused as `put`.
+        """
         client = self._of(call)
         if not client.has_told and client.group != group:
             made = messages.Settings(client_type=kind, request_timeout={"seconds": REQUEST_S})
@@ -244,7 +254,9 @@ class Clients:
         return client
 
     def receives(self, call: Call, request: Any) -> ProxyClient:
-        """Return the client that asks for messages, known or not. Raises Refused as `put`."""
+        """Return the client that calls ReceiveMessage. One that has told no settings is entered with what its request
+        says. Raises Refused as `put`.
+        """
         client = self._clients.get(call.identity)
         if client is not None and client.has_told:
             if call.remote_address not in client.connections:
@@ -285,7 +297,7 @@ class Clients:
         client.heard_s = asyncio.get_running_loop().time()
 
     def lives(self, call: Call) -> ProxyClient | None:
-        """Note that the client of a call lives, if it is there, and return it."""
+        """Note that the client of a call lives, and return it; None if it is not in the table."""
         client = self._clients.get(call.identity)
         return None if client is None else self._of(call)
 
@@ -303,13 +315,15 @@ class Clients:
             self._end_soon(client)
 
     def stream_ended(self, client: ProxyClient, stream: TelemetryStream, *, cut: bool) -> None:
-        """Take a stream out. `cut`: the client did not end it, but was lost, perhaps behind a connection of others."""
+        """Take a client's telemetry stream out. `cut`: the client did not end it but was lost, perhaps behind a
+        connection that it shares with other clients.
+        """
         if stream in client.streams:
             client.streams.remove(stream)
         self._lost(client, cut)
 
     def receive_ended(self, client: ProxyClient, *, cut: bool) -> None:
-        """Note the end of a receive that was begun. `cut`: as of a stream."""
+        """Note that a client's ReceiveMessage has ended. `cut`: the client was lost, as for `stream_ended`."""
         client.receiving -= 1
         if not client.streams:
             self._lost(client, cut)
@@ -332,7 +346,7 @@ class Clients:
             client.ending = asyncio.get_running_loop().call_later(self._grace_s, self.end, client)
 
     def end(self, client: ProxyClient) -> None:
-        """Take a client out, and tell."""
+        """Take a client out of the table, and call what `when_gone` was given."""
         if self._clients.get(client.identity) is not client:
             return
         del self._clients[client.identity]

@@ -126,7 +126,7 @@ RPCS = frozenset(_OF)
 
 
 def contexts_of(rpc: str, request: Any) -> list[Context]:
-    """Return all that a call needs."""
+    """Return what a call's user must be allowed: each resource with its actions."""
     find = _OF.get(rpc)
     if find is None:
         return [Context(CLUSTER, THIS_CLUSTER, (UPDATE,))]
@@ -139,7 +139,7 @@ UNREADABLE = "create authentication context error."
 
 
 class Credentials(NamedTuple):
-    """What a call shows. `username`: None if it names none; `signed`: the bytes that `signature` is for."""
+    """What a call's metadata says of its user. `username`: None for nobody; `signature`: of the bytes `signed`."""
 
     username: str | None
     signed: bytes = b""
@@ -151,11 +151,11 @@ class Credentials(NamedTuple):
 
 
 class NotReadable(Exception):
-    """The field says nothing that can be checked; the message is what the client is told."""
+    """Raised when a call's authorization metadata cannot be read; the message is what the client is told."""
 
 
 def credentials_of(metadata: Mapping[str, Any]) -> Credentials:
-    """Return what a call's metadata shows. Raises NotReadable."""
+    """Return the user and the signature that a call's metadata has. Raises NotReadable."""
     text = metadata.get(AUTHORIZATION) or ""
     if not text:
         return Credentials(None)
@@ -191,7 +191,11 @@ WAIT_S = 0.5
 
 
 class FetchedTables:
-    """`users`, `acls`: by user name. `changed`: called after each change. `life_s`: rule: userCacheExpiredSecond."""
+    """The users and access rules of the cluster, fetched from its brokers. `users`, `acls`: by user name.
+
+    `changed`: called after each change; `refresh_s`: how often they are fetched; `life_s`: for how long they count
+    without a broker's confirmation (userCacheExpiredSecond).
+    """
 
     def __init__(self, brokers: Brokers, refresh_s: float, life_s: float = 300.0) -> None:
         self._brokers, self._refresh_s, self._life_s = brokers, refresh_s, life_s
@@ -204,7 +208,9 @@ class FetchedTables:
         self._task: asyncio.Task[None] | None = None
 
     async def fresh(self, username: str | None = None) -> None:
-        """Wait until the tables are as fresh as they can be had soon; sooner for a user who is not in them."""
+        """Wait until the tables are no older than `refresh_s`; for a user who is not in them they are fetched sooner.
+        If they count still, a silent broker is not waited for long.
+        """
         limit_s, now_s = self._refresh_s, machine.monotonic()
         # Past its life a copy lets nobody in while a broker is asked: it may be of before a proxy was idle for hours.
         counts = bool(self.users) and now_s - self._fetched_s <= self._life_s
@@ -267,7 +273,9 @@ NAMES_A_PLACE = "ForwardMessageToDeadLetterQueue"
 
 
 class AccessControl:
-    """The checks of one proxy; either half may be off. `refused`: how many calls were; `told`: hears of each."""
+    """Checks who calls and what the caller may do, for one proxy; either of the two checks may be off. `refused`: how
+    many calls were refused; `told`: called for each of these.
+    """
 
     def __init__(
         self, settings: ProxySettings, brokers: Brokers, clients: Clients, *, authenticates: bool, authorizes: bool
@@ -282,8 +290,8 @@ class AccessControl:
         clients.may_be_sent = self.may_be_sent
 
     async def may_be_sent(self, client: ProxyClient, topic: str, action: str) -> bool:
-        """Return whether a client may be sent what he did not ask for: a message of a topic, or a question about his
-        group (`topic` is empty). A consumer needs his group for both.
+        """Return whether a client may be sent something that it did not ask for: a message of a topic, or, with an
+        empty `topic`, a question about its group. A consumer needs to be allowed its group for both.
         """
         if not self._authorizes:
             return True
@@ -295,7 +303,7 @@ class AccessControl:
         return all(self._authorization.verdict(client.user or None, one, host).remark is None for one in needed)
 
     def of_remoting(self) -> RemotingAccess:
-        """Return the same checks for requests of remoting."""
+        """Return the same checks for requests of the remoting protocol."""
         authentication = Authentication(self.tables, remember_s=0, now_s=machine.monotonic)
         return RemotingAccess(
             authentication if self._authenticates else None,
@@ -318,7 +326,7 @@ class AccessControl:
             )
 
     async def guard(self, call: Call, request: Any) -> None:
-        """Let a call pass. Raises Refused."""
+        """Check a call before it is served. Raises Refused if its user is not known, or not allowed what it needs."""
         try:
             credentials = credentials_of(call.metadata)
         except NotReadable as e:

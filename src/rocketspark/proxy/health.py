@@ -88,7 +88,7 @@ def _question(name: str) -> Callable[[bytes], Any]:
 
 
 class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Serves health checks and reflection. `service`: counts what is at work."""
+    """Serves health checks and reflection. `service`: the proxy's calls, which those of tools are counted with."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

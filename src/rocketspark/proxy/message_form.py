@@ -76,7 +76,7 @@ def type_of(pairs: Mapping[str, str]) -> str:
 
 
 def user_properties(pairs: Mapping[str, str]) -> dict[str, str]:
-    """Return those of a stored message's properties that are its user's."""
+    """Return the user properties among a stored message's properties: those whose names do not belong to the system."""
     return {name: value for name, value in pairs.items() if name not in RESERVED_NAMES}
 
 
@@ -92,14 +92,18 @@ _SECONDS_MAX = 253_402_300_799
 
 
 def message_of(record: Record, topic: str, pairs: dict[str, str], now_ms: int) -> Any:
-    """Return the Message of a record with these properties; `topic`: the one that it is shown under."""
+    """Return a stored record as a Message of the gRPC protocol. `topic`: the name that the client reads it by; `pairs`:
+    its properties.
+    """
     made = messages.Message()
     fill(made, record, topic, pairs, now_ms)
     return made
 
 
 def fill(made: Any, record: Record, topic: str, pairs: dict[str, str], now_ms: int) -> None:
-    """Fill an empty Message, as `message_of`: one within an answer is not copied there then."""
+    """Write a stored record into an empty Message, as `message_of` does. For a Message within an answer, which then
+    need not be copied there.
+    """
     body, encoding = readable(record)
     made.topic.name = topic
     made.body = body
@@ -141,7 +145,9 @@ def fill(made: Any, record: Record, topic: str, pairs: dict[str, str], now_ms: i
 
 
 def readable(record: Record) -> tuple[bytes, Encoding]:
-    """Return a record's body inflated; as it is stored, called GZIP, if it is that or does not inflate."""
+    """Return a record's body, inflated, and its encoding. A body that is GZIP, or does not inflate, is returned as it
+    is stored, with encoding GZIP.
+    """
     body = record.body
     if not record.sys_flag & sysflags.COMPRESSED:
         return body, Encoding.IDENTITY

@@ -32,7 +32,9 @@ _CODES = {int(code): code.name.lower() for code in Code} | {CANCELLED: "cancelle
 
 
 class Metrics:
-    """The figures of one proxy, and where they are served. `renewed`: how many handles are renewed."""
+    """The metrics of one proxy, and the port that serves them to Prometheus. `renewed`: returns how many handles are
+    renewed.
+    """
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class Metrics:
 
     @property
     def port(self) -> int:
-        """The port they are served on; 0 before the start."""
+        """The port that metrics are served on; 0 before the start."""
         return self._server.port if self._server is not None else 0
 
     @property

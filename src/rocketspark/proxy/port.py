@@ -39,10 +39,11 @@ GIVEN_UP_S = 0.2
 
 
 class RelayedClients:
-    """Whose connections the gRPC server's are, by the port that the front connects from. `port`: the server's;
-    `when_left`: told the address of a client's connection that has ended.
+    """The client connections that the front relays to the gRPC server. `port`: the gRPC server's; `when_left`: called
+    with the address of a client whose connection has ended.
 
-    A connection of the server that is not here did not come through the front.
+    The gRPC server knows a client's connection by the local port that the front relays it from. A connection from any
+    other port did not come through the front.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -56,7 +57,9 @@ class RelayedClients:
         self._woken: asyncio.Handle | None = None
 
     def take(self, peer: Peer, below: asyncio.Transport, data: bytes) -> Relay:
-        """Relay a connection that has begun to speak HTTP/2."""
+        """Begin to relay a client's connection that speaks HTTP/2. `below`: its transport; `data`: the bytes that
+        arrived so far.
+        """
         return Relay(self, peer, below, data)
 
     def room(self, relay: Relay) -> int:
@@ -64,7 +67,7 @@ class RelayedClients:
         return max(min(PENDING_MAX - relay.pending_count, PENDING_OF_HOST_MAX - self.pending[relay.host]), 0)
 
     def changed(self, host: str, count: int) -> None:
-        """Count calls of a host that have begun, or fewer that are not answered yet."""
+        """Count `count` more calls of a host that wait for their first answer; fewer if it is negative."""
         self.pending[host] += count
         if not self.pending[host]:
             del self.pending[host]
@@ -84,13 +87,13 @@ class RelayedClients:
         self.waiting = late | self.waiting
 
     def close(self, address: str) -> None:
-        """End the connections of an address at once."""
+        """End the connections of the client at an address at once."""
         for relay in [one for one in self.open if one.address == address]:
             relay.abort()
 
 
 class Relay(Http2):
-    """The client's side. `data`: what it sent already."""
+    """The client's side of a relayed connection. `data`: the bytes that the client sent before the relay began."""
 
     def __init__(self, clients: RelayedClients, peer: Peer, below: asyncio.Transport, data: bytes) -> None:
         self.address, self.host = peer.address, place_of(peer.remote_host)
@@ -134,7 +137,9 @@ class Relay(Http2):
             self.go_on()
 
     def go_on(self) -> None:
-        """Give the gRPC server what came, but calls that are more than may begin in this turn; then read again."""
+        """Hand the client's bytes to the gRPC server, up to as many calls as may begin now; then read from the client
+        again.
+        """
         inner, messages, data = self._inner, self._messages, self._held
         if inner is None:
             return
@@ -157,7 +162,7 @@ class Relay(Http2):
 
     @property
     def pending_count(self) -> int:
-        """How many of its calls the gRPC server has answered nothing to."""
+        """How many of this connection's calls the gRPC server has not begun to answer."""
         return len(self._pending)
 
     def _answered(self, stream: int) -> None:
@@ -236,11 +241,11 @@ class Relay(Http2):
         self._below.write(data)
 
     def inner_changed(self) -> None:
-        """Read no more while the gRPC server does not, then again."""
+        """Read from the client only while the gRPC server reads: called when it has stopped or begun to read."""
         self._read_on()
 
     def inner_lost(self) -> None:
-        """End the client's connection, once all has left that the gRPC server said."""
+        """End the client's connection once all bytes of the gRPC server have left: its side of the relay has ended."""
         self._forget()
         self._below.close()
 
@@ -252,7 +257,9 @@ class Relay(Http2):
 
 
 class Inner(asyncio.Protocol):
-    """The side of the gRPC server. `port`: the one it is connected from; `is_paused`: it does not read."""
+    """The gRPC server's side of a relayed connection. `port`: the local port that it is made from; `is_paused`: true
+    while the gRPC server does not read.
+    """
 
     def __init__(self, outer: Relay) -> None:
         self._outer = outer
@@ -274,7 +281,7 @@ class Inner(asyncio.Protocol):
             self._transport.write(data)
 
     def write_eof(self) -> None:
-        """Say that the client sends no more."""
+        """Tell the gRPC server that the client sends no more."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write_eof()
 
@@ -287,7 +294,7 @@ class Inner(asyncio.Protocol):
         self._outer.inner_changed()
 
     def pause_reading(self) -> None:
-        """Take no more from the gRPC server."""
+        """Stop reading from the gRPC server."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -311,15 +318,17 @@ DESCRIPTORS_BEHIND = 2
 
 
 def default_tls() -> TlsSettings:
-    """Return TLS beside plain, with a certificate made for this start (rule: tlsTestModeEnable of Apache's proxy)."""
+    """Return settings by which a port takes TLS and plain connections, with a certificate made at this start (rule:
+    tlsTestModeEnable of Apache's proxy).
+    """
     return TlsSettings(test_mode=True)
 
 
 class Port:
     """The port that clients connect to.
 
-    `tls`: None for what `default_tls` says, if a certificate can be made; `routes`: the requests of remoting that are
-    served; `on_close`: hears of connections whose client sends no more.
+    `tls`: None for what `default_tls` returns, if a certificate can be made; `routes`: handlers of remoting requests;
+    `on_close`: called with a connection whose client sends no more.
     """
 
     def __init__(
@@ -377,7 +386,9 @@ class Port:
         return relay
 
     def address_of(self, peer: str) -> str:
-        """Return "host:port" of the client of a connection, by what gRPC calls its other side. Raises Refused."""
+        """Return the "host:port" of the client behind a connection of the gRPC server. `peer`: gRPC's name of the
+        connection. Raises Refused if it did not come through the front.
+        """
         host, _, port = address_of(peer).rpartition(":")
         # Whoever is on this machine may have the same port at another loopback address.
         found = self.clients.by_port.get(int(port or 0)) if host == HOST else None

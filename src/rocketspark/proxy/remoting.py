@@ -90,7 +90,7 @@ _HELD: dict[int, str] = {
 
 
 class NoBroker(Exception):
-    """No broker heard of a request."""
+    """Raised when a client's request reached no broker."""
 
 
 class Keeper:
@@ -106,7 +106,7 @@ class Keeper:
 
 
 class Behind(NamedTuple):
-    """How brokers are reached: names and routes, and what the proxy's own connections are made with."""
+    """What the proxy reaches brokers by: their names and routes, and the signer and the TLS of its own connections."""
 
     brokers: Brokers
     signer: RpcHooks | None
@@ -114,10 +114,12 @@ class Behind(NamedTuple):
 
 
 class RemotingRelay:
-    """The requests of all clients of one proxy. `own_address`: what routes name, by the client's connection.
+    """Passes the remoting requests of a proxy's clients on to brokers. `own_address`: returns the address that routes
+    name instead of a broker's, by the client's connection.
 
-    `access`: the check of requests, and what is awaited before it; None for none. `take`: counts a connection to a
-    broker as one of its client's, and returns what counts it no more; None if the client may have no more.
+    `access`: the check of requests, and a function that is awaited before it; None for no check. `take`: counts a new
+    connection to a broker for its client, and returns the function that ends the counting; None if the client may have
+    no more.
     """
 
     def __init__(
@@ -257,7 +259,7 @@ class RemotingRelay:
         return behind
 
     def left(self, peer: Peer) -> None:
-        """Have brokers know that a client sends no more: it may still wait for answers."""
+        """Tell the brokers behind a client's connections that it sends no more; it may still wait for answers."""
         for task in self._behind_of.get(peer, {}).values():
             if task.done() and not task.cancelled() and task.exception() is None:
                 task.result().end_side()

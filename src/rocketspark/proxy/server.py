@@ -47,8 +47,8 @@ END_S = 2.0
 
 
 class Consuming:
-    """Serves ReceiveMessage and what clients tell of received messages; gives back what vanished clients had; tells
-    brokers of consumers, and answers what they ask about them.
+    """What a proxy does for consumers: serves ReceiveMessage and the calls about received messages, gives back the
+    messages of clients that vanished, tells brokers of consumers, and answers what brokers ask about them.
     """
 
     def __init__(self, settings: ProxySettings, brokers: Brokers, clients: Clients, service: Service) -> None:
@@ -89,7 +89,7 @@ class Consuming:
         self.calls.give_back(await self.renewals.take_all(client.identity), had=True)
 
     def begin(self) -> None:
-        """Begin what goes on in the background."""
+        """Begin the work in the background: renewing handles, and telling brokers of consumers."""
         self._task = asyncio.ensure_future(self._renew())
         self.members.begin()
 
@@ -115,7 +115,9 @@ class Consuming:
 
 
 class Producing:
-    """Serves SendMessage, EndTransaction, RecallMessage and what brokers ask about transactions."""
+    """What a proxy does for producers: serves SendMessage, EndTransaction and RecallMessage, and answers what brokers
+    ask about transactions.
+    """
 
     def __init__(self, settings: ProxySettings, brokers: Brokers, clients: Clients, service: Service) -> None:
         limits = SendLimits(
@@ -141,15 +143,15 @@ class Producing:
         clients.when_gone(self._groups.gone)
 
     def begin(self) -> None:
-        """Begin what goes on in the background."""
+        """Begin the work in the background: telling brokers of producer groups."""
         self._groups.begin()
 
     def sweep(self) -> None:
-        """Forget transactions that are older than is remembered."""
+        """Forget transactions that were noted too long ago."""
         self._data.sweep(monotonic_ms())
 
     async def close(self) -> None:
-        """End what goes on in the background."""
+        """End the work in the background."""
         await self._groups.close()
 
 
@@ -161,8 +163,8 @@ LOOKAHEAD_BYTES = 64 << 10
 
 
 class ProxyServer:
-    """One proxy. `signer`, `tls`: of its own requests to NameServers and brokers; `front_tls`: of its port, None for
-    plain beside TLS with a certificate made for this start.
+    """One proxy. `signer`, `tls`: sign and encrypt its own requests to NameServers and brokers; `front_tls`: the TLS of
+    its port, None for plain connections beside TLS with a certificate made at this start.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ UNREAD_S = 30.0
 
 
 class Work:
-    """One call. `host`, `address`: of its client, once they are known."""
+    """What one call is counted for until it is over. `host`, `address`: the client's, once they are known."""
 
     __slots__ = ("_taken", "address", "answered_s", "host")
 
@@ -59,19 +59,21 @@ class Work:
         self._taken: list[tuple[Shares, int]] = []
 
     def take(self, shares: Shares, size: int) -> None:
-        """Count something until the call is over. Raises Refused."""
+        """Count `size` of the shares for this call until it is over. Raises Refused if there is not so much left."""
         shares.take(self.host, size)
         self._taken.append((shares, size))
 
     def over(self) -> None:
-        """Count nothing of it any more."""
+        """End the counting of this call: all that it took is given back."""
         for shares, size in self._taken:
             shares.give(self.host, size)
         self._taken.clear()
 
 
 class AtWork:
-    """All calls of one proxy. `close`: ends the connections of an address."""
+    """Counts all calls of one proxy that are being served, and their bytes. `close`: ends the connections of a client's
+    address.
+    """
 
     def __init__(self, calls_max: int = CALLS_MAX) -> None:
         self.calls = Shares(calls_max, "as many calls are at work as the proxy takes")
@@ -84,7 +86,7 @@ class AtWork:
         self._answered: dict[Work, None] = {}
 
     def begin(self, context: Any) -> Work:
-        """Return what a call is counted by; it ends by itself with the call."""
+        """Return the counting of a new call; it ends by itself when the call has ended."""
         work = Work()
         context.add_done_callback(functools.partial(self._over, work))
         return work
@@ -94,7 +96,9 @@ class AtWork:
         work.over()
 
     async def admit(self, work: Work, context: Any, size: int) -> None:
-        """Count a call with a request of some bytes. Raises Refused, or ends the call if too many refusals wait."""
+        """Count a call whose request has `size` bytes. Raises Refused if that is too much, or ends the call if too many
+        refusals wait for their clients.
+        """
         try:
             work.take(self.calls, 1)
             if size >= COUNTED_BYTES_MIN:
@@ -107,7 +111,9 @@ class AtWork:
             raise
 
     def answered(self, work: Work, size: int) -> None:
-        """Count an answer that is about to leave. Raises Refused if it may not wait for its client."""
+        """Count the `size` bytes of an answer that is about to leave. Raises Refused if too many bytes of answers wait
+        for clients to read them.
+        """
         self._answered[work] = None
         work.answered_s = asyncio.get_running_loop().time()
         if size >= COUNTED_BYTES_MIN:
@@ -127,7 +133,7 @@ class AtWork:
 
 
 class Asked:
-    """A request as it came: its bytes, and the call that it is of, once that is begun."""
+    """A request as it came: its message, its size in bytes, and the counting of its call once that has begun."""
 
     __slots__ = ("request", "size", "work")
 
@@ -137,8 +143,8 @@ class Asked:
 
 
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """The table of calls. `guards`: asked in turn before each call that brings a request (access control); `times`:
-    measures them, None for nothing.
+    """The table of gRPC methods and what serves them. `guards`: called in turn before each call that has a request, for
+    access control; `times`: measures calls, None for no measuring.
     """
 
     def __init__(self, *, times: CallTimes | None = None, calls_max: int = CALLS_MAX) -> None:
@@ -150,16 +156,16 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     @property
     def at_work(self) -> int:
-        """The calls at work but telemetry streams."""
+        """How many calls are being served, telemetry streams not counted."""
         return self.work.calls.total
 
     @property
     def streams(self) -> int:
-        """The telemetry streams that are open."""
+        """How many telemetry streams are open."""
         return self.work.streams.total
 
     def serve(self, rpc: str, function: Callable[..., Any]) -> None:
-        """Serve a method of MessagingService, such as "SendMessage"."""
+        """Have a function serve a method of MessagingService, such as "SendMessage"."""
         method = messages.service().methods_by_name[rpc]
         takes = message_factory.GetMessageClass(method.input_type)
         gives = message_factory.GetMessageClass(method.output_type)
@@ -287,12 +293,12 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def is_of_grpc(error: BaseException) -> bool:
-    """Tell whether gRPC raised it, which it does if the stream is gone; the errors have no base of their own."""
+    """Tell whether gRPC raised an error, as it does if the stream is gone; gRPC's errors have no common base class."""
     return type(error).__module__.partition(".")[0] == "grpc"
 
 
 def not_supported(rpc: str) -> Callable[[Call, Any], Awaitable[Any]]:
-    """Return what serves a method that is known and not supported: a status that says so."""
+    """Return a function that serves a known method by answering that it is not supported."""
     gives = message_factory.GetMessageClass(messages.service().methods_by_name[rpc].output_type)
 
     async def refuse(call: Call, request: Any) -> Any:

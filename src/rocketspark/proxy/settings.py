@@ -140,9 +140,9 @@ _LOCAL = "a proxy of ours is a process beside the broker, also on the broker's m
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings that a file gives, by our names, and a warning for each key that has no effect.
+    """Read an rmq-proxy.json: return its settings by our names, and a warning for each key that has no effect.
 
-    Raises ConfigError for a file that cannot be read and for a value that cannot be.
+    Raises ConfigError for a file that cannot be read, or a value that cannot be used.
     """
     try:
         data = path.read_bytes()

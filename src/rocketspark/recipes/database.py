@@ -1,4 +1,5 @@
-"""A database that recipes keep their tables in. Rule: what differs between databases stands in their classes.
+"""The base class of the databases that recipes keep their tables in. Rule: what differs between databases is in the
+subclasses.
 
 SQL is written once, with `?` for values; statements are those that SQLite 3.24 and PostgreSQL 12 both know.
 """
@@ -36,31 +37,38 @@ class Database(ABC):
         _open.add(self)
 
     def sql(self, text: str) -> str:
-        """Return a statement in this database's spelling."""
+        """Return a statement with its placeholders for values as this database's driver writes them."""
         return text
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Any]:
-        """Give a connection in a transaction that commits at the end of the block, and rolls back if that raises.
+        """Begin a transaction, and give its connection to the block: it commits at the end, and rolls back if the block
+        raises.
 
         Raises DatabaseFailed if it cannot begin, StateError if the block has ended the transaction itself.
         """
 
     @abstractmethod
     def transaction_async(self) -> AbstractAsyncContextManager[Any]:
-        """As `transaction`, for coroutines; its connection is the database's own asynchronous one if it has any."""
+        """Begin a transaction as `transaction` does, for coroutines; the connection is an asynchronous one if the
+        driver has any.
+        """
 
     @abstractmethod
     def errors(self) -> AbstractContextManager[None]:
-        """Turn the driver's errors into DatabaseFailed, or ConfigError where a table is missing."""
+        """While the block runs, turn the driver's errors into DatabaseFailed, or into ConfigError where a table is
+        missing.
+        """
 
     @abstractmethod
     def now_ms(self, connection: Any) -> int:
-        """Return the time that all who use this database agree on, in ms since 1970."""
+        """Return the time in ms since 1970 by a clock that all users of this database share."""
 
     @contextmanager
     def work(self) -> Iterator[Any]:
-        """Give a connection for the recipes' own statements: errors become DatabaseFailed or ConfigError."""
+        """Give the block a connection in a transaction for the recipes' own statements: errors become DatabaseFailed or
+        ConfigError.
+        """
         with self.errors(), self.transaction() as connection:
             yield connection
 
@@ -69,7 +77,7 @@ class Database(ABC):
         return connection.execute(self.sql(text), values)
 
     def create(self, statements: Sequence[str]) -> None:
-        """Create tables and indexes; the statements have IF NOT EXISTS."""
+        """Execute statements that create tables and indexes; they say IF NOT EXISTS, so it may be repeated."""
         with self.work() as connection:
             for text in statements:
                 connection.execute(text.format(**self.words))
@@ -80,7 +88,7 @@ class Database(ABC):
 
     @abstractmethod
     def forked(self) -> None:
-        """Let go of the parent's connections in a forked child, so that the parent notices nothing."""
+        """Let go of the parent's connections in a forked child process, so that the parent can go on using them."""
 
     def _no_table(self, error: Exception) -> ConfigError:
         return ConfigError(f"{self.name}: {str(error).splitlines()[0]}: make the tables first, with create_tables()")

@@ -10,7 +10,8 @@ def database_of(url: str | Database, *, wait_ms: float = 5000, must_exist: bool 
     """Return the database of a URL: `sqlite:///file.db`, `sqlite:////absolute/file.db` or
     `postgresql://user@host/name`.
 
-    `wait_ms`: how long a transaction waits for a lock; `must_exist`: an SQLite file is not made. Raises ConfigError.
+    `wait_ms`: how long a transaction waits for a lock; `must_exist`: an SQLite file that is not there is an error.
+    Raises ConfigError.
     """
     if isinstance(url, Database):
         return url

@@ -72,7 +72,9 @@ class SeenStore:
         self.database.create([text.replace("{table}", self._table) for text in _TABLES])
 
     def record(self, connection: Any, scope: str, ids: Iterable[str]) -> set[str]:
-        """Record ids in the connection's transaction; returns those that are new."""
+        """Record ids of messages in the connection's transaction; returns those that were not recorded before. `scope`:
+        ids are kept apart for each scope.
+        """
         now_ms = time.time_ns() // 1_000_000
         with self.database.errors():
             return {
@@ -80,7 +82,7 @@ class SeenStore:
             }
 
     async def record_async(self, connection: Any, scope: str, ids: Iterable[str]) -> set[str]:
-        """As `record`, with a connection of `transaction_async`."""
+        """Do as `record`, with a connection of `transaction_async`."""
         if self.database.kind == "sqlite":
             return self.record(connection, scope, ids)
         now_ms = time.time_ns() // 1_000_000
@@ -96,7 +98,9 @@ class SeenStore:
         return self._purge(1 << 62)
 
     def purge_is_due(self) -> bool:
-        """Tell whether a purge is due, which is every ten minutes; of callers at the same time only one gets true."""
+        """Tell whether old ids are to be purged now, which is so every ten minutes. Of callers at the same time only
+        one gets true.
+        """
         with self._guard:
             now_s = time.monotonic()
             if now_s < self._purge_at_s:
@@ -105,7 +109,7 @@ class SeenStore:
             return True
 
     def purge_some(self) -> None:
-        """Forget some old ids; never raises, for it must not make a message fail."""
+        """Forget some ids that are older than `keep_days`. It never raises, as it must not make a message fail."""
         try:
             if self._purge(PURGE_COUNT_MAX) == PURGE_COUNT_MAX:
                 self._purge_at_s = 0.0
@@ -261,7 +265,9 @@ def _only_key(message: ReceivedMessage) -> str:
 
 
 def outbox_key(message: ReceivedMessage) -> str:
-    """Return the key that an outbox was given with the message; without one its unique id. For `by`."""
+    """Return the key that a message was given in an outbox; its unique id if it has none. For the argument `by` of
+    `deduplicate`.
+    """
     key = message.properties.get(KEY_PROPERTY)
     return f"{message.topic}/{key}" if key else _unique_id(message)
 

@@ -28,7 +28,7 @@ THREADS = 4
 
 
 class OutboxOptions(TypedDict, total=False):
-    """The settings by which an outbox resends; the defaults are those of AsyncOutbox."""
+    """The arguments of an outbox that say how it resends; AsyncOutbox explains them, and has the defaults."""
 
     relay: bool
     backoff_ms: int
@@ -97,7 +97,9 @@ class AsyncOutbox(Life):
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to relay. Raises ConfigError if there is no table (`create_tables`), DatabaseFailed, StateError."""
+        """Start the outbox; it relays from now on, unless `relay` is false. Raises ConfigError if there is no table
+        (`create_tables`), DatabaseFailed, StateError.
+        """
         self._begin()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="rocketspark-outbox")
         try:
@@ -111,7 +113,9 @@ class AsyncOutbox(Life):
             self._task = task_of(self._relay.run())
 
     async def close(self) -> None:
-        """Finish the sends that began; what is kept stays kept. May be called again."""
+        """Finish the sends that have begun, and close; messages that were not sent stay in the table. May be called
+        again.
+        """
         started, self._state = self._state == "started", "closed"
         if not started:
             return
@@ -211,11 +215,13 @@ class AsyncOutbox(Life):
             self._relay.wake()
 
     async def relay_once(self) -> Relayed:
-        """Send the messages that are due now, and return how that went. Raises DatabaseFailed, StateError."""
+        """Send the messages that are due now, and return how many were sent, failed and were parked. Raises
+        DatabaseFailed, StateError.
+        """
         return await self._running().run_once()
 
     def relayed(self) -> Relayed:
-        """Return how many messages were sent and parked, and attempts failed, since the start."""
+        """Return how many messages were sent and parked since the start, and how many attempts failed."""
         return self._relay.relayed if self._relay is not None else Relayed()
 
     def _running(self) -> Relay:
@@ -258,5 +264,7 @@ class Outbox(Facade[AsyncOutbox]):
         key: str | None = None,
         **fields: Unpack[MessageFields],
     ) -> Kept:
-        """As AsyncOutbox.add, in this thread: connections may be of one thread alone."""
+        """Write one message in the application's own transaction, as AsyncOutbox.add does; in the calling thread, as a
+        connection may belong to it.
+        """
         return self.store.add(connection, self._core.prepare(message, body, key, fields))

@@ -23,8 +23,8 @@ _NOT_NOW = frozenset({int(ResponseCode.FLOW_CONTROL)})
 
 
 class State(StrEnum):
-    """The state of a message: WAITING: to be sent; PARKED: refused for good, until an operator resends or drops it;
-    SENT: kept for its key.
+    """The state of a message in an outbox. WAITING: to be sent; PARKED: refused for good, until an operator resends or
+    drops it; SENT: sent, and kept so that its key is not sent again.
     """
 
     WAITING = "waiting"
@@ -33,7 +33,7 @@ class State(StrEnum):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A message that is in the outbox.
+    """What came of a message that was put into an outbox.
 
     `is_new` is false if its key was there before: then nothing was changed. `error`: why it was not sent at once.
     """
@@ -44,7 +44,9 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A row of an outbox. Times in ms since 1970; `due_ms` 0: at once; `owner`: the relay that has it in work."""
+    """A row of an outbox. Times are in ms since 1970; `due_ms` 0: it is due at once; `owner`: the relay that has
+    claimed it.
+    """
 
     number: int
     key: str
@@ -61,7 +63,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class PreparedEntry(NamedTuple):
-    """A message that can be kept: checked, copied, with its id and key."""
+    """A message that is ready to be put into an outbox: checked, copied, with its id and key."""
 
     key: str
     message_id: str
@@ -112,13 +114,15 @@ def lane_of(message: Message) -> str | None:
 
 
 def fields_text(message: Message) -> str:
-    """Return the `fields` column of a message."""
+    """Return a message's fields other than topic and body as text, for the table's column `fields`."""
     values = {name: getattr(message, name) for name in _Fields.__struct_fields__}
     return msgspec.json.encode(_Fields(**values)).decode()
 
 
 def entry_of(row: Sequence[Any]) -> Entry:
-    """Return the entry of a row, its columns in the order of the store's COLUMNS. Raises ProtocolError."""
+    """Return the entry of a row that was read, whose columns are COLUMNS of the store, in order. Raises ProtocolError
+    if it cannot be read.
+    """
     topic, body, fields, state = row[3], row[5], row[6], row[7]
     try:
         message = Message(topic=topic, body=bytes(body), **msgspec.structs.asdict(typed_json.decode(fields, _Fields)))
@@ -128,8 +132,8 @@ def entry_of(row: Sequence[Any]) -> Entry:
 
 
 def shown_entry_of(row: Sequence[Any]) -> Entry:
-    """Return a row's entry for display: of a row that cannot be read, the readable part, with the reason as
-    its error.
+    """Return the entry of a row for display. If the row cannot be read, its readable part is returned, with the reason
+    as its error.
     """
     try:
         return entry_of(row)
@@ -158,14 +162,16 @@ def _entry(row: Sequence[Any], message: Message, state: State, error: str | None
 
 
 def is_refused_for_good(error: BaseException) -> bool:
-    """Tell whether sending the same again cannot help: the message is illegal, or the broker's code says so."""
+    """Tell whether an error of a send means that sending the message again cannot help: it is illegal, or the broker's
+    code says so.
+    """
     if isinstance(error, SendFailed | ServerError):
         return not error.retriable and error.code is not None and error.code not in _NOT_NOW
     return isinstance(error, MessageIllegal)
 
 
 def is_our_own(error: BaseException) -> bool:
-    """Tell whether the error says nothing about the message: the producer is not started, or closed."""
+    """Tell whether an error of a send is not about the message: the producer was not started, or is closed."""
     return isinstance(error, StateError)
 
 

@@ -56,7 +56,9 @@ ERROR_CHARACTERS_MAX = 1000
 
 
 class RowOutcome(NamedTuple):
-    """The outcome of one relay of a row. `state` None: not tried, free for others; WAITING: again after `pause_ms`."""
+    """What came of a relay's work on one row. `state`: the row's new state; WAITING: it is tried again after
+    `pause_ms`; None: it was not tried, and is free for other relays.
+    """
 
     number: int
     state: State | None
@@ -65,9 +67,10 @@ class RowOutcome(NamedTuple):
 
 
 class OutboxStore:
-    """The table of an outbox, for operators too. `database`: a URL; `table`: its name.
+    """The table of an outbox: the outbox and its relays use it, and operators. `database`: a URL; `table`: the table's
+    name.
 
-    `must_exist`: an SQLite file that is not there is an error, not made.
+    `must_exist`: an SQLite file that is not there is an error; else it is made.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class OutboxStore:
     # -- writing -------------------------------------------------------------------------------------------------
 
     def add(self, connection: Any, prepared: PreparedEntry) -> Kept:
-        """Write a message in the caller's transaction. `connection`: of the outbox's database, or a cursor of it."""
+        """Write a message in the caller's transaction. `connection`: to the outbox's database, or a cursor of it."""
         cursor = connection.execute(self._insert, self._values(prepared))
         return Kept(prepared.key, bool((connection if cursor is None else cursor).rowcount))
 
@@ -120,8 +123,10 @@ class OutboxStore:
         return Kept(prepared.key, bool((connection if cursor is None else cursor).rowcount))
 
     def keep(self, prepared: PreparedEntry, error: str | None, pause_ms: int) -> bool:
-        """Write a message that could not be sent, in a transaction of its own. Returns False if its key is there
-        already.
+        """Write a message that could not be sent, in a transaction of its own. Returns False, and writes nothing, if
+        its key is there already.
+
+        `error`: why it was not sent; `pause_ms`: how long until it is sent again.
         """
         with self.database.work() as connection:
             due_ms = self.database.now_ms(connection) + pause_ms if pause_ms else 0
@@ -129,7 +134,9 @@ class OutboxStore:
             return bool(connection.execute(self._insert, values).rowcount)
 
     def must_be_kept(self, key: str | None, lane: str | None) -> bool:
-        """Tell whether a send would repeat a key, or overtake messages that wait in the lane."""
+        """Tell whether a message may not be sent directly: its key is there already, or messages of its lane wait to be
+        sent before it.
+        """
         texts, values = [], []
         if key is not None:
             texts.append(f"SELECT 1 FROM {self._table} WHERE outbox_key = ?")
@@ -155,9 +162,10 @@ class OutboxStore:
     # -- claiming and outcomes -----------------------------------------------------------------------------------
 
     def claim(self, owner: str, count: int, lease_ms: int, due_ms: int | None = None) -> list[list[Entry]]:
-        """Claim messages that are due; return a list for each lane, in order, and one for each message without a lane.
+        """Claim up to `count` messages that are due, for `owner` and for `lease_ms`. Returns a list of messages for
+        each lane, in order, and one for each message without a lane.
 
-        `due_ms`: only messages that were due then. A row that cannot be read is parked, and named in the log.
+        `due_ms`: only messages that were due at this time. A row that cannot be read is parked, and named in the log.
         """
         run = self.database.run
         # Before the transaction that looks for rows: those up to here are all seen by it.
@@ -200,7 +208,9 @@ class OutboxStore:
         return entries
 
     def renew(self, owner: str, entries: Sequence[Entry], lease_ms: int) -> bool:
-        """Extend the claim on entries. Returns False if it was lost: another relay may have them."""
+        """Extend an owner's claim on entries by `lease_ms` from now. Returns False if the claim was lost: another relay
+        may have the entries.
+        """
         numbers = [entry.number for entry in entries]
         text = (
             f"UPDATE {self._table} SET owned_until_ms = ? WHERE owner = ? AND owned_until_ms > ? AND state = 'waiting'"
@@ -247,7 +257,7 @@ class OutboxStore:
     # -- for operators -------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """Return the database's time."""
+        """Return the time by the database's clock, in ms since 1970."""
         with self.database.work() as connection:
             return self.database.now_ms(connection)
 
@@ -316,7 +326,9 @@ _WRITERS = (
 
 
 class OutboxOrder:
-    """Watches the writers of one table; `look` returns the highest number up to which rows can be sent in order."""
+    """Tells up to which row of one table messages can be sent in order, though open transactions may yet show earlier
+    rows.
+    """
 
     def __init__(self, database: Database, table: str) -> None:
         self._database = database
@@ -329,7 +341,7 @@ class OutboxOrder:
         self._since_s = 0.0
 
     def look(self) -> int:
-        """Return the number up to which all rows are visible. Raises DatabaseFailed."""
+        """Return the number of the last row before which no row can appear any more. Raises DatabaseFailed."""
         if self._database.kind != "postgresql":
             return EVERY_ROW  # One transaction writes at a time.
         with self._guard, self._database.work() as connection:

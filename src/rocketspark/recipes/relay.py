@@ -28,7 +28,7 @@ InThread = Callable[..., Awaitable[Any]]
 
 
 class RelayRules(NamedTuple):
-    """The settings by which a relay resends; see AsyncOutbox."""
+    """The settings by which a relay resends; AsyncOutbox explains them."""
 
     backoff_ms: int
     backoff_max_ms: int
@@ -39,7 +39,7 @@ class RelayRules(NamedTuple):
     keep_sent_ms: float
 
     def pause_ms(self, attempts: int) -> int:
-        """Return how long to wait after so many attempts: twice as long as after the one before."""
+        """Return how many ms a message waits after so many failed attempts: doubled by each, up to `backoff_max_ms`."""
         return int(min(self.backoff_ms * 2 ** min(attempts - 1, 40), self.backoff_max_ms))
 
 
@@ -52,9 +52,7 @@ class Relayed(msgspec.Struct):
 
 
 class Relay:
-    """Claims messages that are due, sends them and writes the outcomes. `relayed` counts; `wake` has it look
-    at once.
-    """
+    """Claims messages of an outbox that are due, sends them, and writes what came of each. `relayed`: its counts."""
 
     def __init__(self, store: OutboxStore, producer: AsyncProducer, rules: RelayRules, in_thread: InThread) -> None:
         self._store = store
@@ -73,11 +71,11 @@ class Relay:
         self.relayed = Relayed()
 
     def wake(self) -> None:
-        """Look at once for messages that are due."""
+        """Look for messages that are due at once, not only at the next poll."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Relay until `stop`; statements that fail are tried again."""
+        """Relay until `stop` is called; a statement that fails is tried again."""
         while not self._closing:
             self._woken.clear()
             try:
@@ -221,5 +219,5 @@ class Relay:
 
 
 def task_of(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Make a coroutine a task of the running loop."""
+    """Run a coroutine as a task of the running loop, and return the task."""
     return asyncio.create_task(work, name="rocketspark-outbox")

@@ -73,7 +73,9 @@ class Cluster:
         return str(self._of(name, lambda replicas: replicas.master()))
 
     def kill_master(self, name: str = "broker-a") -> str:
-        """End the master as SIGKILL would; returns its address. Another one is elected by itself; see `start_again`."""
+        """End the name's master as SIGKILL would, and return its address. The controller elects another; `start_again`
+        starts the killed one.
+        """
         return str(self._of(name, lambda replicas: replicas.kill_master()))
 
     def start_again(self, name: str = "broker-a") -> None:
@@ -81,7 +83,9 @@ class Cluster:
         self._of(name, lambda replicas: replicas.start_again())
 
     def elect(self, address: str, name: str = "broker-a") -> None:
-        """Make that replica the master; returns once it is. Raises ServerError if the controller refuses."""
+        """Have the controller make the replica at an address the master; returns once it is. Raises ServerError if it
+        refuses.
+        """
         self._of(name, lambda replicas: replicas.elect(address))
 
     def wait_in_sync(self, count: int = 0, name: str = "broker-a") -> str:
@@ -96,7 +100,7 @@ class Cluster:
         return str(self._of_controllers(lambda controllers: controllers.leader()))
 
     def kill_controller(self) -> str:
-        """End the controller that leads; returns its address. With `controllers=3` another one leads by itself."""
+        """End the controller that leads, and return its address. With `controllers=3` the others elect a new one."""
         return str(self._of_controllers(lambda controllers: controllers.kill_leader()))
 
     def start_controllers_again(self) -> None:

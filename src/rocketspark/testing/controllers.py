@@ -18,9 +18,9 @@ QUICK = {"scanInactiveMasterInterval": "500"}
 
 
 class Controllers:
-    """Controllers that end with the other servers. Of `brokers`: TLS and signatures.
+    """The controllers of a test's cluster, in this process. `brokers`: the settings whose TLS and signer they take.
 
-    `askers`: who may ask them, and their secrets; None for everybody.
+    `askers`: the access keys that may ask them, with their secrets; None for everybody. `count`: how many there are.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Controllers:
         self.addresses: list[str] = []
 
     async def start(self) -> None:
-        """Start those that do not run, and wait until one leads."""
+        """Start the controllers that do not run, and wait until one of them leads."""
         if len(self._names) > 1 and not self._peers:
             self.addresses = [f"127.0.0.1:{port}" for port in free_ports("127.0.0.1", len(self._names))]
             pairs = zip(self._names, self.addresses, strict=True)
@@ -57,7 +57,7 @@ class Controllers:
         return settings
 
     async def leader(self) -> str:
-        """Wait until one leads; returns its address."""
+        """Wait until a controller leads, and return its address."""
         try:
             async with asyncio.timeout(LIMIT_S):
                 while not (leading := [each for each in self._running.values() if each.leads]):
@@ -67,7 +67,7 @@ class Controllers:
         return leading[0].address
 
     async def kill_leader(self) -> str:
-        """End the one that leads; returns its address."""
+        """End the controller that leads, and return its address."""
         address = await self.leader()
         name, server = next((n, each) for n, each in self._running.items() if each.address == address)
         del self._running[name]
@@ -75,5 +75,5 @@ class Controllers:
         return address
 
     async def close(self) -> None:
-        """End them."""
+        """End all controllers."""
         await asyncio.gather(*(server.close() for server in self._running.values()))

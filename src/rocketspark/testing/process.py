@@ -21,9 +21,10 @@ LOG_END_CHARS = 4000
 
 
 class ServerProcess:
-    """A server process. `namesrv`, `broker`: its addresses; they stay the same over `restart`.
+    """A process that runs `rocketspark server`. `namesrv`, `broker`: "host:port" of its two servers, which stay the
+    same after `restart`.
 
-    `store`: its message folder; `log_path`: what it wrote on stderr.
+    `store`: the folder of its messages; `log_path`: the file of what it writes on stderr.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start and wait for the ready line. Raises RocketSparkError with the end of its log if none comes."""
+        """Start the process and wait until it serves. Raises RocketSparkError with the end of its log if not."""
         assert not self.is_running, "already started"
         namesrv_port, broker_port = self.namesrv.rpartition(":")[2], self.broker.rpartition(":")[2]
         command = [sys.executable, "-m", "rocketspark.cli.main", "server", "--no-grpc", "--store", str(self.store)]
@@ -102,7 +103,7 @@ class ServerProcess:
             self.kill()
 
     def kill(self) -> None:
-        """End it at once (SIGKILL): nothing is flushed. Does nothing if it has ended."""
+        """End the process at once (SIGKILL), so that nothing is flushed. Does nothing if it has ended."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -112,13 +113,13 @@ class ServerProcess:
             self._process.stdout.close()
 
     def restart(self) -> None:
-        """Start again, after `kill` or `stop`, on the same ports and store; one that runs is stopped first."""
+        """Start the process on the same ports and store, after `kill` or `stop`. If it runs, it is stopped first."""
         if self.is_running:
             self.stop()
         self.start()
 
     def log_end(self) -> str:
-        """Return the last lines that it logged."""
+        """Return the last lines of the server's log."""
         return self.log_path.read_text("utf-8", errors="replace")[-LOG_END_CHARS:] if self.log_path.exists() else ""
 
 

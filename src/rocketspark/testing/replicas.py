@@ -27,7 +27,9 @@ QUICK = {
 
 
 class Replicas:
-    """The brokers of one name. `settings`: of each, but for its folder and port; `controller`: addresses, ; between."""
+    """The replicas of one broker name. `settings`: those of each replica, but for its folder and port; `controller`:
+    "host:port", several with ; between.
+    """
 
     def __init__(self, settings: BrokerSettings, controller: str) -> None:
         defaults = BrokerSettings()
@@ -46,7 +48,7 @@ class Replicas:
         self._ports: dict[int, int] = {}
 
     async def start(self, count: int) -> list[str]:
-        """Start them, the first as master; returns their addresses."""
+        """Start `count` replicas, the first one as the master; returns their addresses."""
         for number in range(1, count + 1):
             await self._start(number)
             await self.wait_in_sync(number)
@@ -64,13 +66,13 @@ class Replicas:
         self._ports[number] = int(broker.address.rpartition(":")[2])
 
     async def close(self) -> None:
-        """Stop those that run, the master last."""
+        """Stop the replicas that run, the master last."""
         for broker in sorted(self._running.values(), key=lambda broker: broker.role.is_master):
             await broker.close()
         await self._controller.close()
 
     async def master(self) -> str:
-        """Return the master's address. Raises StateError if none is."""
+        """Return the address of the master. Raises StateError if there is none."""
         return self._master()[1].address
 
     def _master(self) -> tuple[int, BrokerServer]:
@@ -87,7 +89,7 @@ class Replicas:
         return broker.address
 
     async def start_again(self) -> None:
-        """Start those that were killed."""
+        """Start the replicas that were killed, on their stores and ports."""
         for number in self._ports.keys() - self._running.keys():
             await self._start(number)
 
@@ -104,7 +106,7 @@ class Replicas:
                 await asyncio.sleep(LOOK_S)
 
     async def wait_in_sync(self, count: int) -> str:
-        """Wait until so many replicas are in sync, 0: all that run; returns the master's address."""
+        """Wait until `count` replicas are in sync, 0 for all that run; returns the master's address."""
         wanted = count or len(self._running)
         try:
             async with asyncio.timeout(LIMIT_S):

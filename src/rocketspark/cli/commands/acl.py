@@ -52,14 +52,14 @@ SourceIp = Annotated[
 
 
 class Decision(StrEnum):
-    """What a rule says."""
+    """What a rule does: it allows something, or denies it."""
 
     allow = "Allow"
     deny = "Deny"
 
 
 class Policy(StrEnum):
-    """Which rules: Default ones are asked where no Custom one fits."""
+    """The kinds of rules: those of kind Default are asked where no rule of kind Custom fits."""
 
     custom = "Custom"
     default = "Default"

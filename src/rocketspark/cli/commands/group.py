@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Mode(StrEnum):
-    """How members are given messages."""
+    """How a group's members get messages: they pull or pop them."""
 
     pull = "pull"
     pop = "pop"

@@ -75,7 +75,9 @@ def produce(
 
 
 class LineSender:
-    """Sends lines, only so many unanswered at once, and counts. `error`: the first failure; it stops the rest."""
+    """Sends lines as messages, with a bound on those not answered yet, and counts them. `error`: the first failure;
+    after it no line is sent.
+    """
 
     def __init__(self, producer: Producer, topic: str, fields: dict[str, Any]) -> None:
         self._producer = producer
@@ -115,7 +117,7 @@ class LineSender:
         self._room.release()
 
     def finish(self) -> None:
-        """Wait until every line was answered."""
+        """Wait until the broker has answered every line."""
         for _ in range(self._in_flight_max):
             self._room.acquire()
         self.seconds = time.monotonic() - self._started_s

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Listening(NamedTuple):
-    """The options of `proxy` about its port, and about the rmq-proxy.json that the others win over."""
+    """The options of `proxy` about its port; they win over an rmq-proxy.json, which is one of them."""
 
     grpc_port: Annotated[
         int | None,
@@ -51,7 +51,7 @@ class Listening(NamedTuple):
     ] = None
 
     def settings(self, namesrv: str) -> ProxySettings:
-        """Return the settings of the file, with these options over them. Raises ConfigError."""
+        """Return the proxy's settings: those of the rmq-proxy.json, and these options over them. Raises ConfigError."""
         from rocketspark.proxy.settings import ProxySettings, read_file
 
         values, warnings = read_file(self.config) if self.config else ({}, [])
@@ -84,7 +84,7 @@ class PortTls(NamedTuple):
     ] = ""
 
     def settings(self) -> TlsSettings | None:
-        """Return what was said of TLS on the port; None for nothing. Raises ConfigError."""
+        """Return the TLS settings of the port; None if no option is given. Raises ConfigError."""
         from rocketspark.transport.tls.settings import NETWORKS_KEY, from_values
 
         mode, cert, key = self.port_tls_mode, self.port_tls_cert, self.port_tls_key

@@ -32,7 +32,7 @@ Store = Annotated[
 
 
 class BrokerBeside(NamedTuple):
-    """The options of `server` about its broker."""
+    """The options of `server` about the broker that it runs."""
 
     broker_port: Annotated[
         int | None,

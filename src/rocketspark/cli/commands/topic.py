@@ -24,7 +24,7 @@ _OWN_PREFIXES = ("%RETRY%", "%DLQ%", "RMQ_SYS_", "rmq_sys_", "TRANS_CHECK_MAX_TI
 
 
 class MessageType(StrEnum):
-    """What may be sent to a topic."""
+    """The types of messages that a topic can be made for."""
 
     normal = "normal"
     fifo = "fifo"
@@ -62,7 +62,9 @@ def list_(
 
 
 def users_topics(topics: Iterable[str], brokers: Iterable[BrokerState]) -> list[str]:
-    """Return the topics that RocketMQ did not make for itself."""
+    """Return the topics that users made: those that RocketMQ makes for itself, or for one of these brokers, are left
+    out.
+    """
     own = _OWN.union(*((b.cluster, b.broker_name, f"{b.cluster}_REPLY_TOPIC") for b in brokers))
     return [t for t in topics if t not in own and not t.startswith(_OWN_PREFIXES)]
 

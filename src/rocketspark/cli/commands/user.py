@@ -44,14 +44,14 @@ Generate = Annotated[bool, typer.Option("--generate", help="Make a random passwo
 
 
 class UserType(StrEnum):
-    """What a user is: a Super user may do everything, a Normal one what rules allow."""
+    """The types of users: a Super user may do everything, a Normal user what the rules allow."""
 
     super = "Super"
     normal = "Normal"
 
 
 class Status(StrEnum):
-    """Whether a user may connect."""
+    """Whether a user may connect: enable or disable."""
 
     enable = "enable"
     disable = "disable"

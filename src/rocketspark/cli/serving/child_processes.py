@@ -36,7 +36,9 @@ PORT_STEP = 10
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return a function by which a child process ends when its parent is killed; None where the system lacks it."""
+    """Return a function that a child process calls at its start, so that it ends when its parent is killed; None where
+    the system cannot do that.
+    """
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
@@ -44,9 +46,11 @@ def die_with_parent() -> Callable[[], None] | None:
 
 
 class ChildProcess:
-    """One `rocketspark` command. `arguments`: what follows it, by the port it is to take (0: a free one, kept later);
-    it is ready once it prints "ready `kind`=HOST:PORT". `environment`: what it has besides this process's, for secrets.
-    `behind`: by how much its niceness is above this process's.
+    """One `rocketspark` command that runs as a child process.
+
+    `name`: what errors call it; `kind`: it is ready once it prints "ready `kind`=HOST:PORT". `arguments`: returns its
+    command line for a port; `port`: 0 takes a free one, which is kept over restarts. `environment`: variables that it
+    gets besides those of this process, such as secrets; `behind`: by how much its niceness is above this process's.
     """
 
     def __init__(
@@ -71,11 +75,11 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The number of the process that runs, 0 while none does."""
+        """The id of the process; 0 while none runs."""
         return 0 if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def start(self) -> None:
-        """Start it and wait until it is ready. Raises RocketSparkError if it ends before."""
+        """Start the process and wait until it is ready. Raises RocketSparkError if it ends before."""
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rocketspark.cli.main", *self._arguments(self._port)),
             stdin=asyncio.subprocess.DEVNULL,
@@ -103,7 +107,9 @@ class ChildProcess:
         self.address, self._port = f"{found[1]}:{found[2]}", int(found[2])
 
     async def start_in(self, processes: AsyncExitStack) -> str:
-        """Start it, and keep it up until the stack ends; returns its address. Raises RocketSparkError."""
+        """Start the process, and restart it whenever it dies, until the stack of `processes` ends; returns its address.
+        Raises RocketSparkError.
+        """
         processes.push_async_callback(self.stop)
         await self.start()
         self.keep()
@@ -155,10 +161,10 @@ class BrokerProcess(ChildProcess):
 
 
 async def wait_in_sync(settings: BrokerSettings, controller: str, name: str, count: int) -> str:
-    """Wait until so many replicas of a broker are in sync; returns the master's address. It is asked as they ask.
-    `controller`: its address, several with ; between.
+    """Wait until `count` replicas of the broker `name` are in sync; returns the master's address.
 
-    Raises RocketSparkError if that takes too long.
+    `controller`: "host:port" of the controllers, several with ; between. They are asked with the TLS and keys of
+    `settings`. Raises RocketSparkError if it takes too long.
     """
     from rocketspark.broker.inner_connections import inner_connections
     from rocketspark.broker.replication.controller_client import ControllerClient
@@ -184,19 +190,21 @@ async def wait_in_sync(settings: BrokerSettings, controller: str, name: str, cou
 
 
 def broker_names(first: str, count: int) -> list[str]:
-    """Names of `count` brokers: broker-a, broker-b, … after a first name that ends in -a, else name-0, name-1, …"""
+    """Return the names of `count` brokers: broker-a, broker-b, … if the first ends in -a, else name-0, name-1, …"""
     if first.endswith("-a"):
         return [first[:-1] + letter for letter in string.ascii_lowercase[:count]]
     return [f"{first}-{i}" for i in range(count)]
 
 
 def broker_ports(first: int, count: int) -> list[int]:
-    """Return a port for each broker; all 0 if the first is."""
+    """Return a port for each of `count` brokers, ascending from the first; all 0, for free ones, if the first is 0."""
     return [first + PORT_STEP * i if first else 0 for i in range(count)]
 
 
 def store_folders(root: Path, first: str, brokers: int, replicas: int) -> list[Path]:
-    """Return the stores below the folder of `server --brokers N --replicas M`: one alone has that folder itself."""
+    """Return the store folders of `server --brokers N --replicas M` below the folder `root`; a single broker has `root`
+    itself.
+    """
     if replicas > 1:
         return [
             root / name / f"replica-{number}"
@@ -207,6 +215,8 @@ def store_folders(root: Path, first: str, brokers: int, replicas: int) -> list[P
 
 
 def unserved_stores(root: Path, served: list[Path]) -> list[Path]:
-    """Return the stores in a folder that none of these brokers serves: made with other --brokers or --replicas."""
+    """Return the stores below the folder `root` that are not `served`: they were made with other --brokers or
+    --replicas.
+    """
     found = [root, *sorted(root.glob("*")), *sorted(root.glob("*/replica-*"))]
     return [path for path in found if path not in served and any((path / "commitlog").glob("0*"))]

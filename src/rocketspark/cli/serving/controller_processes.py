@@ -21,7 +21,7 @@ CONF = "controller.conf"
 
 
 def ports(host: str, first: int, count: int) -> list[int]:
-    """Return a port for each controller: one after the other, or free ones where the first is 0."""
+    """Return a port for each of `count` controllers, ascending from the first; free ones if the first is 0."""
     return [first + i for i in range(count)] if first else free_ports(host, count)
 
 
@@ -33,9 +33,10 @@ async def start_controllers(
     options: list[str],
     askers: dict[str, str],
 ) -> list[str]:
-    """Start the processes of a group of controllers; returns their addresses.
+    """Start the processes of a group of `count` controllers; returns their addresses.
 
-    `settings`: of the brokers beside, whose TLS and keys are theirs; `askers`: who may ask, and their secrets.
+    `settings`: those of the brokers beside them, whose TLS and keys the controllers take; `options`: more of their
+    command line; `askers`: the access keys that may ask them, with their secrets.
     """
     host = settings.listen_host or "127.0.0.1"
     told = f"[{host}]" if ":" in host else host

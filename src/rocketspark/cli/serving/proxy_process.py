@@ -27,13 +27,15 @@ EXTRA = "gRPC takes the extra grpc: pip install 'rocketspark[grpc]'"
 
 
 def is_installed() -> bool:
-    """Tell whether the extra is there."""
+    """Tell whether the extra `grpc` is installed, which a proxy needs."""
     return all(importlib.util.find_spec(name) is not None for name in ("grpc", "google.protobuf"))
 
 
 def port_beside(host: str, asked: int | None) -> int | None:
-    """Return the port for a proxy beside a broker: the one asked for, else the default one if it can be had; None for
-    no proxy. Raises ConfigError if the one asked for cannot be had.
+    """Return the port for a proxy beside a broker; None for no proxy. `asked`: the port that the user named; without
+    one, the default port if it is free and the extra `grpc` is installed.
+
+    Raises ConfigError if a port was named that cannot be served.
     """
     if not is_installed():
         if asked is not None:
@@ -61,7 +63,9 @@ def port_beside(host: str, asked: int | None) -> int | None:
 def proxy_process(
     namesrv: str, host: str, port: int, options: list[str], environment: dict[str, str] | None = None
 ) -> ChildProcess:
-    """Return the process of a proxy, not started; `port` 0 takes a free one; `environment`: keys and TLS."""
+    """Return the process of a proxy, not started yet. `port`: 0 takes a free one; `options`: more of its command line;
+    `environment`: variables with its keys and TLS.
+    """
     given = ["proxy", "-n", namesrv, "--host", host, *options]
     return ChildProcess(
         "the proxy", "proxy", lambda taken: [*given, "--grpc-port", str(taken)], port, environment, BEHIND
@@ -69,8 +73,8 @@ def proxy_process(
 
 
 def access_beside(settings: BrokerSettings) -> tuple[list[str], dict[str, str]]:
-    """Return options and environment of a proxy beside a broker: with its keys, its TLS, TLS as it takes it, and an
-    audit beside its own.
+    """Return the command-line options and the environment of a proxy beside a broker with these settings: it connects
+    with the broker's keys and TLS, takes TLS as the broker does, and writes its audit beside the broker's.
     """
     tls, options, environment = settings.tls, list[str](), dict[str, str]()
     own = settings.access.inner_credentials()

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def how_to_enter(door: SecureFolder, namesrv: str, *, on_terminal: bool) -> str:
-    """Return the lines for an operator: at the first start all of them, later the short ones.
+    """Return the lines by which an operator connects to a secured server: all of them at its first start, later the
+    short ones.
 
-    `on_terminal`: they are seen, and not kept in a log, so that the first start may show the password.
+    `on_terminal`: the lines go to a terminal and into no log, so the first start may show the password.
     """
     from rocketspark.broker.access.secure_folder import ADMIN, ADMIN_SECRET, INNER, INNER_SECRET
 

@@ -26,7 +26,7 @@ Starter = Callable[[AsyncExitStack], Awaitable[str]]
 
 
 class Server(Protocol):
-    """What is started once and closed at the end."""
+    """A server: anything that is started once, and closed at the end."""
 
     async def start(self) -> None:
         """Begin to serve."""
@@ -39,14 +39,16 @@ S = TypeVar("S", bound=Server)
 
 
 async def start_in(servers: AsyncExitStack, server: S) -> S:
-    """Start a server that is closed with the others of the stack; returns it."""
+    """Start a server, and return it; it is closed together with the stack `servers`."""
     await server.start()
     servers.push_async_callback(server.close)
     return server
 
 
 def serve(start: Starter, *, log_level: str = "info") -> None:
-    """Start, print the line that `start` returns, and close what it put on the stack when a signal asks for it."""
+    """Start servers, print the ready line, and close them when SIGTERM or SIGINT comes. `start`: starts the servers,
+    puts them on the stack that it is given, and returns the line.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(ShownFormatter(LOG_FORMAT))
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
@@ -89,7 +91,7 @@ async def _serve(start: Starter) -> None:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop's event loop; asyncio's own where uvloop does not exist (Windows)."""
+    """Return a new event loop of uvloop; of asyncio where uvloop does not exist (Windows)."""
     try:
         import uvloop
     except ImportError:

@@ -40,7 +40,7 @@ def warn(warnings: list[str]) -> None:
 
 
 class TlsModes(StrEnum):
-    """Values of tls.server.mode."""
+    """The values of tls.server.mode: which connections a server takes, plain ones or TLS."""
 
     disabled = "disabled"
     permissive = "permissive"
@@ -77,7 +77,8 @@ class TlsOptions(NamedTuple):
     ] = None
 
     def over(self, conf: TlsSettings) -> TlsSettings:
-        """Return a server's TLS settings: a .conf file's, over them the environment's, over those these options.
+        """Return a server's TLS settings: the option if it is given, else the environment's, else the .conf file's
+        `conf`.
 
         Raises ConfigError; warns on stderr.
         """
@@ -95,7 +96,7 @@ class TlsOptions(NamedTuple):
         return settings
 
     def arguments(self) -> list[str]:
-        """Return these options as they stand on the command line of a broker's own process."""
+        """Return these options as command-line arguments, for a broker that runs as a process of its own."""
         pairs = (
             ("--tls-mode", self.tls_mode.value if self.tls_mode else None),
             ("--tls-cert", self.tls_cert),

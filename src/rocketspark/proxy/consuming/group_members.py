@@ -60,7 +60,9 @@ AT_ONCE_MAX = 32
 
 
 class Lane:
-    """One connection to each broker, on which it knows one member of every group."""
+    """One connection to each broker, shared by consumers of different groups: a broker knows one member of a group on
+    it.
+    """
 
     def __init__(self, connections: Connections, language: str) -> None:
         self.connections, self.language = connections, language
@@ -68,7 +70,9 @@ class Lane:
 
 
 class Member:
-    """One consumer. `told`: the addresses of brokers that know it; `lock`: held while one is told."""
+    """A consumer that brokers are told of. `told`: the addresses of the brokers that know it; `lock`: held while
+    brokers are told of it.
+    """
 
     def __init__(self, client: ProxyClient, lane: Lane) -> None:
         self.client, self.group, self.lane = client, client.group, lane
@@ -76,11 +80,11 @@ class Member:
         self.lock = asyncio.Lock()
 
     def topics(self) -> list[str]:
-        """Return the topics that it reads."""
+        """Return the topics that the consumer subscribes to."""
         return [entry.topic.name for entry in self.client.settings.subscription.subscriptions]
 
     def heartbeat(self) -> Heartbeat:
-        """Return what brokers are told."""
+        """Return the heartbeat by which brokers are told of this consumer."""
         data = ConsumerData(
             group_name=self.group,
             consume_type="CONSUME_PASSIVELY" if self.client.is_push_consumer else "CONSUME_ACTIVELY",
@@ -90,7 +94,9 @@ class Member:
 
 
 class GroupMembers:
-    """The consumers of one proxy as brokers know them. `make`: makes connections, by a client's language."""
+    """Tells brokers of the consumers of one proxy. `make`: returns connections to brokers that name a client's
+    language.
+    """
 
     def __init__(
         self, brokers: Brokers, clients: Clients, make: Callable[[str], Connections], interval_s: float
@@ -108,7 +114,7 @@ class GroupMembers:
         self._task = asyncio.ensure_future(self._run())
 
     def changed(self, client: ProxyClient) -> None:
-        """Have brokers told of a client's settings at once."""
+        """Have brokers told at once of a consumer whose settings are new or changed."""
         member = self._members.get(client.identity)
         if member is not None and (member.client is not client or member.group != client.group):
             self._leave(member)
@@ -124,7 +130,7 @@ class GroupMembers:
         self._wanted.set()
 
     async def gone(self, client: ProxyClient) -> None:
-        """Take leave of brokers for a client that is gone."""
+        """Unregister a client that is gone from the brokers that were told of it."""
         member = self._members.get(client.identity)
         if member is not None and member.client is client:
             del self._members[client.identity]
@@ -253,7 +259,9 @@ class GroupMembers:
 
 
 def subscriptions(client: ProxyClient) -> list[SubscriptionBody]:
-    """Return what a consumer reads, by topic: each topic with the group's retries of it; but what can be none."""
+    """Return a consumer's subscriptions: each of its topics, and the group's retry topic of each. A topic or filter
+    that cannot be one is left out.
+    """
     found: dict[str, SubscriptionBody] = {}
     for entry in client.settings.subscription.subscriptions:
         filter_expression = entry.expression
@@ -296,7 +304,7 @@ class Questions:
         return None
 
     def positions(self, peer: Peer, request: Request[ConsumerStatusHeader], body: bytes) -> bytes:
-        """GET_CONSUMER_STATUS_FROM_CLIENT (221): empty, as a consumer of the proxy keeps no offsets."""
+        """Answer GET_CONSUMER_STATUS_FROM_CLIENT (221) with no offsets, as a consumer of the proxy keeps none."""
         return reply(request.opaque, body=b'{"consumerTable":{},"messageQueueTable":{}}')
 
     def _client(self, group: str, client_id: str | None) -> ProxyClient | None:
@@ -316,7 +324,9 @@ class Questions:
     # -- how it does -----------------------------------------------------------------------------------------------
 
     async def running_info(self, peer: Peer, request: Request[RunningInfoHeader], body: bytes) -> bytes:
-        """GET_CONSUMER_RUNNING_INFO (307); with the stacks of its threads, or why there are none."""
+        """Answer GET_CONSUMER_RUNNING_INFO (307) with the consumer's settings and the stacks of its threads, or why
+        there are none.
+        """
         h = request.ext
         client = self._client(h.group, h.client_id)
         if client is None:
@@ -361,7 +371,9 @@ class Questions:
     # -- one message by hand ---------------------------------------------------------------------------------------
 
     async def consume(self, peer: Peer, request: Request[ConsumeDirectlyHeader], body: bytes) -> bytes:
-        """CONSUME_MESSAGE_DIRECTLY (309): nothing is acknowledged for it."""
+        """Answer CONSUME_MESSAGE_DIRECTLY (309): the client's listener gets the message, which is not acknowledged to
+        the broker.
+        """
         h = request.ext
         client = self._client(h.group, h.client_id)
         if client is None:

@@ -1,4 +1,5 @@
-"""What brokers are told of one message that was given out, named by its handle: acknowledged, later, given up.
+"""Requests to brokers about one message that a client was given, which its receipt handle names: acknowledge it, change
+when it is visible again, make it a dead letter, give it back.
 
 Rule: requests leave at once, without a task each, if their broker's connection is open.
 """
@@ -36,7 +37,7 @@ EXPIRED = "receipt handle is expired"
 
 
 class Held(NamedTuple):
-    """A message that somebody was given: for which group, under which topic."""
+    """A message that a client was given: the group and the topic that it was received for, and its receipt handle."""
 
     group: str
     topic: str
@@ -49,7 +50,7 @@ def now_ms() -> int:
 
 
 def read_handle(text: str) -> ReceiptHandle:
-    """Return the handle that a client sent. Raises Refused 40013."""
+    """Return the receipt handle that a client sent as text. Raises Refused 40013 if it is none."""
     try:
         return ReceiptHandle.decode(text)
     except ProtocolError as e:
@@ -57,13 +58,18 @@ def read_handle(text: str) -> ReceiptHandle:
 
 
 def check_valid(handle: ReceiptHandle, at_ms: int) -> None:
-    """Raise Refused 40013 if the message is visible again, so that the handle says nothing any more."""
+    """Raise Refused 40013 if a handle has expired by `at_ms`: its message is visible again, and may be another
+    client's.
+    """
     if handle.next_visible_ms <= at_ms:
         raise Refused(Code.INVALID_RECEIPT_HANDLE, EXPIRED)
 
 
 class HandleCalls:
-    """Requests to brokers about handles. `give_back` is done in the background."""
+    """Sends brokers requests about messages that clients hold.
+
+    `given_back_ms`: how long a message stays invisible that is given back, unless its client is gone.
+    """
 
     def __init__(self, brokers: Brokers, given_back_ms: int) -> None:
         self._brokers = brokers
@@ -73,14 +79,20 @@ class HandleCalls:
         self._tasks = Tasks()
 
     def ack(self, held: Held) -> Awaitable[Reply]:
-        """Acknowledge a message; the reply may have any code. Raises Refused for a handle that expired."""
+        """Acknowledge a message, and return the broker's reply, whatever its code. Raises Refused for a handle that
+        expired.
+        """
         handle = held.handle
         check_valid(handle, now_ms())
         header = ack_header(held.group, held.topic, handle)
         return self._ask(handle.broker_name, RequestCode.ACK_MESSAGE, header)
 
     def change(self, held: Held, invisible_ms: int, *, suspend: bool = False) -> Awaitable[Reply]:
-        """Let a message be visible so long from now on; `changed` reads the reply. Raises Refused as `ack`."""
+        """Change a message's time: it is visible again in `invisible_ms` from now. `changed` reads the reply. Raises
+        Refused as `ack`.
+
+        `suspend`: the delivery does not count as an attempt.
+        """
         handle = held.handle
         check_valid(handle, now_ms())
         header = change_header(held.group, held.topic, handle, invisible_ms, suspend=suspend)
@@ -122,10 +134,11 @@ class HandleCalls:
     # -- in the background ---------------------------------------------------------------------------------------
 
     def give_back(self, messages: Iterable[Held], *, had: bool, at_once: bool = False) -> None:
-        """Make messages that nobody holds visible again soon. `had`: a client held them, which counts as an attempt.
+        """Make messages visible again soon that no client works on. Done in the background.
 
-        `at_once`: sooner, as their client had gone before they arrived. Otherwise they stay invisible a little longer,
-        so that a client that fails to take them does not ask for them again and again.
+        `had`: a client had them, so the delivery counts as an attempt. `at_once`: sooner, as their client had gone
+        before they arrived. Otherwise they stay invisible a little longer, so that a client that fails to take them
+        does not ask for them again and again.
         """
         listed = list(messages)
         if listed:
@@ -143,7 +156,9 @@ class HandleCalls:
             await asyncio.gather(*begun, return_exceptions=True)
 
     def put_aside(self, wrong: list[Held], dead: list[tuple[Held, str]]) -> None:
-        """Acknowledge messages that no client asked for; send others, each with its id, to the dead letter queue."""
+        """Get rid of messages that are not to be delivered, in the background: acknowledge the `wrong` ones, which no
+        client asked for, and send the `dead` ones, each with its message id, to the dead letter queue.
+        """
         if wrong or dead:
             self._task(self._put_aside(wrong, dead))
 
@@ -167,7 +182,7 @@ class HandleCalls:
         return task
 
     async def settle(self, timeout_s: float) -> None:
-        """Wait for what was begun in the background; what is not done in time is given up."""
+        """Wait for the requests that were begun in the background; those that are not done in time are given up."""
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=timeout_s)
         for task in list(self._tasks):
@@ -175,6 +190,6 @@ class HandleCalls:
 
 
 def changed(handle: ReceiptHandle, reply: Reply) -> ReceiptHandle:
-    """Return the handle that a message has from a change of its time on. Raises FrameError."""
+    """Return a message's new handle by the reply to `HandleCalls.change`; `handle`: the old one. Raises FrameError."""
     new = reply.header(ChangeInvisibleTimeReply)
     return with_new_time(handle, new.pop_time_ms, new.invisible_time_ms, new.revive_queue_id)

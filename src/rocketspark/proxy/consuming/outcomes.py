@@ -27,7 +27,7 @@ from rocketspark.transport.request_frames import Reply
 
 
 def duration_ms(duration: Any) -> int:
-    """Return a Duration in ms, whatever numbers it holds."""
+    """Return a protobuf Duration in ms; it may be negative or beyond the legal range."""
     return int(duration.seconds * 1000 + duration.nanos // 1_000_000)
 
 
@@ -36,7 +36,9 @@ NOT_ACKED = "ack failed: status is abnormal"
 
 
 class Outcomes:
-    """Serves the three calls. `is_there`: tells whether the client of an identity is."""
+    """Serves AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue. `is_there`: tells whether the
+    client of an identity is connected.
+    """
 
     def __init__(
         self,

@@ -52,7 +52,9 @@ _INNER = sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
 
 
 class Popped(NamedTuple):
-    """One message. `pairs`: its properties, its handle among them; `record` counts its attempts."""
+    """One message of a reply to a pop. `pairs`: its properties, among them its receipt handle; `record`: as stored,
+    with the number of its attempts.
+    """
 
     record: Record
     pairs: dict[str, str]
@@ -60,7 +62,9 @@ class Popped(NamedTuple):
 
 
 def popped(answer: PopReply, body: bytes, broker_name: str) -> list[Popped]:
-    """Return the messages of a reply to a pop. Raises FrameError for a reply that says nothing clear of its queues."""
+    """Return the messages of a broker's reply to a pop. Raises FrameError if the reply does not say clearly which
+    queues they are of.
+    """
     told = TimesAndOffsets(answer, broker_name)
     found = []
     for record in _records(body):

@@ -1,8 +1,10 @@
-"""Handles that the proxy renews: messages of push consumers stay theirs for as long as they work on them.
+"""Receipt handles that the proxy renews: a message stays with the push consumer that has it for as long as it works on
+it.
 
-Rule (DefaultReceiptHandleManager, 5.5.0): shortly before a message would be visible its time is changed, each time by
-more; after three failures in a row, or three hours, it is left to come again. What a client that is gone had is given
-back. The table is bounded, and of one host three quarters: what does not fit is delivered and not renewed.
+Rule (DefaultReceiptHandleManager, 5.5.0): shortly before a message would be visible again its time is extended, each
+time by more; after three failures in a row, or three hours, it is left to come again. What a client that is gone had is
+given back. The table is bounded, and one host has at most three quarters of it: a message that does not fit is
+delivered all the same, and its handle is not renewed.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ AT_ONCE_MAX = 256
 
 
 class RenewSettings(NamedTuple):
-    """When and how long handles are renewed, in ms."""
+    """When and for how long handles are renewed: from `ahead_ms` before a message is visible again, for `longest_ms` in
+    all, until `failures_max` renewals in a row have failed.
+    """
 
     ahead_ms: int = 10_000
     longest_ms: int = 3 * 3600_000
@@ -43,8 +47,10 @@ class RenewSettings(NamedTuple):
 
 
 class Renewal:
-    """One message that a client has. `since_ms`: when it was given out; `changing`: set while it is being changed;
-    `doubtful`: the client may not have got it, so it is not renewed; `host`: the client's.
+    """One message that a client has, and whose handle is renewed.
+
+    `since_ms`: when it was given out; `changing`: set while a renewal is under way; `doubtful`: the client may not have
+    got the message, so it is not renewed; `host`: the client's host.
     """
 
     __slots__ = (
@@ -83,7 +89,10 @@ def _key(held: Held) -> Key:
 
 
 class Renewals:
-    """The table, by a client's identity. `clock_ms`: the time of day."""
+    """The table of the handles that are renewed, by client identity. `clock_ms`: returns the time of day.
+
+    `change`: extends a message's time at its broker; `retry_wait`: returns a group's wait before the next attempt.
+    """
 
     def __init__(
         self,
@@ -107,7 +116,10 @@ class Renewals:
         return self._shares.total
 
     def add(self, client: str, held: Held, reconsume_times: int, host: str = "") -> None:
-        """Renew a message that a client gets, unless the table is full, or its host has its share of it."""
+        """Begin to renew a message that a client gets, unless the table is full, or the host's share of it.
+
+        `reconsume_times`: how often it was delivered before.
+        """
         own = self._clients.get(client)
         if own is None:
             own = self._clients[client] = {}
@@ -128,12 +140,12 @@ class Renewals:
         own[key] = Renewal(held, reconsume_times, host)
 
     async def take(self, client: str, held: Held) -> Held:
-        """Return a message with the handle that it has now, and renew it no more; as it is if it was not renewed."""
+        """Stop renewing a message, and return it with its newest handle; as it was given if it was not renewed."""
         found = await self.take_renewal(client, held)
         return held if found is None else found.held
 
     async def take_renewal(self, client: str, held: Held) -> Renewal | None:
-        """Renew a message no more, and return how it was; None if it was not renewed."""
+        """Stop renewing a message, and return the renewal with its newest handle; None if it was not renewed."""
         own = self._clients.get(client)
         found = own.get(_key(held)) if own else None
         # An older delivery's handle says nothing of this one.
@@ -146,19 +158,21 @@ class Renewals:
         return found
 
     def restore(self, client: str, renewal: Renewal) -> None:
-        """Go on with a renewal that was taken: its client is there, and could not tell the broker what became of it."""
+        """Go on with a renewal that `take_renewal` returned: its client still has the message, as the broker could not
+        be told its outcome.
+        """
         renewal.doubtful = False
         own = self._clients.setdefault(client, {})
         if own.setdefault(_key(renewal.held), renewal) is renewal:
             self._shares.add(renewal.host, 1)
 
     def forget(self, client: str, held: Held) -> None:
-        """Renew a message no more, which its client did not get."""
+        """Stop renewing a message that its client did not get."""
         if (found := self._given(client, held)) is not None:
             self._drop(client, self._clients[client], found)
 
     def doubt(self, client: str, held: Held) -> None:
-        """Renew a message no more, which its client may not have got; it is given back if the client goes before."""
+        """Stop renewing a message that its client may not have got, but keep it, to give it back if the client goes."""
         if (found := self._given(client, held)) is not None:
             found.doubtful = True
 
@@ -175,7 +189,7 @@ class Renewals:
                 del self._clients[client]
 
     async def take_all(self, client: str) -> list[Held]:
-        """Return everything that a client has, and renew it no more."""
+        """Stop renewing all messages of a client, and return them with their newest handles."""
         own = self._clients.pop(client, {})
         listed = list(own.values())
         for renewal in listed:
@@ -191,13 +205,13 @@ class Renewals:
         return [renewal.held for renewal in self._clients.get(client, {}).values()]
 
     def clients(self) -> list[str]:
-        """Return the clients that have something."""
+        """Return the identities of the clients that have messages which are renewed."""
         return list(self._clients)
 
     # -- renewing ------------------------------------------------------------------------------------------------
 
     def due(self) -> Iterator[tuple[str, Renewal]]:
-        """Yield what is to be renewed now, with its client."""
+        """Yield each client and renewal whose message is visible again so soon that it has to be renewed now."""
         until_ms = self._clock_ms() + self._settings.ahead_ms
         for client, own in list(self._clients.items()):
             for renewal in list(own.values()):
@@ -205,7 +219,9 @@ class Renewals:
                     yield client, renewal
 
     def begin_due(self) -> list[asyncio.Task[None]]:
-        """Begin to renew what is due, each broker's for itself: a silent one's must not hold up the others'."""
+        """Begin the renewals that are due, in a task for each broker: a silent broker must not hold up the others.
+        Returns the tasks.
+        """
         brokers: dict[str, list[tuple[str, Renewal]]] = {}
         for client, one in self.due():
             brokers.setdefault(one.held.handle.broker_name, []).append((client, one))
@@ -221,7 +237,7 @@ class Renewals:
         del self._renewing[broker_name]
 
     async def renew_due(self) -> None:
-        """Renew what is due, and wait until that is done."""
+        """Do the renewals that are due, and wait until they are done."""
         await asyncio.gather(*self.begin_due())
 
     async def close(self) -> None:

@@ -54,12 +54,12 @@ class ProducerGroups:
         self._task = asyncio.ensure_future(self._run())
 
     def changed(self, client: ProxyClient) -> None:
-        """Have brokers told at once, if a client publishes a topic that they do not know of."""
+        """Have brokers told at once if a client publishes to a topic whose producer group they were not told of."""
         if any(topic not in self._told for topic in client.topics):
             self._wanted.set()
 
     async def gone(self, client: ProxyClient) -> None:
-        """Take leave of the groups of a client that is gone, unless others are in them."""
+        """Unregister the producer groups of a client that is gone, except those that other clients are in."""
         for topic in client.topics & self._told.keys():
             if not any(topic in other.topics for other in self._clients.all()):
                 await self._leave(topic, self._told.pop(topic))
@@ -89,7 +89,7 @@ class ProducerGroups:
                 log.exception("brokers were not told of producer groups")
 
     async def tell(self) -> None:
-        """Tell the brokers of all topics with transactions that the proxy has producers of them."""
+        """Tell the brokers of each topic with transactions that the proxy has producers of it."""
         groups: dict[str, list[str]] = {}
         published = {topic for client in self._clients.all() for topic in client.topics}
         # First those that have transactions: clients may name many topics that are not there.
@@ -123,7 +123,7 @@ class ProducerGroups:
 
 
 class Orphans:
-    """Hands on what brokers ask about transactions."""
+    """Passes on to a producer what a broker asks about an orphaned transaction."""
 
     def __init__(self, brokers: Brokers, clients: Clients, data: TransactionData) -> None:
         self._brokers = brokers

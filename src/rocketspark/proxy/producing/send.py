@@ -51,7 +51,7 @@ TOPICS_KEPT = 10_000
 
 @lru_cache(maxsize=65536)
 def consistent_hash(value: int, buckets: int) -> int:
-    """Return the bucket of a number of 64 bits, as Guava's `Hashing.consistentHash`: 0 to `buckets` - 1."""
+    """Return the bucket, from 0 to `buckets` - 1, that Guava's `Hashing.consistentHash` puts a 64-bit number into."""
     state = value & _MASK
     candidate = 0
     while True:
@@ -65,17 +65,19 @@ def consistent_hash(value: int, buckets: int) -> int:
 
 
 class QueueChoice:
-    """Chooses queues; keeps for each topic whose turn it is."""
+    """Chooses the queues that messages are sent to; remembers for each topic which queue is next."""
 
     def __init__(self) -> None:
         self._turns: dict[str, int] = {}
 
     def of_group(self, message_group: str, queues: Sequence[MessageQueue]) -> MessageQueue:
-        """Return the queue of a message group."""
+        """Return the queue that all messages of a message group go to."""
         return queues[consistent_hash(string_hash(message_group), len(queues))]
 
     def next(self, topic: str, queues: Sequence[MessageQueue], avoid: Collection[str] = ()) -> MessageQueue:
-        """Return the next queue in turn; of a broker in `avoid`, which did not answer lately, only if it must be."""
+        """Return the next of a topic's queues in turn. A queue of a broker in `avoid`, which lately did not answer, is
+        returned only if there is no other.
+        """
         turn = self._turns.get(topic)
         if turn is None:
             turn = machine.randrange(len(queues))
@@ -284,7 +286,9 @@ class Sends:
 
 
 async def check_type(brokers: Brokers, topic: str, actual: str) -> None:
-    """Raise Refused 40014 unless the topic takes messages of this type; RocketSparkError if no broker tells."""
+    """Raise Refused 40014 if the topic does not take messages of the type `actual`; RocketSparkError if no broker tells
+    the topic's type.
+    """
     if topic.startswith(_UNTYPED):
         return
     expected = await brokers.topic_type(topic)

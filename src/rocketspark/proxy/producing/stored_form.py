@@ -45,9 +45,9 @@ _SURELY_SHORT = properties.BYTES_MAX // 4
 
 
 class StoredForm(NamedTuple):
-    """A message to store.
+    """A message of a client in the form that brokers store.
 
-    `type`: one of those of `message_form`.
+    `type`: its message type, one of those in `message_form`.
     """
 
     body: bytes
@@ -61,9 +61,10 @@ class StoredForm(NamedTuple):
 
 
 def stored_form(message: Any, topic: str, client: str, now_ms: int, limits: SendLimits) -> StoredForm:
-    """Return what is stored of a message for `topic`, which was checked. `client`: "ip:port" of who sends it.
+    """Return a client's message in the form that brokers store. `topic`: its topic, checked before; `client`: "ip:port"
+    of its sender.
 
-    Raises Refused: with the code of the first rule that it breaks.
+    Raises Refused with the code of the first rule that the message breaks.
     """
     body = message.body
     if not 0 < len(body) <= limits.body_bytes_max:
@@ -167,7 +168,7 @@ def _user_text(pairs: dict[str, str], limits: SendLimits) -> tuple[int, str]:
 
 
 def delay_level(delay_ms: int) -> int:
-    """Return the first of the 18 delay levels that is longer; the last one if none is."""
+    """Return the first of the 18 delay levels whose time is longer than `delay_ms`; the last level if none is."""
     return min(bisect_right(_LEVELS_MS, delay_ms), len(_LEVELS_MS) - 1) + 1
 
 

@@ -55,12 +55,12 @@ def _key(topic: str, transaction_id: str) -> Key:
 
 
 def monotonic_ms() -> int:
-    """Return a time that no change of the clock moves."""
+    """Return the ms of a clock that only goes forward, whatever the time of day is set to."""
     return machine.monotonic_ns() // 1_000_000
 
 
 class HalfPlace(NamedTuple):
-    """Where a half message lies. `half_offset`: in the half queue."""
+    """The place of a half message: its broker, its offset in the half queue, and its physical offset in the log."""
 
     broker_name: str
     half_offset: int
@@ -68,7 +68,10 @@ class HalfPlace(NamedTuple):
 
 
 class TransactionData:
-    """The half messages that may be ended now, and those that were a short time ago."""
+    """Remembers where the half messages of open transactions are, and which transactions were ended a short time ago.
+
+    A half message is forgotten after `expiry_ms`; `per_id_max` copies of one and `ids_max` transactions are remembered.
+    """
 
     def __init__(self, expiry_ms: int = EXPIRY_MS, per_id_max: int = PER_ID_MAX, ids_max: int = IDS_MAX) -> None:
         self._expiry_ms = expiry_ms
@@ -82,7 +85,7 @@ class TransactionData:
         return len(self._open)
 
     def add(self, topic: str, transaction_id: str, place: HalfPlace, now_ms: int) -> None:
-        """Note a half message that was stored, or that a broker asks about."""
+        """Remember the place of a half message of a transaction."""
         key = _key(topic, transaction_id)
         places = self._open.get(key)
         if places is None:
@@ -97,9 +100,10 @@ class TransactionData:
             del places[next(iter(places))]
 
     def add_checked(self, topic: str, transaction_id: str, place: HalfPlace, now_ms: int) -> bool:
-        """Note a half message that a broker asks about; False if it was ended just now: then nobody is to be asked.
+        """Remember the half message that a broker asks about, in place of its earlier copies on that broker: only the
+        newest counts.
 
-        A broker that asks has one copy of a half message that counts, the newest.
+        Returns False if the broker was told the end just now: then no client is to be asked.
         """
         key = _key(topic, transaction_id)
         ended = self._ended.get(key)
@@ -111,8 +115,8 @@ class TransactionData:
         return True
 
     def take(self, topic: str, transaction_id: str, now_ms: int) -> HalfPlace | None:
-        """Return the newest half message of a transaction, and forget what is known of it at its broker; None if there
-        is none, or only some that were told of too long ago.
+        """Return the newest half message of a transaction, and forget all its copies on that broker. None if none is
+        known, or only ones that were noted too long ago.
         """
         key = _key(topic, transaction_id)
         places = self._open.get(key)
@@ -129,7 +133,7 @@ class TransactionData:
         return place
 
     def note_end(self, topic: str, transaction_id: str, broker_name: str, now_ms: int) -> None:
-        """Note that a broker was told of an end."""
+        """Remember that a broker was told the end of a transaction."""
         key = _key(topic, transaction_id)
         self._ended.setdefault(key, {})[broker_name] = now_ms
         self._ended.move_to_end(key)
@@ -137,7 +141,7 @@ class TransactionData:
             self._ended.popitem(last=False)
 
     def forget_end(self, topic: str, transaction_id: str, broker_name: str) -> None:
-        """Take back a `note_end`: the broker could not be told."""
+        """Undo `note_end`, as the broker could not be told after all."""
         key = _key(topic, transaction_id)
         brokers = self._ended.get(key)
         if brokers is not None:
@@ -146,11 +150,11 @@ class TransactionData:
                 del self._ended[key]
 
     def was_ended(self, topic: str, transaction_id: str) -> bool:
-        """Tell whether a broker was told of an end, as far as that is remembered."""
+        """Tell whether a broker was told the end of a transaction a short time ago."""
         return _key(topic, transaction_id) in self._ended
 
     def sweep(self, now_ms: int) -> None:
-        """Forget half messages and ends that are older than is remembered."""
+        """Forget the half messages and the ends that were noted too long ago."""
         while self._open:
             key, places = next(iter(self._open.items()))
             if now_ms - max(places.values(), default=0) <= self._expiry_ms:
@@ -232,7 +236,7 @@ _OUTCOMES: dict[int, int] = {
 
 
 class Transactions:
-    """The ends of one proxy's transactions."""
+    """Serves EndTransaction for one proxy."""
 
     def __init__(self, brokers: Brokers, data: TransactionData) -> None:
         self._brokers = brokers

@@ -1,4 +1,4 @@
-"""The numbers of the gRPC protocol's enumerations. Those of messaging.proto."""
+"""The enumerations of the gRPC protocol, with the numbers that messaging.proto gives them."""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ class _Message:
 
 
 class UnfinishedMessages:
-    """Reads one connection's bytes, from its preface on. `held`: bytes of what is not whole, calls among it."""
+    """Reads the bytes of one client's connection from its first one on, and counts those of gRPC messages that have not
+    arrived whole. `held`: these bytes, and a fixed number for each such message.
+    """
 
     def __init__(self) -> None:
         self.held = 0
@@ -50,7 +52,7 @@ class UnfinishedMessages:
 
     @property
     def oldest(self) -> int | None:
-        """The number of the message that has been on its way for longest; None if all are whole."""
+        """The number of the unfinished message that began to arrive first; None if all are whole."""
         return next(iter(self._open.values())).number if self._open else None
 
     def feed(self, data: bytes, calls_max: float = math.inf) -> int:
@@ -122,7 +124,7 @@ class UnfinishedMessages:
                 self.begun.append(stream)
 
     def answered(self, stream: int) -> None:
-        """Note that the server ended a call, which is not made any more if it was not before."""
+        """Note that the server has ended the call of a stream: its first message is not waited for any more."""
         if stream in self._open:
             self._open[stream].first = False
             self._drop(stream)
@@ -146,14 +148,14 @@ class UnfinishedMessages:
 
 
 class Frames:
-    """The frames that a gRPC server writes: by their heads alone."""
+    """Reads the bytes that a gRPC server writes as HTTP/2 frames, of which it looks at the heads alone."""
 
     def __init__(self) -> None:
         self._head = b""
         self._left = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, int]]:
-        """Yield the kind, the flags and the stream of each frame that begins here."""
+        """Yield the kind, the flags and the stream of each frame whose head ends in these bytes."""
         at, size = 0, len(data)
         while at < size:
             if self._left:

@@ -38,7 +38,7 @@ def of_name(full_name: str) -> Any:
 
 
 def service() -> Any:
-    """Return the descriptor of MessagingService: its methods with the types they take and give."""
+    """Return the descriptor of MessagingService: its methods, each with its request and response types."""
     return pool().FindServiceByName(SERVICE)
 
 

@@ -22,7 +22,9 @@ OF_REMOTING: dict[int, Code] = {
 
 
 class Refused(RocketSparkError):
-    """A call that ends with a status other than OK. `code`: of the protocol; the message is shown to the client."""
+    """Raised to end a call with a status other than OK. `code`: the protocol's code; the message is shown to the
+    client.
+    """
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -40,7 +42,7 @@ def code_of_remoting(code: int) -> Code:
 
 
 def status_of(error: BaseException) -> Any:
-    """Return the Status of a call that raised; what nobody expected is logged."""
+    """Return the Status that stands for the error of a call; an unexpected error is logged."""
     if isinstance(error, Refused):
         return status(error.code, str(error))
     if isinstance(error, RouteNotFound):

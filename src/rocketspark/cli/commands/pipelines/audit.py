@@ -21,7 +21,7 @@ _COMPARE = "Comparing two places"
 
 
 class CompareOptions(NamedTuple):
-    """The other place, if two are compared, and how."""
+    """The options of `pipeline audit` that compare two places: the second place, and how to compare."""
 
     against: Annotated[
         str | None, typer.Option(help="Compare with this topic instead.", show_default=False, rich_help_panel=_COMPARE)
@@ -50,11 +50,13 @@ class CompareOptions(NamedTuple):
 
     @property
     def wanted(self) -> bool:
-        """Tell whether two places are compared."""
+        """True if two places are to be compared."""
         return bool(self.against or self.against_archive)
 
     def check(self, topics: list[str], *, only_audit: bool) -> None:
-        """Raise BadParameter for options that do not go together. `only_audit`: some are given that audits have."""
+        """Raise BadParameter for options that do not go together. `only_audit`: an option is given that only an audit
+        has, not a comparison.
+        """
         not_empty(against=self.against, against_archive=self.against_archive, against_namesrv=self.against_namesrv)
         if self.wanted and len(topics) > 1:
             raise typer.BadParameter("one topic is compared at a time", param_hint="TOPICS")

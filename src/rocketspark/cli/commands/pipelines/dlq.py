@@ -11,14 +11,14 @@ from rocketspark.spark.pipelines.options import Choice, ResendOptions
 
 
 class ChoiceOptions(NamedTuple):
-    """Which letters are meant."""
+    """The options that choose dead letters."""
 
     rest: Choice = Choice()
     since: Since = ""
     until: Until = ""
 
     def choice(self) -> Choice:
-        """Return the choice that these options describe. Raises BadParameter."""
+        """Return the choice of dead letters that these options describe. Raises BadParameter."""
         since_ms, until_ms = time_range(self.since, self.until)
         return self.rest._replace(since_ms=since_ms, until_ms=until_ms)
 

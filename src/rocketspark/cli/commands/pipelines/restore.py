@@ -23,7 +23,7 @@ from rocketspark.spark.pipelines.options import RestoreOptions
 
 
 class RowOptions(NamedTuple):
-    """Which rows are sent, and how: options of both commands."""
+    """The options of `restore` and `replay`: which rows are sent, and how."""
 
     since: Annotated[
         str | None, typer.Option(help="Only rows stored since: 2026-11-21T06 (UTC), 2026-11-21T06:30+01:00.")
@@ -33,14 +33,18 @@ class RowOptions(NamedTuple):
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask if the target holds messages.")] = False
 
     def options(self, state: Path | None) -> RestoreOptions:
-        """Return the options of `restore.restore` and `restore.replay`. Raises BadParameter."""
+        """Return these options as `restore.restore` and `restore.replay` take them. `state`: the folder of the progress
+        file. Raises BadParameter.
+        """
         since_ms, until_ms = _fixed(self.since, "--since"), _fixed(self.until, "--until")
         check_times(since_ms, until_ms)
         return self.rest._replace(since_ms=since_ms, until_ms=until_ms, state=state)
 
     @property
     def sure(self) -> Callable[[str], None] | None:
-        """Return what asks the user whether rows are to go beside messages that are there."""
+        """The function that asks the user whether to send into a topic that holds messages; None if the user said yes
+        before.
+        """
         return None if self.yes else _sure
 
 

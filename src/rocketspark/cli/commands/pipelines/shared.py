@@ -48,7 +48,7 @@ _MADE: ContextVar[tuple[SharedOptions | None, Connection | None]] = ContextVar("
 
 
 class TableNames(NamedTuple):
-    """Where Iceberg's table is, for commands that take an archive."""
+    """The options of commands that take an archive: the catalog and the name of an Iceberg table."""
 
     catalog: Annotated[
         str,
@@ -111,7 +111,9 @@ class SharedOptions(NamedTuple):
     json: Json = False
 
     def connection(self, *, decodes: bool = False) -> Connection:
-        """Return the connection to the cluster; with options of decoding for what `decodes`. Raises ConfigError."""
+        """Return the connection to the cluster. `decodes`: the pipeline takes options of decoding; for others they are
+        an error. Raises ConfigError.
+        """
         _check_packages()
         from rocketspark.spark.pipelines.connection import Connection, connection, pairs
         from rocketspark.transport.tls.client_tls import client_tls
@@ -136,12 +138,13 @@ class SharedOptions(NamedTuple):
         writes: tuple[str | Path, ...] = (),
         archives: tuple[Path | TablePlace, ...] = (),
     ) -> Iterator[tuple[SparkSession, Progress]]:
-        """Give the session and the progress of a pipeline; Ctrl-C and SIGTERM ask it to stop, Spark's errors are one
-        line.
+        """Give the block a pipeline's Spark session and progress. Ctrl-C and SIGTERM ask the pipeline to stop; an error
+        of Spark's becomes one line.
 
-        `conf`: settings that those given go before. One that `only_reads` has nothing to finish: they end it at once.
-        `reads`, `writes`: its places; those on object stores are looked at before it begins. `archives`: those that
-        are tables have their jars.
+        `name`: the pipeline's; `conf`: Spark settings, which those that the user gives override. `only_reads`: the
+        pipeline has nothing to finish, so Ctrl-C ends it at once. `reads`, `writes`: the places that it reads and
+        writes; those on object stores are checked before it begins. `archives`: its archives; for tables among them the
+        session gets their jars.
         """
         _check_packages()
         from rocketspark.spark.lakehouse.object_store import check_place
@@ -176,8 +179,8 @@ class SharedOptions(NamedTuple):
         return listening
 
     def finish(self, result: Any, progress: Progress, *, code: int = 0, ends: bool = True) -> None:
-        """Print a result and end with `code`; if it was stopped, say how to go on, and unless it runs for ever
-        (ends=False) end with 130.
+        """Print a pipeline's result and end the command with `code`. If the user stopped it, say how to go on, and end
+        with 130, unless the pipeline runs until it is stopped (ends=False).
         """
         from rocketspark.spark.pipelines.parts.progress import EXIT_STOPPED
         from rocketspark.spark.pipelines.parts.report import plain, show
@@ -191,7 +194,7 @@ class SharedOptions(NamedTuple):
 
 
 def not_empty(**options: str | None) -> None:
-    """Raise BadParameter for an option that is given without a value, as by a variable of the shell that is not set."""
+    """Raise BadParameter for an option whose value is empty, as a shell variable that is not set leaves it."""
     for name, value in options.items():
         if value is not None and not value.strip():
             option = f"--{name.replace('_', '-')}"
@@ -259,7 +262,11 @@ def time_range(since: str | None, until: str | None) -> tuple[int | None, int | 
 
 
 def moment(option: str, text: str | None, now_ms: int | None = None) -> int | None:
-    """Return an option's time in ms since 1970, None where it is not given. Raises BadParameter."""
+    """Return the time that an option's text names, in ms since 1970; None if the option is not given. Raises
+    BadParameter.
+
+    `now_ms`: the time from which texts such as 24h count back; by default now.
+    """
     text = (text or "").strip()
     if not text:
         return None
