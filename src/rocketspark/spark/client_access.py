@@ -25,8 +25,8 @@ class ClientAccess(AccessOptions):
 
 
 class Access(NamedTuple):
-    """The namespace ("" for none), the keys that requests are signed with ("": requests are not signed), and the TLS of
-    connections to servers (None: they are plain).
+    """What connections to servers need: the namespace ("" for none), the keys that requests are signed with ("":
+    requests are not signed), and the TLS (None: connections are plain).
     """
 
     namespace: str = ""
@@ -48,7 +48,9 @@ class Access(NamedTuple):
         return MessageQueue(self.wire(queue.topic), queue.broker_name, queue.queue_id) if self.namespace else queue
 
     def own(self, wire_name: str) -> str | None:
-        """Return the user's name of a topic; None if it is of another namespace."""
+        """Return a topic's name without this namespace, as the user knows it; None if the topic is of another
+        namespace.
+        """
         if not self.namespace:
             return wire_name
         name = namespace.unwrap(self.namespace, wire_name)
@@ -66,7 +68,7 @@ class Access(NamedTuple):
         return None if signer is None else HookSet([signer])
 
     def checked_tls(self) -> ClientTls | None:
-        """Return the TLS, after a look at its files. Raises ConfigError if they are not on this machine."""
+        """Return the TLS of connections. Raises ConfigError if its files are not on this machine."""
         if self.tls is not None:
             try:
                 self.tls.context()
@@ -78,15 +80,15 @@ class Access(NamedTuple):
         return self.tls
 
     def connections(self) -> Connections:
-        """Return connections, on the running loop."""
+        """Return a new set of connections to servers, for the running event loop."""
         return Connections(hooks=self._hooks(), tls=self.checked_tls())
 
     def routes(self, addresses: Sequence[str], *, timeout_ms: float) -> RouteCache:
-        """Return a cache of routes, which asks the NameServers, on the running loop."""
+        """Return a new cache of routes that asks these NameServers, for the running event loop."""
         return RouteCache(list(addresses), timeout_ms=timeout_ms, hooks=self._hooks(), tls=self.checked_tls())
 
     def credentials(self) -> AccessOptions:
-        """Return the keys and the TLS as arguments for operations, which take names with their namespace."""
+        """Return the keys and the TLS as arguments of `admin.Operations`, which takes names with their namespace."""
         tls = self.checked_tls() or ClientTls()
         return {
             "access_key": self.access_key or None,

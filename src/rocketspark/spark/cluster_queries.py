@@ -61,11 +61,12 @@ TOPIC_DELETED = "the topic was deleted"
 
 
 class OffsetBounds(NamedTuple):
-    """The offsets that a queue holds: the oldest message there, and the next to be written.
+    """The offsets that a queue holds: `oldest`, of the oldest message there, and `next`, of the next one to be written.
 
-    `of_master`: not of a slave, which may be behind; `replicated`: the broker has, or had, replicas, so its queues may
-    have lost their ends by an election; `made_at`: a number of the topic's making, which rises when it is made anew;
-    `log_end`: the position in the log before which all messages lie that the queue holds, None if it does not tell.
+    `of_master`: the master told them; a slave may be behind. `replicated`: the broker has, or had, replicas, so an
+    election may have cut the ends of its queues. `made_at`: a number that rises when the topic is deleted and made
+    again. `log_end`: the position in the log before which all messages of the queue lie; None if the broker does not
+    tell it.
     """
 
     oldest: int
@@ -168,7 +169,7 @@ class ClusterQueries:
         if_there: bool = False,
         seen: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, OffsetBounds]:
-        """Return the offsets that each queue holds now; `if_there` leaves out queues whose broker does not answer.
+        """Return the offsets that each queue holds now. `if_there`: a queue whose broker does not answer is left out.
 
         `seen`: where queues ended before. If one ends earlier now, and its broker has replicas, a master may just have
         been elected: it is asked again for up to SETTLE_S.
@@ -195,10 +196,12 @@ class ClusterQueries:
         return {q: now._replace(replicated=q.broker_name in replicated) for q, now in found.items()}
 
     def made_anew(self, bounds: Mapping[MessageQueue, OffsetBounds], made: Made) -> list[MessageQueue]:
-        """Return the queues whose topic was deleted and made again since `made` was noted.
+        """Return the queues of `bounds` whose topic was deleted and made again since `made`, the numbers of its making,
+        was noted.
 
-        Of brokers without replicas alone: a slave's number may be another, and is the broker's after an election. One
-        that is at another address now may be such a slave, so only numbers above the first that it tells count.
+        Only of brokers without replicas: a slave's number may be another one, and becomes the broker's number by an
+        election. A broker that is at another address now may be such a slave, so the first number that it tells there
+        is not compared.
         """
         later = []
         for queue, now in bounds.items():
@@ -265,10 +268,12 @@ class ClusterQueries:
         return await self._connections.get(await self._routes.find_readable(queue)), queue
 
     def offsets_at(self, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
-        """Return the first offset of each queue stored at or after `time_ms`; the end of the queue if none is.
+        """Return the offset of each queue's first message that was stored at or after `time_ms`; the end of the queue
+        if there is none.
 
-        Exact where store times ascend along a queue, as they do unless an Apache broker's clock was set back (ours
-        never stamps an earlier time than before). Never before the oldest message that is still there.
+        The answer is exact where store times ascend along a queue, as they do unless the clock of an Apache broker was
+        set back (RocketSpark's never stamps an earlier time than before). It is never before the oldest message that is
+        still there.
         """
         return self._run(self._of_each(list(queues), lambda queue: self._offset_at(queue, time_ms)))
 
@@ -284,8 +289,8 @@ class ClusterQueries:
         return await first_at_or_after(time_ms, oldest, end, guess, partial(self._stored_ms, broker, queue))
 
     def stored_ms(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
-        """Return the store time of the first message at or after an offset of each queue, infinity if there is none;
-        without queues whose broker does not answer.
+        """Return the store time of each queue's first message at or after an offset; infinity if there is none. Queues
+        whose broker does not answer are left out.
         """
         return self._run(self._of_each(list(offsets), lambda q: self._stored_at(q, offsets[q]), if_there=True))
 
@@ -309,8 +314,8 @@ class ClusterQueries:
         return await client_api.pull(broker, header, timeout_ms=TIMEOUT_MS)
 
     def record_bytes(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
-        """Return the mean size of some stored records from an offset on, by queue; queues that do not tell it are left
-        out.
+        """Return the mean size in bytes of some records of each queue, from an offset on. Queues whose broker does not
+        tell it are left out.
         """
         found = self._run(self._of_each(list(offsets), lambda q: self._record_bytes(q, offsets[q]), if_there=True))
         return {queue: size for queue, size in found.items() if size is not None}
@@ -324,7 +329,7 @@ class ClusterQueries:
     # -- groups --------------------------------------------------------------------------------------------------
 
     def committed(self, queues: Iterable[MessageQueue], group: str) -> dict[MessageQueue, int | None]:
-        """Return the offsets that a group has committed, None where it has not."""
+        """Return the offset that a group has committed in each queue; None where it has committed none."""
         return self._run(self._of_each(list(queues), lambda queue: self._committed(queue, self._access.wire(group))))
 
     async def _committed(self, queue: MessageQueue, group: str) -> int | None:
@@ -334,7 +339,9 @@ class ClusterQueries:
         )
 
     def commit(self, offsets: Mapping[MessageQueue, int], group: str) -> Iterable[MessageQueue]:
-        """Commit the next offset to consume of each queue; return those whose broker answered. Raises ServerError."""
+        """Commit a group's offset of each queue, which is the next one to consume; return the queues whose broker
+        answered. Raises ServerError.
+        """
         wire = self._access.wire(group)
         return self._run(self._commit_all(offsets, wire))
 
@@ -352,7 +359,8 @@ class ClusterQueries:
     def register_group(self, queues: Iterable[MessageQueue], group: str) -> None:
         """Register a group with the brokers of these queues, as if a consumer had joined it.
 
-        A heartbeat makes it, with its retry topic, by which RocketMQ's tools find groups, if brokers may create groups.
+        The broker makes the group from a heartbeat, if it may create groups, and its retry topic too, by which
+        RocketMQ's tools find groups.
         """
         self._run(self._register(list(queues), self._access.wire(group)))
 
@@ -375,9 +383,10 @@ class ClusterQueries:
     # -- what became of a queue ----------------------------------------------------------------------------------
 
     def why_gone(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, str]:
-        """Return which queues are gone, and why, of queues that no route names. `offsets`: how far each was read.
+        """Return which queues are gone for good, and why. `offsets`: queues that no route names, and how far each was
+        read.
 
-        The others' broker is away: no NameServer knows it, or it does not answer.
+        The brokers of the other queues are away: no NameServer knows them, or they do not answer.
         """
         return self._run(self._why_gone(offsets))
 
@@ -414,11 +423,11 @@ class ClusterQueries:
         return f"the topic has {config.read_queue_nums} queues to read there now, and this one holds messages unread"
 
     def filters_each_message(self, queue: MessageQueue) -> bool:
-        """Tell whether the filter of the queue's broker sees every message by itself, so that it loses none that
-        matches.
+        """Tell whether the filter of a queue's broker looks at each message by itself, so that no message that matches
+        is left out.
 
         It does not where a record is a batch (topics with queue.type=BatchCQ), nor for the tags of delayed messages,
-        whose units hold a time instead (rule: CommitLog, 5.x).
+        whose queue units hold a time instead (rule: CommitLog, 5.x).
         """
         if queue.topic == _DELAYED_TOPIC:
             return False
@@ -438,7 +447,9 @@ class ClusterQueries:
         return config is not None and config.attributes.get("queue.type") != "BatchCQ"
 
     def addresses(self, broker_name: str) -> tuple[str, ...]:
-        """Return a broker's addresses, now or last known, its master first; none of one that is not known."""
+        """Return a broker's addresses, its master's first, as they are now or were last known; none if the broker was
+        never known.
+        """
         return self._seen.get(broker_name, ())
 
     def close(self) -> None:

@@ -40,8 +40,8 @@ READ_ONLY = frozenset(_READ_TYPES) - WRITE_TYPES.keys()
 
 
 class ReadColumns:
-    """The columns that a read gives, and the columns that have to be decoded for them. Raises ConfigError for a column
-    that no read has.
+    """The columns that a read gives, and the columns that have to be decoded for them. Raises ConfigError for a schema
+    with a column that no read has.
     """
 
     def __init__(self, schema: StructType) -> None:
@@ -52,7 +52,7 @@ class ReadColumns:
         self._schema: pa.Schema = arrow_schema(schema)
 
     def given(self, decoded: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch of decoded columns as PySpark expects it."""
+        """Turn a batch of decoded columns into one with the columns, names and types that the read gives."""
         batch = decoded
         if not self._as_decoded:
             batch = pa.RecordBatch.from_arrays([decoded.column(i) for i in self._places], names=self._schema.names)
@@ -79,10 +79,10 @@ def read_schema(columns: Sequence[str] = ()) -> StructType:
 
 
 def wanted_columns(schema: StructType, named: Sequence[str] = ()) -> list[str]:
-    """Return the names of the columns that a read gives, in the order of its schema. Raises ConfigError for a column
-    that no read has, or that has another type there.
+    """Return the names of a read's columns, in the order of its schema. Raises ConfigError for a column that no read
+    has, or that has another type.
 
-    `named`: the option columns, which must not say something else.
+    `named`: the names that option columns lists; the schema must not have others.
     """
     known = _READ_TYPES
     if named and read_schema(named).fieldNames() != schema.fieldNames():

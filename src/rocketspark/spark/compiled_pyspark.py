@@ -1,8 +1,10 @@
-"""PySpark for Spark's processes as it lies unpacked. Rule: the same code, compiled once instead of in each process.
+"""Has Spark's Python processes import PySpark from its unpacked folder instead of the archive, so that its compiled
+code is kept.
 
 Spark puts its pyspark.zip first on PYTHONPATH. Python keeps no compiled code of what lies in an archive, so each
 process that plans a query, and each that makes workers, compiled PySpark anew for some 0.4 s. src/rocketspark.pth calls
-`at_start` where Python starts, before PySpark is imported. If that fails, Python starts as it did before, in silence.
+`at_start` where Python starts, before PySpark is imported. Rule: the code is the same; if anything here fails, Python
+starts as it did before, in silence.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ _IN_SPARK = ("python", "lib", ARCHIVE)
 
 
 def at_start() -> None:
-    """Change sys.path as `prefer` does, and drop this package from the imported modules: Spark may ship another copy of
-    it, which must be found first then.
+    """Change sys.path as `prefer` does. Then drop this package from the imported modules: Spark may ship another copy
+    of it, which must be found first.
     """
     prefer(sys.path)
     imported = {name for name in sys.modules if name.partition(".")[0] == "rocketspark"}
@@ -31,9 +33,10 @@ def at_start() -> None:
 
 
 def prefer(path: MutableSequence[str]) -> None:
-    """Have PySpark imported from where it lies unpacked beside the archive on `path`, if it does.
+    """Change `path`, a list such as sys.path, so that PySpark is imported from the folder where it lies unpacked beside
+    its archive, if it does.
 
-    Another PySpark than the archive's is never taken, and nothing else changes its place.
+    Another PySpark than the archive's is never chosen, and nothing else on `path` changes its place.
     """
     for entry in [entry for entry in path if os.path.basename(entry) == ARCHIVE]:
         spark = _spark_of(entry)

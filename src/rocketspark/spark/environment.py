@@ -28,7 +28,7 @@ def pack(target: Path, extras: tuple[str, ...] = ("spark",), note: Callable[[str
     """Write a .tar.gz of this package and the packages it needs; return the number of distributions in it.
 
     Args:
-        extras: whose requirements go in too.
+        extras: this package's extras whose requirements go in too.
         note: called with the name and version of each distribution.
 
     Raises ConfigError if something that is needed is not installed here, or there is no such extra.
@@ -51,7 +51,7 @@ def pack(target: Path, extras: tuple[str, ...] = ("spark",), note: Callable[[str
 
 
 def settings(archive: Path) -> dict[str, str]:
-    """Return the settings of a Spark session whose executors use the archive."""
+    """Return the settings of a Spark session by which its executors use the packages of an archive."""
     return {"spark.archives": f"{archive}#{FOLDER}", "spark.executorEnv.PYTHONPATH": f"./{FOLDER}"}
 
 

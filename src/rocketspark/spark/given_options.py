@@ -57,13 +57,17 @@ _NONE_GIVEN = (
 
 
 def refuse_if(*rules: tuple[object, str]) -> None:
-    """Raise ConfigError with the text of the first rule whose condition is true."""
+    """Raise ConfigError with the text of the first rule whose condition is true. `rules`: conditions, each with its
+    text.
+    """
     if text := next((text for is_broken, text in rules if is_broken), None):
         raise ConfigError(text)
 
 
 class StorePaths(NamedTuple):
-    """Store directories to read instead of brokers, a broker's name for each, and the commit logs if elsewhere."""
+    """The store directories that are read instead of brokers, a broker's name for each, and the commit logs that lie
+    elsewhere.
+    """
 
     roots: tuple[str, ...]
     broker_names: tuple[str, ...]
@@ -71,7 +75,9 @@ class StorePaths(NamedTuple):
 
 
 class GivenOptions:
-    """The options as they were given. `names`: those known here; `other_names`: those that are known and ignored."""
+    """The options of a read or write as the user gave them. `names`: those that it has; `other_names`: those that are
+    known but do not matter for it.
+    """
 
     def __init__(self, options: Mapping[str, str], names: tuple[str, ...], other_names: tuple[str, ...]) -> None:
         self._values = {name.lower(): str(value).strip() for name, value in options.items()}
@@ -88,7 +94,7 @@ class GivenOptions:
                 raise ConfigError(f"option {name!r} is unknown; did you mean {known[close[0]]!r}?")
 
     def text(self, name: str, default: str) -> str:
-        """Return the option as it was written, the default if it is not given or empty."""
+        """Return an option's text; `default` if the option is not given, or is empty."""
         return self._values.get(name.lower(), "") or default
 
     def _none(self) -> str:
@@ -126,14 +132,14 @@ class GivenOptions:
         return duration_ms(f"option {name}", self.text(name, default))
 
     def truth(self, name: str, default: bool) -> bool:
-        """Return true or false."""
+        """Return an option that is true or false."""
         text = self.text(name, "").lower()
         if text not in ("", "true", "false"):
             raise ConfigError(f"option {name} is {text!r}: true or false is needed")
         return text == "true" if text else default
 
     def namesrv(self) -> str:
-        """Return the addresses of the NameServers, which must be given."""
+        """Return the addresses of the NameServers. Raises ConfigError if none are given."""
         text = self.text("namesrv", "")
         if not text:
             raise ConfigError(
@@ -142,11 +148,11 @@ class GivenOptions:
         return ";".join(parse_addresses(text))
 
     def several(self, name: str) -> tuple[str, ...]:
-        """Return the values of an option that lists several, with commas between them."""
+        """Return the values of an option that may have several, separated by commas."""
         return tuple(part.strip() for part in self.text(name, "").split(",") if part.strip())
 
     def store(self) -> StorePaths | None:
-        """Return the store directories to read, None if brokers are read."""
+        """Return the store directories to read; None if the read is from brokers."""
         roots = tuple(
             os.path.abspath(part.removeprefix("file://").removeprefix("file:")) for part in self.several("store")
         )
@@ -174,7 +180,7 @@ class GivenOptions:
         return StorePaths(roots, names, tuple(os.path.abspath(log) for log in logs))
 
     def access(self) -> Access:
-        """Return the namespace, the keys and the TLS of every connection."""
+        """Return what every connection needs: the namespace, the keys and the TLS."""
         found = Access(
             namespace=self.text("namespace", ""),
             access_key=self.text("accessKey", ""),
@@ -189,7 +195,7 @@ class GivenOptions:
         return found
 
     def secret(self, name: str) -> str:
-        """Return a secret that is given itself, or that stands in a file of the driver."""
+        """Return a secret, from the option itself or from the file on the driver that its sister option names."""
         value, path = self.text(name, ""), self.text(f"{name}File", "")
         if value and path:
             raise ConfigError(f"options {name} and {name}File are both given: give one of them")
@@ -205,7 +211,9 @@ class GivenOptions:
             raise ConfigError(f"option {text.replace('useTls=True', 'useTls=true')}") from None
 
     def topics(self) -> tuple[tuple[str, ...], str | None, Assigned | None]:
-        """Return the topics, the pattern or the assigned queues that are read; one of them is given."""
+        """Return what is read: the topics, the pattern, or the assigned queues. Raises ConfigError unless just one of
+        them is given.
+        """
         named = [name for name in ("topic", "topicPattern", "assign") if self.text(name, "")]
         if len(named) > 1:
             raise ConfigError(f"options {' and '.join(named)} are given: each says what is read, so give one of them")
@@ -223,7 +231,7 @@ class GivenOptions:
         return topics, None, None
 
     def expression(self, name: str) -> str | None:
-        """Return an SQL92 expression that is right, None if it is not given."""
+        """Return an SQL92 filter, checked; None if it is not given."""
         text = self.text(name, "")
         try:
             return sql92.compile(text).expression if text else None
@@ -231,38 +239,38 @@ class GivenOptions:
             raise ConfigError(f"option {name}: {e}") from None
 
     def key(self, name: str) -> str | None:
-        """Return one key of messages, None if it is not given."""
+        """Return the message key to read by; None if it is not given."""
         text = self.text(name, "")
         if len(text.split()) > 1:
             raise ConfigError(f"option {name} is {text!r}: keys hold no blank; name one key")
         return text or None
 
     def choice(self, name: str, *choices: str) -> str:
-        """Return one of some words, the first by default."""
+        """Return an option's word, which must be one of `choices`; the first of them if the option is not given."""
         text = self.text(name, choices[0]).lower()
         if text not in choices:
             raise ConfigError(f"option {name} is {text!r}: {' or '.join(choices)} is needed")
         return text
 
     def starting(self, default: str) -> Where:
-        """Return where a read begins; if a time is given, offsets do not count, as in Spark's Kafka source."""
+        """Return where a read begins. If a time is given, it counts, and offsets do not, as in Spark's Kafka source."""
         strategy = self.choice("startingOffsetsByTimestampStrategy", LATEST, "error")
         if at := self.time("startingTimestamp") or self.times("startingOffsetsByTimestamp"):
             return at._replace(strict=strategy == "error")
         return self.where("startingOffsets", default)
 
     def ending(self) -> Where:
-        """Return where a read ends; if a time is given, offsets do not count."""
+        """Return where a read ends. If a time is given, it counts, and offsets do not."""
         at = self.time("endingTimestamp") or self.times("endingOffsetsByTimestamp")
         return at or self.where("endingOffsets", LATEST)
 
     def time(self, name: str) -> AtTime | None:
-        """Return a time for all queues, None if it is not given."""
+        """Return an option's time, which is for all queues; None if it is not given."""
         text = self.text(name, "")
         return AtTime(time_ms(f"option {name}", text)) if text else None
 
     def times(self, name: str) -> AtTimes | None:
-        """Return a time for each queue that is named, None if none is given."""
+        """Return an option's table of times by queue; None if it is not given."""
         text = self.text(name, "")
         needed = (
             'JSON with ms since 1970 for each queue, such as {"topic": {"broker-a": {"0": 1767225600000}}}, is needed'
@@ -270,7 +278,7 @@ class GivenOptions:
         return AtTimes(json_option(name, text, partial(check_offsets, least=0), needed)) if text else None
 
     def where(self, name: str, default: str) -> Where:
-        """Return a word such as earliest, or a table with the offset of each queue that is named."""
+        """Return an option's word, such as earliest, or its table of offsets by queue."""
         text = self.text(name, default)
         if text.lower() in (EARLIEST, LATEST, COMMITTED):
             return text.lower()
@@ -279,7 +287,7 @@ class GivenOptions:
 
 
 def snake_case(name: str) -> str:
-    """Return the name of an argument for an option: access_key for accessKey."""
+    """Return an option's name as the name of an argument: access_key for accessKey."""
     return re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name)
 
 

@@ -37,7 +37,7 @@ class OffsetRange(NamedTuple):
 
 
 def to_json(offsets: Mapping[MessageQueue, int]) -> OffsetTable:
-    """Return the JSON form, keys in order."""
+    """Return offsets as the JSON of a stream's offset, with its keys in order."""
     table: OffsetTable = {}
     for queue in sorted(offsets):
         table.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = offsets[queue]
@@ -45,7 +45,9 @@ def to_json(offsets: Mapping[MessageQueue, int]) -> OffsetTable:
 
 
 def from_json(table: Mapping[str, Any]) -> Offsets:
-    """Return the offsets of a JSON form. Raises ConfigError for another form: a checkpoint may come from anywhere."""
+    """Return the offsets in a stream's JSON. Raises ConfigError for JSON of another form, as a checkpoint may come from
+    anywhere.
+    """
     found: Offsets = {}
     try:
         for topic, brokers in table.items():
@@ -67,12 +69,14 @@ def from_json(table: Mapping[str, Any]) -> Offsets:
 
 
 def made_of(table: Mapping[str, Any]) -> Made:
-    """Return which making of each topic a stream's offset names: the number rises whenever a topic is made anew."""
+    """Return from a stream's offset the number of each topic's making on each broker, which rises when the topic is
+    deleted and made again.
+    """
     return {(topic, name): at for topic, brokers in table.get(MADE_KEY, {}).items() for name, at in brokers.items()}
 
 
 def made_json(made: Made) -> dict[str, Any]:
-    """Return the entry of a stream's offset that says which making of each topic it is of; empty if none is known."""
+    """Return the entry of a stream's offset that holds the numbers of the topics' making; no entry if none is known."""
     table: dict[str, dict[str, int]] = {}
     for (topic, broker), at in sorted(made.items()):
         table.setdefault(topic, {})[broker] = at
@@ -80,10 +84,10 @@ def made_json(made: Made) -> dict[str, Any]:
 
 
 def place(where: str | OffsetTable, oldest: Offsets, newest: Offsets, *, option: str, default: str) -> Offsets:
-    """Return the offset that `where` means in each queue of `oldest`; queues that a table does not name are at
-    `default`.
+    """Return the offset that an option means in each queue of `oldest`. `where`: earliest, latest or a table; queues
+    that the table does not name get what the word `default` means.
 
-    Raises ConfigError if it names a queue that is not there.
+    Raises ConfigError, naming the option, if the table names a queue that is not there.
     """
     ends = {EARLIEST: oldest, LATEST: newest}
     if isinstance(where, str):
@@ -105,15 +109,18 @@ def place(where: str | OffsetTable, oldest: Offsets, newest: Offsets, *, option:
 
 
 def lag(start: Offsets, end: Offsets) -> Offsets:
-    """Return how many messages each queue of `end` holds after `start`; 0 if it was made anew and ends before."""
+    """Return how many messages each queue of `end` holds after `start`; 0 for a queue that ends before its start, as
+    its topic was made anew.
+    """
     return {queue: max(0, end[queue] - start[queue]) for queue in sorted(end)}
 
 
 def admit(start: Offsets, newest: Offsets, rows_max: int) -> Offsets:
-    """Return ends with at most `rows_max` rows after `start`, shared among the queues by how much each holds; but each
-    queue gets on, however much others hold: by one row at least, or in turn if there are more queues than rows.
+    """Return the offsets at which a micro-batch ends that begins at `start` and takes at most `rows_max` rows.
 
-    A queue that ends before its start, having been made anew, keeps that end, so that it is noticed.
+    The rows are shared among the queues by how much each holds; but each queue gets on, by one row at least, or in turn
+    if there are more queues than rows. A queue that ends before its start, as its topic was made anew, keeps that end,
+    so that it is noticed.
     """
     rows = lag(start, newest)
     if sum(rows.values()) <= rows_max:
@@ -146,11 +153,11 @@ def _shares(rows: Offsets, rows_max: int) -> Offsets:
 
 
 def admit_bytes(start: Offsets, newest: Offsets, sizes: Mapping[MessageQueue, float], bytes_max: int) -> Offsets:
-    """Return ends with some `bytes_max` bytes after `start`, by the mean size of each queue's messages; one message at
-    least.
+    """Return the offsets at which a micro-batch ends that begins at `start` and takes some `bytes_max` bytes, and at
+    least one message. `sizes`: the mean size of each queue's messages.
 
-    Each queue gives the same part of what it holds, but as of `admit` a message at least, or takes turns. Queues of
-    unknown size count as the mean of the others.
+    Each queue gives the same part of what it holds, and gets on as with `admit`. A queue of unknown size counts as the
+    mean of the others.
     """
     rows = lag(start, newest)
     known = [sizes[queue] for queue in rows if queue in sizes]
@@ -192,13 +199,14 @@ def split(ranges: list[OffsetRange], partitions_min: int, rows_max: int | None) 
 async def first_at_or_after(
     time_ms: int, oldest: int, end: int, guess: int, stored_ms: Callable[[int], Awaitable[float]]
 ) -> int:
-    """Return the first offset of [oldest, end) stored at or after `time_ms`, `end` if none is.
+    """Return the offset of a queue's first message in [oldest, end) that was stored at or after `time_ms`; `end` if
+    there is none.
 
     Args:
-        guess: where it should be; two questions prove a right one, a wrong one costs a binary search.
+        guess: where it should be; two questions prove a right guess, a wrong one costs a binary search.
         stored_ms: asks for the store time of the message at an offset: -inf if it is deleted, inf if not there yet.
 
-    Store times must ascend; where a broker's clock was set back it is an offset at which they pass `time_ms`.
+    Store times must ascend; where a broker's clock was set back, the result is an offset at which they pass `time_ms`.
     """
     low, high = oldest, end
     guess = min(max(guess, low), high)

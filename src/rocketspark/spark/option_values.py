@@ -1,7 +1,7 @@
-"""Values that options state: where a read begins and ends, times and durations, the topics and queues to read.
+"""Reads the values of options: where a read begins and ends, times and durations, the topics and queues to read.
 
-Rule: pure, nothing is asked here; a wrong text is refused with what would be right, and one that may mean two things
-with both.
+Rule: pure, nothing is asked here. The error for a wrong text says what would be right; for a text that may mean two
+things it names both.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ OffsetTable = dict[str, dict[str, dict[str, int]]]
 
 
 class AtTime(NamedTuple):
-    """The first message stored at or after a time, in ms since 1970. `strict`: it is a mistake if there is none."""
+    """Stands for each queue's first message that was stored at or after a time, in ms since 1970. `strict`: it is an
+    error if there is no such message.
+    """
 
     time_ms: int
     strict: bool = False
 
 
 class AtTimes(NamedTuple):
-    """Like AtTime, with a time for each queue that is named: topic -> broker -> queue id -> ms."""
+    """Stands for the same as AtTime, with a time for each queue that is named: topic -> broker -> queue id -> ms."""
 
     table: OffsetTable
     strict: bool = False
@@ -50,7 +52,8 @@ Where = str | OffsetTable | AtTime | AtTimes
 
 
 def check_offsets(value: Any, *, least: int = EARLIEST_NUMBER) -> OffsetTable:
-    """Return the table if it leads from topic to broker to queue id to an offset or a time, a number from `least` up.
+    """Check an option's table from topic to broker to queue id to a number, an offset or a time, which is at least
+    `least`; return the table.
 
     Raises ValueError saying what is wrong.
     """
@@ -82,8 +85,8 @@ _UNITS_MS = {
 
 
 def duration_ms(name: str, text: str) -> int:
-    """Return the ms of a duration as Spark writes it: a number and a unit, ms where there is none. Raises
-    ConfigError.
+    """Return the duration that the option `name` states, in ms. It is written as in Spark: a number and a unit, ms if
+    there is none. Raises ConfigError.
     """
     found = re.fullmatch(r"([0-9]{1,12}) *([a-z]*)", text.lower())
     if found is None or found[2] not in _UNITS_MS:
@@ -92,14 +95,14 @@ def duration_ms(name: str, text: str) -> int:
 
 
 def check_range(since_ms: int | None, until_ms: int | None) -> None:
-    """Raise ConfigError for a time range [since, until) that holds no moment; None is open."""
+    """Raise ConfigError for a time range [since_ms, until_ms) that is empty; None is an open end."""
     if since_ms is not None and until_ms is not None and since_ms >= until_ms:
         raise ConfigError(f"the time range is empty: it begins at {since_ms} ms and ends at {until_ms} ms")
 
 
 def time_ms(name: str, text: str) -> int:
-    """Return the ms since 1970 of the time `name`, given as ms or ISO 8601 (UTC where no zone is named). Raises
-    ConfigError.
+    """Return the time that the option `name` states, in ms since 1970. It is written as ms or in ISO 8601 (UTC where no
+    zone is named). Raises ConfigError.
     """
     if re.fullmatch("[0-9]+", text):
         if _reads_as_date(text):
@@ -145,7 +148,7 @@ _OWN_TOPICS = SYSTEM_TOPICS | {"TBW102", "BenchmarkTest"}
 
 
 def matching(pattern: str, topics: Iterable[str], servers: Iterable[str]) -> list[str]:
-    """Return the topics whose whole name matches the pattern, in order.
+    """Return the topics whose whole name matches a regular expression, in order.
 
     Retry, dead-letter, commit and system topics match only a pattern that names them: their prefix, or their whole
     name, stands in it as plain text. `servers`: names of brokers and clusters, whose topics are system topics too.
@@ -163,7 +166,7 @@ def _is_named(topic: str, pattern: str, own: frozenset[str]) -> bool:
 
 
 def check_pattern(text: str) -> str:
-    """Return the pattern. Raises ConfigError for one that is no regular expression."""
+    """Return the text of a pattern. Raises ConfigError if it is no regular expression."""
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as e:
@@ -172,7 +175,9 @@ def check_pattern(text: str) -> str:
 
 
 def json_option(name: str, text: str, check: Callable[[Any], T], needed: str) -> T:
-    """Return what `check` makes of an option's JSON. Raises ConfigError, which says what is needed."""
+    """Parse the JSON of the option `name`, and return what `check` makes of it. Raises ConfigError, which says that
+    `needed` is needed.
+    """
     reason: object = "it is nested too deeply"
     try:
         return check(json.loads(text))
@@ -190,8 +195,8 @@ def parse_assigned(text: str) -> Assigned:
 
 
 def check_assigned(value: Any) -> Assigned:
-    """Return the table of assigned queues if it leads from topic to broker to queue ids, or from topic to queue ids.
-    Raises ValueError saying what is wrong.
+    """Check the table of option assign, which leads from topic to broker to queue ids, or from topic to queue ids;
+    return the table. Raises ValueError saying what is wrong.
     """
     if not isinstance(value, dict) or not value:
         raise ValueError("it is no JSON object with a topic")
@@ -209,7 +214,7 @@ def check_assigned(value: Any) -> Assigned:
 
 
 def assigned_of(queues: Iterable[MessageQueue], assigned: Assigned) -> list[MessageQueue]:
-    """Return those of the queues that are assigned."""
+    """Return the queues, of those given, that option assign names."""
     return [
         queue
         for queue in queues
@@ -219,7 +224,7 @@ def assigned_of(queues: Iterable[MessageQueue], assigned: Assigned) -> list[Mess
 
 
 def check_all_there(queues: list[MessageQueue], assigned: Assigned) -> None:
-    """Raise ConfigError if an assigned queue is not among `queues`."""
+    """Raise ConfigError if a queue that option assign names is not among `queues`."""
     for topic, brokers in assigned.items():
         there = sorted(queue for queue in queues if queue.topic == topic)
         for broker, ids in brokers.items():

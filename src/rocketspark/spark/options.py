@@ -120,7 +120,7 @@ _WRITE_NAMES = (
 
 
 def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Parse the options of a read. Raises ConfigError."""
+    """Parse the options of a batch read, or of a stream's if `streaming`. Raises ConfigError."""
     given = GivenOptions(options, _READ_NAMES, _WRITE_NAMES)
     tags = given.text("tags", "*")
     store = _store(given, streaming=streaming)
@@ -250,7 +250,7 @@ def parse_decode_options(options: Mapping[str, str]) -> DecodeOptions:
 
 
 def parse_access(options: Mapping[str, str]) -> Access:
-    """Parse the options of a connection, namespace, keys and TLS, and only those. Raises ConfigError."""
+    """Parse the options that say how to connect: namespace, keys and TLS. Raises ConfigError."""
     own = {name.lower() for name in ACCESS_NAMES}
     return GivenOptions(
         {name: value for name, value in options.items() if name.lower() in own}, ACCESS_NAMES, ()
@@ -258,8 +258,10 @@ def parse_access(options: Mapping[str, str]) -> Access:
 
 
 def over(options: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Return options with others laid over them. If `own` gives one of the keys, no key of `options` stays, and so with
-    TLS: a user of one and a password of the other would fit nothing.
+    """Return `options` with those of `own` in their place where both have one.
+
+    If `own` has any option of keys, no option of keys is taken from `options`, and so with TLS: a user of one and a
+    password of the other would not fit.
     """
     given = {name.lower() for name in own}
     for group in (KEY_NAMES, TLS_NAMES):

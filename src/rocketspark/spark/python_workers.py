@@ -27,7 +27,9 @@ _settled = False
 
 
 def settle() -> None:
-    """Set up this process, if it is a worker that Spark uses again: cheap to call, after all imports."""
+    """Set up this process if it is a worker that Spark uses for several tasks. May be called often; to be called after
+    all imports.
+    """
     global _settled
     if _settled or not os.environ.get("SPARK_REUSE_WORKER"):
         return
@@ -41,7 +43,7 @@ def settle() -> None:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Have PySpark leave the traceback out of a RocketSparkError that leaves this block."""
+    """Have PySpark show a RocketSparkError that the block raises without its traceback."""
     try:
         yield
     except RocketSparkError:

@@ -1,4 +1,4 @@
-"""The session of a job. Rule: its Spark finds the packages of the Python that runs the job."""
+"""Starts a job's Spark session. Rule: its Spark finds the packages of the Python that runs the job."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def session(builder: SparkSession.Builder | None = None) -> SparkSession:
-    """Return the session that `builder` makes, or the one that runs; its Spark finds format("rocketmq").
+    """Return the session that `builder` makes, or the active one; its Spark finds format("rocketmq").
 
-    PATH begins with the folder of this Python from then on, as in an activated environment. If Spark's JVM runs already
+    From then on PATH begins with the folder of this Python, as in an activated environment. If Spark's JVM runs already
     and looks for data sources in another python3, the source is registered with the session, and the workers of a local
     session are this Python.
 

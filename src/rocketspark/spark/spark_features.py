@@ -112,8 +112,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def reported_offset(text: str | None) -> Any:
-    """Return an offset of a query's progress report: JSON, or before 4.2 the text of a Python value; another source's
-    offset that is neither stays text.
+    """Parse an offset of a query's progress report, which is JSON or, before 4.2, the text of a Python value. Another
+    source's offset that is neither stays text.
     """
     if text is None:
         return None
@@ -126,7 +126,9 @@ def reported_offset(text: str | None) -> Any:
 
 
 class LimitedReader(Protocol):
-    """A stream's reader, as a Spark with admission control calls it."""
+    """The reader of a stream for a Spark with admission control, which tells it where the query is and which limit to
+    keep to.
+    """
 
     def initialOffset(self) -> dict[str, Any]: ...
     def getDefaultReadLimit(self) -> ReadLimit: ...
@@ -138,12 +140,13 @@ class LimitedReader(Protocol):
 
 
 class OwnLimitsReader(DataSourceStreamReader):
-    """Calls a reader as admission control would. `repeated`: the query is started again until its end.
+    """Adapts the reader of a stream to a Spark without admission control. `repeated`: the query is started again until
+    it reaches its end.
 
-    Without admission control Spark calls `latestOffset()` and does not tell where the query is, so the reader keeps its
-    place: it is where the last micro-batch ends. After a restart Spark asks once for the partitions between the newest
-    offset it knows and itself, before anything else; a query that begins asks for `initialOffset`. Of AvailableNow such
-    a Spark tells nothing either: it takes the first `latestOffset()` as the end of the query.
+    Such a Spark calls `latestOffset()` and does not tell where the query is, so this reader keeps the query's place: it
+    is where the last micro-batch ends. After a restart Spark asks once for the partitions between the newest offset it
+    knows and itself, before anything else; a query that begins asks for `initialOffset`. Of AvailableNow such a Spark
+    tells nothing either: it takes the first `latestOffset()` as the end of the query.
     """
 
     def __init__(self, reader: LimitedReader, *, repeated: bool = False) -> None:
@@ -172,7 +175,7 @@ class OwnLimitsReader(DataSourceStreamReader):
         return self._reached
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the partitions between two offsets; the query is at the second one from now on."""
+        """Return the partitions between two offsets; the query's place is the second one from now on."""
         self._reached = end
         return self._reader.partitions(start, end)
 
@@ -190,7 +193,7 @@ class OwnLimitsReader(DataSourceStreamReader):
 
 
 def for_this_spark(reader: LimitedReader, *, repeated: bool = False) -> DataSourceStreamReader:
-    """Return a stream's reader as the installed Spark calls it. `repeated` is that of OwnLimitsReader."""
+    """Return a stream's reader in the form that the installed Spark calls. `repeated` is that of OwnLimitsReader."""
     if ADMISSION_CONTROL and isinstance(reader, DataSourceStreamReader):
         return reader
     return OwnLimitsReader(reader, repeated=repeated)

@@ -23,7 +23,9 @@ _BATCH, _QUERY = "streaming.sql.batchId", "sql.streaming.queryId"
 
 
 class TaskCommit(WriterCommitMessage):
-    """A task's report: how many rows it sent; exactly once: where the manifest of its half messages is."""
+    """A task's report to the driver: how many rows it sent and, if written exactly once, where the manifest of its half
+    messages is.
+    """
 
     def __init__(self, rows: int, sent: SentAttempt | None = None) -> None:
         self.rows = rows

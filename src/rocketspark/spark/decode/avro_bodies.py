@@ -1,9 +1,9 @@
-"""Avro bodies to values that Arrow takes. Rule: whatever the bytes are, a body becomes a value or a reason, in bounded
-depth.
+"""Decodes Avro bodies to values that Arrow takes. Rule: whatever the bytes are, a body becomes a value, or an error
+that says what is wrong, in bounded depth.
 
 fastavro gives the numbers and bytes of logical types as they were written, marked by the writer's type; what they mean
-for the reader is decided here. By itself it heeds the writer's types alone, gives defaults as their JSON, and takes
-minutes for a decimal of 1 MB.
+for the reader is decided here. By itself fastavro heeds the writer's types alone, gives defaults as their JSON, and
+takes minutes for a decimal of 1 MB.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PREFIX = "rocketspark-"
 
 
 class Marked:
-    """A value as it was written, with what it is by the writer's schema."""
+    """A number or bytes as written; `kind` is the type and the logical type that the writer's schema gives it."""
 
     kind: tuple[str, str]
 
@@ -105,7 +105,9 @@ def _marked(schema: Any) -> Any:
 
 
 def converter(schema: Mapping[str, Any]) -> Convert | None:
-    """Return the function that makes what Arrow takes of a value of this type; None if the value is that already."""
+    """Return the function that turns a decoded value of a schema's type into what Arrow takes; None if Arrow takes the
+    value as it is.
+    """
     kind, logical = schema["type"], schema.get("logicalType")
     if (kind, logical) in _DECIMALS:
         return _decimal(int(schema.get("scale", 0)))
@@ -180,7 +182,7 @@ class AvroDecoder:
         self._nesting = _Nesting(writer) if is_recursive(writer) else None
 
     def decode(self, body: bytes) -> Any:
-        """Return a value as Arrow takes it. Raises ValueError saying what is wrong."""
+        """Decode one body to a value that Arrow takes. Raises ValueError saying what is wrong with the body."""
         if self._nesting is not None:
             self._nesting.check(body)
         stream = BytesIO(body)

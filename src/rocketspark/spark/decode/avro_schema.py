@@ -1,4 +1,6 @@
-"""Avro schemas: checked, joined with those that they refer to, and as the types that Spark's own Avro reader has."""
+"""Parses Avro schemas, joins them with the schemas that they refer to, and finds the Spark types that Spark's own Avro
+reader gives them.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ Schema = Any
 
 
 def parse(text: str, references: Mapping[str, str] | None = None, *, name: str = "decodeSchema") -> Schema:
-    """Return a schema that fastavro has checked; `references`: texts of the schemas that it names, in their order.
+    """Parse a schema; fastavro checks it. `references`: the texts of the schemas that it refers to, by their names.
 
-    Raises ConfigError naming the option it came from.
+    `name`: the option that the text came from, which the ConfigError for a wrong schema names.
     """
     import fastavro
 
@@ -69,7 +71,7 @@ def _inlined(schema: Schema, others: dict[str, Any], done: set[str], depth: int,
 
 
 def full_name(schema: Mapping[str, Any], space: str) -> str:
-    """Return a named type's name with its namespace."""
+    """Return the name of a named type (record, enum or fixed) with its namespace. `space`: the namespace around it."""
     name = str(schema.get("name", ""))
     if "." in name:
         return name
@@ -78,7 +80,9 @@ def full_name(schema: Mapping[str, Any], space: str) -> str:
 
 
 class Names:
-    """The named types of a schema. A name is looked up as it is used: in the namespace around it, or in full."""
+    """Finds the named types of a schema by the names that stand for them, which are full or within the namespace around
+    them.
+    """
 
     def __init__(self, schema: Schema) -> None:
         self._found: dict[str, tuple[Mapping[str, Any], str]] = {}
@@ -100,15 +104,16 @@ class Names:
                     self._collect(schema[key], space)
 
     def of(self, name: str, space: str) -> tuple[Mapping[str, Any], str] | None:
-        """Return the named type and the namespace within it."""
+        """Return the type that a name stands for within the namespace `space`, and the namespace within that type."""
         if "." not in name and space and (found := self._found.get(f"{space}.{name}")):
             return found
         return self._found.get(name)
 
 
 def spark_type(schema: Schema, recursion_max: int) -> t.DataType:
-    """Return Spark's type for values of a schema. `recursion_max`: how often a type may lie within itself; what lies
-    deeper is left out. Raises ConfigError.
+    """Return Spark's type for values of a schema. Raises ConfigError.
+
+    `recursion_max`: how often a type may lie within itself; fields that lie deeper are left out.
     """
     found = _Types(Names(schema), recursion_max).of(schema, "", ())
     if found is None:
@@ -282,7 +287,7 @@ def _check_items(schema: Schema) -> None:
 
 
 def is_recursive(schema: Schema) -> bool:
-    """Tell whether a type lies within itself."""
+    """Tell whether some type of a schema lies within itself."""
     try:
         _Types(Names(schema), 0).of(schema, "", ())
     except ConfigError:

@@ -1,6 +1,7 @@
-"""Bodies to a column of values and a column of reasons. Rule: a bad body costs its own row, which is kept, left out or
-the end of the query, as option decodeMode says; what the options have wrong is told on the driver, before the query
-starts.
+"""Decodes message bodies to a column of values and a column of reasons why a body could not be decoded.
+
+Rule: what happens to the row of a bad body, option decodeMode says: it is kept, left out, or ends the query. Mistakes
+in the options are found on the driver, before the query starts.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ DEPTH_MAX = 60
 
 
 def check_depth(kind: t.DataType) -> None:
-    """Raise ConfigError for a type whose columns lie too deep."""
+    """Raise ConfigError for a decoded type whose columns are nested too deep."""
 
     def depth(one: t.DataType) -> int:
         if isinstance(one, t.StructType):
@@ -72,7 +73,9 @@ def check_depth(kind: t.DataType) -> None:
 
 
 def to_arrow(values: list[Any], kind: pa.DataType, reasons: list[str | None]) -> pa.Array:
-    """Return the values as a column. One that does not fit becomes None in `values`, its reason goes into `reasons`."""
+    """Turn values into an Arrow array of a type. A value that does not fit becomes None in `values`, and its reason is
+    put into `reasons`.
+    """
     try:
         return pa.array(values, type=kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
@@ -105,9 +108,11 @@ Decode = Callable[[bytes], Any]
 
 
 def resolve(options: DecodeOptions) -> DecodeOptions:
-    """Return the options with the reader's schema, asked of the registry if it is not given; on the driver.
+    """Return the options with the reader's schema in them, which the registry is asked for if none is given. To be
+    called on the driver.
 
-    Raises ConfigError for a schema that is none, SchemaUnknown, RegistryRefused and RegistryAway of the registry.
+    Raises ConfigError for a text that is no schema, and SchemaUnknown, RegistryRefused or RegistryAway if the registry
+    does not give one.
     """
     _check_installed(options.format)
     if options.registry is not None and not options.schema and not options.descriptor and options.subject:
@@ -189,7 +194,7 @@ def value_type(options: DecodeOptions) -> t.DataType:
 
 
 class BodyDecoder:
-    """Decodes the bodies of batches, with resolved options. Lives as long as its process."""
+    """Decodes the bodies of batches, by options that are resolved. One is kept for as long as its process lives."""
 
     def __init__(self, options: DecodeOptions) -> None:
         # An executor may lack what the driver has.
@@ -221,8 +226,10 @@ class BodyDecoder:
         return ProtobufDecoder(message, options.recursion_max).decode
 
     def decode(self, bodies: Sequence[bytes | None]) -> tuple[pa.Array, list[str | None]]:
-        """Return the values and, where a body is bad, why. A null body is a null value. Raises RegistryAway and
-        RegistryRefused if the options say so.
+        """Decode bodies; return an array of values, and a list with the reason where a body is bad, else None. A null
+        body becomes a null value.
+
+        Raises RegistryAway and RegistryRefused if the options say that these end the query.
         """
         one = self._framed if self._options.wire == CONFLUENT else self._of_reader
         values: list[Any] = []
@@ -321,7 +328,7 @@ class BodyDecoder:
 
 @lru_cache(maxsize=16)
 def decoder_of(options: DecodeOptions) -> BodyDecoder:
-    """Return the decoder of these options, one for all tasks of the process."""
+    """Return the decoder for these options, which all tasks of the process share."""
     return BodyDecoder(options)
 
 
@@ -330,7 +337,9 @@ PLACE = ("topic", "broker", "queueId", "queueOffset")
 
 
 class Decoded:
-    """A batch of rows with its bodies decoded: the values, the reasons of bad bodies, and the rows that stay."""
+    """The decoded bodies of a batch of rows: the values, the reasons of bad bodies, and which rows the option
+    decodeMode leaves in.
+    """
 
     def __init__(self, options: DecodeOptions, bodies: pa.Array, place: Mapping[str, pa.Array]) -> None:
         """Raises BodyUndecodable with mode FAILFAST."""
@@ -348,12 +357,12 @@ class Decoded:
         self._drops = bool(self.bad) and options.mode == DROPMALFORMED
 
     def kept(self, column: Any) -> Any:
-        """Return a column with the rows that stay."""
+        """Return one of the batch's columns without the rows that decodeMode leaves out."""
         if not self._drops:
             return column
         good = pa.array([reason is None for reason in self.reasons], pa.bool_())
         return pc.filter(column, good)
 
     def columns(self) -> tuple[pa.Array, pa.Array]:
-        """Return the values and the reasons of the rows that stay."""
+        """Return the columns of values and of reasons, without the rows that decodeMode leaves out."""
         return self.kept(self.values), self.kept(pa.array(self.reasons, pa.string()))

@@ -1,4 +1,6 @@
-"""Bad rows, sent to a topic. Rule: a task ends when its bad rows are stored; one that runs again sends them again."""
+"""Sends rows with bad bodies to a topic. Rule: a task ends once its bad rows are stored; a task that runs again sends
+them again.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ REASON_CHARACTERS_MAX = 500
 def send(
     decoded: Decoded, bodies: pa.Array, place: Mapping[str, pa.Array], topic: str, namesrv: str, access: Access
 ) -> None:
-    """Send the bad rows of a batch to a topic. An empty body, which no topic takes, is sent as one blank, and a body
-    that is too long is cut. Raises RocketSparkError naming the option.
+    """Send the rows of a batch whose bodies are bad to a topic. `place`: the columns that say where each message is.
+
+    An empty body, which no topic takes, is sent as one blank, and a body that is too long is cut. Raises
+    RocketSparkError naming the option.
     """
     if not decoded.bad:
         return
@@ -63,8 +67,8 @@ def _producer(namesrv: str, access: Access) -> Producer:
 
 
 def bad_rows(frame: DataFrame, *, column: str = "body", error_column: str = "_decode_error") -> DataFrame:
-    """Return the bad rows of a decoded frame as messages that can be written: the body as it came; its topic, broker,
-    queue and offset and the reason as properties.
+    """Return the rows of a decoded frame whose bodies are bad, as messages that can be written: the body as it came;
+    its topic, broker, queue and offset and the reason as properties.
 
     Raises ConfigError if the frame was not decoded, or has no body any more.
     """

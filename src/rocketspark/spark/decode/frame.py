@@ -57,7 +57,10 @@ def decode(frame: DataFrame, format: str, *, column: str = "body", into: str = "
 
 
 def infer_schema(frame: DataFrame, *, column: str = "body", rows: int = 1000, wire: str = "plain") -> str:
-    """Return the DDL of the JSON bodies in the first `rows` rows of a batch. Raises ConfigError."""
+    """Return the schema, as DDL, of the JSON bodies in the first `rows` rows of a batch frame. Raises ConfigError.
+
+    `wire`: "confluent" for bodies in a registry's wire format.
+    """
     from pyspark.sql import functions as F
 
     if frame.isStreaming:

@@ -24,7 +24,7 @@ DEPTH_MAX = 50
 
 
 def ddl_of(text: str) -> str:
-    """Return a schema as a type that Spark's SQL reads. It may be DDL of columns, a type, or the JSON of one. Raises
+    """Return a schema in the form that Spark's SQL reads. `text`: DDL of columns, a type, or the JSON of a type. Raises
     ConfigError.
     """
     if text.lstrip()[:1] in ("{", "["):
@@ -50,7 +50,7 @@ def ddl_of(text: str) -> str:
 
 
 def quoted(kind: t.DataType) -> str:
-    """Return a type as Spark's SQL reads it, with the names of its fields quoted."""
+    """Return a type in the form that Spark's SQL reads, with the names of its fields in backquotes."""
     if isinstance(kind, t.StructType):
         fields = ((field.name.replace("`", "``"), quoted(field.dataType)) for field in kind.fields)
         return f"struct<{','.join(f'`{name}`:{one}' for name, one in fields)}>"
@@ -199,7 +199,7 @@ class _JsonSchema:
 
 
 def of_json_schema(text: str) -> str:
-    """Return the type of a JSON Schema. Raises ConfigError."""
+    """Return the Spark type that the text of a JSON Schema describes. Raises ConfigError."""
     try:
         schema = json.loads(text)
         return _JsonSchema(schema).ddl(schema)
@@ -226,7 +226,7 @@ _FINE, _FINE_TIME = re.compile(rb"\.\d{7}"), re.compile(r"(\.\d{6})\d+")
 
 
 class JsonDecoder:
-    """Decodes bodies to values of a type. Raises ConfigError for a type that JSON cannot have."""
+    """Decodes JSON bodies to values of one type. Raises ConfigError for a type that JSON cannot have."""
 
     def __init__(self, kind: t.DataType) -> None:
         self._kind = kind
@@ -235,7 +235,7 @@ class JsonDecoder:
         self._any = typed_json.plain_decoder(_written)
 
     def decode(self, body: bytes) -> Any:
-        """Return a value as Arrow takes it. Raises ValueError saying what is wrong."""
+        """Decode one body to a value that Arrow takes. Raises ValueError saying what is wrong with the body."""
         try:
             if not self._has_times or _FINE.search(body) is None:
                 return self._type.decode(body)

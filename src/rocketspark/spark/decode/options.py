@@ -42,8 +42,9 @@ NAMES = (
 class DecodeOptions:
     """How bodies are decoded into a column.
 
-    `schema`: DDL of Spark or the JSON of its type for JSON, a schema for Avro; empty: inferred, or the registry's.
-    `descriptor`: a FileDescriptorSet. `value_type`: the column's type as JSON, once it is known.
+    `schema`: for JSON the DDL of Spark or the JSON of its type, else an Avro schema; empty: it is inferred, or the
+    registry's. `descriptor`: a FileDescriptorSet, for Protobuf. `value_type`: the JSON of the decoded column's type,
+    once it is known.
     """
 
     format: str
@@ -65,9 +66,9 @@ class DecodeOptions:
 
 
 def parse_decode(given: GivenOptions, topics: tuple[str, ...] = ()) -> DecodeOptions | None:
-    """Parse the options; None if bodies are not decoded. `topics`: what is read; the default subject is named after it.
+    """Parse the options of decoding; None if bodies are not decoded. Raises ConfigError.
 
-    Raises ConfigError.
+    `topics`: the topics that are read; the registry's subject is named after the topic unless an option names it.
     """
     if not given.text("decode", ""):
         if other := next((name for name in NAMES if given.text(name, "")), None):
@@ -100,7 +101,9 @@ def parse_decode(given: GivenOptions, topics: tuple[str, ...] = ()) -> DecodeOpt
 
 
 def check_error_topic(topic: str, topics: Iterable[str], pattern: str | None) -> None:
-    """Raise ConfigError for a decodeErrorTopic that cannot be written, or is read itself: by name, or by a pattern."""
+    """Raise ConfigError for a decodeErrorTopic that cannot be written, or that is one of the topics read: by name, or
+    by a pattern.
+    """
     if not topic:
         return
     try:

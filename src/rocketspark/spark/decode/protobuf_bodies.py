@@ -1,4 +1,4 @@
-"""Protobuf bodies to values. Rule: types come from descriptors, in a pool of their own; no code is generated.
+"""Decodes Protobuf bodies to values. Rule: types come from descriptors, in a pool of their own; no code is generated.
 
 Schemas that a registry gives as text are made into descriptors by the compiler of grpcio-tools. Such a text is not
 trusted: it is compiled in a process of its own, in an empty folder, with bounds on time, memory and size.
@@ -37,8 +37,10 @@ _SECONDS_MIN, _SECONDS_MAX = -62_135_596_800, 253_402_300_799
 
 
 class Messages:
-    """The message types of a set of files. Raises ConfigError if the bytes are no such set, or a file lacks what it
-    imports.
+    """The message types of a FileDescriptorSet. Raises ConfigError if the bytes are no such set, or one of its files
+    imports a file that is not there.
+
+    `name`: the option that the bytes came from, which the error names.
     """
 
     def __init__(self, descriptor: bytes, name: str = "decodeDescriptorFile") -> None:
@@ -81,7 +83,7 @@ class Messages:
             ) from None
 
     def find(self, name: str) -> Descriptor:
-        """Return a message by its full name. Raises ConfigError naming those that there are."""
+        """Return a message type by its full name. Raises ConfigError, which names the types that there are."""
         try:
             return self._pool.FindMessageTypeByName(name.lstrip("."))
         except KeyError:
@@ -97,7 +99,9 @@ class Messages:
             yield from self._pool.FindFileByName(file).message_types_by_name.values()
 
     def at(self, indexes: tuple[int, ...], file: str | None = None) -> Descriptor:
-        """Return the message type at these indexes of the last file, or of the one named. Raises ValueError."""
+        """Return a message type of the file named, by default the last one. `indexes`: those that `place_of` returns
+        for it. Raises ValueError.
+        """
         messages = list(self._pool.FindFileByName(file or self._files[-1]).message_types_by_name.values())
         found = None
         for index in indexes:
@@ -109,7 +113,9 @@ class Messages:
 
 
 def place_of(message: Descriptor) -> tuple[int, ...]:
-    """Return the indexes of a message type in its file: of each type that it lies in, then its own."""
+    """Return where a message type stands in its file: the index of each message type around it, the outermost first,
+    then its own.
+    """
     above = message.containing_type
     siblings = message.file.message_types_by_name.values() if above is None else above.nested_types
     index = [one.full_name for one in siblings].index(message.full_name)
@@ -138,8 +144,10 @@ def _well_known(name: str) -> Any:
 
 
 def file_set(files: Iterable[tuple[str, str]]) -> bytes:
-    """Return a FileDescriptorSet of a registry's serialized files, each with the name that others import it by; the
-    last one's name may be empty. Raises ValueError if a text is none.
+    """Return a FileDescriptorSet of files that a registry gave. Raises ValueError if the text of one is no descriptor
+    in base64.
+
+    `files`: the name that others import a file by, which may be empty for the last one, and the file's text.
     """
     from google.protobuf import descriptor_pb2
     from google.protobuf.message import DecodeError
@@ -158,7 +166,7 @@ def file_set(files: Iterable[tuple[str, str]]) -> bytes:
 
 
 class ProtobufDecoder:
-    """Decodes bodies that are messages of one type."""
+    """Decodes bodies that are messages of one Protobuf type."""
 
     def __init__(self, message: Descriptor, recursion_max: int) -> None:
         from google.protobuf import message_factory
@@ -171,7 +179,7 @@ class ProtobufDecoder:
         self._has_required = types.has_required
 
     def decode(self, body: bytes) -> Any:
-        """Return a value as Arrow takes it. Raises ValueError saying what is wrong."""
+        """Decode one body to a value that Arrow takes. Raises ValueError saying what is wrong with the body."""
         try:
             message = self._parse(body)
             if self._has_required and not message.IsInitialized():
@@ -344,8 +352,10 @@ def is_text(schema: str) -> bool:
 
 
 def compiled_texts(files: Sequence[tuple[str, str]]) -> bytes:
-    """Return the FileDescriptorSet of texts, each with the name that others import it by; the last one is the schema,
-    and has none. Raises ValueError with the compiler's first complaint, or what to do if there is none.
+    """Compile .proto texts to a FileDescriptorSet. `files`: the name that others import a text by, and the text; the
+    last one is the schema itself, without a name.
+
+    Raises ValueError with the compiler's first complaint, or with what to do if there is no compiler.
     """
     found = importlib.util.find_spec("grpc_tools")
     if found is None or not found.submodule_search_locations:

@@ -1,6 +1,8 @@
-"""The columns that decoding adds to a read. Rule: they follow the source's own, or lie where option columns names them.
+"""The columns that decoding adds to a read. Rule: they follow the source's own columns, or stand where option columns
+names them.
 
-What decodes is imported where bodies are decoded: each stream starts a process that imports this, and most do not.
+The modules that decode are imported where bodies are decoded: each stream starts a process that imports this module,
+and most streams decode nothing.
 """
 
 from __future__ import annotations
@@ -23,19 +25,23 @@ log = logging.getLogger("rocketspark.spark")
 
 
 def is_asked(options: Mapping[str, str]) -> bool:
-    """Tell whether a read has an option of decoding."""
+    """Tell whether a read's options ask for decoded bodies."""
     names = {name.lower() for name in NAMES}
     return any(name.lower() in names and value for name, value in options.items())
 
 
 def without_bounds(options: Mapping[str, str]) -> dict[str, str]:
-    """Return a read's options without where it begins and ends: Spark asks for columns of batches and streams alike."""
+    """Return a read's options without those of where it begins and ends. Spark asks for the columns before it is known
+    whether the read is a batch or a stream, which have other such options.
+    """
     return {name: value for name, value in options.items() if not name.lower().startswith(("starting", "ending"))}
 
 
 def decoded_schema(columns: Sequence[str], options: DecodeOptions, sample: Iterator[bytes]) -> str:
-    """Return the DDL of a read with decoded columns. `columns`: those that are named; `sample`: bodies that a JSON
-    schema is inferred from if none is given. Raises as `resolve`.
+    """Return the DDL of the columns of a read that decodes. Raises as `bodies.resolve`.
+
+    `columns`: the names that option columns lists, empty for all; `sample`: bodies from which a JSON schema is inferred
+    if the options give none.
     """
     from rocketspark.spark.decode import json_bodies
     from rocketspark.spark.decode.bodies import resolve, value_type
@@ -65,7 +71,9 @@ def _check_names(options: DecodeOptions) -> None:
 
 
 def checked(schema: StructType, options: ReadOptions) -> ReadOptions:
-    """Return a read's options with decoding resolved. Raises ConfigError for a schema that it cannot give."""
+    """Return a read's options with those of decoding resolved. Raises ConfigError if the read cannot give columns of
+    this schema.
+    """
     decode = options.decode
     if decode is None:
         wanted_columns(schema, options.columns)
@@ -102,7 +110,7 @@ def checked(schema: StructType, options: ReadOptions) -> ReadOptions:
 
 
 class DecodingColumns:
-    """The columns of a read whose bodies are decoded, in the place of `ReadColumns`."""
+    """The columns of a read whose bodies are decoded; it is used like `ReadColumns`, which has those of other reads."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         from rocketspark.spark.decode.bodies import PLACE
@@ -119,7 +127,9 @@ class DecodingColumns:
         self._schema: pa.Schema = arrow_schema(schema)
 
     def given(self, decoded: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch with the decoded columns. Raises BodyUndecodable with mode FAILFAST."""
+        """Turn a batch of source columns into one with the decoded columns, too. Raises BodyUndecodable with mode
+        FAILFAST.
+        """
         from rocketspark.spark.decode.bodies import PLACE, Decoded
 
         batch = self._columns.given(decoded)
@@ -137,7 +147,7 @@ class DecodingColumns:
 
 
 def columns_of(schema: StructType, options: ReadOptions) -> ReadColumns | DecodingColumns:
-    """Return the columns of a read, which turn decoded records into its rows."""
+    """Return the ReadColumns or DecodingColumns of a read, by whose `given` decoded records become rows."""
     names = set() if options.decode is None else {options.decode.into, options.decode.error_column}
     if options.decode is None or (names.isdisjoint(schema.fieldNames()) and not options.decode.error_topic):
         return ReadColumns(schema)

@@ -46,7 +46,9 @@ PAUSES_S = (0.1, 0.3, 1.0, 2.0)
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryOptions:
-    """The addresses and credentials of a registry. `timeout_ms`: how long one that is silent is asked again."""
+    """The addresses of a schema registry, and the credentials for it. `timeout_ms`: for how long a registry that does
+    not answer is asked again.
+    """
 
     urls: tuple[str, ...]
     user: str = field(default="", repr=False)
@@ -57,7 +59,9 @@ class RegistryOptions:
 
 
 class Reference(NamedTuple):
-    """A schema that another one names: the name it goes by there, and its subject and version."""
+    """A schema that another schema refers to: the name by which it does, and the subject and version that the registry
+    has it under.
+    """
 
     name: str
     subject: str
@@ -65,7 +69,9 @@ class Reference(NamedTuple):
 
 
 class RegisteredSchema(NamedTuple):
-    """A schema as a registry has it. `kind`: AVRO, PROTOBUF or JSON; `id` None if the answer does not tell."""
+    """A schema as a registry has it. `kind`: AVRO, PROTOBUF or JSON; `id` is None if the registry's answer does not
+    tell it.
+    """
 
     kind: str
     text: str
@@ -74,7 +80,7 @@ class RegisteredSchema(NamedTuple):
 
 
 class Registry:
-    """A client of a registry that keeps the schemas it got. `clock_s` and `pause`: for tests."""
+    """A client of a schema registry that keeps the schemas it got. `clock_s` and `pause` are replaced in tests."""
 
     def __init__(
         self,
@@ -92,24 +98,26 @@ class Registry:
         self._lock = threading.Lock()
 
     def by_id(self, schema_id: int) -> RegisteredSchema:
-        """Return the schema of an id; Protobuf as a serialized descriptor. Raises SchemaUnknown, RegistryRefused,
-        RegistryAway.
+        """Return the schema of an id; a Protobuf schema as a serialized descriptor. Raises SchemaUnknown,
+        RegistryRefused, RegistryAway.
         """
         path = f"/schemas/ids/{schema_id}?format=serialized"
         return self._kept(path, f"schema id {schema_id}", self._allowance)
 
     def by_version(self, subject: str, version: int) -> RegisteredSchema:
-        """Return a version of a subject, which never changes either. Raises as `by_id`."""
+        """Return one version of a subject's schema, which never changes. Raises as `by_id`."""
         path = f"/subjects/{quote(subject, safe='')}/versions/{version}?format=serialized"
         return self._kept(path, f"version {version} of subject {shown(subject)}")
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """Return the newest version of a subject, asked for anew. Raises as `by_id`."""
+        """Return the newest version of a subject's schema; the registry is asked each time. Raises as `by_id`."""
         path = f"/subjects/{quote(subject, safe='')}/versions/latest?format=serialized"
         return self._ask(path, f"subject {shown(subject)}")
 
     def referenced(self, schema: RegisteredSchema) -> Iterator[tuple[Reference, RegisteredSchema]]:
-        """Return the schemas that a schema refers to, each once, behind those it needs itself. Raises as `by_id`."""
+        """Return the schemas that a schema refers to, also by way of others, each once and after those that it needs
+        itself. Raises as `by_id`.
+        """
         done: set[Reference] = set()
 
         def walk(references: tuple[Reference, ...], above: frozenset[Reference]) -> Iterator[Any]:
@@ -370,7 +378,7 @@ def registry_of(options: RegistryOptions) -> Registry:
 
 
 def check_url(url: str, option: str) -> str:
-    """Return the address of a registry if it is one. Raises ConfigError."""
+    """Return the address of a registry. Raises ConfigError, which names `option`, if it is no URL of one."""
     try:
         parts = urlsplit(url)
         port_is_right = parts.port is None or parts.port > 0
@@ -403,14 +411,14 @@ _INDEX_MAX = 2**31 - 1
 
 
 class Framed(NamedTuple):
-    """A body in the wire format: its schema's id, and where the payload begins."""
+    """The head of a body in the wire format: the id of its schema, and the position at which the payload begins."""
 
     schema_id: int
     start: int
 
 
 def frame_of(body: bytes) -> Framed:
-    """Return the id and the begin of the payload. Raises ValueError."""
+    """Read the head of a body in the wire format. Raises ValueError if it has none."""
     if len(body) < PREFIX_BYTES:
         raise ValueError(f"{len(body)} bytes are too short for a magic byte and a schema id")
     if body[0] != MAGIC:
@@ -419,8 +427,8 @@ def frame_of(body: bytes) -> Framed:
 
 
 def read_indexes(body: bytes, at: int) -> tuple[tuple[int, ...], int]:
-    """Return the place of a Protobuf message in its file (the index of each message that it lies in, then its own), and
-    where the payload begins. Raises ValueError.
+    """Read the message indexes behind the head of a Protobuf body, from position `at` on: return them, as `place_of`
+    has them, and where the payload begins. Raises ValueError.
     """
     count, at = _read_zigzag(body, at)
     if count == 0:

@@ -47,7 +47,7 @@ class TakenOver(RocketSparkError):
 
 
 class TaskAttempt(msgspec.Struct, frozen=True):
-    """A task attempt: its batch and query, and its partition. A batch job: JOB, batch 0."""
+    """One attempt at a task: its query, batch and partition. For a batch job the query is JOB and the batch 0."""
 
     query: str
     batch: int | None
@@ -55,10 +55,10 @@ class TaskAttempt(msgspec.Struct, frozen=True):
 
 
 class SentAttempt(msgspec.Struct, frozen=True):
-    """A task attempt's report to the driver. `part`: where its manifest is; None if the batch was committed before.
+    """What a task attempt reports to the driver. `part`: where its manifest is; None if the batch was committed before.
 
-    `rows`, `checksum`: of the rows that it sent, or in a repeat would have sent; `queues`: where they went, or without
-    broker and queue would have gone; `seen`: the offset at which the commit records ended when the attempt began.
+    `rows`, `checksum`: of the rows that it sent; in a repeat of a committed batch, of the rows that it was given.
+    `queues`: where these rows go. `seen`: the end of the commit records when the attempt began.
     """
 
     query: str
@@ -80,7 +80,7 @@ async def _opened(options: WriteOptions) -> AsyncIterator[CommitTopic]:
 
 
 def open_log(options: WriteOptions) -> None:
-    """Make the commit topic if need be; on the driver, before any task runs. Raises RocketSparkError."""
+    """Make the commit topic if it does not exist; on the driver, before any task runs. Raises RocketSparkError."""
 
     async def make() -> None:
         async with _opened(options) as commit_log:
@@ -93,7 +93,7 @@ def open_log(options: WriteOptions) -> None:
 
 
 def send_attempt(batches: Iterator[pa.RecordBatch], options: WriteOptions, attempt: TaskAttempt) -> SentAttempt:
-    """Send a task's rows as half messages, and a manifest of them; nothing if their batch is committed already.
+    """Send a task's rows as half messages, and a manifest of them; send nothing if their batch is committed already.
 
     Raises SendFailed, MessageIllegal, ConfigError, RouteNotFound.
     """
@@ -359,7 +359,7 @@ class _Commit:
 
 
 async def roll_back(commit_log: CommitTopic, options: WriteOptions, parts: Sequence[AttemptPart]) -> None:
-    """Roll back the half messages of task attempts that are not committed, and never will be."""
+    """Roll back the half messages of task attempts that never will be committed."""
     if not parts:
         return
 
@@ -376,7 +376,8 @@ async def roll_back(commit_log: CommitTopic, options: WriteOptions, parts: Seque
 
 
 def abort(messages: Sequence[SentAttempt], options: WriteOptions) -> None:
-    """Roll back the tasks' half messages, unless they are recorded: Spark aborts too when a commit failed half-way.
+    """Roll back the half messages of a batch's tasks, unless a commit record names them: Spark also aborts when a
+    commit failed half-way.
 
     Half messages of a task that died are not known here: they are rolled back when their broker asks about them. Never
     raises for a broker that is down.

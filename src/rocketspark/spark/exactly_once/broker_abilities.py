@@ -1,5 +1,5 @@
 """What brokers can do with half messages beyond RocketMQ's protocol. Rule: the master of a queue is asked, and a new
-master again, for it may be another kind of broker.
+master is asked again, as it may be another kind of broker.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ BATCHES = "halfBatches"
 
 
 class Abilities(NamedTuple):
-    """What one broker can do."""
+    """What a broker can do. `ends_once`: an end that is sent again changes nothing; `batches`: it takes batches of half
+    messages.
+    """
 
     ends_once: bool
     batches: bool
 
 
 class BrokerAbilities:
-    """The abilities of the masters that queues are on, each asked once."""
+    """The abilities of the masters of queues; each master is asked once."""
 
     def __init__(self, commit_log: CommitTopic, timeout_ms: int) -> None:
         self._log = commit_log
@@ -47,17 +49,17 @@ class BrokerAbilities:
         return known
 
     def no_batches(self, queue: MessageQueue) -> None:
-        """Note that the master of a queue takes half messages only one by one, whatever it said."""
+        """Note that the master of a queue takes half messages only one by one, whatever it told of itself."""
         known = self._known.get(self._address(queue))
         if known is not None:
             self._known[self._address(queue)] = known._replace(batches=False)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Have the master of a queue asked again before its abilities are used: they are others than it said."""
+        """Have the master of a queue asked again before its next use: its abilities were not those that it told."""
         self._known.pop(self._address(queue), None)
 
     async def runtime(self, queue: MessageQueue) -> dict[str, str]:
-        """Return the runtime table of a queue's master."""
+        """Ask a queue's master for its runtime table, whose entries tell its abilities."""
 
         async def ask() -> dict[str, str]:
             peer = await self._log.instance.master_of(queue)

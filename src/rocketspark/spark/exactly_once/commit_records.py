@@ -26,7 +26,9 @@ COMMIT, ENDED, ABORTED, CLAIM = "commit", "ended", "aborted", "claim"
 
 
 class AttemptPart(msgspec.Struct, frozen=True):
-    """The part of one task attempt: its manifest's messages lie from `first` to `last` in the manifest queue."""
+    """What one task attempt adds to a batch: its rows, and its manifest, whose messages are at the offsets `first` to
+    `last` of the manifest queue, both included.
+    """
 
     attempt: str
     rows: int
@@ -35,13 +37,15 @@ class AttemptPart(msgspec.Struct, frozen=True):
 
 
 class CommitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A record of the commit queue, in JSON.
+    """A record of a commit topic's queue of records, written as JSON. Its `kind` says what the other fields mean.
 
-    `kind` commit: batch `batch` of `query` consists of `parts`; it stands at queue offset `at`, or is void. Manifests
-    from `swept_from` up to `swept_to` of others are to be rolled back. `bounds`: topic, broker, queue id, and the
-    queue's end before any of its messages was committed; `checksum`: of all bodies, in any order.
-    ended: all messages of the commit at `at` are committed. aborted: `attempts` are not to be committed any more.
-    claim: its writer carries out the commit at `at` from now on; a writer that did so before stops.
+    commit: the batch `batch` of `query` consists of `parts`. The record counts only if it stands at queue offset `at`.
+    The manifests of other attempts from `swept_from` up to `swept_to` are to be rolled back. `bounds`: topic, broker
+    and id of each queue, and where the queue ended before any message of the batch was committed. `checksum`: of all
+    bodies, in any order.
+
+    ended: all messages of the commit at `at` are committed. aborted: the attempts `attempts` must not be committed any
+    more. claim: the record's writer carries out the commit at `at` from now on; the writer that did so before stops.
     """
 
     kind: str
@@ -77,9 +81,9 @@ def decode(body: bytes) -> CommitRecord:
 
 
 class LastCommit(msgspec.Struct, frozen=True):
-    """The last batch that ended and its query, which stay known after the records have expired.
+    """The last batch that ended, and its query; kept as offsets of a group, as these outlive the records.
 
-    `content`: of its rows, see `content_hash`; None if its writer did not note it yet.
+    `content`: the `content_hash` of its rows; None if its writer has not noted it yet.
     """
 
     end: int
@@ -89,17 +93,18 @@ class LastCommit(msgspec.Struct, frozen=True):
 
 
 class BatchVerdict(Enum):
-    """The verdict on a batch by the records: new, or committed before."""
+    """Whether a batch is new, or a repeat of one that the records show as committed."""
 
     NEW = "new"
     REPEAT = "repeat"
 
 
 class TransactionalIdState(msgspec.Struct):
-    """The state of a transactionalId by its records. `end`: where the next record will stand; `last`: the last commit.
+    """The state of a transactionalId, computed from its records. `end`: the offset of the next record; `last`: the last
+    commit record that counts; `ended`: all its messages are committed.
 
-    `claim`: the id of the writer that carries out the last commit now, if it took over from another; `kept`: the last
-    batch as the group's offsets keep it, for when the records have expired.
+    `claim`: the id of the writer that carries out the last commit, if it took over from another; `kept`: the last batch
+    as the group's offsets keep it, for when the records have expired.
     """
 
     end: int = 0
@@ -110,7 +115,7 @@ class TransactionalIdState(msgspec.Struct):
     kept: LastCommit | None = None
 
     def add(self, offset: int, record: CommitRecord) -> None:
-        """Change the state by the record at a queue offset; records are added in their order."""
+        """Change the state by the record at a queue offset; records must be added in their order."""
         self.end = offset + 1
         if record.kind == COMMIT and record.at == offset:
             self.last, self.ended, self.claim = record, False, ""
@@ -124,14 +129,14 @@ class TransactionalIdState(msgspec.Struct):
 
     @property
     def content(self) -> int | None:
-        """Return the hash of the last batch's rows, None if none is known."""
+        """The hash of the last batch's rows; None if it is not known."""
         if self.last is not None:
             return content_hash(self.last.rows, self.last.checksum)
         return self.kept.content if self.kept is not None else None
 
     def judge(self, name: str, query: str, batch: int) -> BatchVerdict:
-        """Tell whether a batch of a query is new or a repeat. Raises ConfigError if it cannot belong to this
-        transactionalId.
+        """Tell whether a query's batch is new or a repeat. `name`: the transactionalId. Raises ConfigError for a batch
+        that cannot belong to it: another query's, or an earlier one.
         """
         if self.last is not None:
             last_query: str | None = self.last.query
@@ -170,7 +175,7 @@ def state_of(records: Iterable[tuple[int, CommitRecord]], end: int = 0) -> Trans
 
 
 def holds_commit(records: Sequence[tuple[int, CommitRecord]]) -> bool:
-    """Tell whether a commit that counts is among the records: earlier ones no longer matter then."""
+    """Tell whether a commit record that counts is among the records; if so, earlier records do not matter."""
     return any(record.kind == COMMIT and record.at == offset for offset, record in records)
 
 
@@ -183,12 +188,12 @@ def query_hash(query: str) -> int:
 
 
 def content_hash(rows: int, checksum: int) -> int:
-    """Return a number for the rows of a batch, by their number and checksum: 62 bits."""
+    """Return a number of 62 bits for the rows of a batch, made of how many they are and their checksum."""
     return (rows * 0x9E3779B97F4A7C15 ^ checksum) & (1 << 62) - 1
 
 
 class HalfOutcome(Enum):
-    """The outcome of a half message that a broker asks about."""
+    """What a broker is told of a half message that it asks about."""
 
     ROLLBACK = "rollback"
     UNKNOWN = "unknown"
@@ -214,7 +219,9 @@ _LEVEL = 1
 
 
 class HandleHead(msgspec.Struct, frozen=True):
-    """The head of a manifest message. `sequence`: its number within the attempt; `queues`: targets of rows."""
+    """The head of a manifest message. `sequence`: the message's number within the attempt; `queues`: the queues that
+    rows go to.
+    """
 
     attempt: str
     sequence: int
@@ -226,7 +233,9 @@ class HandleHead(msgspec.Struct, frozen=True):
 
 
 class HandleManifest(msgspec.Struct, frozen=True):
-    """Handles of half messages, in the order of the rows: `targets` says which of the head's queues each is for."""
+    """The handles of half messages, in the order of the rows. `targets`: for each row, which of the head's queues it
+    goes to.
+    """
 
     head: HandleHead
     targets: NDArray[np.int32]
@@ -234,7 +243,7 @@ class HandleManifest(msgspec.Struct, frozen=True):
     positions: NDArray[np.int64]
 
     def queue(self, target: int) -> MessageQueue:
-        """Return the queue of a target."""
+        """Return the queue that a number in `targets` stands for."""
         return MessageQueue(*self.head.queues[target])
 
 

@@ -58,7 +58,9 @@ def topic_of(transactional_id: str) -> str:
 
 
 class CommitTopic:
-    """The records and manifests of one transactionalId, and the client that is asked about its half messages."""
+    """Reads and writes the records and manifests of one transactionalId; its client also answers brokers that ask about
+    the half messages.
+    """
 
     def __init__(self, options: WriteOptions) -> None:
         assert options.transactional_id
@@ -91,7 +93,10 @@ class CommitTopic:
     # -- trying again --------------------------------------------------------------------------------------------
 
     async def again(self, call: Callable[[], Awaitable[T]], *, topic: str | None = None) -> T:
-        """Make a call, again while it fails in a way that may pass, for as long as a commit may take."""
+        """Make a call, and repeat it while it fails in a way that may pass, for as long as a commit may take.
+
+        `topic`: the topic whose route is fetched anew before each repetition; by default the commit topic.
+        """
 
         async def refresh(error: Exception) -> None:
             log.info("%s; tried again", error)
@@ -103,7 +108,7 @@ class CommitTopic:
     # -- where it is ---------------------------------------------------------------------------------------------
 
     async def make(self) -> None:
-        """Make the commit topic if it does not exist. For the driver: one at a time."""
+        """Make the commit topic if it does not exist. To be called by the driver alone, one call at a time."""
         await self.again(self._make)
 
     async def _make(self) -> None:
@@ -198,7 +203,7 @@ class CommitTopic:
     # -- writing -------------------------------------------------------------------------------------------------
 
     async def append(self, entry: CommitRecord) -> int:
-        """Write a record; returns the queue offset it has. It may stand there twice if a reply was lost."""
+        """Write a record; returns its queue offset. If a reply was lost, the record may stand there twice."""
         return (await self._send(RECORDS, commit_records.encode(entry), entry.kind)).queue_offset
 
     async def append_manifest(self, manifest: commit_records.HandleManifest) -> int:
@@ -218,7 +223,7 @@ class CommitTopic:
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def bounds(self, queue: MessageQueue) -> tuple[int, int]:
-        """Return the oldest offset of a queue, and the next to be written."""
+        """Return the oldest offset of a queue, and the offset of the next message."""
 
         async def ask() -> tuple[int, int]:
             peer = await self.instance.master_of(queue)
@@ -284,7 +289,9 @@ class CommitTopic:
             first = max(pulled.header.next_offset, first)
 
     async def settled(self, queue: MessageQueue, end: int) -> tuple[int, int]:
-        """Return the bounds of a queue once all up to `end` is there: official brokers show messages a little later."""
+        """Return the bounds of a queue once it shows all messages before `end`: Apache's brokers show a message a
+        little later than they acknowledge it.
+        """
         end_s = time.monotonic() + self._budget_s
         while True:
             oldest, newest = await self.bounds(queue)
@@ -299,10 +306,11 @@ class CommitTopic:
         return self.read(self._queue(MANIFESTS), first, end)
 
     async def state(self, since: int | None = None, *, upto: int = 0) -> TransactionalIdState:
-        """Return the state by the records, among them at least all from queue offset `since` on and all up to
-        `upto`.
+        """Return the state of the transactionalId, from records that are read backwards to the last commit.
 
-        Raises RocketSparkError for a damaged one that may decide: of these, or since the last commit.
+        `since`: at least all records from this queue offset on are read; `upto`: wait until all records before this
+        offset can be read. Raises RocketSparkError for a damaged record that may decide: one of these, or since the
+        last commit.
         """
         queue = self._queue(RECORDS)
         oldest, end = await self.settled(queue, upto)
@@ -331,7 +339,9 @@ class CommitTopic:
     # -- what stays when records expire --------------------------------------------------------------------------
 
     async def keep(self, state: TransactionalIdState) -> None:
-        """Note the last batch, which has ended, as committed offsets: they don't expire as messages do."""
+        """Note the last batch, which has ended, in the committed offsets of the group, as these do not expire like
+        messages.
+        """
         numbers: dict[int, int] = {}
         if state.last is not None and state.ended:
             numbers = {_KEPT_QUERY: commit_records.query_hash(state.last.query), _KEPT_BATCH: state.last.batch}
@@ -401,7 +411,7 @@ class CommitTopic:
 
 
 def is_whole(stored: StoredRecord) -> bool:
-    """Tell whether a record's body is what was stored."""
+    """Tell whether a record's body is undamaged."""
     return not stored.crc or checksums.crc32(stored.body) & CRC_MASK == stored.crc
 
 
@@ -414,14 +424,16 @@ def _damaged(queue: MessageQueue, offset: int) -> RocketSparkError:
 
 
 class NotSafelyStored(RocketSparkError):
-    """Raised when a message is stored, but not as its broker promises: a copy or the disk is missing."""
+    """Raised when a message is stored with less safety than its broker promises: it is not on a slave, or not on the
+    disk yet.
+    """
 
     retriable = True
 
 
 def safely_stored(sent: SendResult) -> SendResult:
-    """Return a send's result if its message outlives the broker. Raises NotSafelyStored: what is built on a message
-    that a new master does not have would be lost with it.
+    """Return a send's result if the message is stored so that it outlives the broker. Raises NotSafelyStored: a commit
+    that depends on a message which a new master lacks would be lost with it.
     """
     if sent.status is not SendStatus.SEND_OK:
         raise NotSafelyStored(
@@ -436,7 +448,7 @@ DEDUPE_KEY = "DEDUPE_KEY"
 
 
 def batch_of(dedupe_key: str) -> int | None:
-    """Return the batch that a dedupe key names, None if it is not one of this writer's."""
+    """Return the batch number that a dedupe key of an exactly-once write holds; None if the key is of another form."""
     parts = dedupe_key.rsplit("/", 3)
     return whole_number(parts[1]) if len(parts) == 4 else None
 

@@ -98,14 +98,16 @@ class EndTransactions:
             self._at.setdefault(broker, {})[MessageQueue(topic, broker, queue_id)] = offset
 
     async def wait_for_others(self, parts: Sequence[AttemptPart]) -> None:
-        """Wait until brokers that commit twice when asked twice have carried out what another writer sent before."""
+        """Wait until the ends that another writer may have sent before have been carried out. `parts`: what it may have
+        sent ends of. Brokers on which an end that is sent again changes nothing are not waited for.
+        """
         anchors = {broker: MessageQueue(topic, broker, queue_id) for topic, broker, queue_id, _ in self._bounds}
         found = await asyncio.gather(*(self._abilities.of(anchor) for anchor in anchors.values()))
         if parts and not all(abilities.ends_once for abilities in found):
             await asyncio.sleep(DRAIN_S)
 
     async def commit(self, manifest: HandleManifest) -> None:
-        """Commit all half messages of a manifest. Raises RocketSparkError if it cannot be done now, or any more."""
+        """Commit all half messages of a manifest. Raises RocketSparkError if that cannot be done now, or never can."""
         await self._end(manifest, COMMIT)
 
     async def roll_back(self, manifest: HandleManifest) -> None:
@@ -387,11 +389,11 @@ RANGES_IN_FLIGHT_MAX = 2
 
 
 class NoRanges(RocketSparkError):
-    """Raised by a broker that took over from one that ends half messages by ranges."""
+    """Raised when a broker does not end half messages by ranges of offsets, though the master before it did."""
 
 
 def range_requests(manifest: HandleManifest, rows: Rows) -> Iterator[tuple[str, Rows]]:
-    """Yield the rows of each request, in order, and the topic that they are for."""
+    """Divide rows into requests, in order: yield the topic of each request, and its rows."""
     names = [topic for topic, _, _ in manifest.head.queues]
     topics = np.array([names.index(topic) for topic in names], np.int32)[manifest.targets[rows]]
     breaks = np.flatnonzero(topics[1:] != topics[:-1]) + 1
@@ -401,7 +403,7 @@ def range_requests(manifest: HandleManifest, rows: Rows) -> Iterator[tuple[str, 
 
 
 def range_body(manifest: HandleManifest, rows: Rows) -> bytes:
-    """Return the body of the request that ends these rows, in order."""
+    """Return the body of the request that ends the half messages of these rows, in order."""
     offsets, positions = manifest.half_offsets[rows], manifest.positions[rows]
     breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
     return half_ranges.encode(
@@ -413,7 +415,11 @@ async def ask_for_ranges(
     peer: Peer, group: str, anchor: MessageQueue, outcome: int, manifest: HandleManifest, topic: str, rows: Rows,
     *, timeout_ms: float,
 ) -> Rows:  # fmt: skip
-    """End these rows; return those that can never be committed. Raises RocketSparkError if not all could be ended."""
+    """End the half messages of rows by one request; return the rows that never can be committed. Raises
+    RocketSparkError if not all could be ended, NoRanges if the broker cannot do that.
+
+    `group`: the producer group; `anchor`: a queue of the broker; `outcome`: commit or rollback.
+    """
     header = EndHalfRangesHeader(topic=topic, producer_group=group, outcome=outcome, broker_name=anchor.broker_name)
     reply = await peer.request(RequestCode.END_HALF_RANGES, header, range_body(manifest, rows), timeout_ms=timeout_ms)
     if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:

@@ -22,6 +22,6 @@ listener: Callable[[str], None] | None = None
 
 
 def passing(moment: str) -> None:
-    """Call the listener, if there is one."""
+    """Tell a test's listener that this moment is reached; does nothing without a listener."""
     if listener is not None:
         listener(moment)

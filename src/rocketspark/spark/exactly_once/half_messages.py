@@ -83,11 +83,11 @@ class HalfMessageSender:
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
-        """Return the queues of the rows so far."""
+        """The queues that the rows sent so far go to."""
         return tuple(self._queues)
 
     async def send(self, batch: pa.RecordBatch) -> None:
-        """Send the rows; returns when as many as may be are in flight, and the rest is stored as half messages."""
+        """Send rows as half messages. Returns once all of them are stored, or in flight within the bound on that."""
         for part in parts(batch):
             await self._send_part(part)
             if self._found_count > commit_records.MANIFEST_ROWS_MAX - part.num_rows:
@@ -323,8 +323,8 @@ def _position_of(message_id: str) -> int:
 
 
 def positions_of(message_ids: str, count: int) -> NDArray[np.int64]:
-    """Return the physical offsets in a broker's ids, which are separated by commas. Raises RocketSparkError if they are
-    not `count` ids.
+    """Return the physical offsets that a broker's message ids, with commas between them, hold. Raises RocketSparkError
+    if they are not `count` ids.
     """
     width = (len(message_ids) + 1) // count
     try:

@@ -34,7 +34,9 @@ _LEAVE_OUT = "leave it out of decodeSchema"
 
 
 def held(columns: t.StructType, table_format: str) -> t.StructType:
-    """Return columns with the types that a table has for them. Raises ConfigError for what it cannot hold."""
+    """Return decoded columns with the types that a table of the format stores them in. Raises ConfigError for a column
+    that it cannot hold.
+    """
     found = t.StructType([_held_field(field, table_format, ()) for field in columns.fields])
     if table_format == "iceberg":
         if own := next((name for name in found.names if name.lower() in _OWN_OF_ICEBERG), None):
@@ -93,8 +95,8 @@ def _held(kind: t.DataType, table_format: str, path: Path) -> t.DataType:
 
 
 def lacking(there: t.StructType, wanted: t.StructType) -> list[tuple[Path, t.DataType]]:
-    """Return the fields, by path and type, that a table's columns have to get. Raises ConfigError where one that is
-    there has another type.
+    """Return the fields, by path and type, that `wanted` has and a table's columns `there` lack. Raises ConfigError
+    where the table has a field with another type.
     """
     return _lacking(there, wanted, ())
 
@@ -124,7 +126,9 @@ def _lacking(there: t.DataType, wanted: t.DataType, path: Path) -> list[tuple[Pa
 
 
 def fitted(column: Column, kind: t.DataType, wanted: t.DataType) -> Column:
-    """Return a column as the table has it: with all its fields, those that the rows lack null."""
+    """Return a decoded column, which has the type `kind`, with the type `wanted` that the table has: fields that it
+    lacks are null.
+    """
     from pyspark.sql import functions as F
 
     if kind.simpleString() == wanted.simpleString():
@@ -152,7 +156,7 @@ def fitted(column: Column, kind: t.DataType, wanted: t.DataType) -> Column:
 
 
 def path_of(path: Path) -> str:
-    """Return a field's path as SQL has it."""
+    """Return a field's path in the form of SQL, with each name quoted."""
     return ".".join("`" + name.replace("`", "``") + "`" for name in path)
 
 

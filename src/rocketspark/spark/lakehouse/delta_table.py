@@ -48,7 +48,7 @@ class DeltaTable(ArchiveTable):
         return "delta.`" + self.place.place.replace("`", "``") + "`"
 
     def exists(self) -> bool:
-        """Tell whether it is there. Raises ConfigError if it is there and no archive's."""
+        """Tell whether the table exists. Raises ConfigError if what is in the folder is no archive."""
         detail = self._detail()
         if detail is None:
             return False
@@ -70,11 +70,11 @@ class DeltaTable(ArchiveTable):
         return found if found.format == "delta" else None
 
     def read_all(self) -> DataFrame:
-        """Return its rows as they are."""
+        """Return the table's rows with all its columns."""
         return self.spark.read.format("delta").load(self.place.place)
 
     def read(self) -> DataFrame:
-        """Return its rows: COLUMNS, and those of decoded bodies."""
+        """Return the table's rows: COLUMNS, and those of decoded bodies."""
         return self.read_all()
 
     def _add_columns(self, new: list[tuple[Path, DataType]]) -> None:
@@ -84,9 +84,10 @@ class DeltaTable(ArchiveTable):
         super()._add_columns(new)
 
     def append(self, rows: DataFrame, state: ArchiveState, after: ArchiveState | None = None) -> int:
-        """Add rows in one commit, which says `state` and follows `after`; makes the table if it is not there.
+        """Add rows in one commit, and return how many they were; the table is made if it does not exist.
 
-        Returns how many they were. Raises ConfigError, and adds nothing, if another commit has that number.
+        `state`: written into the commit, with its number; `after`: the state of the commit before it. Raises
+        ConfigError, and adds nothing, if another commit has that number.
         """
         options = {
             # Delta leaves out a write whose number this writer committed before, and fails one at the same time.
@@ -138,8 +139,8 @@ class DeltaTable(ArchiveTable):
         return [(decode_state(row.userMetadata, self.place), row) for row in rows]
 
     def check(self) -> None:
-        """Raise ConfigError if one of the last commits is empty or cut off: what it added would be missing, and be
-        archived again or never. Delta takes it as it is; older commits are in a checkpoint.
+        """Raise ConfigError if one of the last commits is empty or cut off. Delta does not notice: its rows would be
+        missing, and be archived again or never. Older commits are in a checkpoint, and are not looked at.
         """
         from pyspark.sql import functions as F
 
@@ -189,7 +190,9 @@ class DeltaTable(ArchiveTable):
         self.spark.catalog.dropTempView(_RANGES)
 
     def compact(self, last_hour: str, file_bytes: int) -> int:
-        """Merge the files of hours up to `last_hour` with OPTIMIZE; returns how many hours were merged."""
+        """Merge the files of each hour up to `last_hour` into files of some `file_bytes`, by OPTIMIZE; return how many
+        hours were merged.
+        """
         before = {name: self.spark.conf.get(name, None) for name in _SIZES}
         try:
             for name in _SIZES:
@@ -204,7 +207,7 @@ class DeltaTable(ArchiveTable):
         return int(done[0].metrics.partitionsOptimized) if done and done[0].metrics.numFilesRemoved else 0
 
     def file_count(self) -> int:
-        """Return how many files its rows are in."""
+        """Return how many files hold the table's rows."""
         detail = self._detail()
         return int(detail.numFiles) if detail is not None else 0
 

@@ -45,7 +45,8 @@ _DELTA_PARTS = {"spark.databricks.delta.snapshotPartitions": "1"}
 
 
 def packages_of(table_format: str, spark_version: str) -> tuple[str, ...]:
-    """Return the Maven coordinates of a format for a version of Spark. Exclude EXCLUDED with them.
+    """Return the Maven coordinates of a table format's jars for a version of Spark. The packages in EXCLUDED must be
+    left out of their dependencies.
 
     Raises ConfigError where no release fits, naming the Sparks that have one.
     """
@@ -65,7 +66,8 @@ def packages_of(table_format: str, spark_version: str) -> tuple[str, ...]:
 def settings_for(
     table_format: str, catalog: str, conf: Mapping[str, str], spark_version: str, jars: Collection[str] | None = None
 ) -> dict[str, str]:
-    """Return the settings that a session needs for tables of a format, those of `conf` in lists included.
+    """Return the settings that a session needs for tables of a format; settings that are lists include the values of
+    `conf`.
 
     catalog: the URI of Iceberg's catalog. jars: names of Spark's own jars; those that PySpark brought if not given.
     Raises ConfigError where no release fits and no jar is given.
@@ -92,7 +94,9 @@ def settings_for(
 
 
 def open_table(spark: SparkSession, place: TablePlace) -> ArchiveTable:
-    """Return the table at a place. Raises ConfigError if the session has not its format."""
+    """Return the archive's table at a place. Raises ConfigError if the session lacks the jars or settings of its
+    format.
+    """
     if EXTENSIONS[place.format] not in (spark.conf.get("spark.sql.extensions", "") or ""):
         raise ConfigError(
             f"this Spark session has no {NAMES[place.format]}: start it with its jar and with spark.sql.extensions="
@@ -102,7 +106,7 @@ def open_table(spark: SparkSession, place: TablePlace) -> ArchiveTable:
 
 
 def read_table(spark: SparkSession, place: TablePlace) -> DataFrame:
-    """Return the rows of an archive that is a table. Raises ConfigError if there is none."""
+    """Return the rows of an archive that is kept in a table. Raises ConfigError if the table does not exist."""
     table = open_table(spark, place)
     if not table.exists():
         raise ConfigError(f"{place} is no archive: there is no {place.format} table")

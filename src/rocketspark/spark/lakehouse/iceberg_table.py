@@ -59,7 +59,7 @@ _CAUSES_MAX = 20
 
 
 class IcebergTable(ArchiveTable):
-    """A table of an Iceberg catalog."""
+    """An archive's table in an Iceberg catalog."""
 
     def __init__(self, spark: SparkSession, place: TablePlace) -> None:
         super().__init__(spark, place)
@@ -72,7 +72,7 @@ class IcebergTable(ArchiveTable):
         return f"{self.catalog}.{self.place.name}"
 
     def exists(self) -> bool:
-        """Tell whether it is there. Raises ConfigError if it is there and no archive's."""
+        """Tell whether the table exists. Raises ConfigError if what has its name is no archive."""
         with self._asking():
             try:
                 fields = self.spark.table(self._name).schema.fields
@@ -116,11 +116,11 @@ class IcebergTable(ArchiveTable):
         return object_store.hidden(f"the catalog {self.place.catalog} {what} ({lines[-1] if lines else text})")
 
     def read(self) -> DataFrame:
-        """Return its rows: COLUMNS, and those of decoded bodies."""
+        """Return the table's rows: COLUMNS, and those of decoded bodies."""
         return self.spark.table(self._name)
 
     def decoded(self) -> StructType:
-        """Return the columns that it has beside COLUMNS; none if it is not there."""
+        """Return the columns that the table has beside COLUMNS; none if it does not exist."""
         with self._asking():
             return super().decoded()
 
@@ -145,9 +145,10 @@ class IcebergTable(ArchiveTable):
             )
 
     def append(self, rows: DataFrame, state: ArchiveState, after: ArchiveState | None = None) -> int:
-        """Add rows in one commit, which says `state` and follows `after`; makes the table if it is not there.
+        """Add rows in one commit, and return how many they were; the table is made if it does not exist.
 
-        Returns how many they were. Raises ConfigError, and adds nothing, if another commit has that number.
+        `state`: written into the commit, with its number; `after`: the state of the commit before it. Raises
+        ConfigError, and adds nothing, if another commit has that number.
         """
         if not self.exists():
             self.check_new(state)
@@ -277,7 +278,9 @@ class IcebergTable(ArchiveTable):
         return None
 
     def compact(self, last_hour: str, file_bytes: int) -> int:
-        """Merge the files of hours up to `last_hour` with rewrite_data_files; returns how many hours were merged."""
+        """Merge the files of each hour up to `last_hour` into files of some `file_bytes`, by rewrite_data_files; return
+        how many hours were merged.
+        """
         with self._asking(commits=True):
             return self._compact(last_hour, file_bytes)
 
@@ -301,7 +304,9 @@ class IcebergTable(ArchiveTable):
         return {(row.topic, row.hour): row.files for row in counted}
 
     def check(self) -> None:
-        """Raise an error if manifests are gone or cut off: a commit tells after its rows are written, or never."""
+        """Raise an error if manifest files of the table are gone or cut off: a commit would notice that only after its
+        rows are written, or never.
+        """
         with self._asking():
             # Another writer may come in between.
             if not any(self._names_all_files() for _ in range(2)):
@@ -315,13 +320,13 @@ class IcebergTable(ArchiveTable):
         return bool(lists[0][0] in (None, found[0][0]))
 
     def file_count(self) -> int:
-        """Return how many files its rows are in."""
+        """Return how many files hold the table's rows."""
         with self._asking():
             found = self.spark.sql(f"SELECT count(*) FROM {self._name}.files").collect() if self.exists() else [[0]]
         return int(found[0][0])
 
     def row_count(self) -> int:
-        """Return how many rows it has."""
+        """Return how many rows the table has."""
         with self._asking():
             return super().row_count()
 
@@ -349,7 +354,9 @@ def catalog_fails(text: str) -> bool:
 
 
 def catalog_is_away(error: Exception) -> bool:
-    """Tell whether an error says that a catalog's database is away for a while, by its SQL state where there is one."""
+    """Tell whether an error says that a catalog's database cannot be reached for now, by its SQL state where there is
+    one.
+    """
     cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     with suppress(Py4JError):
         for _ in range(_CAUSES_MAX):
@@ -364,9 +371,10 @@ def catalog_is_away(error: Exception) -> bool:
 
 
 def set_catalog(spark: SparkSession, place: TablePlace) -> str:
-    """Have a session know a table's catalog; returns the name it has there, and in the database's rows.
+    """Make a table's catalog known to a session, and return its name, by which the session and the rows of the
+    catalog's database call it.
 
-    Raises ConfigError if the session's catalog of that name is another one: a session knows one.
+    Raises ConfigError if the session has another catalog of that name.
     """
     settings = {
         "": "org.apache.iceberg.spark.SparkCatalog",
@@ -397,7 +405,9 @@ def set_catalog(spark: SparkSession, place: TablePlace) -> str:
 
 
 def check_location(described: Iterable[tuple[str, str]], place: TablePlace) -> None:
-    """Raise ConfigError if a table, described by (name, value), lies elsewhere than in its warehouse."""
+    """Raise ConfigError if a table lies outside of its warehouse. `described`: the names and values that Spark
+    describes the table by.
+    """
     at = next((value for name, value in described if name == "Location"), "")
     if at and not f"{_path(at)}/".startswith(f"{_path(place.place)}/"):
         raise ConfigError(

@@ -91,7 +91,9 @@ def uri(place: str | Path) -> str:
 
 
 def refuse_object_store(place: str | Path, what: str, instead: str) -> None:
-    """Raise ConfigError for a place that is no folder of a file system. `what` needs one; `instead`: what to do."""
+    """Raise ConfigError for a place on an object store. `what`: what needs a folder of a file system; `instead`: what
+    the user should do.
+    """
     if scheme_of(place):
         raise ConfigError(
             f"{_shown(place)}: {what} needs hard links and renames of a file system, which this place lacks: {instead}"
@@ -99,7 +101,7 @@ def refuse_object_store(place: str | Path, what: str, instead: str) -> None:
 
 
 def refuse_plain_archive(place: str | Path) -> None:
-    """Raise ConfigError for a Parquet archive on an object store or HDFS."""
+    """Raise ConfigError if the folder for an archive of Parquet files is on an object store or HDFS."""
     refuse_object_store(
         place, "a Parquet archive", "archive with --format delta or --format iceberg, or to a folder that is mounted"
     )
@@ -132,7 +134,8 @@ def hadoop_version() -> str:
 
 
 def s3a_packages(hadoop: str) -> tuple[str, ...]:
-    """Return the Maven coordinates of s3a:// for a version of Hadoop. Exclude EXCLUDED with them.
+    """Return the Maven coordinates of the jars of s3a:// for a version of Hadoop. The packages in EXCLUDED must be left
+    out of their dependencies.
 
     Raises ConfigError for a Hadoop whose SDK is not known.
     """
@@ -162,10 +165,11 @@ def _has_s3a(conf: Mapping[str, str]) -> bool:
 def settings_for(
     place: str | Path, conf: Mapping[str, str], environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the settings that a session needs for a place, beside those of `conf`: jars, time-outs, endpoint.
+    """Return the settings that a session needs for a place on an object store, beside those of `conf`: jars, time-outs,
+    endpoint.
 
-    The environment's AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL and AWS_REGION or AWS_DEFAULT_REGION count where `conf`
-    has none. Spark itself takes AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
+    `environment`: its AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL and AWS_REGION or AWS_DEFAULT_REGION are used where
+    `conf` says nothing. Spark itself takes AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
     """
     if scheme_of(place) not in ("s3", "s3a", "s3n"):
         return {}
@@ -192,7 +196,7 @@ def settings_for(
 
 
 def joined(*lists: str | None) -> str:
-    """Return the lists of a setting joined to one, without repetitions."""
+    """Join several values of a setting that is a comma-separated list to one, without repetitions."""
     return ",".join(dict.fromkeys(part for one in lists if one for part in one.split(",") if part))
 
 
@@ -205,7 +209,9 @@ def is_secret(name: str) -> bool:
 
 
 def without_secrets(conf: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Divide settings into those that a command line may show, and the credentials of stores and catalogs."""
+    """Divide a session's settings in two: those that a command line may show, and those that are credentials of stores
+    and catalogs.
+    """
     keep, secret = {}, {}
     for name, value in conf.items():
         if name.startswith(("spark.hadoop.", "spark.sql.catalog.")) and is_secret(name):
@@ -216,21 +222,23 @@ def without_secrets(conf: Mapping[str, str]) -> tuple[dict[str, str], dict[str, 
 
 
 def remember_secrets(conf: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> None:
-    """Note the credentials of settings and environment, for `hidden`."""
+    """Remember the credentials in settings and in the environment, so that `hidden` removes them from texts."""
     found = [value for name, value in conf.items() if is_secret(name)]
     found += [environment.get(f"AWS_{name}", "") for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")]
     _secrets.update(value for value in found if len(value) >= _SECRET_LENGTH_MIN)
 
 
 def hidden(text: str) -> str:
-    """Return a text without the credentials that `remember_secrets` was told of."""
+    """Return a text without the credentials that were given to `remember_secrets`."""
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
     return text
 
 
 def give_secrets(spark: SparkSession, secrets: Mapping[str, str]) -> None:
-    """Give a session that runs what `without_secrets` kept back; a command line of its JVM never had it."""
+    """Give a running session the credentials that `without_secrets` set apart, so that no command line of its JVM has
+    them.
+    """
     context = getattr(spark, "_jsc", None)
     for name, value in secrets.items():
         if context is not None and name.startswith("spark.hadoop."):
@@ -243,9 +251,10 @@ def give_secrets(spark: SparkSession, secrets: Mapping[str, str]) -> None:
 
 
 def check_place(spark: SparkSession, place: str | Path, *, writes: bool, limit_s: float = PROBE_LIMIT_S) -> None:
-    """Raise ConfigError, in one line, unless a place on an object store can be reached, read and, if asked, written.
+    """Raise ConfigError, in one line, unless a place on an object store can be reached and read; with `writes` also
+    written, and a new folder is made then.
 
-    A new folder is made if it `writes`. A place on a file system passes.
+    A place on a file system is not checked. `limit_s`: how long it may take.
     """
     if not scheme_of(place) or scheme_of(place) == "file":
         return
@@ -291,7 +300,7 @@ def _look(spark: SparkSession, target: str, writes: bool) -> None:
 
 
 def is_there(spark: SparkSession, place: str) -> bool:
-    """Tell whether a file or folder is there. Over Spark Connect, which cannot tell, the answer is no."""
+    """Tell whether a file or folder exists. Over Spark Connect, which cannot tell, the answer is no."""
     if not scheme_of(place):
         return Path(place).exists()
     jvm: Any = getattr(spark, "_jvm", None)
@@ -351,7 +360,7 @@ _CAUSES = (
 
 
 def said(target: str, text: str) -> str:
-    """Return the line of an object store's error that says what failed."""
+    """Return a line for a user that says why an object store failed. `target`: the place; `text`: the store's error."""
     for pattern, says in _CAUSES:
         if re.search(pattern, text):
             return f"{target}: {says}"

@@ -45,7 +45,9 @@ _TABLE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 class TablePlace(NamedTuple):
-    """Where a table is. `place`: Delta's folder, Iceberg's warehouse; `catalog`: JDBC URI; `name`: namespace.table."""
+    """Where a table is. `place`: the folder of a Delta table, or the warehouse of an Iceberg table; for Iceberg,
+    `catalog` is the catalog's JDBC URI, and `name` the table's namespace.table.
+    """
 
     format: str
     place: str
@@ -57,7 +59,9 @@ class TablePlace(NamedTuple):
 
 
 def table_place(table_format: str, place: str | Path, catalog: str = "", name: str = "") -> TablePlace:
-    """Return where a table is to be. Raises ConfigError for a place, catalog or name that cannot be."""
+    """Return the place of a table that is to be read or written. Raises ConfigError for a place, catalog or name that
+    cannot be one.
+    """
     where = object_store.uri(place) if object_store.scheme_of(place) else os.path.abspath(place)
     if table_format == "delta":
         if catalog or name:
@@ -97,7 +101,8 @@ def _sqlite_file(catalog: str) -> str:
 def archive_at(place: str | Path | TablePlace, catalog: str = "", name: str = "") -> Path | TablePlace:
     """Return where an archive is that is to be read: a table's place, or the folder of a Parquet archive.
 
-    A catalog, or a name in it, is Iceberg's; otherwise what lies there tells. Raises ConfigError.
+    With a catalog, or a name in it, it is an Iceberg table; otherwise the files in the folder tell its format. Raises
+    ConfigError.
     """
     if isinstance(place, TablePlace):
         return place
@@ -128,7 +133,7 @@ def _local(place: str | Path) -> str | Path:
 
 
 def archive_for(table_format: str, place: str | Path, catalog: str = "", name: str = "") -> Path | TablePlace:
-    """Return where an archive is that is to be written. Raises ConfigError if one of another format is there."""
+    """Return where an archive is that is to be written. Raises ConfigError if an archive of another format is there."""
     if table_format not in FORMATS:
         raise ConfigError(f"--format is {table_format!r}: {', '.join(FORMATS[:-1])} or {FORMATS[-1]} is needed")
     place = _local(_named(place))
@@ -148,7 +153,7 @@ def archive_for(table_format: str, place: str | Path, catalog: str = "", name: s
 
 
 def format_in(folder: Path) -> str:
-    """Return the format of the archive in a folder, "" if there is none: a first run that failed leaves none."""
+    """Return the format of the archive in a folder; "" if there is none, as after a first run that failed."""
     if (folder / "_archive" / "manifest.json").is_file():
         return "parquet"
     if (folder / "_delta_log").is_dir():
@@ -163,7 +168,9 @@ def format_in(folder: Path) -> str:
 
 
 class ArchiveState(msgspec.Struct, frozen=True):
-    """What a commit says of the archive: its number, the next offset of each queue as JSON, and the commit's own id."""
+    """How far an archive is written, as each commit says it. `sequence`: the commit's number; `offsets`: the next
+    offset of each queue, as a stream's JSON; `commit`: an id of the commit's own.
+    """
 
     sequence: int
     offsets: dict[str, Any]
@@ -171,11 +178,11 @@ class ArchiveState(msgspec.Struct, frozen=True):
     version: int = VERSION
 
     def next(self, offsets: Mapping[str, Any]) -> ArchiveState:
-        """Return the state that the next commit holds."""
+        """Return the state for the next commit, up to which these offsets are archived."""
         return ArchiveState(self.sequence + 1, dict(offsets), uuid.uuid4().hex)
 
     def encoded(self) -> str:
-        """Return the state as a commit's property has it."""
+        """Return the state as the text that is written into a commit."""
         return msgspec.json.encode({PROPERTY: self}).decode()
 
 
@@ -192,7 +199,9 @@ class _Versioned(msgspec.Struct):
 
 
 def decode_state(text: str | None, place: TablePlace) -> ArchiveState | None:
-    """Return what a commit says, None if it is not of an archive. Raises ConfigError for one of another version."""
+    """Return the state that the text in a commit holds; None if the commit is no archive's. Raises ConfigError for a
+    state of another version.
+    """
     if not text or PROPERTY not in text:
         return None
     data = text.encode()
@@ -209,12 +218,14 @@ def decode_state(text: str | None, place: TablePlace) -> ArchiveState | None:
 
 
 def ddl(columns: StructType) -> str:
-    """Return columns as SQL has them, whatever they are called."""
+    """Return columns as DDL, with quoted names."""
     return ", ".join(f"{decoded_columns.path_of((f.name,))} {quoted(f.dataType)}" for f in columns.fields)
 
 
 def check_columns(types: Mapping[str, str], partitions: tuple[str, ...], place: TablePlace) -> None:
-    """Raise ConfigError unless a table has the columns and partitions of an archive; it may have others beside."""
+    """Raise ConfigError unless a table has the columns and partitions of an archive; it may have more columns. `types`:
+    the table's types by column.
+    """
     if odd := sorted(name for name, kind in _TYPES.items() if types.get(name) != kind):
         raise ConfigError(f"{place} is no archive's table, its columns differ ({', '.join(odd)}): name another place")
     if partitions != PARTITIONS:
@@ -234,7 +245,9 @@ _DAMAGED_FILE = re.compile(r"[^\s/'\",;:()]+\.(?:json|avro|parquet)\b")
 
 
 def damage_in(text: str) -> str:
-    """Return what a person needs of an error that says that files of a table are gone or damaged, else ""."""
+    """Return what a user should know and do if the text of an error says that files of a table are gone or damaged;
+    else "".
+    """
     if not _DAMAGED.search(text):
         return ""
     found = _DAMAGED_FILE.search(text)
@@ -242,7 +255,7 @@ def damage_in(text: str) -> str:
 
 
 def damage_of(file: str) -> str:
-    """Return what a person needs to know of a file that is gone or damaged."""
+    """Return what a user should know and do about a file of a table that is gone or damaged."""
     name = f"{file} of the table" if file else "a file of the table"
     return f"{name} is gone or damaged: bring it back from a copy, or archive to another place"
 
@@ -251,7 +264,7 @@ def damage_of(file: str) -> str:
 
 
 class ArchiveTable(ABC):
-    """A table that an archive is kept in; `open_table` gives one."""
+    """The base class of tables that hold an archive; `formats.open_table` returns one."""
 
     def __init__(self, spark: SparkSession, place: TablePlace) -> None:
         self.spark, self.place = spark, place
@@ -263,22 +276,25 @@ class ArchiveTable(ABC):
 
     @abstractmethod
     def exists(self) -> bool:
-        """Tell whether it is there. Raises ConfigError if it is there and no archive's."""
+        """Tell whether the table exists. Raises ConfigError if what is there is no archive."""
 
     @abstractmethod
     def read(self) -> DataFrame:
-        """Return its rows: COLUMNS, and those of decoded bodies."""
+        """Return the table's rows: COLUMNS, and those of decoded bodies."""
 
     @abstractmethod
     def append(self, rows: DataFrame, state: ArchiveState, after: ArchiveState | None = None) -> int:
-        """Add rows in one commit, which says `state` and follows `after`; makes the table if it is not there.
+        """Add rows in one commit, and return how many they were; the table is made if it does not exist.
 
-        Returns how many they were. Raises ConfigError, and adds nothing, if another commit has that number.
+        `state`: written into the commit, with its number; `after`: the state of the commit before it. Raises
+        ConfigError, and adds nothing, if another commit has that number.
         """
 
     @abstractmethod
     def compact(self, last_hour: str, file_bytes: int) -> int:
-        """Merge the files of hours up to `last_hour` into ones of some `file_bytes`; return the number of hours."""
+        """Merge the files of each hour up to `last_hour` into files of some `file_bytes`; return how many hours were
+        merged.
+        """
 
     @abstractmethod
     def check(self) -> None:
@@ -286,10 +302,10 @@ class ArchiveTable(ABC):
 
     @abstractmethod
     def file_count(self) -> int:
-        """Return how many files its rows are in."""
+        """Return how many files hold the table's rows."""
 
     def row_count(self) -> int:
-        """Return how many rows it has."""
+        """Return how many rows the table has."""
         return self.read().count()
 
     def decoded(self) -> StructType:
@@ -299,10 +315,11 @@ class ArchiveTable(ABC):
         return StructType([field for field in self.read().schema.fields if field.name not in _TYPES])
 
     def hold(self, wanted: StructType) -> StructType:
-        """Add the decoded columns that the table lacks, if it exists. Return all decoded columns that it has, or will
-        have once it is made.
+        """Add the decoded columns `wanted` that the table lacks, if it exists. Return all decoded columns that it has,
+        or will have once it is made.
 
-        Raises ConfigError, and changes nothing, for columns that it cannot hold, or has with another type.
+        Raises ConfigError, and changes nothing, for columns that a table cannot hold, or that this one has with another
+        type.
         """
         wanted = decoded_columns.held(wanted, self.place.format)
         if not self.exists():
@@ -327,7 +344,9 @@ class ArchiveTable(ABC):
         """Return what the newest commit that is an archive's says."""
 
     def state(self) -> ArchiveState | None:
-        """Return the archive's state; None if it is not there yet. Raises ConfigError."""
+        """Return how far the archive is written, by the newest commit; None if the table does not exist yet. Raises
+        ConfigError.
+        """
         if not self.exists():
             return None
         self.check()
@@ -340,7 +359,9 @@ class ArchiveTable(ABC):
         return ArchiveState(time.time_ns() // 1_000_000, self.offsets_of_rows())
 
     def offsets_of_rows(self, topics: Collection[str] = ()) -> dict[str, Any]:
-        """Return the next offset of each queue that it has rows of, of all topics or some, as a stream's JSON."""
+        """Return the next offset of each queue by the rows of the table, as a stream's JSON; for these topics, by
+        default for all.
+        """
         from pyspark.sql import functions as F
 
         rows = self.read().where(F.col("topic").isin(*topics)) if topics else self.read()
@@ -348,22 +369,26 @@ class ArchiveTable(ABC):
         return to_json({MessageQueue(row.topic, row.broker, row.queueId): row.next for row in ends.collect()})
 
     def check_new(self, state: ArchiveState) -> None:
-        """Raise ConfigError if `state` is not the first commit though the table does not exist: its rows are gone."""
+        """Raise ConfigError if the table does not exist, though `state` is not its first commit: somebody removed it
+        and its rows.
+        """
         if state.sequence > 1:
             raise ConfigError(
                 f"the table {self.place} is gone, deleted or moved while it was written: bring it back, or archive anew"
             )
 
     def taken(self) -> ConfigError:
-        """Return the error for a commit number that another process has used."""
+        """Return the error for a commit whose number another process has used: it writes the same archive."""
         return ConfigError(f"another process writes the archive {self.place}: stop it first")
 
     def set_back(self) -> RocketSparkError:
-        """Return the error for a table of which others took rows back during the run: its rows tell where to go on."""
+        """Return the error for a table that was set back to an older version during the run. It is retriable: by the
+        rows that are left the archive goes on.
+        """
         error = RocketSparkError(f"the table {self.place} was set back to an older version while it was written")
         error.retriable = True
         return error
 
     def changed(self) -> ConfigError:
-        """Return the error for columns that were changed during the run."""
+        """Return the error for a table whose columns somebody changed during the run."""
         return ConfigError(f"the columns of the table {self.place} were changed while it was written: archive again")

@@ -1,7 +1,7 @@
-"""The figures as families of metrics for Prometheus, and the server that it scrapes, in a thread of its own which
-touches nothing of Spark.
+"""Turns the figures of queries into Prometheus metrics, and serves them from a thread of its own, which touches nothing
+of Spark.
 
-Rule: only here have figures the names that Prometheus shows; loaded where metrics are served.
+Rule: the names that Prometheus shows stand here alone; this module is loaded only where metrics are served.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ Rows = Iterable[tuple[tuple[str, ...], float]]
 
 
 def families(figures: QueryFigures, lag: LagWatch | None) -> list[Metric]:
-    """Return all metrics of streaming queries; those of the lag only where brokers are asked."""
+    """Return the metrics of all streaming queries. `lag`: what asks brokers for the queries' lag; None leaves its
+    metrics out.
+    """
     found = [*_counters(figures), *_gauges(figures)]
     return found if lag is None else found + _lag(figures, lag)
 
@@ -167,7 +169,9 @@ def _lag(figures: QueryFigures, lag: LagWatch) -> list[Metric]:
 
 
 def pipeline_families(name: str, rows: int, waiting: int | None, seconds: float) -> list[Metric]:
-    """Return the progress of a pipeline's command, as it prints it."""
+    """Return the metrics of a pipeline's progress, the same that its command prints. `waiting`: messages not read yet;
+    `seconds`: since its begin.
+    """
     prefix, labels = "rocketspark_pipeline_", ("pipeline",)
     known: Mapping[str, int] = {} if waiting is None else {name: waiting}
     return [
@@ -190,7 +194,7 @@ STOP_S = 5.0
 
 
 class ScrapeThread:
-    """A server of metrics in a thread of its own; `port` is the one it listens on."""
+    """A thread that serves metrics to Prometheus; `port` is the port that it listens on."""
 
     def __init__(self, collect: Callable[[], list[Metric]]) -> None:
         self._server = MetricsServer(collect)

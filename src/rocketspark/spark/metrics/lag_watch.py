@@ -1,5 +1,5 @@
-"""The lag of queries, for which brokers are asked. Rule: a thread of its own asks, at most once in an interval; a lag
-that brokers do not tell is absent, and counted as an error.
+"""Asks brokers how far queries are behind. Rule: a thread of its own asks, at most once in an interval; a lag that
+brokers do not tell is absent, and counted as an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REASONS = ("broker_away", "no_answer", "no_topic", "other", "refused", "too_many
 
 
 class Brokers(Protocol):
-    """The queries of a cluster that are needed here; ClusterQueries has them."""
+    """What is asked of a cluster here; ClusterQueries answers it."""
 
     def queues(self, topics: Iterable[str]) -> list[MessageQueue]: ...
     def bounds(self, queues: Iterable[MessageQueue], *, if_there: bool) -> dict[MessageQueue, OffsetBounds]: ...
@@ -38,7 +38,9 @@ class Brokers(Protocol):
 
 
 class TopicLag(NamedTuple):
-    """How far a query is behind in a topic. `seconds`: the age of the oldest message it has not read; None: unknown."""
+    """How far a query is behind in a topic: the number of messages not read yet, and in `seconds` the age of the oldest
+    of these; None if that is not known.
+    """
 
     messages: int
     seconds: float | None
@@ -48,7 +50,9 @@ Key = tuple[str, str]
 
 
 class LagWatch:
-    """Asks how far queries are behind. `positions`: where they are, by label; `errors`: counts of errors, by reason."""
+    """Asks brokers how far queries are behind. `positions`: returns the label and the offsets of each query; `errors`:
+    counts of errors, by reason.
+    """
 
     def __init__(
         self,
@@ -75,27 +79,29 @@ class LagWatch:
         self.errors: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Start the thread that asks once a query has told where it is."""
+        """Start the thread. It asks brokers whenever a query has reported its offsets, but no more often than the
+        interval says.
+        """
         self._thread.start()
 
     def notify(self) -> None:
-        """Tell that queries have told where they are."""
+        """Tell the thread that queries have reported their offsets."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Ask no more. A question under way is not waited for long."""
+        """Stop the thread; a question that is under way is not waited for long."""
         self._stopped.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(STOP_S)
 
     def lags(self) -> dict[Key, TopicLag]:
-        """Return the lag by query and topic, as of the last time that was asked; nothing if that is long ago."""
+        """Return the lag by query and topic as brokers told it last; nothing if that is long ago."""
         limit_s = max(STALE_S, STALE_INTERVALS * self._interval_s)
         return self._lags if self._monotonic_s() - self._lags_at_s <= limit_s else {}
 
     def asked_s(self) -> dict[Key, float]:
-        """Return when brokers answered last for a query and topic, in seconds since 1970."""
+        """Return by query and topic when brokers last told the lag, in seconds since 1970."""
         return self._asked_s
 
     def _watch(self) -> None:
@@ -111,7 +117,7 @@ class LagWatch:
         self._close()
 
     def look(self, positions: list[tuple[str, Offsets]]) -> None:
-        """Ask the brokers once, and keep what they answer."""
+        """Ask the brokers once for the lag of queries, given by label and offsets, and keep the answers."""
         try:
             found = self._found(positions)
         except Exception as e:
@@ -225,8 +231,10 @@ class LagWatch:
 
 
 def unread(positions: Offsets, bounds: Mapping[MessageQueue, OffsetBounds]) -> dict[tuple[MessageQueue, int], int]:
-    """Return how many messages each queue holds that were not read, by queue and offset of the first of them; a queue
-    that the query does not know yet is read from its oldest message.
+    """Return how many messages of each queue a query has not read, by the queue and the offset of the first of them.
+
+    `positions`: the query's offsets; a queue that is not among them will be read from its oldest message. `bounds`:
+    what the queues hold.
     """
     found = {}
     for queue, (oldest, newest, *_) in bounds.items():
@@ -241,7 +249,9 @@ def lag_of(
     stored_ms: Mapping[tuple[MessageQueue, int], float | None],
     now_ms: float,
 ) -> TopicLag:
-    """Return the lag of what is unread; its seconds by the places that were looked at."""
+    """Return the lag of a query in a topic. `places`: the result of `unread`; `stored_ms`: the store times of the
+    messages at some of these places, None where a broker did not tell; the lag in seconds is that of the oldest.
+    """
     messages = sum(places.values())
     if not messages:
         return TopicLag(0, 0.0)
@@ -253,13 +263,13 @@ def lag_of(
 
 
 def merged(one: TopicLag, other: TopicLag) -> TopicLag:
-    """Return two lags as one."""
+    """Return the lag of two queries that share a label: the sum of messages, and the longer time."""
     known = None if one.seconds is None or other.seconds is None else max(one.seconds, other.seconds)
     return TopicLag(one.messages + other.messages, known)
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason of an error, as a label: one of a few."""
+    """Return a word for the kind of an error, one of a few, so that it can be a label."""
     if isinstance(error, RouteNotFound):
         return "no_topic"
     if isinstance(error, TransportError):

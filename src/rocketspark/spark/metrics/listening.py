@@ -37,17 +37,17 @@ log = LimitedLog("rocketspark.spark")
 
 
 class QueryListener(StreamingQueryListener):
-    """Counts the events of queries. With Spark Connect it runs in the client."""
+    """Counts the events of streaming queries that Spark tells its listeners. With Spark Connect it is in the client."""
 
     def __init__(self, figures: QueryFigures) -> None:
         self._figures = figures
 
     def onQueryStarted(self, event: Any) -> None:
-        """Count a start."""
+        """Count the start of a query."""
         self._safely("started", lambda: self._figures.started(str(event.runId), str(event.id), event.name))
 
     def onQueryProgress(self, event: Any) -> None:
-        """Count what a trigger did."""
+        """Count what a trigger of a query did."""
 
         def count() -> None:
             told = event.progress
@@ -56,11 +56,11 @@ class QueryListener(StreamingQueryListener):
         self._safely("progress", count)
 
     def onQueryIdle(self, event: Any) -> None:
-        """Note that a query is alive."""
+        """Note that a query waits for messages."""
         self._safely("idle", lambda: self._figures.idled(str(event.runId)))
 
     def onQueryTerminated(self, event: Any) -> None:
-        """Count an end, with an error or without."""
+        """Count the end of a query, with an error or without."""
         self._safely(
             "terminated",
             lambda: self._figures.ended(str(event.runId), str(event.id), failed=event.exception is not None),
@@ -107,21 +107,23 @@ def listen(
     topics_max: int = TOPICS_MAX,
     **access: str | bool | None,
 ) -> Listening:
-    """Serve metrics of the session's streaming queries at http://host:port/metrics, until `stop`. Port 0: a free one.
+    """Serve metrics of the session's streaming queries at http://host:port/metrics, until `stop` is called on the
+    result. Port 0: a free one.
 
-    `namesrv`: whose brokers are asked for the lag, every `lag_interval_s` at most; "": none. `access`:
-    keys and TLS, named as the options of a read: access_key, secret_key, secret_key_file, security_token, namespace,
-    use_tls, tls_ca, tls_cert, tls_key, … More than `queries_max` queries and `topics_max` topics
-    share the label `other`.
+    `namesrv`: the NameServers of the cluster whose brokers are asked for the lag, every `lag_interval_s` at most; "":
+    no lag. `consumer_group`: the group by whose name they are asked. `access`: keys and TLS, named as the options of a
+    read: access_key, secret_key, secret_key_file, security_token, namespace, use_tls, tls_ca, tls_cert, tls_key, …
+    `queries_max`, `topics_max`: so many queries and topics have labels of their own; the others share the label
+    `other`.
 
-    Raises ConfigError for what cannot be used as given, a port that cannot be had among it.
+    Raises ConfigError for an argument that cannot be used, and for a port that cannot be had.
     """
     settings = Settings(port, host, namesrv, _access(access), consumer_group, lag_interval_s, queries_max, topics_max)
     return listen_with(spark, settings)
 
 
 def listen_with(spark: SparkSession, settings: Settings, more: More | None = None) -> Listening:
-    """Do what `listen` does, with the settings as one value. `more`: returns further metrics to serve."""
+    """Do what `listen` does, with its arguments as one value. `more`: returns further metrics to serve."""
     _check(settings)
     if not hasattr(spark, "streams"):
         raise ConfigError(f"listen() needs a SparkSession, not {type(spark).__name__}")
@@ -161,7 +163,7 @@ def _is_stopped(spark: SparkSession) -> bool:
 
 
 class Listening:
-    """Metrics that are being served, at `url`. A context manager; `stop` ends it."""
+    """Metrics that are being served at `url`; `stop` ends that, also at the end of a `with` block."""
 
     def __init__(
         self,
@@ -186,11 +188,11 @@ class Listening:
 
     @property
     def url(self) -> str:
-        """The address to scrape."""
+        """The address at which Prometheus reads the metrics."""
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}/metrics"
 
     def stop(self) -> None:
-        """Stop to serve, and to listen to queries, which go on. A second call does nothing."""
+        """Stop serving metrics and listening to queries; the queries go on. A second call does nothing."""
         if not self._open:
             return
         self._open = False
@@ -293,8 +295,9 @@ def listen_to_pipeline(
     *,
     lag_interval_s: float = LAG_INTERVAL_S,
 ) -> Listening:
-    """Serve metrics of a pipeline's command on 127.0.0.1 until `stop`: of its streaming queries, of its own steps under
-    its name as if they were a query, and of the progress that it prints. Raises ConfigError if the port cannot be had.
+    """Serve metrics of a pipeline's command on 127.0.0.1 until `stop`: of its streaming queries, of its other steps as
+    if they were a query of the pipeline's name, and of the progress that it prints. Raises ConfigError if the port
+    cannot be had.
     """
 
     def more() -> list[Metric]:

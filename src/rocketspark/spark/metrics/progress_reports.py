@@ -1,7 +1,8 @@
-"""Progress reports of streaming queries as values. Rule: pure; whatever a report holds, the outcome is a value.
+"""Reads progress reports of streaming queries. Rule: pure; whatever a report holds, the outcome is a value and no
+error.
 
-A source is RocketMQ's if its offsets have the form of ours: topic to broker to queue id to offset. Kafka's have two
-steps, files' one.
+A source is RocketMQ's if its offsets have the form of ours: topic to broker to queue id to offset. Offsets of Kafka
+have two levels, those of files one.
 """
 
 from __future__ import annotations
@@ -23,25 +24,29 @@ OTHER = "other"
 
 
 class SourceReport(NamedTuple):
-    """A source that reads RocketMQ: where the micro-batch began and ended, and the topics' ends if Spark tells them."""
+    """What a report says of a source that reads RocketMQ: the offsets between which the micro-batch read, and `latest`,
+    where the topics ended then, if Spark tells it.
+    """
 
     start: Offsets
     end: Offsets
     latest: Offsets
 
     def messages(self) -> dict[str, int]:
-        """Return how many messages the micro-batch passed, by topic."""
+        """Return how many messages the micro-batch read, by topic."""
         return by_topic({queue: max(0, end - self.start.get(queue, end)) for queue, end in self.end.items()})
 
     def lag(self) -> dict[str, int]:
-        """Return how many messages waited when Spark asked last, by topic; nothing if it was not told."""
+        """Return how many messages were left to read, by topic; empty if Spark did not tell where the topics ended."""
         return by_topic(
             {queue: max(0, newest - self.end[queue]) for queue, newest in self.latest.items() if queue in self.end}
         )
 
 
 class Report(NamedTuple):
-    """One progress report. Durations in seconds; `bytes`, `bad_rows`: what observed metrics and sources tell."""
+    """One progress report of a query. Durations are in seconds; `bytes` and `bad_rows` are sums of observed metrics and
+    what sources tell.
+    """
 
     rows: int
     output_rows: int
@@ -55,7 +60,9 @@ class Report(NamedTuple):
     bad_rows: int = 0
 
     def positions(self) -> Offsets:
-        """Return where the query is in each queue, the lowest where two sources read it."""
+        """Return the offset up to which the query has read each queue; the lower one where two sources read the same
+        queue.
+        """
         found: Offsets = {}
         for source in self.sources:
             for queue, offset in source.end.items():
@@ -64,7 +71,9 @@ class Report(NamedTuple):
 
 
 def parse_report(report: Any) -> Report:
-    """Return what a StreamingQueryProgress says; what it lacks, or has in another form, counts as nothing."""
+    """Return the values of a StreamingQueryProgress; a part that is missing, or of an unexpected form, counts as 0,
+    None or empty.
+    """
     sources = [_mapping(source) for source in _sequence(_get(report, "sources"))]
     operators = [_mapping(operator) for operator in _sequence(_get(report, "stateOperators"))]
     steps = _mapping(_get(report, "durationMs"))
@@ -98,7 +107,9 @@ def _rows(report: Any, sources: Sequence[Mapping[Any, Any]]) -> int:
 
 
 def parse_offsets(text: Any) -> tuple[Offsets, Offsets] | None:
-    """Return the offsets of a source's text, and those under @start; None if they are not of RocketMQ's form."""
+    """Return a source's offsets, and those that it keeps under the key @start, from their JSON; None for a source that
+    does not read RocketMQ.
+    """
     if isinstance(text, str):
         if len(text) > OFFSET_TEXT_MAX:
             return None
@@ -116,7 +127,7 @@ def parse_offsets(text: Any) -> tuple[Offsets, Offsets] | None:
 
 
 def by_topic(counts: Mapping[MessageQueue, int]) -> dict[str, int]:
-    """Return the sums of the queues' counts by topic."""
+    """Add up counts by queue to counts by topic."""
     sums: dict[str, int] = {}
     for queue, count in counts.items():
         sums[queue.topic] = sums.get(queue.topic, 0) + count

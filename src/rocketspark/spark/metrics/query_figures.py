@@ -21,19 +21,23 @@ CHARACTERS_MAX = 128
 
 
 def label_of(name: str) -> str:
-    """Return a name as a label value: of bounded length, and of characters that UTF-8 can hold."""
+    """Return a name as the value of a label: cut to a bounded length, with other characters for those that UTF-8 cannot
+    hold.
+    """
     return shown(name, characters_max=CHARACTERS_MAX)
 
 
 class BoundedLabels:
-    """The first `count_max` names have a label of their own; the others share `other`, until one is given back."""
+    """Gives names labels: the first `count_max` names get one of their own, and the others share the label `other`
+    until a label is given back.
+    """
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
         self._labels: dict[str, str] = {}
 
     def take(self, name: str) -> str:
-        """Return the label of a name, its own if there is one left."""
+        """Return the label of a name: its own if it has one, or if one is free, else `other`."""
         if name not in self._labels and len(self._labels) < self._count_max:
             self._labels[name] = label_of(name)
         return self._labels.get(name, OTHER)
@@ -48,7 +52,7 @@ class BoundedLabels:
         return len(self._labels) >= self._count_max
 
     def give_back(self, name: str) -> None:
-        """Let another name take a name's label."""
+        """Free the label of a name for another name."""
         self._labels.pop(name, None)
 
 
@@ -62,7 +66,7 @@ NO_REPORT = Report(0, 0, None, None, {}, 0, 0, 0, ())
 
 
 class QueryCounts:
-    """The counts of all runs under one label. They only grow."""
+    """The counts of all queries that share a label, since the begin; they only grow."""
 
     def __init__(self) -> None:
         self.rows = self.output_rows = self.batches = self.bytes = self.bad_rows = 0
@@ -72,7 +76,7 @@ class QueryCounts:
         self.messages: Counter[str] = Counter()
 
     def add(self, other: QueryCounts) -> None:
-        """Add the counts of another label."""
+        """Add the counts of another label to these."""
         for name in ("rows", "output_rows", "batches", "bytes", "bad_rows", "starts", "stopped", "failed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.durations.counts = [a + b for a, b in zip(self.durations.counts, other.durations.counts, strict=True)]
@@ -83,7 +87,9 @@ class QueryCounts:
 
 
 class Run:
-    """One run of a query, from its start to its end. `key`: the name that its label belongs to."""
+    """One run of a query, from its start to its end. `key`: the name whose label the run is counted under; `seen_s`:
+    when it was last heard of.
+    """
 
     def __init__(self, key: str, seen_s: float) -> None:
         self.key = key
@@ -93,7 +99,7 @@ class Run:
 
 
 class Gauges(NamedTuple):
-    """What is true now of the running queries of one label."""
+    """The present values of the running queries that share a label."""
 
     running: int
     seen_s: float
@@ -104,7 +110,9 @@ class Gauges(NamedTuple):
 
 
 class QueryFigures:
-    """All that the listener heard of queries; it may be called from any thread. `heard` is called after each report."""
+    """Gathers all that the listener hears of queries; its methods may be called from any thread. `heard`: called after
+    each report.
+    """
 
     def __init__(
         self, *, queries_max: int, topics_max: int, heard: Callable[[], None] = lambda: None, now_s: Callable[[], float]
@@ -122,12 +130,12 @@ class QueryFigures:
         self._now_s = now_s
 
     def started(self, run_id: str, query_id: str, name: str | None) -> None:
-        """Note that a run began."""
+        """Note that a run of a query began."""
         with self._lock:
             self._run(run_id, query_id, name)
 
     def progressed(self, run_id: str, query_id: str, name: str | None, report: Report) -> None:
-        """Count a report."""
+        """Count a progress report of a run."""
         with self._lock:
             run = self._run(run_id, query_id, name)
             counts = self._counts_of(run.key if run is not None else _key(query_id, name))
@@ -154,7 +162,7 @@ class QueryFigures:
                 run.seen_s = self._now_s()
 
     def ended(self, run_id: str, query_id: str, *, failed: bool) -> None:
-        """Note that a run is over."""
+        """Note that a run of a query is over. `failed`: it ended with an error."""
         with self._lock:
             if run_id in self._ended:
                 return
@@ -170,7 +178,7 @@ class QueryFigures:
                 self._idle[run.key] = None
 
     def listener_failed(self, event: str) -> None:
-        """Count an event that could not be counted."""
+        """Count an event of a kind (started, progress, …) that the listener could not count."""
         with self._lock:
             self._listener_errors[event] += 1
 
@@ -202,12 +210,12 @@ class QueryFigures:
         return self._counts.setdefault(self._labels.take(key), QueryCounts())
 
     def positions(self) -> list[tuple[str, Offsets]]:
-        """Return where each running query is, with its label; those that read RocketMQ and have told it."""
+        """Return the label and the offsets of each running query that reads RocketMQ and has told where it is."""
         with self._lock:
             return [(self._labels.take(run.key), dict(run.positions)) for run in self._runs.values() if run.positions]
 
     def topic_label(self, topic: str) -> str:
-        """Return the label of a topic."""
+        """Return the label of a topic, which is `other` for topics beyond the bound."""
         with self._lock:
             return self._topics.take(topic)
 
@@ -226,7 +234,7 @@ class QueryFigures:
             return dict(self._listener_errors)
 
     def gauges(self) -> dict[str, Gauges]:
-        """Return what holds now, by label of running queries."""
+        """Return the present values of running queries, by label."""
         with self._lock:
             found: dict[str, Gauges] = {}
             for run in self._runs.values():

@@ -52,7 +52,7 @@ HOURS_PER_JOB = 16
 
 
 class Hour(NamedTuple):
-    """The rows and files that an archive holds of a topic's hour (UTC, by store time)."""
+    """How many rows and files an archive holds of one hour of a topic (UTC, by store time)."""
 
     topic: str
     hour: str
@@ -72,10 +72,11 @@ def run(
     progress: Progress | None = None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> ArchiveResult:
-    """Archive topics in a folder that driver and executors share, or a table, from where its last run ended.
+    """Archive topics, from where the archive's last run ended, in a folder that driver and executors share, or in a
+    table.
 
-    once: end when all is archived that was there at the start, else go on until `progress.stop` is asked.
-    Raises ConfigError for wrong options, RocketSparkError for what fails.
+    once: end when all is archived that was there at the start, else go on until `progress.stop` is asked. now_ms: the
+    clock by which hours are over. Raises ConfigError for wrong options, RocketSparkError for what fails.
     """
     _check_numbers(options)
     progress = progress or Progress("archive")
@@ -173,7 +174,9 @@ class _MergeTask:
 
 
 def run_tasks(spark: SparkSession, task: Any, *, type_: type[T]) -> list[T]:
-    """Run `task(i)` for i below `task.count` on the executors; return the reports of all, tasks in order."""
+    """Run `task(i)` on the executors for each i below `task.count`; return the reports of all tasks, in their order.
+    `type_`: the type of the reports.
+    """
     if not task.count:
         return []
 
@@ -193,7 +196,10 @@ def merge_hours(
     keep_ms: int,
     progress: Progress,
 ) -> int:
-    """Merge the files of each hour; returns how many hours were."""
+    """Merge the files of each hour into fewer of some `file_bytes`; return how many hours were merged.
+
+    `keep_ms`: for how long the replaced files stay readable.
+    """
     done = 0
     for first in range(0, len(hours), HOURS_PER_JOB):
         if progress.stop.asked:
@@ -211,7 +217,7 @@ def merge_hours(
 
 
 def read(spark: SparkSession, folder: str | Path | TablePlace) -> DataFrame:
-    """Return the rows of an archive, wherever it was moved: the columns of a topic's read and `hour`."""
+    """Return the rows of an archive, also of one that was moved: the columns of a read, and `hour`."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -241,7 +247,7 @@ def _existing(root: Path, files: Iterable[ArchiveFile]) -> list[Path]:
 
 
 def hours(folder: str | Path) -> list[Hour]:
-    """Return the rows and files that an archive holds, by topic and hour."""
+    """Return how many rows and files an archive's folder holds of each topic and hour."""
     sums: dict[tuple[str, str], list[int]] = {}
     for file in read_manifest(Path(folder)).files:
         one = sums.setdefault((file.topic, file.hour), [0, 0, 0])

@@ -42,7 +42,9 @@ DEFAULTS = AuditOptions()
 
 
 class GroupStanding(NamedTuple):
-    """A group's state in a topic, before the reading: its offset in each queue, and the messages in its retry topic."""
+    """Where a group stands in a topic before the audit reads: its offset in each queue, and how many messages its retry
+    topic holds.
+    """
 
     topic: str
     group: str
@@ -51,7 +53,9 @@ class GroupStanding(NamedTuple):
 
 
 class AuditScope(NamedTuple):
-    """The scope of an audit: each queue's offsets [oldest, next), and the groups' offsets. Names without namespace."""
+    """What an audit looks at: the offsets [oldest, next) of each queue, and where the groups stand. Names are without
+    namespace.
+    """
 
     bounds: dict[MessageQueue, tuple[int, int]]
     standings: list[GroupStanding]
@@ -89,7 +93,7 @@ def run(
 
 
 def ask(where: Connection, topics: Sequence[str], groups: Sequence[str]) -> AuditScope:
-    """Return the bounds of the topics' queues and the standing of groups. Raises RouteNotFound."""
+    """Ask the cluster for the offsets of the topics' queues, and where groups stand in them. Raises RouteNotFound."""
     space = where.namespace
     with operations_of(where) as operations:
         # Ends before offsets: what comes and is consumed meanwhile is not audited.
@@ -382,7 +386,7 @@ def _by_age(place: MessagePlace) -> tuple[Any, ...]:
 
 
 def summary(report: AuditReport) -> dict[str, Any]:
-    """Return the report for people: short enough for a screen."""
+    """Return an audit's report as text for a person: short enough for a screen."""
     return {
         "findings": [{"finding": f.text} for f in report.findings] or "none",
         "topics": [

@@ -29,10 +29,11 @@ SAMPLES = 10
 
 
 class Difference(NamedTuple):
-    """Messages of one id (or, compared by content, of one content) that the sides do not share.
+    """Messages that only one of two places has, or has otherwise: all have one id or, if contents are compared, one
+    content.
 
-    `kind`: missing (only in the one), extra (only in the other), changed (the id is in both, its content is not).
-    `place`: where one of them is.
+    `kind`: missing (only the first place has it), extra (only the second has it), changed (both have the id, with other
+    contents). `place`: where one of the messages is.
     """
 
     kind: str
@@ -42,8 +43,8 @@ class Difference(NamedTuple):
 
 
 class CompareReport(NamedTuple):
-    """The result of a comparison. `ok` if the same messages are in both. Checksums are sums of 64-bit hashes of ids and
-    contents, in hex.
+    """The result of a comparison of two places. `ok`: both have the same messages. Checksums are sums of 64-bit hashes
+    of ids and contents, in hex.
     """
 
     ok: bool
@@ -61,7 +62,9 @@ class CompareReport(NamedTuple):
 
 
 class Side(NamedTuple):
-    """A topic of a cluster, or of an archive: its folder or table (with topic None all that is in it)."""
+    """One of the two places to compare: a topic of a cluster, or of an archive, which is a folder or a table; with
+    topic None all topics of the archive.
+    """
 
     where: Connection | str
     topic: str | None = None
@@ -73,7 +76,7 @@ class Side(NamedTuple):
         return f"{self.topic} at {connection(self.where).namesrv}"
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Read its messages with COLUMNS."""
+        """Read the place's messages, with the columns COLUMNS."""
         if self.folder is None:
             options = connection(self.where).read_options() | {"topic": self.topic or ""}
             return spark.read.format("rocketmq").options(**options).schema(COLUMNS).load()
@@ -199,8 +202,8 @@ def _normal(rows: DataFrame, by: str, since_ms: int | None, until_ms: int | None
 
 
 def content() -> Column:
-    """Return a 64-bit hash of a message's content: body, tag, keys, flag and its own properties, without those that a
-    restore or an exactly-once write adds.
+    """Return a column with a 64-bit hash of each message's content: body, tag, keys, flag and its own properties,
+    without those that a restore or an exactly-once write adds.
     """
     system = [
         *sorted(properties.SYSTEM_NAMES - {properties.SHARDING_KEY}),

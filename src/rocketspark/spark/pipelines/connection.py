@@ -21,9 +21,10 @@ _CHOOSING_BEGINS = ("starting", "ending", "committed")
 
 
 class Connection(NamedTuple):
-    """A cluster: NameServers "host:port;host:port", namespace and credentials, where the cluster asks for any.
+    """A cluster that a pipeline connects to: NameServers "host:port;host:port", namespace and credentials, if the
+    cluster asks for any.
 
-    `options`: further options of format("rocketmq"), as given. `tls`: how servers are talked TLS with.
+    `options`: further options of format("rocketmq"), as given; `tls`: the TLS of connections to servers.
     """
 
     namesrv: str
@@ -39,7 +40,7 @@ class Connection(NamedTuple):
 
     @property
     def access(self) -> Access:
-        """Return the namespace, the keys and the TLS."""
+        """What every connection needs: the namespace, the keys and the TLS."""
         return Access(self.namespace, self.access_key, self.secret_key, self.security_token, self.tls)
 
     def without_options(self) -> Connection:
@@ -48,12 +49,14 @@ class Connection(NamedTuple):
 
     @property
     def choosing(self) -> dict[str, str]:
-        """Return those of the further options that choose which messages are read, by their names in small letters."""
+        """The further options that choose which messages are read, by their names in lower case."""
         named = {name.lower(): value for name, value in self.options.items()}
         return {n: value for n, value in named.items() if n in _CHOOSING or n.startswith(_CHOOSING_BEGINS)}
 
     def without_choice(self) -> Connection:
-        """Return the same cluster without the options that choose messages: what was sent or traced is read whole."""
+        """Return the same cluster without the options that choose messages, for topics that must be read whole, such as
+        those of traces.
+        """
         left_out = self.choosing
         kept = {name: value for name, value in self.options.items() if name.lower() not in left_out}
         return self._replace(options=kept)
@@ -70,12 +73,12 @@ class Connection(NamedTuple):
         return {name: value for name, value in named.items() if value} | dict(self.options)
 
     def read_options(self) -> dict[str, str]:
-        """Return the options of a read whose rows are whole messages: bodies that do not inflate stay as stored."""
+        """Return the options of a read that leaves no message out: a body that does not inflate stays as stored."""
         return over({"badBodies": "stored"}, self.spark_options())
 
 
 def connection(where: Connection | str, *, decodes: bool = False) -> Connection:
-    """Return a Connection, made of the text if NameServers are given as one. Options that name the cluster or its keys
+    """Return a Connection; a text is taken as the addresses of NameServers. Options that name the cluster or its keys
     become fields of the connection.
 
     Raises ConfigError for an option of decoding unless the pipeline `decodes`: others would hand it on to a read whose
@@ -114,12 +117,14 @@ def _tls_options(tls: ClientTls | None) -> dict[str, str]:
 
 
 def operations_of(where: Connection) -> SyncOperations:
-    """Return the driver's operations on the cluster; a context manager. They take full names, with the namespace."""
+    """Return operations on a cluster, for the driver; a context manager. They take full names, with the namespace."""
     return SyncOperations(where.namesrv, timeout_ms=OPERATION_MS, **where.access.credentials())
 
 
 def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
-    """Parse name=value texts into a dict. `option`: where they were given, for the ConfigError of one that is wrong."""
+    """Parse texts name=value into a dict. `option`: the option that they were given by, which the ConfigError for a
+    wrong text names.
+    """
     found = {}
     for text in texts or ():
         name, sign, value = text.partition("=")

@@ -55,7 +55,7 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 
 
 class DedupeResult(NamedTuple):
-    """The result of a run: messages read, passed on, and left out because their key was seen.
+    """The result of a run: how many messages were read, passed on, and left out because their key was seen before.
 
     `refused`: messages that may not be written to the target; they are left out, and named on stderr.
     """
@@ -133,7 +133,7 @@ def run(
 
 
 def check(source: str, target: str, options: DedupeOptions) -> None:
-    """Raise ConfigError for arguments of `run` that contradict each other or have no meaning."""
+    """Raise ConfigError for arguments of `run` that contradict each other or make no sense."""
     if target in (topic.strip() for topic in source.split(",")):
         raise ConfigError(f"the target {target!r} is read too: what is passed on would come in again")
     by = options.by
@@ -233,7 +233,9 @@ class _Counts:
 
 
 def key_of(by: str) -> Column:
-    """Return the column that holds the key: text, null or empty where a message has none."""
+    """Return the column of the messages' keys, as the option `by` says: text, and null or empty where a message has no
+    key.
+    """
     from pyspark.sql import functions as F
 
     kind, _, rest = by.partition(":")
@@ -249,7 +251,7 @@ def key_of(by: str) -> Column:
 
 
 def duration(text: str) -> str:
-    """Parse a time such as `30m` or `2 hours` as Spark writes it. Raises ConfigError."""
+    """Return a time such as `30m` or `2h` in the form that Spark takes. Raises ConfigError."""
     found = _DURATION.fullmatch(text)
     if not found or not int(found[1]):
         raise ConfigError(f"--within is {text!r}: a time such as 30m, 2h or '3 days' is needed")
@@ -264,8 +266,11 @@ _FLOOR, _BY = "seenfloor", "seenby"
 
 
 class SeenSource(DataSource):
-    """A stream as format("rocketmq") reads it, with a column of the time at which each message was seen. Options:
-    seenFloor, the lower bound of that time in ms since 1970, and seenBy, what repetitions have in common.
+    """A data source: a stream as format("rocketmq") reads it, with one more column, the time at which each message was
+    seen.
+
+    Options: seenFloor, the lower bound of that time in ms since 1970, and seenBy, what repeated messages have in
+    common.
     """
 
     @classmethod
@@ -274,7 +279,7 @@ class SeenSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return all columns of a read, and the time."""
+        """Return all columns of a read, and the column of the time."""
         return StructType([*READ_SCHEMA.fields, StructField(SEEN, TimestampType())])
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -289,8 +294,8 @@ class SeenSource(DataSource):
 
 
 class SeenReader(StreamReader):
-    """The reader of such a stream: its offsets hold the time at which they were asked for. `clock_ms`: the driver's
-    clock.
+    """The reader of a SeenSource stream: each of its offsets also holds the time at which Spark asked for it.
+    `clock_ms`: the driver's clock.
     """
 
     def __init__(
@@ -317,7 +322,7 @@ class SeenReader(StreamReader):
         return max(now_ms, least_ms)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the stream's latest offset, with the time."""
+        """Return the stream's latest offset, together with the time now."""
         self._check_by(start)
         own = _without(start)
         end = super().latestOffset(own, limit)
@@ -337,7 +342,7 @@ class SeenReader(StreamReader):
                 )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the stream's partitions; each has the time."""
+        """Return the stream's partitions, each with the time in the offset `end`."""
         self._check_by(end)
         found = super().partitions(_without(start), _without(end))
         # A micro-batch that an earlier version planned has no time.
@@ -353,7 +358,7 @@ class SeenReader(StreamReader):
             yield batch.append_column(pa.field(SEEN, TIME), numbers(seen_us, TIME))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit as the stream does."""
+        """Commit as the plain stream does."""
         super().commit(_without(end))
 
 

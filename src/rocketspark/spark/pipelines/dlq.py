@@ -37,7 +37,9 @@ AGES_MS = {"1 h": 3_600_000, "1 d": 86_400_000, "7 d": 604_800_000}
 
 
 class DeadLetter(NamedTuple):
-    """The fields needed to send a letter again. `topic`: where it came from, `target`: where it goes."""
+    """What is needed of a dead letter to send it again. `topic`: the topic it came from; `target`: the topic it goes
+    to.
+    """
 
     group: str
     topic: str
@@ -55,15 +57,17 @@ class DeadLetter(NamedTuple):
 
 
 def origin_of(pairs: Mapping[str, str]) -> str:
-    """Return the topic a letter came from, "" where it is unknown."""
+    """Return the topic that a dead letter with these properties came from; "" if they do not say it."""
     found = pairs.get(properties.RETRY_TOPIC) or pairs.get(DEAD_FROM_TOPIC) or ""
     return "" if found.startswith(namespace.RETRY_PREFIX) else found
 
 
 def resend_id(place: str | None, message_id: str | None, dead_ms: int | None) -> str:
-    """Return the unique id of a letter's resend: 32 hex digits, made of its place and nothing that changes.
+    """Return the unique id under which a dead letter is sent again: 32 hex digits, made only of the place, id and time
+    of the letter, so that each resend has the same.
 
-    The time in it, where tools look for one (ms since the month began), is that of its death.
+    The part in which tools look for a message's time (ms since the month began) is the time at which it became a dead
+    letter.
     """
     digest = hashlib.sha256(f"{place}\0{message_id}\0{dead_ms}".encode()).digest()
     at = datetime.fromtimestamp((dead_ms or 0) / 1000, UTC)
@@ -73,10 +77,10 @@ def resend_id(place: str | None, message_id: str | None, dead_ms: int | None) ->
 
 
 def outgoing(letter: DeadLetter, packing: PackingSettings, *, to_group: bool) -> tuple[PreparedMessage, str | None]:
-    """Prepare a letter for sending, and return its sharding key too: body, tag, keys, flag and own properties as they
-    were.
+    """Return a dead letter as a message to send, with body, tag, keys, flag and own properties as they were, and its
+    sharding key.
 
-    to_group: to the group's retry topic, whose consumers take it as a message of the topic it came from. Raises
+    to_group: it goes to the group's retry topic, whose consumers take it as a message of the topic it came from. Raises
     MessageIllegal for what cannot be sent.
     """
     own = {
@@ -107,12 +111,12 @@ def outgoing(letter: DeadLetter, packing: PackingSettings, *, to_group: bool) ->
 
 
 def age_name(age_ms: int) -> str:
-    """Return the name of the class that an age is in: under 1 h, under 1 d, under 7 d, or older."""
+    """Return the class of an age in ms: under 1 h, under 1 d, under 7 d, or older."""
     return next((f"under {name}" for name, limit_ms in AGES_MS.items() if age_ms < limit_ms), "older")
 
 
 def shown(body: bytes) -> dict[str, Any]:
-    """Return the begin of a body for a report: as text, or as bytes if it is none."""
+    """Return the beginning of a body for a report: as text if it is text, else as bytes."""
     begin = body[:BODY_SHOWN]
     try:
         # A character may be cut in two.
@@ -146,7 +150,9 @@ EVERYTHING = Choice()
 
 
 class DeadLetterGroup(NamedTuple):
-    """Dead letters of one group, topic, tag and error. Times of their deaths in ms since 1970."""
+    """Counts of the dead letters with the same group, topic, tag and error; times are those at which they became dead
+    letters, in ms since 1970.
+    """
 
     group: str
     topic: str
@@ -161,7 +167,7 @@ class DeadLetterGroup(NamedTuple):
 
 
 class DlqReport(NamedTuple):
-    """The report on dead letters; `samples` the oldest letters, with the begin of their bodies."""
+    """The report on dead letters; `samples`: the oldest letters, with the beginning of their bodies."""
 
     letters: int
     heaps: list[DeadLetterGroup]
@@ -169,7 +175,9 @@ class DlqReport(NamedTuple):
 
 
 class DeadLetterSource(NamedTuple):
-    """The dead letter topics to read, by name without namespace, and where their queues end: nothing later is read."""
+    """The dead letter topics to read, named without namespace, and the ends of their queues: what comes later is not
+    read.
+    """
 
     topics: list[str]
     ends: dict[MessageQueue, int]
@@ -284,8 +292,8 @@ def _own(pairs: dict[str, str]) -> dict[str, str]:
 
 
 def find(where: Connection, groups: Sequence[str], progress: Progress | None = None) -> DeadLetterSource:
-    """Find the dead letter topics of groups, by default of all. Raises ConfigError for a group that has none
-    to read.
+    """Return the dead letter topics of these groups; of all groups if none is named. Raises ConfigError for a group
+    that has none to read.
     """
     progress = progress or Progress("dlq")
     space = where.namespace
@@ -316,8 +324,8 @@ def find(where: Connection, groups: Sequence[str], progress: Progress | None = N
 def letters(spark: SparkSession, where: Connection | str, source: DeadLetterSource) -> DataFrame:
     """Read dead letters as rows.
 
-    Columns: those of COLUMNS but topic, and group, originTopic (whence they came), dlqTopic, place
-    (topic/broker/queueId/queueOffset), bornMs and deadMs.
+    Columns: those of COLUMNS but topic, and group, originTopic (the topic they came from), dlqTopic, place
+    (topic/broker/queueId/queueOffset), bornMs (when they were first sent) and deadMs (when they became dead letters).
     """
     where = connection(where)
     options = {"topic": ",".join(source.topics), "failOnDataLoss": "false", "badBodies": "stored"}
@@ -343,7 +351,7 @@ def letters(spark: SparkSession, where: Connection | str, source: DeadLetterSour
 
 
 def choose(rows: DataFrame, choice: Choice) -> DataFrame:
-    """Return those of the letters that the choice names."""
+    """Return the rows of `letters` that the choice names."""
     for name, wanted in (("originTopic", choice.topics), ("tag", choice.tags), ("messageId", choice.ids)):
         if wanted:
             rows = rows.where(F.col(name).isin(*wanted))
@@ -375,7 +383,7 @@ def _failures(spark: SparkSession, where: Connection, topic: str) -> DataFrame:
 
 
 def summary(report: DlqReport) -> dict[str, Any]:
-    """Return the report for people: short enough for a screen."""
+    """Return a report on dead letters as text for a person: short enough for a screen."""
 
     def shown_time(time_ms: int) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_ms / 1000))

@@ -38,7 +38,9 @@ DEFAULTS = ResendOptions()
 
 
 class ResendTarget(NamedTuple):
-    """Letters of a group that came from `topic` and go to `target`; `already_there`: sent by a run before."""
+    """Counts of a group's dead letters that came from `topic` and go to `target`; `already_there`: an earlier run sent
+    them.
+    """
 
     group: str
     topic: str
@@ -49,8 +51,8 @@ class ResendTarget(NamedTuple):
 
 
 class ResendReport(NamedTuple):
-    """The result of a run. `failed`: neither sent nor there; `errors` say why, each once. `unknown`: chosen letters
-    that tell no topic they came from; they need a target.
+    """The result of a run. `failed`: letters that were not sent, and are not in their target; `errors`: the reasons,
+    each once. `unknown`: chosen letters that do not say which topic they came from, and need a target to be named.
     """
 
     dry_run: bool

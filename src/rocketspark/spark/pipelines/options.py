@@ -16,8 +16,8 @@ _CHOICE, _RESEND = "Which letters", "Sending again"
 
 
 class ArchiveOptions(NamedTuple):
-    """How `archive.run` works. Merged Parquet files stay readable for `keep_replaced_s` seconds, 3600 if that is None;
-    those of a table until its own VACUUM or expire_snapshots.
+    """How `archive.run` works. `keep_replaced_s`: for so many seconds, 3600 if it is None, Parquet files that were
+    merged stay readable; the files of a table stay until its own VACUUM or expire_snapshots.
     """
 
     interval_s: Annotated[
@@ -41,8 +41,8 @@ class ArchiveOptions(NamedTuple):
 
 
 class AuditOptions(NamedTuple):
-    """What `audit.run` looks at: messages stored in [since_ms, until_ms), ms since 1970, None is open; and what of its
-    findings is in order.
+    """What `audit.run` looks at: messages stored in [since_ms, until_ms), ms since 1970, None for an open end; and
+    which of its findings do not count as errors.
     """
 
     groups: Annotated[
@@ -95,8 +95,9 @@ class DedupeOptions(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Which dead letters are meant: those that died in [since_ms, until_ms), ms since 1970, None is open, and of these
-    what the other fields say; one that is empty or None leaves nothing out. `sql` is over the columns of `dlq.letters`.
+    """Which dead letters are chosen: those that became dead letters in [since_ms, until_ms), ms since 1970, None for an
+    open end, and that meet all other fields; a field that is empty or None leaves nothing out. `sql`: a condition on
+    the columns of `dlq.letters`.
     """
 
     groups: Annotated[
@@ -148,8 +149,8 @@ class Choice(NamedTuple):
 
 
 class ResendOptions(NamedTuple):
-    """Where `dlq_resend.run` sends dead letters, and how fast: without `to` and `to_group` each goes to the topic that
-    it came from, whose groups all get it.
+    """Where `dlq_resend.run` sends dead letters, and how fast. Without `to` and `to_group` each letter goes to the
+    topic that it came from, and all groups of that topic get it.
     """
 
     to: Annotated[
@@ -174,7 +175,9 @@ class ResendOptions(NamedTuple):
 
 
 class OutboxOptions(NamedTuple):
-    """How `outbox.run` reads the table and writes. Under `name` rows are claimed and transactions are named."""
+    """How `outbox.run` reads the table and writes the messages. `name`: the name by which rows are claimed and
+    transactions are called.
+    """
 
     topic: Annotated[str, typer.Option("-t", "--topic", help="Where all rows go.", show_default=False)] = ""
     key: Annotated[str, typer.Option(help="The table's unique column.")] = "id"
@@ -191,9 +194,11 @@ class OutboxOptions(NamedTuple):
 
 class RestoreOptions(NamedTuple):
     """Which rows `restore.restore` and `restore.replay` send, and how: those stored in [since_ms, until_ms), ms since
-    1970, None is open. A run that was stopped goes on where it was unless `again` is said. `state`: the folder of the
-    progress file, by default in the archive's, or in the working folder .rocketspark/restores for a table and
-    .rocketspark/replays for a topic. `chunk_rows`: so many rows are sent before progress is noted.
+    1970, None for an open end.
+
+    A run that was stopped is continued, unless `again` is true. `state`: the folder of the progress file, by default
+    the archive's, or in the working folder .rocketspark/restores for a table and .rocketspark/replays for a topic.
+    `chunk_rows`: after so many rows progress is noted.
     """
 
     since_ms: int | None = None

@@ -57,8 +57,8 @@ _NAME = re.compile(r"\w+")
 
 
 class OutboxResult(NamedTuple):
-    """The result of a run. `waiting`: rows that came too late for it; `refused`: rows of which no message can be
-    made; a table of the database names them.
+    """The result of a run. `waiting`: rows that came too late for this run; `refused`: rows of which no message can be
+    made, which a table of the database names.
     """
 
     table: str
@@ -71,9 +71,9 @@ class OutboxResult(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The columns of the table for the parts of a message.
+    """The names of the table's columns that give the parts of a message.
 
-    Without `body` the whole row goes there, as JSON; `properties` is a column of JSON objects.
+    Without `body` the whole row becomes the body, as JSON; `properties` names a column of JSON objects.
     """
 
     body: str = ""
@@ -167,7 +167,7 @@ def _check_age(newest: int, reached: int, sender: str) -> None:
 
 
 def check(columns: Columns, options: OutboxOptions) -> None:
-    """Raise ConfigError for arguments of `run` that contradict each other or have no meaning."""
+    """Raise ConfigError for arguments of `run` that contradict each other or make no sense."""
     if not options.topic and not columns.topic:
         raise ConfigError("a topic is needed: --topic, or a column that tells it (--topic-column)")
     check_delivery(options.delivery)
@@ -190,7 +190,9 @@ def _check(columns: Columns, there: list[str]) -> dict[str, str]:
 
 
 class TableSource(DataSource):
-    """Rows of a table as a stream; a micro-batch holds the rows of the batches claimed for it."""
+    """A data source: the rows of a table as a stream; a micro-batch holds the rows of the batches that were claimed for
+    it.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -198,7 +200,7 @@ class TableSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """Return the columns as a write to a topic takes them."""
+        """Return the columns that a write to a topic takes."""
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -207,14 +209,14 @@ class TableSource(DataSource):
 
 
 class Batches(InputPartition):
-    """The claimed batches with numbers above `after`, up to `to`: a partition of the stream."""
+    """A partition of a TableSource stream: the claimed batches with numbers above `after`, up to and with `to`."""
 
     def __init__(self, after: int, to: int) -> None:
         self.after, self.to = after, to
 
 
 class TableReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of that stream: it claims rows on the driver and reads them on an executor. An offset is
+    """The reader of a TableSource stream: it claims rows on the driver, and reads them on an executor. Its offsets are
     {"batch": number}.
     """
 
@@ -239,16 +241,16 @@ class TableReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"batch": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit: one batch of claims for each micro-batch, however many rows it has."""
+        """Return the limit of a micro-batch: one batch of claims, however many rows that has."""
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Claim all rows that are there now: the query sends these."""
+        """Claim all rows that are there now: the query sends these, and no later ones."""
         with self._claims() as claims:
             self._last = claims.claim_all(self._batch_rows)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """Return the next batch: one that was claimed, else one of the rows that wait now."""
+        """Return the number of the next batch: one that was claimed before, else a new one of rows that wait now."""
         with self._claims() as claims:
             newest = claims.newest()
             if newest <= start["batch"] and self._last is None:
@@ -258,13 +260,13 @@ class TableReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"batch": min(newest if self._last is None else self._last, start["batch"] + 1)}
 
     def commit(self, end: dict[str, int]) -> None:
-        """Delete the rows that a micro-batch sent, if that is wanted."""
+        """Delete the rows that a micro-batch has sent, if the options want that."""
         if self._options["delete"] == "true":
             with self._claims() as claims:
                 claims.delete(end["batch"])
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """Return one partition: rows keep their order."""
+        """Return one partition, so that rows keep their order."""
         return [Batches(start["batch"], end["batch"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -303,7 +305,9 @@ class TableReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def message_of(row: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str, Any]:
-    """Turn a row into the parts of a message. Raises ConfigError for a value that cannot be one."""
+    """Return the parts of the message that a row becomes. `mapping`: the column of each part. Raises ConfigError for a
+    value that cannot be one.
+    """
     parts: dict[str, Any] = dict.fromkeys(PARTS)
     for part, column in mapping.items():
         value = row[column]

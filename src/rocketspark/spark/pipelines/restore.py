@@ -74,7 +74,7 @@ RESTORES = Path(".rocketspark") / "restores"
 
 
 class MovedQueue(NamedTuple):
-    """A source queue, its target queue, and how many of its rows the filters left."""
+    """A source queue, its target queue, and how many of its rows the filters left to send."""
 
     source: str
     target: str
@@ -82,8 +82,9 @@ class MovedQueue(NamedTuple):
 
 
 class RestoreResult(NamedTuple):
-    """The result of a run. `rows`: sent (dry run: would be); `already_there`: found in the target after a kill;
-    `refused`: rows that may not be written as messages; they are left out, and named in the progress file.
+    """The result of a run. `rows`: how many were sent (in a dry run: would be); `already_there`: found in the target,
+    from a run that was killed; `refused`: rows that may not be written as messages, which are left out and named in the
+    progress file.
     """
 
     topic: str
@@ -129,7 +130,7 @@ class RestoreState(msgspec.Struct):
 
 
 def topics_of(folder: str | Path | TablePlace, spark: SparkSession | None = None) -> list[str]:
-    """Return the topics an archive holds; for one that is a table a session is needed."""
+    """Return the topics that an archive holds. `spark`: needed for an archive that is a table."""
     folder = archive_at(folder)
     if isinstance(folder, TablePlace):
         assert spark is not None

@@ -36,8 +36,9 @@ _CORRUPT = "_rocketspark_corrupt"
 
 
 class SinkResult(NamedTuple):
-    """The result of one sink. `rows`: written by a batch, read for a stream; `batches`: micro-batches, 1 of a batch;
-    `bad_rows`: those of a stream that option decode kept as bad ones, or whose body is no JSON of the source's columns.
+    """The result of one sink. `rows`: how many a batch wrote, or a stream read; `batches`: micro-batches, 1 for a
+    batch; `bad_rows`: the rows of a stream that option decode kept as bad ones, or whose body is not the JSON that the
+    source describes.
     """
 
     sink: str
@@ -48,7 +49,7 @@ class SinkResult(NamedTuple):
 
 
 class SqlResult(NamedTuple):
-    """The result of a run."""
+    """The result of a run: that of each sink."""
 
     pipeline: str
     sinks: list[SinkResult]
@@ -64,7 +65,7 @@ class ViewPlan(NamedTuple):
 
 
 class DryRun(NamedTuple):
-    """The plan of a run without running it: views with their columns, sinks with where they write."""
+    """What a run would do: the views with their columns, and the sinks with the places they write to."""
 
     pipeline: str
     views: list[ViewPlan]
@@ -136,7 +137,7 @@ def run(
 def dry_run(
     spark: SparkSession, plan: SqlPlan, where: Connection | str, *, checkpoint: Path | str = "checkpoints"
 ) -> DryRun:
-    """Read and check all, write nothing. Raises as `run`."""
+    """Check a plan by reading its sources and making its views, and write nothing. Raises as `run`."""
     with one_line_errors(), ExitStack() as made:
         where = connection(where, decodes=True)
         frames = _frames(spark, plan, where, made)
@@ -222,7 +223,9 @@ def _named(kind: str, name: str, make: Any) -> Any:
 
 
 def source_frame(spark: SparkSession, source: SqlSource, where: Connection, *, counts_bad: bool = False) -> DataFrame:
-    """Return a source as it is read, with column `value` if its bodies are JSON."""
+    """Return the rows of a source, with column `value` if the source describes its bodies as JSON. `counts_bad`: a
+    stream's progress reports tell how many bodies were bad.
+    """
     reader = spark.readStream if source.stream else spark.read
     reader = reader.format(source.format).options(**options_with(source, where))
     if source.schema is not None:
@@ -271,7 +274,9 @@ def _told(frame: DataFrame, source: SqlSource) -> DataFrame:
 
 
 def sink_frame(sink: SqlSink, frame: DataFrame) -> DataFrame:
-    """Return the rows as the sink takes them: for a topic, columns that no message has go into the body as JSON."""
+    """Return rows in the form that a sink takes: for a topic, the columns that a message does not have become its body,
+    as JSON.
+    """
     from pyspark.sql import functions as F
 
     if sink.format != ROCKETMQ or "body" in frame.columns:
@@ -285,7 +290,7 @@ def sink_frame(sink: SqlSink, frame: DataFrame) -> DataFrame:
 
 
 def options_with(part: SqlSource | SqlSink, where: Connection) -> dict[str, str]:
-    """Return a part's options; those of RocketMQ go to the cluster of the pipeline unless they name one."""
+    """Return the options of a source or sink; one of RocketMQ that names no cluster gets the pipeline's."""
     own = options_of(part)
     if part.format != ROCKETMQ or "namesrv" in {name.lower() for name in own} or "store" in own:
         return own
@@ -347,7 +352,7 @@ _ENTRIES_MAX = 10_000
 
 
 class SinkPlace(NamedTuple):
-    """Where a sink writes. `mode`: as it was given; `checkpoint`: where a stream keeps its place."""
+    """Where a sink writes. `mode`: the option as given; `checkpoint`: where a stream keeps its progress."""
 
     name: str
     format: str
@@ -358,14 +363,15 @@ class SinkPlace(NamedTuple):
 
     @property
     def is_file_stream(self) -> bool:
-        """Tell whether it is a stream into files."""
+        """True if a stream is written into files."""
         return self.streaming and self.format.lower() in _FILES
 
 
 def check_places(spark: SparkSession, sinks: Sequence[SinkPlace], kept: Iterable[str]) -> None:
-    """Check where sinks write, before any does. `kept`: other places that nothing may delete.
+    """Check where sinks write, before any of them does. `kept`: other places that no sink may delete.
 
-    Raises ConfigError for what would delete or hide what somebody else wrote, or would be left out itself.
+    Raises ConfigError for a sink that would delete or hide what somebody else wrote, or whose own rows would be left
+    out.
     """
     kept = [path for path in kept if path]
     for sink in sinks:
@@ -419,7 +425,9 @@ def _check_batch(spark: SparkSession, sink: SinkPlace) -> None:
 
 
 def entries(spark: SparkSession, place: str) -> list[str]:
-    """Return the names in a folder; none if it is not there. Over Spark Connect those that Spark's readers see."""
+    """Return the names in a folder; none if it does not exist. Over Spark Connect only the names that Spark's readers
+    see.
+    """
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
         return _seen_from_afar(spark, place)

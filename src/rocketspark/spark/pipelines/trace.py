@@ -69,7 +69,7 @@ def run(
 
 
 def summary(report: TraceReport) -> dict[str, Any]:
-    """Return the report for people: short enough for a screen."""
+    """Return a trace report as text for a person: short enough for a screen."""
 
     def ms(latency: Latency) -> str:
         shown = (latency.p50, latency.p99, latency.max)

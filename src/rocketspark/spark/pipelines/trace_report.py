@@ -45,7 +45,7 @@ def write_html(report: TraceReport, path: str | Path) -> None:
 
 
 def html(report: TraceReport) -> str:
-    """Return the whole page. Raises ConfigError without matplotlib."""
+    """Return the whole page of a report. Raises ConfigError without matplotlib."""
     figures = []
     for caption, png in plots(report).items():
         data, name = base64.b64encode(png).decode("ascii"), escape(caption)
@@ -217,7 +217,7 @@ def _utc(time_ms: int | None) -> str:
 
 
 def escape(text: str) -> str:
-    """Return a text for a page: its markup is escaped, and characters that nobody sees are written out."""
+    """Return a text in a form that is safe in HTML: its markup is escaped, and invisible characters are written out."""
     return escaped_markup(shown(text, characters_max=len(text)))
 
 
@@ -230,13 +230,15 @@ SIZE = (9.2, 3.6)
 
 
 def check_installed() -> None:
-    """Raise ConfigError, naming what to install, unless matplotlib is there."""
+    """Raise ConfigError, which names what to install, if matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("the HTML report needs matplotlib: pip install 'rocketspark[pipelines]', or leave --html out")
 
 
 def plots(report: TraceReport) -> dict[str, bytes]:
-    """Return PNGs by title, those that have something to show. Raises ConfigError without matplotlib."""
+    """Return the plots that have something to show, by title, each as the bytes of a PNG. Raises ConfigError without
+    matplotlib.
+    """
     check_installed()
     makers: dict[str, Callable[[TraceReport], bytes | None]] = {
         "How long messages took, from send to consumed": curves,
@@ -268,7 +270,9 @@ def curves(report: TraceReport) -> bytes | None:
 
 
 def over_time(report: TraceReport) -> bytes | None:
-    """Plot for each topic and group the 99th percentile, the median dashed, by when messages were sent."""
+    """Plot for each topic and group the 99th percentile of the latency, and dashed the median, by the time at which
+    messages were sent.
+    """
     lines: dict[tuple[str, str], list[Moment]] = {}
     for m in report.timeline:
         if m.topic and m.p99 is not None:
@@ -291,7 +295,9 @@ def over_time(report: TraceReport) -> bytes | None:
 
 
 def volume(report: TraceReport) -> bytes | None:
-    """Plot messages sent a step; below, if there are any, failed sends, failed deliveries and retries."""
+    """Plot how many messages were sent in each step; below, if there are any, failed sends, failed deliveries and
+    retries.
+    """
     steps = sorted({m.start_ms for m in report.timeline})
     if not steps:
         return None
@@ -319,7 +325,7 @@ def volume(report: TraceReport) -> bytes | None:
 
 
 def breakdown(report: TraceReport) -> bytes | None:
-    """Plot the median and the 99th percentile of each part of the way: the send, the wait for a listener, the
+    """Plot the median and the 99th percentile of each part of a message's way: the send, the wait for a listener, the
     listener.
     """
     measured = [d for d in _busiest(report.deliveries) if d.topic]

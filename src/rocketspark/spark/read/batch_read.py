@@ -34,7 +34,7 @@ class BatchReader(DataSourceReader):
         self._rows = ReadFilter.of(options)
 
     def partitions(self) -> list[InputPartition]:
-        """Return queue ranges as of now. Raises RouteNotFound, ConfigError, TransportError, DataLost."""
+        """Return the queue ranges to read, as of now. Raises RouteNotFound, ConfigError, TransportError, DataLost."""
         with plain_errors():
             if self._options.store is not None:
                 # Not with the module: each stream starts a process that imports it.
@@ -83,7 +83,7 @@ class BatchReader(DataSourceReader):
 
 
 class PushingReader(BatchReader):
-    """A batch reader that does not read the rows that a query's filters leave out.
+    """A batch reader that takes over a query's filters, so that rows which they leave out are not read.
 
     PySpark refuses a reader with `pushFilters` while spark.sql.python.filterPushdown.enabled is off.
     """
@@ -93,7 +93,7 @@ class PushingReader(BatchReader):
         self._pushed = Pushed()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters that the read can apply; return those that Spark must still apply."""
+        """Take over the filters that the read can apply; return those that Spark must still apply."""
         self._pushed, rest = push(filters)
         self._rows = self._rows.narrowed(self._pushed)
         return rest
@@ -120,7 +120,7 @@ class PushingReader(BatchReader):
 
 
 def sampled_bodies(options: ReadOptions) -> Iterator[bytes]:
-    """Return a topic's bodies from the oldest on, queue by queue, and read no more than is taken. Raises as a batch
+    """Yield bodies of the topics from the oldest on, queue by queue; no more is read than is taken. Raises as a batch
     read.
     """
     body = StructType([StructField("body", BinaryType())])

@@ -32,7 +32,7 @@ class DataLost(RocketSparkError):
 
 
 def lost(gone: OffsetRange, why: str, options: ReadOptions) -> None:
-    """Raise DataLost for offsets that are gone, or warn of them, as the options say."""
+    """Raise DataLost for offsets that are gone, with the reason `why`; with failOnDataLoss=false only warn of them."""
     error = DataLost(gone, gone.first, gone.end - 1, why)
     if options.fail_on_data_loss:
         raise error
@@ -40,7 +40,9 @@ def lost(gone: OffsetRange, why: str, options: ReadOptions) -> None:
 
 
 class ReadFindings(DecodeFindings):
-    """What is found wrong in one partition's read. `addresses`: the queue's brokers, none if files are read."""
+    """Treats missing messages and bad bodies that the read of one partition finds, as the options say. `addresses`:
+    those of the queue's broker; none if files are read.
+    """
 
     def __init__(self, queue: MessageQueue, addresses: tuple[str, ...], options: ReadOptions) -> None:
         self._queue = queue

@@ -21,18 +21,22 @@ TIMEOUT_MS = 3000.0
 
 
 def broker_away(queue: MessageQueue) -> NotSent:
-    """Return the error of a queue whose broker no NameServer knows: it may come back."""
+    """Return the error for a queue whose broker no NameServer knows; it is retriable, as the broker may come back."""
     return NotSent(f"broker {queue.broker_name!r} has no topic {queue.topic!r} now: start it, or leave it out")
 
 
 def addresses_now(queue: MessageQueue, known: tuple[str, ...], options: ReadOptions) -> tuple[str, ...]:
-    """Return a broker's addresses as a NameServer knows them, its master first; those known if none answers."""
+    """Return the addresses of a queue's broker, its master's first, as a NameServer has them now; `known` if none
+    answers.
+    """
     broker = _broker_now(queue, options)
     return known if broker is None else tuple(address for _, address in sorted(broker.addresses.items())) or known
 
 
 def may_tell_of_loss(address: str, queue: MessageQueue, options: ReadOptions) -> bool:
-    """Tell whether what this broker lacks is lost: true of a master, and of a broker that no route names."""
+    """Tell whether messages that the broker at an address lacks are lost: so if it is the master, or no route names the
+    broker; a slave may be behind.
+    """
     broker = _broker_now(queue, options)
     return broker is None or broker.master == address
 
@@ -54,10 +58,11 @@ def _broker_now(queue: MessageQueue, options: ReadOptions) -> BrokerData | None:
 
 
 def is_compacted(topic: str, addresses: tuple[str, ...], options: ReadOptions) -> bool:
-    """Tell whether RocketMQ compacts a topic, by the first of the brokers that answers: its queues may have gaps in
-    their offsets, which are loss elsewhere. Raises NotSent, ConnectionLost if none answers.
+    """Tell whether RocketMQ compacts a topic: then gaps in a queue's offsets are no loss. The first of the brokers that
+    answers tells it.
 
     A compaction (cleanup.policy=COMPACTION, from 5.0 on) keeps the newest message of each key, with the offset it had.
+    Raises NotSent, ConnectionLost if no broker answers.
     """
     if not addresses:
         return False

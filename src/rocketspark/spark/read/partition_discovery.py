@@ -1,7 +1,7 @@
-"""The queues that a stream reads, found anew for each micro-batch, as topics are made and deleted. Rule: a queue is
-gone only if its broker says so.
+"""Finds the queues that a stream reads, anew for each micro-batch, as topics are made and deleted.
 
-A broker or NameServer that does not answer is away, and its queues are kept until it is back.
+Rule: a queue is gone only if its broker says so. If a broker or NameServer does not answer, its queues are away, and
+keep their place until it is back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ log = logging.getLogger("rocketspark.spark")
 
 
 class DiscoveredQueues(NamedTuple):
-    """The queues that exist now. `gone`: queues that were read and exist no more, and why. Others are away."""
+    """The queues that exist now, with their offsets; `gone`: queues that were read before and exist no more, with the
+    reasons. All other queues are away.
+    """
 
     bounds: dict[MessageQueue, OffsetBounds]
     gone: dict[MessageQueue, str]
@@ -39,7 +41,8 @@ class PartitionDiscovery:
         self._told: set[str] = set()
 
     def look(self, held: Offsets | None) -> DiscoveredQueues:
-        """Return the queues as of now. `held`: the queues and offsets read so far; None: topics may be missing.
+        """Return the queues as of now. `held`: the queues and offsets that the stream has read so far; None at its
+        start, when topics may be missing.
 
         Raises RouteNotFound for a topic that was never there, NotSent if nothing is known and no NameServer answers.
         """
@@ -55,9 +58,11 @@ class PartitionDiscovery:
         return DiscoveredQueues(bounds, gone)
 
     def reads(self, queue: MessageQueue) -> bool:
-        """Tell whether the options want a queue that an offset names: they may have been others when it was written.
+        """Tell whether the options name a queue that is in the stream's offset: that may have been written with other
+        options.
 
-        One that is not wanted any more is neither gone nor away, and keeps its place for when it is wanted again.
+        A queue that they do not name any more is neither gone nor away, and keeps its place in case that they name it
+        again.
         """
         if self._options.topic_pattern is not None:
             return bool(matching(self._options.topic_pattern, (queue.topic,), ()))
@@ -78,7 +83,7 @@ class PartitionDiscovery:
             return {}
 
     def find(self, held: Offsets | None) -> set[MessageQueue]:
-        """Return the queues that routes name now, or named last if no NameServer answers. `held` is that of `look`."""
+        """Return the queues that routes name now; those found last if no NameServer answers. `held`: as of `look`."""
         self._asks = True
         if self._options.topic_pattern is not None:
             try:
@@ -109,7 +114,7 @@ class PartitionDiscovery:
         return self._queues[topic]
 
     def tell(self, text: str) -> None:
-        """Log a text once: triggers come often."""
+        """Log a text, but each text only once, as triggers come often."""
         if text not in self._told:
             self._told.add(text)
             log.warning("%s", text)

@@ -35,7 +35,7 @@ Narrow = Callable[[list[OffsetRange]], list[OffsetRange]]
 
 
 class QueueSource(Protocol):
-    """What the queues are asked of: a cluster, or store directories."""
+    """What is asked about queues to plan a read; a cluster answers it, or store directories."""
 
     def topics(self, pattern: str) -> list[str]:
         """Return the topics whose whole name matches a pattern, by the rule of `option_values.matching`."""
@@ -47,13 +47,16 @@ class QueueSource(Protocol):
         """Return the offsets that each queue holds now."""
 
     def offsets_at(self, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
-        """Return the first offset of each queue stored at or after a time; the end of the queue if none is."""
+        """Return the offset of each queue's first message that was stored at or after a time; the end of the queue if
+        there is none.
+        """
 
 
 class QueuePartition(InputPartition):
-    """The queue offsets [first, end) of one queue, with the addresses of its broker. `filters`: the broker's filter
-    sees each message by itself; `log_end`: the end of the log when the partition was planned, behind which lie messages
-    of a topic that was made anew since.
+    """A partition: the offsets [first, end) of one queue, with the addresses of its broker.
+
+    `filters`: the broker's filter looks at each message by itself, so it may be used. `log_end`: the end of the log
+    when the partition was planned; messages behind it are of a topic that was made anew since.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class QueuePartition(InputPartition):
 
     @property
     def source(self) -> OffsetRange:
-        """Return the range as a value."""
+        """The partition's queue and offsets."""
         return OffsetRange(MessageQueue(self.topic, self.broker_name, self.queue_id), self.first, self.end)
 
     def __repr__(self) -> str:
@@ -81,7 +84,7 @@ def open_cluster(options: ReadOptions) -> ClusterQueries:
 
 
 def queues_of(cluster: QueueSource, options: ReadOptions) -> list[MessageQueue]:
-    """Return the queues that are read, as of now. Raises RouteNotFound, ConfigError, NotSent."""
+    """Return the queues that the options name, as of now. Raises RouteNotFound, ConfigError, NotSent."""
     if options.topic_pattern is not None:
         topics = cluster.topics(options.topic_pattern)
         if not topics:
@@ -95,7 +98,7 @@ def queues_of(cluster: QueueSource, options: ReadOptions) -> list[MessageQueue]:
 
 
 def starts(cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], options: ReadOptions) -> Offsets:
-    """Return the offset at which to begin in each queue of `bounds`, by the options. Raises ConfigError."""
+    """Return the offset at which the read of each queue of `bounds` begins, by the options. Raises ConfigError."""
     where = options.starting
     if where == COMMITTED:
         return _committed(cluster, bounds, options)
@@ -114,7 +117,7 @@ def starts(cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], optio
 
 
 def ends(cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], options: ReadOptions) -> Offsets:
-    """Return the offset at which to end in each queue, by the options; it is not read. Raises as `starts`."""
+    """Return the offset before which the read of each queue of `bounds` ends, by the options. Raises as `starts`."""
     where = options.ending
     if where == COMMITTED:
         return _committed(cluster, bounds, options)
@@ -182,12 +185,12 @@ def plan(
     *,
     made: Made | None = None,
 ) -> list[QueuePartition]:
-    """Plan partitions for the offsets from `first` up to `end`; see `ranges`.
+    """Plan the partitions of a read of the offsets from `first` up to `end`; DataLost is raised as by `ranges`.
 
-    `rows`: the filter of messages, by default that of the options; `narrow` removes ranges without such messages.
+    `rows`: the filter of messages, by default that of the options; `narrow`: removes ranges that hold no such messages.
     `made`: given for a stream: which making of each topic it knew, by a number that rises when a topic is made anew. Of
-    a topic with a higher number nothing is read now, as a later micro-batch begins at its first message. Of a broker
-    that does not answer, a stream plans the whole range, and its tasks wait for the broker.
+    a topic with a higher number nothing is read now, as a later micro-batch begins at its first message. If a broker
+    does not answer, a stream plans the whole range, and its tasks wait for the broker.
     """
     seen = {queue: max(first.get(queue, 0), end[queue]) for queue in end}
     bounds = cluster.bounds(changed(first, end), if_there=made is not None, seen=seen)
@@ -234,7 +237,7 @@ def _not_read(
 
 
 def changed(first: Offsets, end: Offsets) -> list[MessageQueue]:
-    """Return the queues of which something is read."""
+    """Return the queues of `end` that have something to read after `first`."""
     return sorted(queue for queue in end if end[queue] != first.get(queue))
 
 
@@ -311,8 +314,8 @@ def read_partition(
 
 
 def rows_of(piece: PulledPiece, partition: QueuePartition, wanted: DecodeRequest) -> Iterator[pa.RecordBatch]:
-    """Return the rows of a piece that are wanted. Raises RecordError naming the queue, and the errors of the request's
-    findings.
+    """Yield the rows of a piece that are `wanted`. Raises RecordError naming the queue, and the errors that the
+    request's findings raise.
     """
     # Not with the module: the driver plans without it.
     from rocketspark.arrow import records

@@ -81,7 +81,9 @@ class PipelinedConnection:
         return self._opaque
 
     def requests(self, code: int, header: Header, *varying: str) -> Callable[..., int]:
-        """Return a sender of requests that differ in numbers of the header alone; it takes those, in this order."""
+        """Return a function that sends a request like this one. Its arguments are the numbers that differ from request
+        to request: those of the header's fields `varying`, in this order.
+        """
         ext = headers.to_ext_of(header, *varying)
         if self._signer is not None:
             return lambda *values: self.send(code, ext(*values))
@@ -95,7 +97,9 @@ class PipelinedConnection:
         return send
 
     def flush(self) -> None:
-        """Send the requests that wait: 32 small ones at once cost as much as two one by one. Raises ConnectionLost."""
+        """Send the requests that were gathered: 32 small ones at once cost as much as two one by one. Raises
+        ConnectionLost.
+        """
         waiting, self._waiting = self._waiting, []
         if waiting:
             try:
@@ -204,7 +208,7 @@ def _secured(plain: socket.socket, address: str, tls: ClientTls) -> ssl.SSLSocke
 
 
 def joined(parts: list[memoryview]) -> memoryview:
-    """Return the parts as one, in a buffer that is used again once nothing refers to it."""
+    """Join parts of a message in one buffer, which is used again once nothing refers to it."""
     size = sum(map(len, parts))
     buffer = _buffer(size)
     whole = memoryview(buffer)[:size]

@@ -56,10 +56,11 @@ class _FilterRefused(Exception):
 
 
 class PulledPiece(NamedTuple):
-    """Records of offsets [first, end), as `spans` of whole records in `buffer`, ascending.
+    """The records of the offsets [first, end) of a queue: `spans` are byte ranges of whole records in `buffer`,
+    ascending.
 
-    A broker that filters, or keeps batches as one record, may send a few records twice or from beyond the end.
-    `whole`: it was asked for all messages, so missing ones are gone.
+    A broker that filters, or keeps batches as one record, may send a few records twice or from beyond the end. `whole`:
+    the broker was asked for all messages, so those that are missing are gone.
     """
 
     buffer: memoryview | bytes
@@ -98,7 +99,9 @@ class _Proof:
 
 
 def in_flight_max(step: int, reply_bytes: int) -> int:
-    """Return how many pulls of `step` messages, answered by so many bytes each, are asked for at once."""
+    """Return how many pulls may be in flight at once. `step`: the messages that each asks for; `reply_bytes`: the size
+    of each reply.
+    """
     most = min(ROWS_IN_FLIGHT // step, BYTES_IN_FLIGHT // max(reply_bytes, 1), PULLS_IN_FLIGHT_MAX)
     return max(most, PULLS_IN_FLIGHT_MIN)
 
@@ -106,12 +109,14 @@ def in_flight_max(step: int, reply_bytes: int) -> int:
 def fetch(
     source: OffsetRange, addresses: tuple[str, ...], options: ReadOptions, asked: Subscription | None = None
 ) -> Iterator[PulledPiece]:
-    """Fetch the pieces of a range, read from the first of `addresses` that answers.
+    """Fetch the records of a queue range, piece by piece, from the first of `addresses` that answers.
 
-    `asked`: what the broker is asked for; it may send more. By default what the options say. A broker that refuses to
-    filter is asked for everything.
-    A lost connection is made again and the reading goes on, so a broker may be started anew meanwhile, or another take
-    its place: the NameServer is asked who it is. After 4 attempts and 30 s without progress the error is raised.
+    `asked`: the filter that the broker is asked to apply, by default that of the options; it may send more messages. A
+    broker that refuses to filter is asked for everything.
+
+    If the connection is lost, reading goes on with a new one, so a broker may be started anew meanwhile, or another
+    take its place: the NameServer is asked who it is. After 4 attempts and 30 s without progress the error is raised.
+
     Raises TransportError, ServerError, and DataLost if messages are gone and `fail_on_data_loss` is set.
     """
     at = source.first

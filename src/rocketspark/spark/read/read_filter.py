@@ -69,12 +69,14 @@ class NumberRange(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Tell whether there is no number in the range."""
+        """True if the range holds no number."""
         return self.first > self.last
 
 
 class QueueTest(NamedTuple):
-    """A column that is the same for a whole queue, and what it must be: one of `values`, or none of them, in `span`."""
+    """A condition on a column whose value is the same for a whole queue: it is one of `values`, or none of them if
+    `excluded`; without `values` it lies in `span`.
+    """
 
     column: str
     values: frozenset[Any] | None = None
@@ -82,7 +84,7 @@ class QueueTest(NamedTuple):
     span: NumberRange = NumberRange()
 
     def takes(self, queue: MessageQueue) -> bool:
-        """Tell whether a queue passes the test."""
+        """Tell whether a queue meets the condition."""
         value = _QUEUE_COLUMNS[self.column](queue)
         if self.values is not None:
             return (value in self.values) != self.excluded
@@ -90,15 +92,15 @@ class QueueTest(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """What the filters that were taken leave to be read; by default everything.
+    """The part of a read that the filters taken over from Spark leave; by default everything.
 
     Attributes:
-        queues: tests of the queues.
-        offsets: queue offsets.
-        stored_us: store time in us since 1970.
-        tags: None for any, or none.
-        nothing: no row can pass.
-        texts: the filters taken, for people.
+        queues: conditions on the queues.
+        offsets: the queue offsets to read.
+        stored_us: the store times to read, in us since 1970.
+        tags: the tags to read; None for any tag, or none.
+        nothing: true if no row can pass.
+        texts: the filters that were taken over, for people.
     """
 
     queues: tuple[QueueTest, ...] = ()
@@ -110,11 +112,13 @@ class Pushed(NamedTuple):
 
     @property
     def reads_nothing(self) -> bool:
-        """Tell whether no row can pass."""
+        """True if no row can pass."""
         return self.nothing or self.offsets.empty or self.stored_us.empty or self.tags == frozenset()
 
     def narrow(self, ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-        """Return the part of the ranges that must be read; store times are left to the caller, who asks the broker."""
+        """Return the parts of the ranges that must be read. Store times are not looked at here: the caller asks the
+        broker for them.
+        """
         if self.reads_nothing:
             return []
         kept = []
@@ -127,8 +131,10 @@ class Pushed(NamedTuple):
 
 
 def pushing() -> bool:
-    """Tell whether PySpark is about to call pushFilters. A reader that has the method is refused anywhere else while
-    the setting is off, and the method is called nowhere else while it is on.
+    """Tell whether PySpark is about to call pushFilters.
+
+    PySpark refuses a reader that has the method in any other case while the setting is off, and calls it in no other
+    case while it is on.
     """
     frame = sys._getframe()
     while frame is not None:
@@ -140,7 +146,9 @@ def pushing() -> bool:
 
 
 def push(filters: list[Filter]) -> tuple[Pushed, list[Filter]]:
-    """Return what filters leave to be read, and the filters that Spark must apply itself."""
+    """Divide a query's filters: return what the read can apply, as one value, and the filters that Spark must apply
+    itself.
+    """
     pushed = Pushed()
     rest = []
     for one in filters:
@@ -242,7 +250,9 @@ _TAGS_ASKED_MAX = 256
 
 
 class ReadFilter(NamedTuple):
-    """The filter of the options and of those that Spark handed over; `tags`: None if any tag, or none, will do."""
+    """Which messages a read gives, by its options and the filters taken over from Spark; `tags`: None for any tag, or
+    none.
+    """
 
     tags: frozenset[str] | None = None
     sql: str | None = None
@@ -255,7 +265,7 @@ class ReadFilter(NamedTuple):
         return cls(subscribe("", options.tags).tags or None, options.sql, options.key)
 
     def narrowed(self, pushed: Pushed) -> ReadFilter:
-        """Return this filter together with the filters pushed down."""
+        """Return this filter with the conditions of the filters that were taken over from Spark."""
         tags = self.tags
         if pushed.tags is not None:
             tags = pushed.tags if tags is None else tags & pushed.tags
@@ -273,13 +283,17 @@ class ReadFilter(NamedTuple):
         )
 
     def codes(self) -> frozenset[int] | None:
-        """Return the tags' hash codes, as consume queues hold them; None if they tell nothing of the tags."""
+        """Return the hash codes that consume queues hold for the tags; None if the tags cannot be found by them, or any
+        tag will do.
+        """
         if self.tags is None or any("\ufffd" in tag for tag in self.tags):
             return None
         return frozenset(map(string_hash, self.tags))
 
     def asked(self) -> Subscription:
-        """Return the subscription to ask the broker for: no row that passes the filter is missing from it."""
+        """Return the subscription that brokers are asked for: it may let more messages pass than the filter, but none
+        less.
+        """
         tags = self.tags
         if tags is not None and not (0 < len(tags) <= _TAGS_ASKED_MAX and all(map(_can_be_asked, tags))):
             tags = None

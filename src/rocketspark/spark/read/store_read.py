@@ -40,7 +40,9 @@ _TOPICS_SHOWN = 20
 
 
 class StorePartition(InputPartition):
-    """Messages of one queue and the files they are in; `topic` and `broker_name`: as the user knows them."""
+    """A partition: messages of one queue, and the files that they are in; `topic` and `broker_name` are those that the
+    user knows.
+    """
 
     def __init__(self, name: MessageQueue, queue: QueueFiles, log_directories: tuple[str, ...]) -> None:
         self.topic, self.broker_name = name.topic, name.broker_name
@@ -53,7 +55,7 @@ class StorePartition(InputPartition):
 
 
 class Stores:
-    """Store directories as the driver asks about them; it stands in the place of ClusterQueries. Close it when done."""
+    """Store directories, for the driver's questions about queues; used like ClusterQueries. Close it when done."""
 
     def __init__(self, paths: StorePaths, options: ReadOptions) -> None:
         self._options = options
@@ -109,7 +111,9 @@ class Stores:
         return {queue: OffsetBounds(self._queues[queue].first, self._queues[queue].next) for queue in queues}
 
     def offsets_at(self, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
-        """Return the first offset of each queue stored at or after a time; the end of the queue if none is."""
+        """Return the offset of each queue's first message that was stored at or after a time; the end of the queue if
+        there is none.
+        """
         return {
             queue: self._queues[queue].offset_at_time(time_ms, self._stores[queue.broker_name].log) for queue in queues
         }
@@ -133,10 +137,10 @@ class Stores:
 def plan(
     stores: Stores, first: Offsets, end: Offsets, options: ReadOptions, narrow: Narrow = list
 ) -> list[StorePartition]:
-    """Plan partitions for the offsets from `first` up to `end`, none of which reads much more than 128 MiB.
+    """Plan the partitions of a read of the offsets from `first` up to `end`; none of them reads much more than 128 MiB.
 
-    `narrow` leaves out what holds no message that is wanted.
-    Raises DataLost if offsets are not in the store and `fail_on_data_loss` is set; else those are left out.
+    `narrow`: removes ranges that hold no message that is wanted. Raises DataLost if offsets are not in the store and
+    `fail_on_data_loss` is set; else those are left out.
     """
     parts = []
     for part in split(

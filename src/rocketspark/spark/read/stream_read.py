@@ -52,7 +52,7 @@ log = logging.getLogger("rocketspark.spark")
 
 
 class GroupOffsets:
-    """Commits offsets to a consumer group, which need not exist."""
+    """Commits a stream's offsets to a consumer group, so that operators see its progress; the group need not exist."""
 
     def __init__(self, cluster: ClusterQueries, group: str) -> None:
         self._cluster = cluster
@@ -62,7 +62,7 @@ class GroupOffsets:
         self._failing = False
 
     def show(self, offsets: Offsets) -> None:
-        """Commit the offsets that have changed. A failure is one warning until it works again."""
+        """Commit the offsets that have changed. Failures are warned of once, until a commit succeeds again."""
         changed = {queue: offset for queue, offset in offsets.items() if self._shown.get(queue) != offset}
         if not changed:
             return
@@ -97,8 +97,8 @@ class GroupOffsets:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the micro-batches of a stream. It lives on the driver; only `read` runs on executors. `announced`: Spark
-    announces the trigger AvailableNow.
+    """Reads the micro-batches of a stream. It lives on the driver; only `read` runs on executors. `announced`: this
+    Spark tells its readers of the trigger AvailableNow.
     """
 
     def __init__(
@@ -169,7 +169,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return one of the limits that are set, for Spark; `latestOffset` keeps to all of them."""
+        """Return one of the limits of a micro-batch that the options set, as Spark wants one; `latestOffset` keeps to
+        all of them.
+        """
         options = self._options
         if options.rows_per_trigger_max:
             return ReadMaxRows(options.rows_per_trigger_max)
@@ -184,8 +186,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._last = dict(self._newest)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch, within all limits that are set; with ReadAllAvailable, without
-        limits.
+        """Return the offset at which the micro-batch after `start` ends, within all limits that the options set; with
+        ReadAllAvailable, without limits.
         """
         with plain_errors():
             if start != self._initial:
@@ -279,7 +281,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return admit_bytes(begin, ends, sizes, bytes_max)
 
     def end_now(self) -> dict[str, Any]:
-        """Return where the topics end now."""
+        """Return where the topics end now, as an offset."""
         with plain_errors():
             self._look(None)
             return dict(to_json(self._newest))
@@ -289,7 +291,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._newest) or None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return queue ranges from `start` to `end`."""
+        """Return the partitions that hold the offsets from `start` up to `end`."""
         with plain_errors():
             if start == end or (start == self._initial and START_KEY not in end):
                 # The latter is a first micro-batch that found nothing new and runs again: it ends where it began, which
@@ -309,7 +311,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition, self._schema, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit the offsets to the option's consumer group, for operators to see; Spark's checkpoint counts."""
+        """Commit the offsets to the consumer group that an option names, for operators to see; the stream itself goes
+        on by Spark's checkpoint.
+        """
         with plain_errors():
             self._show(end)
 

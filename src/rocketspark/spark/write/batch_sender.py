@@ -91,7 +91,9 @@ class Sender:
         await self._producer.close()
 
     async def send(self, batch: pa.RecordBatch) -> None:
-        """Take the rows; return when as much of them is in flight as may be, and the rest is stored or gathered."""
+        """Take rows. Returns once as much of them is in flight as the bounds allow, and the rest is stored, or gathered
+        for the next batch.
+        """
         for part in parts(batch):
             rows = CheckedRows(part, self._options.topic)
             items = self._sender.encode(rows)
@@ -108,7 +110,7 @@ class Sender:
                 at += len(group)
 
     async def finish(self) -> None:
-        """Send the rows gathered, and wait for all."""
+        """Send the rows that were gathered, and wait until all rows are stored."""
         for target in list(self._gathered):
             await self._flush(target)
         await self.in_flight.settle()

@@ -1,5 +1,5 @@
-"""The bounds of what a writing task holds: rows that are read ahead, in a thread of its own, while those before are
-sent; and sends under way.
+"""Bounds what a writing task holds in memory: rows that a thread reads ahead while those before are sent, and sends
+that are in flight.
 
 Rule: one item is read ahead, no more, so that a slow broker stops the reading. Sends have a bound on their count and
 bytes, and the first that fails ends all.
@@ -18,9 +18,10 @@ _END: Any = object()
 
 
 class ReadAhead(Generic[T]):
-    """The items of an iterator, in order; what it raises is raised in its place. `close` it when done.
+    """Gives the items of an iterator, in order, while a thread reads the next one. An error of the iterator is raised
+    in the place of its item. `close` it when done.
 
-    A thread that waits for an item then is left to itself, and ends with the item.
+    If the thread waits for an item then, it is left to itself, and ends with that item.
     """
 
     def __init__(self, items: Iterator[T]) -> None:
@@ -42,7 +43,7 @@ class ReadAhead(Generic[T]):
         return item
 
     def fail(self, error: Exception) -> None:
-        """Raise this error instead of giving the next item, at once, however long the item takes."""
+        """Have this error raised instead of the next item, at once, however long the item takes."""
         if not self._next.done():
             self._next.set_exception(error)
             self._next.exception()  # Whoever sends may have raised it.
@@ -81,9 +82,9 @@ def _give(wanted: asyncio.Future[T], item: T, error: BaseException | None) -> No
 
 
 class SendsInFlight:
-    """Runs sends as tasks. Ask for `room` before each `start`; `end` it when done.
+    """Runs sends as tasks, with a bound on those in flight. Call `room` before each `start`, and `end` when done.
 
-    Each send notes what it fails with by `fail`, and at its very end calls `leave`.
+    Each send notes its error by `fail`, and at its very end calls `leave`.
     """
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
@@ -97,28 +98,30 @@ class SendsInFlight:
         self.on_failure: Callable[[Exception], None] = lambda error: None
 
     def has_room(self, size: int) -> bool:
-        """Tell whether a send of so many bytes may start now; one that is larger than the bound goes alone."""
+        """Tell whether a send of `size` bytes may start now; one that is larger than the bound may if it is the only
+        one.
+        """
         if self.failed is not None:
             return False
         return not self._count or (self._bytes + size <= self._bytes_max and self._count < self._count_max)
 
     async def room(self, size: int) -> None:
-        """Wait until a send of so many bytes may start. Raises the error of a send that failed."""
+        """Wait until a send of `size` bytes may start. Raises the error of a send that failed."""
         while not self.has_room(size):
             await self._wait()
 
     def start(self, size: int, send: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a send of so many bytes."""
+        """Start a send of `size` bytes as a task, and return the task."""
         self.enter(size)
         return self.go_on(send)
 
     def enter(self, size: int) -> None:
-        """Note the begin of a send of so many bytes that runs without a task; it must `leave`, too."""
+        """Count a send of `size` bytes that begins without a task; it must call `leave`, too."""
         self._count += 1
         self._bytes += size
 
     def go_on(self, send: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a task of a send that was noted by `enter`."""
+        """Run the rest of a send as a task; the send was counted by `enter` before."""
         task = asyncio.ensure_future(send)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -131,13 +134,13 @@ class SendsInFlight:
             self.on_failure(error)
 
     def leave(self, size: int) -> None:
-        """Note the end of a send of so many bytes."""
+        """End the counting of a send of `size` bytes."""
         self._count -= 1
         self._bytes -= size
         self._one_ended.set()
 
     async def settle(self) -> None:
-        """Wait until all have ended. Raises the error of a send that failed."""
+        """Wait until all sends have ended. Raises the error of a send that failed."""
         while self._count or self.failed is not None:
             await self._wait()
 
@@ -150,7 +153,7 @@ class SendsInFlight:
             raise self.failed
 
     async def end(self) -> None:
-        """Cancel those under way, and wait until they have ended."""
+        """Cancel the sends that are in flight, and wait until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

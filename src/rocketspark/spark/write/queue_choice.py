@@ -1,6 +1,7 @@
-"""The choice of a row's queue, and the queues of the topics that rows go to, which are asked for once.
+"""Chooses the queue of each row, and finds the queues of the topics that rows go to, which are asked for once.
 
-Rule: a queueId decides first, then a shardingKey, then a broker alone; rows without any take turns among all queues.
+Rule: a row's queueId decides first, then its shardingKey, then its broker alone; rows without any take turns among all
+queues.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ from rocketspark.store.index.key_hashes import hashes
 
 
 class FindQueues(Protocol):
-    """Finds the queues of a topic; `made_by_sends`: also of one that brokers make at the first send to it."""
+    """A function that finds the queues of a topic; with `made_by_sends` also of a topic that brokers make at the first
+    send to it.
+    """
 
     def __call__(self, topic: str, *, made_by_sends: bool = False) -> Awaitable[Sequence[MessageQueue]]:
         """Return the queues."""
 
 
 class QueueTarget(NamedTuple):
-    """Where rows go: to one queue; or to the queues of a topic, or of one of its brokers, a batch to each in turn."""
+    """Where rows go: to one queue; or to the queues of a topic, or of one broker of it, each of which gets a batch in
+    turn.
+    """
 
     topic: str
     broker: str | None = None
@@ -38,7 +43,7 @@ class QueueTarget(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Tell whether any queue of the topic will do."""
+        """True if the rows may go to any queue of the topic."""
         return self.queue is None and self.broker is None
 
 
@@ -70,7 +75,7 @@ class _Rows(NamedTuple):
 
 
 async def targets(rows: CheckedRows, find_queues: FindQueues) -> list[RowGroup]:
-    """Return each target with its rows.
+    """Return the targets that rows go to, each with the numbers of its rows.
 
     Raises ConfigError for a queue that is not there, and what `find_queues` raises.
     """

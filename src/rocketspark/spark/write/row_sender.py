@@ -39,11 +39,11 @@ class RowSender:
         self.queues = TargetQueues(producer)
 
     def encode(self, rows: CheckedRows) -> BatchItems:
-        """Encode all rows, each with a unique id of its own. Raises MessageIllegal."""
+        """Encode rows as items, each with a new unique id. Raises MessageIllegal."""
         return encode(rows, self._ids)
 
     def anew(self, items: BatchItems, at: int, end: int) -> BatchItems:
-        """Return items [at, end) as new messages, to be sent where copies of them may be stored already."""
+        """Return the items [at, end) with new unique ids, to be sent where copies of them may be stored already."""
         return items.with_new_ids(self._ids, at, end)
 
     async def targets(self, rows: CheckedRows) -> list[RowGroup]:
@@ -55,7 +55,9 @@ class RowSender:
         return await targets(rows, self.queues.find)
 
     def message(self, items: BatchItems, row: int, target: QueueTarget, sys_flag: int = 0) -> PreparedMessage:
-        """Return the message of one row, compressed if the options say so."""
+        """Return the message of one row's item, compressed if the options say so. `sys_flag`: bits that are set in its
+        sysFlag.
+        """
         out = items.outgoing(row, self._options.access.wire(target.topic))
         body = out.body
         if self._options.compression and len(body) > self._packing.over_bytes:
@@ -64,19 +66,20 @@ class RowSender:
         return msgspec.structs.replace(out, body=body, sys_flag=sys_flag) if sys_flag else out
 
     def batch(self, pieces: list[bytes | memoryview], target: QueueTarget) -> PreparedMessage:
-        """Return the message of a batch of encoded rows."""
+        """Return the message of a batch send; `pieces`: the bytes of its items."""
         return joined(pieces, self._options.access.wire(target.topic))
 
     def halves(self, items: BatchItems, at: int, end: int, target: QueueTarget) -> PreparedMessage:
-        """Return the message of a batch of half messages: items [at, end)."""
+        """Return the message of a batch of half messages: the items [at, end)."""
         out = joined([items.data[items.starts[at] : items.starts[end]]], self._options.access.wire(target.topic))
         code, sys_flag = RequestCode.SEND_HALF_BATCH, sysflags.TRANSACTION_PREPARED
         return msgspec.structs.replace(out, code=code, sys_flag=sys_flag)
 
     async def send(self, out: PreparedMessage, target: QueueTarget, queue: MessageQueue | None) -> SendResult:
-        """Send to a queue of the target, or to another one if its broker fails and the rows name neither.
+        """Send a message to `queue`; if its broker fails, to another queue of the target, unless the rows name a queue
+        or broker.
 
-        `queue`: None if the topic is not there yet; this send may make it. Raises the producer's errors.
+        `queue`: None if the topic does not exist yet; this send may make it. Raises the producer's errors.
         """
         if self._attempts_there(target, queue) == self._options.attempts_max:
             return await self._producer.send_packed(out, None, queue, None, self._options.attempts_max)
@@ -104,9 +107,10 @@ class RowSender:
         told: Callable[[SendResult | None, BaseException | None], None],
         go_on: Callable[[Coroutine[Any, Any, None]], object],
     ) -> RowSend:
-        """Begin what `send` does, without a task, which would cost as much; `told` gets the outcome, once.
+        """Begin what `send` does, without a task, which would cost as much as the send. `told` is called once with the
+        result or the error.
 
-        `go_on` runs what must wait: the send to another queue.
+        `go_on`: runs the part that has to wait, which is the send to another queue, as a task.
         """
         attempts = self._attempts_there(target, queue)
         send = RowSend(self._producer.send_path, out, None, queue, None, attempts)
@@ -133,12 +137,12 @@ class RowSender:
 
 
 class RowSend(InFlightSend):
-    """A send that passes its outcome to a function."""
+    """A send whose outcome is passed to the function `told`."""
 
     told: Callable[[SendResult | None, BaseException | None], None] = lambda result, error: None
 
     def tell(self, result: SendResult | None, error: BaseException | None) -> None:
-        """Tell the caller."""
+        """Pass the outcome to `told`."""
         self.told(result, error)
 
     def give_up(self) -> None:

@@ -1,4 +1,5 @@
-"""The rows of an Arrow batch, column by column. Rule: a row that RocketMQ would refuse is an error before it leaves.
+"""Checks the rows of an Arrow batch, column by column. Rule: a row that RocketMQ would refuse is an error before it
+leaves.
 
 No Python object is made per row: Arrow checks and joins whole columns.
 """
@@ -56,7 +57,9 @@ def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 class Text(NamedTuple):
-    """The value of a property: a text that is the same for all rows, followed by a text of each row if there is any."""
+    """The value of a property for all rows: the text `before`, which they share, followed by each row's text in
+    `column`, if there is one.
+    """
 
     before: str
     column: pa.Array | None = None
@@ -72,12 +75,12 @@ def _check_target(topic: str) -> str:
 
 
 class CheckedRows:
-    """The rows of an Arrow batch, checked.
+    """The checked rows of an Arrow batch, as columns. Raises MessageIllegal.
 
-    `bodies` binary; `topics` text, None if the option names the topic; `texts`: columns that become properties, by the
-    property's name, null where a row has none, in stored order; `pairs`: the rows' own properties as stored, or None;
-    `flags` int32, or None; `delayed`: which rows ask for a later time, or None; `queue_ids` bigint and `brokers` text,
-    or None. `leave_out`: properties of these names are left out too. Raises MessageIllegal.
+    `bodies`: binary; `topics`: text, None if the option topic names the topic; `texts`: columns that become properties,
+    by the property's name, in stored order, null where a row has none; `pairs`: the rows' own properties in stored
+    form, or None; `flags`: int32, or None; `delayed`: which rows ask for a later delivery, or None; `queue_ids`:
+    bigint, or None; `brokers`: text, or None. `leave_out`: names of properties that `pairs` must not have.
     """
 
     def __init__(self, batch: pa.RecordBatch, topic: str | None, leave_out: Sequence[str] = ()) -> None:
@@ -235,7 +238,9 @@ def _flat(names: pa.Array, values: pa.Array) -> pa.BinaryArray:
 
 
 def regrouped(column: pa.BinaryArray, ends: NDArray[np.int64]) -> pa.BinaryArray:
-    """Join neighbours: row i of the result is rows `ends[i]` to `ends[i + 1]` of the column, not copied."""
+    """Join neighbouring values of a column: row i of the result is made of the rows `ends[i]` to `ends[i + 1]`, which
+    are not copied.
+    """
     offsets = offsets_of(column)[ends].astype(np.int32)
     return pa.BinaryArray.from_buffers(
         pa.binary(), len(ends) - 1, [None, pa.py_buffer(offsets), column.buffers()[2] or pa.py_buffer(b"")]
@@ -243,7 +248,9 @@ def regrouped(column: pa.BinaryArray, ends: NDArray[np.int64]) -> pa.BinaryArray
 
 
 def offsets_of(column: pa.BinaryArray) -> NDArray[np.int32]:
-    """Return where each row of a binary or text column begins in its data buffer, and where the last one ends."""
+    """Return the position in the data buffer of a binary or text column at which each row begins, and at last the end
+    of the last row.
+    """
     return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4)
 
 

@@ -38,8 +38,8 @@ BATCHES_BETWEEN_MERGES = 50
 
 
 class ArchiveResult(NamedTuple):
-    """The result of a run: `rows` and `batches` archived, hours compacted; and `total_rows`, `files`: what is there
-    now.
+    """The result of a run: the `rows` and `batches` that it archived, and how many hours it compacted; `total_rows` and
+    `files`: what the archive holds now.
     """
 
     archive: str
@@ -53,19 +53,21 @@ class ArchiveResult(NamedTuple):
 
 
 def options_given(where: Connection, topics: Sequence[str]) -> dict[str, str]:
-    """Return the options of a stream that reads the topics."""
+    """Return the options, as texts, of a stream that reads the topics."""
     # A body that does not inflate is kept as it is stored.
     options = {"startingOffsets": "earliest", **where.read_options()}
     return options | ({"topic": ",".join(topics)} if topics else {})
 
 
 def options_of(where: Connection, topics: Sequence[str]) -> ReadOptions:
-    """Return how the topics are read. Raises ConfigError for wrong options, or none that name a topic."""
+    """Return the parsed options of a stream that reads the topics. Raises ConfigError for wrong options, or if they
+    name no topic.
+    """
     return archive_options(options_given(where, topics))
 
 
 class Target(Protocol):
-    """What micro-batches are written to: a folder of Parquet files, or a table."""
+    """What an archive's micro-batches are written to: a folder of Parquet files, or a table."""
 
     @property
     def offsets(self) -> dict[str, Any] | None:
@@ -75,14 +77,16 @@ class Target(Protocol):
         """Note the offsets at which a new archive begins."""
 
     def store(self, reader: StreamReader, partitions: Sequence[Any], offsets: dict[str, Any]) -> int:
-        """Read partitions and store their rows together with the offsets, at one moment; returns how many rows."""
+        """Read partitions, and store their rows and the offsets that they reach so that both count at one moment;
+        returns how many rows.
+        """
 
     def ends(self, topics: Collection[str]) -> Offsets:
-        """Return the offset behind the last row that is there of each queue of the topics."""
+        """Return for each queue of the topics the offset behind the last row that the target holds of it."""
 
 
 class MicroBatches:
-    """The micro-batches of a run."""
+    """Runs the micro-batches of one run of an archive, each from where the target's offsets end."""
 
     def __init__(
         self,
@@ -100,10 +104,12 @@ class MicroBatches:
         self.rows = self.batches = 0
 
     def run(self, merge: Callable[[], int], *, interval_s: float, merges_again: bool) -> int:
-        """Archive until all is archived, or the run is to stop; return how many hours were merged.
+        """Archive until all messages are archived, with `once`, or until a stop is asked for; return how many hours
+        were merged.
 
-        `merge` merges the hours that are closed, whenever all is archived and during a long backlog; `merges_again`:
-        one that failed when all was archived is repeated, as a micro-batch is.
+        `merge`: merges the hours that are over; it is called whenever all is archived, and from time to time during a
+        long backlog. `merges_again`: a merge that failed when all was archived is repeated, as a micro-batch is.
+        `interval_s`: how long to wait for new messages.
         """
         self.begin()
         merged = 0
@@ -118,7 +124,7 @@ class MicroBatches:
         return merged
 
     def begin(self) -> None:
-        """Fix where a new archive begins, and with `once` where the run ends."""
+        """Note where a new archive begins and, with `once`, where the run ends."""
         if self._target.offsets is None:
             self._target.begin(self._reader.initialOffset())
         if self._once:
@@ -134,7 +140,7 @@ class MicroBatches:
         return {name: value for name, value in offsets.items() if name not in others}, others
 
     def batch(self) -> bool:
-        """Archive the next messages; False if there are none."""
+        """Archive the next messages; returns False if there are none."""
         from rocketspark.spark.spark_features import ReadMaxRows
 
         began_s = time.monotonic()
@@ -156,7 +162,7 @@ class MicroBatches:
         return True
 
     def patiently(self, step: Callable[[], T]) -> T:
-        """Do a step, and repeat it after a pause while it fails in a way that may pass."""
+        """Do a step; if it fails in a way that may pass, do it again after a pause."""
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
@@ -222,9 +228,10 @@ def archive_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def decoding(table: ArchiveTable, given: Mapping[str, str]) -> tuple[StructType, ReadOptions]:
-    """Return the columns that are read and the options of the read: with those of decoded bodies if it decodes.
+    """Return the columns and the options of an archive's read; if it decodes, with the columns of decoded bodies.
 
-    A JSON schema that is not given is the table's, or inferred from a sample where it has none. Raises ConfigError.
+    `table`: its decoded columns are the JSON schema if the options give none; a new table's are inferred from a sample.
+    Raises ConfigError.
     """
     options = archive_options(given)
     decode = options.decode

@@ -47,7 +47,9 @@ _GUESSED = re.compile(r"[-+]?\d[-+\da-fA-FxXpPT]*|NaN|Infinity|__HIVE_DEFAULT_PA
 
 
 class ArchivedRange(msgspec.Struct, array_like=True, frozen=True, order=True):
-    """Rows of one queue that follow each other in a file: queue offsets within [first, end), ascending."""
+    """Rows of one queue that stand one after another in a file: `rows` rows with queue offsets within [first, end),
+    ascending.
+    """
 
     broker: str
     queue_id: int
@@ -57,8 +59,10 @@ class ArchivedRange(msgspec.Struct, array_like=True, frozen=True, order=True):
 
 
 class ArchiveFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A Parquet file; `name` without its folder. Its rows are those of the segments, in their order. Time in ms.
-    `as_text`: its folder is named so that Spark takes the topic for text, whatever it looks like.
+    """A Parquet file of an archive; `name`: its name without folder; its rows are those of the segments, in their
+    order. Times are in ms since 1970.
+
+    `as_text`: its folder is named so that Spark reads the topic as text, though it looks like a number.
     """
 
     topic: str
@@ -72,24 +76,26 @@ class ArchiveFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def folder(self) -> str:
-        """Return the hour's folder, relative to the archive or its `_files`."""
+        """The folder of the file's topic and hour, relative to the archive or its `_files`."""
         return partition_folder(self.topic, self.hour, as_text=self.as_text)
 
     @property
     def path(self) -> str:
-        """Return the file's path, relative to the archive or its `_files`."""
+        """The file's path, relative to the archive or its `_files`."""
         return f"{self.folder}/{self.name}"
 
 
 class ReplacedFile(msgspec.Struct, frozen=True):
-    """A file that counts no more; kept until `until_ms` for readers that began before."""
+    """A file that a merge has replaced; it is kept until `until_ms` for readers that began before."""
 
     path: str
     until_ms: int
 
 
 class ArchiveManifest(msgspec.Struct, frozen=True):
-    """One state of an archive. `sequence` counts the commits; `offsets`: the next offset of each queue, as JSON."""
+    """One state of an archive: its files and offsets. `sequence` counts the commits; `offsets`: the next offset of each
+    queue, as JSON.
+    """
 
     version: int = VERSION
     sequence: int = 0
@@ -99,7 +105,7 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
-    """A file that a task wrote at `path`, not counting yet."""
+    """A file that a task wrote at `path`, and that does not count yet."""
 
     path: str
     topic: str
@@ -120,15 +126,17 @@ def hour_start_ms(hour: str) -> int:
 
 
 def partition_folder(topic: str, hour: str, *, as_text: bool = False) -> str:
-    """Return the folder of a topic's hour, named as Spark names it; `as_text`: one that is not taken for a number."""
+    """Return the folder of a topic's hour, named as Spark names partitions; `as_text`: named so that Spark reads the
+    topic as text.
+    """
     escaped = _ESCAPED | {topic[0]} if as_text else _ESCAPED
     kept = "".join(f"%{ord(c):02X}" if c in escaped else c for c in topic)
     return f"topic={in_file_name(kept)}/hour={hour}"
 
 
 def due(files: Iterable[ArchiveFile], now_ms: int, close_after_ms: int, file_bytes: int) -> list[list[ArchiveFile]]:
-    """Return files below `file_bytes` of hours that ended `close_after_ms` ago and would fit into fewer, hour
-    by hour.
+    """Return the files that are to be merged, hour by hour: files below `file_bytes` of hours that ended at least
+    `close_after_ms` ago, if they fit into fewer files.
     """
     hours: dict[str, list[ArchiveFile]] = defaultdict(list)
     for file in files:
@@ -158,13 +166,13 @@ def read_manifest(folder: Path) -> ArchiveManifest:
 
 
 def files_in(folder: Path) -> Path | None:
-    """Return a file of rows that lies in a folder, as one of an archive would; None if there is none."""
+    """Return some file that lies below a folder where an archive's files of rows lie; None if there is none."""
     places = (root.glob("topic=*/hour=*/*") for root in (folder / FILES, folder))
     return next(chain.from_iterable(places), None)
 
 
 class Archive:
-    """An archive that this process writes; `open_archive` gives it."""
+    """An archive that this process writes; `open_archive` returns one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -181,7 +189,7 @@ class Archive:
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
-        """Give a folder for files that do not count yet; it is removed at the end."""
+        """Give the block a folder for files that do not count yet; it is removed at the end."""
         path = self.folder / STATE / f"staging-{uuid.uuid4().hex}"
         path.mkdir()
         try:
@@ -197,9 +205,10 @@ class Archive:
         replaces: Iterable[ArchiveFile] = (),
         keep_ms: int = 0,
     ) -> list[ArchiveFile]:
-        """Make files count, and others count no more, at one moment; returns them as they are now.
+        """Make the `written` files count, and those that they replace count no more, at one moment; returns the new
+        files.
 
-        offsets: up to where topics are archived with them; keep_ms: how long the replaced ones stay readable.
+        offsets: up to where topics are archived with them; keep_ms: for how long the replaced files stay readable.
         """
         now_ms = time.time_ns() // 1_000_000
         sequence = self.manifest.sequence + 1
@@ -283,7 +292,7 @@ class Archive:
                 shutil.rmtree(shown, ignore_errors=True)
 
     def sweep(self, now_ms: int) -> int:
-        """Delete replaced files whose time is over; returns how many."""
+        """Delete replaced files that need not be kept any more; returns how many."""
         over = [one for one in self.manifest.replaced if one.until_ms <= now_ms]
         if over:
             for one in over:
@@ -293,7 +302,7 @@ class Archive:
         return len(over)
 
     def repair(self) -> None:
-        """Remove the leftovers of a killed writer, and show the files that count."""
+        """Remove what a killed writer left, and link the files that count to where readers look."""
         for staging in (self.folder / STATE).glob("staging-*"):
             shutil.rmtree(staging, ignore_errors=True)
         known = {file.path for file in self.manifest.files} | {one.path for one in self.manifest.replaced}
@@ -316,8 +325,8 @@ class Archive:
 
 @contextmanager
 def open_archive(folder: Path | str) -> Iterator[Archive]:
-    """Return the archive in a folder, made if it is not there; no other process writes it meanwhile. Raises
-    ConfigError.
+    """Open the archive in a folder for writing, and make it if it is not there; meanwhile no other process may write
+    it. Raises ConfigError.
     """
     refuse_plain_archive(folder)
     folder = Path(folder).absolute()
@@ -344,7 +353,7 @@ def alone(path: Path, otherwise: str) -> Iterator[None]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that any moment finds the old or the new content, a power failure included."""
+    """Replace a file's content so that a reader, also after a power failure, finds all of the old or all of the new."""
     fresh = path.with_name(f".{path.name}.tmp")
     with fresh.open("wb") as file:
         file.write(content)

@@ -47,7 +47,7 @@ def run(
     progress: Progress,
     now_ms: Callable[[], int],
 ) -> ArchiveResult:
-    """Archive topics in a table; arguments, result and errors as of `archive.run`."""
+    """Archive topics in a table; arguments, result and errors are those of `archive.run`."""
     given = options_given(where, topics)
     if not scheme_of(place.place):
         Path(place.place).mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def run(
 
 
 class TableTarget:
-    """A table as a target of micro-batches. `schema`: of the read, decoded columns last."""
+    """A table as the target of an archive's micro-batches. `schema`: the columns of the read, decoded ones last."""
 
     def __init__(self, spark: SparkSession, table: ArchiveTable, schema: StructType = READ_SCHEMA) -> None:
         self._spark, self._table, self._schema = spark, table, schema
@@ -83,13 +83,15 @@ class TableTarget:
         self._seen: ArchiveState | None = None
 
     def hold(self) -> None:
-        """Have the table hold the decoded columns. Raises ConfigError, and changes nothing, if it cannot."""
+        """Add the decoded columns to the table if it lacks them. Raises ConfigError, and changes nothing, if it cannot
+        hold them.
+        """
         _ = self.offsets  # A table that cannot be gone on with is not changed.
         self._held = self._table.hold(StructType(self._schema.fields[len(READ_SCHEMA.fields) :]))
 
     @property
     def offsets(self) -> dict[str, Any] | None:
-        """The next offset of each queue, as the newest commit says; None if the archive is new."""
+        """The next offset of each queue, by the newest commit; None if the archive is new."""
         if self._state is None:
             self._state = self._table.state()
             if self._state is None and self._seen is not None:
@@ -102,11 +104,11 @@ class TableTarget:
         self._add(self._fitted(self._spark.createDataFrame([], with_hours(self._schema))), offsets)
 
     def store(self, reader: StreamReader, partitions: Sequence[Any], offsets: dict[str, Any]) -> int:
-        """Read partitions and store their rows together with the offsets, at one moment; returns how many rows."""
+        """Read partitions, and store their rows and the offsets they reach in one commit; returns how many rows."""
         return self._add(self._fitted(rows_of(self._spark, reader, partitions, self._schema)), offsets)
 
     def ends(self, topics: Collection[str]) -> Offsets:
-        """Return the offset behind the last row that is there of each queue of the topics."""
+        """Return for each queue of the topics the offset behind the last row that the table holds of it."""
         return from_json(self._table.offsets_of_rows(topics))
 
     def _fitted(self, rows: DataFrame) -> DataFrame:
@@ -136,7 +138,7 @@ class TableTarget:
 
 
 def with_hours(schema: StructType) -> str:
-    """Return the DDL of rows that are read, with the hour of each."""
+    """Return the DDL of the columns of a read and of the column `hour`."""
     own = len(READ_SCHEMA.fields)
     return ddl(StructType([*schema.fields[:own], StructField("hour", StringType()), *schema.fields[own:]]))
 
@@ -144,7 +146,7 @@ def with_hours(schema: StructType) -> str:
 def rows_of(
     spark: SparkSession, reader: StreamReader, partitions: Sequence[Any], schema: StructType = READ_SCHEMA
 ) -> DataFrame:
-    """Return the rows of a reader's partitions, each read by a task."""
+    """Return the rows of a reader's partitions as a frame, in which a task reads each partition."""
 
     def act(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in archive_tasks.numbers(batches):
@@ -156,7 +158,7 @@ def rows_of(
 
 
 def with_hour(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with the name of the hour, UTC, that each was stored in: as a Parquet archive has it."""
+    """Return rows with one more column: the name of the hour, UTC, in which each was stored, as in Parquet archives."""
     times = batch.column("storeTime").cast(pa.timestamp("ms", "UTC"), safe=False)
     hours = pc.divide(pc.cast(times, pa.int64()), HOUR_MS).dictionary_encode()
     names = pa.array([hour_name(hour * HOUR_MS) for hour in hours.dictionary.to_pylist()], pa.string())
@@ -166,8 +168,8 @@ def with_hour(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class Merges:
-    """Decides when the files of hours that are over are merged: at the first call, and when another hour is over or
-    many micro-batches came since.
+    """Merges the files of a table's hours that are over: at the first call, when another hour is over, and after many
+    micro-batches.
     """
 
     def __init__(self, table: ArchiveTable, close_after_s: float, file_bytes: int) -> None:
@@ -176,7 +178,9 @@ class Merges:
         self._batches = -1
 
     def due(self, now_ms: int, batches: int) -> int:
-        """Merge what is due; returns how many hours were merged. `batches`: how many came so far."""
+        """Merge if it is time; return how many hours were merged. `batches`: how many micro-batches the run has
+        written.
+        """
         last_hour = hour_name(now_ms - self._close_after_ms - HOUR_MS)
         if last_hour == self._hour and batches - max(self._batches, 0) < BATCHES_BETWEEN_MERGES:
             return 0

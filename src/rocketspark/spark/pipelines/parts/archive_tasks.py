@@ -1,5 +1,6 @@
-"""The executors' part of an archive: reads queues into Parquet files, merges files, reads them back. Rule: rows of a
-queue stay in its order; memory is bounded by row groups, never by an hour.
+"""What executors do for an archive: read queues into Parquet files, merge files, and read them back.
+
+Rule: rows of a queue stay in its order; memory is bounded by row groups, never by an hour.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SCHEMA: pa.Schema = pa.schema([field for field in schema_of() if field.name != "
 
 
 class HourWriter:
-    """Writes one Parquet file of rows that come queue by queue."""
+    """Writes one Parquet file of an hour's rows, which are added queue by queue."""
 
     def __init__(self, folder: Path, topic: str, hour: str) -> None:
         self._topic, self._hour = topic, hour
@@ -57,7 +58,7 @@ class HourWriter:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes written so far, without those gathered for the next row group."""
+        """How many bytes are written so far, without the rows gathered for the next row group."""
         return self._path.stat().st_size
 
     def add(self, batch: pa.RecordBatch, broker: str, queue_id: int) -> None:
@@ -82,7 +83,7 @@ class HourWriter:
         self._batches, self._rows, self._bytes = [], 0, 0
 
     def close(self) -> WrittenFile:
-        """Close the file, and return it."""
+        """Close the file, and return it as a WrittenFile."""
         self._flush()
         self._writer.close()
         rows = sum(segment.rows for segment in self._segments)
@@ -91,7 +92,7 @@ class HourWriter:
 
 
 def write_rows(batches: Iterator[pa.RecordBatch], staging: Path) -> Iterator[WrittenFile]:
-    """Write rows of one queue, all columns, into a file for each hour."""
+    """Write rows of one queue, with all columns, into one file for each hour, in the folder `staging`."""
     writers: dict[int, HourWriter] = {}
     for batch in batches:
         if not batch.num_rows:
@@ -110,8 +111,8 @@ def write_rows(batches: Iterator[pa.RecordBatch], staging: Path) -> Iterator[Wri
 
 
 def merge(files: Sequence[ArchiveFile], root: Path, staging: Path, file_bytes: int) -> Iterator[WrittenFile]:
-    """Merge one hour's files into few, each at least `file_bytes` long but the last; rows by broker, queue
-    and offset.
+    """Merge one hour's files into few, each at least `file_bytes` long but the last; rows are ordered by broker, queue
+    and offset. `root`: the folder of the files.
     """
     topic, hour = files[0].topic, files[0].hour
     waiting = [(file.segments[0], number, 0) for number, file in enumerate(files) if file.segments]
@@ -152,7 +153,9 @@ class _Rows:
 
 
 def read_segment(root: Path, file: ArchiveFile, number: int, first: int, end: int) -> Iterator[pa.RecordBatch]:
-    """Read the rows of a file's segment with queue offsets in [first, end), in order; other row groups are not read."""
+    """Read the rows with queue offsets in [first, end) from segment `number` of a file, in order; row groups without
+    such rows are not read.
+    """
     begin = sum(segment.rows for segment in file.segments[:number])
     stop = begin + file.segments[number].rows
     with pq.ParquetFile(root / FILES / file.path) as parquet:
@@ -175,18 +178,18 @@ TOLD = "told string"
 
 
 def tell(found: Iterator[Any]) -> Iterator[pa.RecordBatch]:
-    """Encode values as rows of JSON, for the driver (columns: TOLD)."""
+    """Turn values into rows of JSON text, with the columns TOLD, in which a task reports to the driver."""
     for one in found:
         yield pa.record_batch({"told": pa.array([msgspec.json.encode(one).decode()])})
 
 
 def numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
-    """Return the numbers of the tasks that a partition of `spark.range` stands for."""
+    """Yield the numbers of the tasks that run in this partition of `spark.range`."""
     for batch in batches:
         yield from batch.column(0).to_pylist()
 
 
 def check_folder(path: Path) -> None:
-    """Raise FileNotFoundError with what to do if this executor does not see a folder of the driver's."""
+    """Raise FileNotFoundError, which says what to do, if a folder of the driver's does not exist on this executor."""
     if not os.path.isdir(path):
         raise FileNotFoundError(f"{path} is not here: the archive must be in a folder that driver and executors share")

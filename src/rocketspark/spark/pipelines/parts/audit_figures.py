@@ -1,4 +1,6 @@
-"""The figures of the pipeline `audit`, and the findings among them. Rule: pure; figures alone decide the verdict."""
+"""The figures of the pipeline `audit`, and the findings among them. Rule: pure; the figures alone decide whether all is
+in order.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ FINDINGS = {
 
 
 class MessagePlace(NamedTuple):
-    """The place of a message; `message_id` its unique id, `stored_ms` since 1970."""
+    """Where a message is. `message_id`: its unique id; `stored_ms`: its store time in ms since 1970."""
 
     broker: str
     queue_id: int
@@ -38,7 +40,7 @@ class OffsetGap(NamedTuple):
 
 
 class Duplicate(NamedTuple):
-    """A unique id that several messages of a topic have, and where they are, the oldest first."""
+    """A unique id that several messages of a topic have, and the places of these, the oldest first."""
 
     topic: str
     message_id: str
@@ -47,10 +49,11 @@ class Duplicate(NamedTuple):
 
 
 class QueueFigures(NamedTuple):
-    """A queue: the offsets it holds now, [oldest, next), and what of it lies in the range.
+    """The figures of a queue: the offsets it holds now, [oldest, next), and those of its messages in the audit's time
+    range.
 
-    `messages` were read, of offsets `first` to `last`; `missing` offsets between these, or between the bounds of the
-    whole queue, hold none.
+    So many `messages` were read, with offsets from `first` to `last`. `missing`: how many offsets between these, or
+    between the bounds if the whole queue was read, have no message.
     """
 
     topic: str
@@ -65,8 +68,9 @@ class QueueFigures(NamedTuple):
 
 
 class TopicFigures(NamedTuple):
-    """A topic within the range. `duplicates`: messages whose unique id another one before has; `deleted`: offsets whose
-    messages are gone by age, over all time; `silent_groups`: they subscribe, but the broker holds no offsets of them.
+    """The figures of a topic's messages in the audit's time range. `duplicates`: messages whose unique id an earlier
+    one has, too. Not only in that range: `deleted`, how many offsets have lost their message by its age, and
+    `silent_groups`, groups that subscribe, but whose offsets the broker does not have.
     """
 
     topic: str
@@ -80,8 +84,9 @@ class TopicFigures(NamedTuple):
 
 
 class GroupQueueProgress(NamedTuple):
-    """A group in a queue: the next offset to consume (None: never committed), messages behind the end, and those
-    deleted before it consumed them."""
+    """A group's progress in a queue: the next offset to consume (None: never committed), how many messages it has not
+    consumed, and how many were deleted before it did.
+    """
 
     broker: str
     queue_id: int
@@ -91,10 +96,11 @@ class GroupQueueProgress(NamedTuple):
 
 
 class GroupFigures(NamedTuple):
-    """A group's part in a topic: of the `produced` messages in the range those `consumed` and not.
+    """A group's figures in a topic: how many of the messages `produced` in the audit's time range it has consumed, and
+    how many not.
 
-    `dead`: dead letters of the range from this topic; `lag`, `lost`: over all time; `retrying`: in the group's retry
-    topic now, whatever topic they came from; `oldest_unconsumed`: some, by queue.
+    `dead`: dead letters of that range from this topic. `lag`, `lost`: not only in that range. `retrying`: messages in
+    the group's retry topic now, from whatever topic. `oldest_unconsumed`: the places of some, by queue.
     """
 
     topic: str
@@ -112,7 +118,9 @@ class GroupFigures(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Something that is wrong: its kind (see FINDINGS), how often, in which topic and, for some kinds, which group."""
+    """Something that is wrong: its kind (see FINDINGS), how often it was found, in which topic and, for some kinds, of
+    which group.
+    """
 
     kind: str
     topic: str
@@ -122,7 +130,7 @@ class Finding(NamedTuple):
 
 
 class AuditReport(NamedTuple):
-    """All that was found; `ok` if `findings` is empty. Times in ms since 1970."""
+    """The result of an audit; `ok`: there are no findings. Times are in ms since 1970."""
 
     ok: bool
     findings: list[Finding]
@@ -136,8 +144,8 @@ class AuditReport(NamedTuple):
 
 
 def missing_offsets(messages: int, first: int | None, last: int | None, bounds: tuple[int, int] | None) -> int:
-    """Count offsets without a message: those between the bounds where they are known, else between the first and last
-    read.
+    """Return how many offsets of a queue lack a message. `bounds`: (oldest, next) if all offsets between these were
+    read; with None those from `first` to `last`, the ends of what was read, are looked at.
     """
     if bounds is not None:
         return max(0, bounds[1] - bounds[0] - messages)
@@ -155,7 +163,9 @@ def check_kinds(kinds: Iterable[str]) -> set[str]:
 def find(
     topics: Iterable[TopicFigures], groups: Iterable[GroupFigures], *, ignore: Collection[str] = (), max_lag: int = 0
 ) -> list[Finding]:
-    """Return the findings, the gravest first. `max_lag`: so many unconsumed messages of a group are in order."""
+    """Return the findings, the gravest first. `ignore`: kinds that are not to be found; `max_lag`: so many unconsumed
+    messages of a group are no finding.
+    """
     counted = [("missing", t.topic, "", t.missing) for t in topics]
     counted += [("lost", g.topic, g.group, g.lost) for g in groups]
     counted += [("duplicates", t.topic, "", t.duplicates) for t in topics]

@@ -34,7 +34,7 @@ _REASON_CHARACTERS_MAX = 500
 
 
 class ClaimedRow(NamedTuple):
-    """A row that was claimed: the text of its key, and its columns."""
+    """A row that was claimed: its key as text, and the values of its columns."""
 
     id: str
     columns: dict[str, Any]
@@ -69,15 +69,15 @@ def _takes_all_types(declared: str) -> bool:
 
 
 class RowClaims:
-    """The claims of one pipeline on one table.
+    """The claims of one pipeline on the rows of one table.
 
-    Keys are never used again for another row (AUTOINCREMENT in SQLite): it would count as sent.
+    A key must never be used again for another row (AUTOINCREMENT in SQLite): that row would count as sent.
 
     Args:
         url: `sqlite:///file.db` or `postgresql://user@host/name`.
-        table: whose rows are wanted, with its schema before a dot if it has one; `key`: its unique column, text or
-            number; `order`: the column whose order rows of one claim have, the key if not given.
-        pipeline: under which name rows are claimed.
+        table: the table of the rows, with its schema before a dot if it has one; `key`: its unique column, text or
+            number; `order`: the column that orders the rows of a claim, the key if not given.
+        pipeline: the name by which rows are claimed.
     """
 
     def __init__(self, url: str, table: str, key: str, pipeline: str, order: str = "") -> None:
@@ -122,8 +122,8 @@ class RowClaims:
         )
 
     def hold(self) -> None:
-        """Note the table and the key of this pipeline's claims, as of `columns`. Raises ConfigError if it claimed rows
-        of another table, or by another key: the texts of their keys say nothing of these rows.
+        """Note by which table and key this pipeline claims, as `columns` found them. Raises ConfigError if it claimed
+        rows of another table, or by another key, before: those claims say nothing of these rows.
         """
         insert = f"INSERT INTO {CLAIMED_BY} (pipeline, source, key_column) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
         text = f"SELECT source, key_column FROM {CLAIMED_BY} WHERE pipeline = ?"
@@ -142,7 +142,8 @@ class RowClaims:
             )
 
     def columns(self) -> list[str]:
-        """Return the names of the table's columns; from now on table, key and order are named as the database has them.
+        """Return the names of the table's columns. From now on table, key and order have the names that the database
+        gives them.
 
         Raises ConfigError if there is no such table or key.
         """
@@ -178,13 +179,15 @@ class RowClaims:
         return int(self._run(connection, text, (self.pipeline,)).fetchone()[0])
 
     def waiting(self) -> int:
-        """Count rows without a batch."""
+        """Return how many rows are in no batch yet."""
         text = f"SELECT COUNT(*) {self._unclaimed()}"
         with self._database.work() as connection:
             return int(self._run(connection, text, (self.pipeline,)).fetchone()[0])
 
     def claim(self, rows_max: int) -> int:
-        """Put up to so many rows without a batch into a new one; return the number of the newest batch, new or not."""
+        """Put up to `rows_max` rows that are in no batch into a new one; return the number of the newest batch, which
+        is an old one if there were no rows.
+        """
         # Of two that claim at once, the key lets one through; the other fails and is tried again by its query.
         insert = (
             f"INSERT INTO {CLAIMS} (pipeline, id, batch) SELECT ?, {self._id('t')}, ?"
@@ -196,7 +199,9 @@ class RowClaims:
             return batch + 1 if added else batch
 
     def claim_all(self, rows_max: int) -> int:
-        """Put all rows without a batch into new ones of up to so many rows; return the number of the newest batch."""
+        """Put all rows that are in no batch into new ones of up to `rows_max` rows; return the number of the newest
+        batch.
+        """
         newest = self.newest()
         while (claimed := self.claim(rows_max)) > newest:
             newest = claimed
@@ -209,16 +214,17 @@ class RowClaims:
         )
 
     def without_key(self) -> int:
-        """Count rows that no batch can have, as their key is null."""
+        """Return how many rows cannot be put into a batch, as their key is null."""
         with self._database.work() as connection:
             text = f"SELECT COUNT(*) FROM {self._table} t WHERE t.{self._key} IS NULL"
             return int(self._run(connection, text).fetchone()[0])
 
     def rows(self, after: int, to: int, columns: Collection[str] = ()) -> list[ClaimedRow]:
-        """Return the rows of batches after `after` up to `to`, in their order, with these columns or all.
+        """Return the rows of the batches with numbers above `after` up to `to`, in their order. `columns`: the names of
+        those wanted, by default all.
 
-        What Python has no value for, such as PostgreSQL's `infinity`, is the database's text. Raises ConfigError if
-        rows are gone that were claimed: what was to be sent must not change.
+        A value that Python cannot represent, such as PostgreSQL's `infinity`, is the database's text of it. Raises
+        ConfigError if rows that were claimed are gone: what was to be sent must not change.
         """
         where = "c.pipeline = ? AND c.batch > ? AND c.batch <= ?"
         chosen = ", ".join(f"t.{_quoted(name)}" for name in columns) or "t.*"
@@ -242,8 +248,8 @@ class RowClaims:
         return found
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Note rows of which no message can be made, by the texts of their keys and why: they are not sent, deleted,
-        nor claimed again.
+        """Note rows of which no message can be made, each by the text of its key with the reason: they are not sent,
+        deleted, nor claimed again.
         """
         text = f"INSERT INTO {REFUSED} (pipeline, id, reason) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
         with self._database.work() as connection:
@@ -252,13 +258,14 @@ class RowClaims:
                 self._run(connection, text, (self.pipeline, key, shown(reason)[:_REASON_CHARACTERS_MAX]))
 
     def refused(self) -> int:
-        """Count rows of which no message could be made."""
+        """Return how many rows were noted by `refuse`."""
         with self._database.work() as connection:
             text = f"SELECT COUNT(*) FROM {REFUSED} WHERE pipeline = ?"
             return int(self._run(connection, text, (self.pipeline,)).fetchone()[0])
 
     def delete(self, to: int) -> int:
-        """Delete the rows of batches up to `to` and their claims, in one transaction; return how many rows there were.
+        """Delete the rows of the batches up to number `to` with their claims, in one transaction; return how many rows
+        there were.
 
         Rows of which no message could be made stay, and keep their claims.
         """
@@ -310,11 +317,13 @@ _AS_TEXT = ("interval", *(f"{name}{kind}" for name in _BOUNDS for kind in ("rang
 
 
 class JsonText(str):
-    """JSON as the database writes it: Python's floats would round its numbers."""
+    """A JSON value as the database writes it, which is kept as text, since Python's floats would round its numbers."""
 
 
 def reading(connection: Any, kind: str) -> Any:
-    """Return a cursor that reads any row of a database of this kind."""
+    """Return a cursor that can read any row of a database of this kind: a value that Python cannot represent becomes
+    text.
+    """
     if kind == "sqlite":
         connection.text_factory = _text
         return connection.cursor()

@@ -31,14 +31,14 @@ EXIT_STOPPED = 130  # Stopped before a run with an end came to its end.
 
 
 class Stop:
-    """The request to stop a pipeline: look at `asked`, or `wait` for it."""
+    """The request that a pipeline stop: `asked` tells whether it was made, and `wait` waits for it."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
     @property
     def asked(self) -> bool:
-        """Tell whether a stop is asked for."""
+        """True once a stop was asked for."""
         return self._event.is_set()
 
     def ask(self) -> None:
@@ -46,12 +46,12 @@ class Stop:
         self._event.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for some seconds, or until a stop is asked for; return whether it is."""
+        """Wait until a stop is asked for, or for so many seconds; return whether a stop was asked for."""
         return self._event.wait(seconds)
 
 
 class QueryOutcome(NamedTuple):
-    """The outcome of a query: rows read, micro-batches that held any, and whether it was asked to stop."""
+    """How a query ended: rows read, micro-batches that had rows, and whether it was asked to stop."""
 
     rows: int
     batches: int
@@ -60,9 +60,10 @@ class QueryOutcome(NamedTuple):
 
 
 class Progress:
-    """Prints progress on `out`, at most one line each `every_s` seconds; with out=None none. `stop`: the request to
-    stop. `rows`, `waiting`: as noted last. `hear`: called with a report of each step of a pipeline without a streaming
-    query.
+    """Prints a pipeline's progress on `out` (None: nowhere), at most one line each `every_s` seconds.
+
+    `stop`: the request to stop; `rows`, `waiting`: the last values given to `update`; `hear`: called with a report of
+    each step of a pipeline that has no streaming query.
     """
 
     def __init__(self, name: str, out: TextIO | None = None, *, every_s: float = EVERY_S) -> None:
@@ -88,7 +89,9 @@ class Progress:
             print(f"{self.name}: {shown(text, characters_max=2000)}", file=self._out, flush=True)
 
     def update(self, rows: int, *, lag: int | None = None, note: str = "", now: bool = False) -> None:
-        """Note the rows so far, how many wait still, and the current step; print it if it is time, or `now`."""
+        """Note how many rows are done and how many still wait (`lag`), and what the pipeline does now (`note`); print
+        it if it is time, or if `now`.
+        """
         self.rows, self.waiting = rows, lag
         since_s = time.monotonic() - self._printed_s
         if since_s < self._every_s and not now:
@@ -122,7 +125,7 @@ class Progress:
 
     @contextmanager
     def heartbeat(self, note: Callable[[], str]) -> Iterator[None]:
-        """While the block runs (a long Spark job), print the text of `note`, each time that it changed."""
+        """While the block runs, such as a long Spark job, print the text that `note` returns whenever it changes."""
         over = threading.Event()
 
         def beat() -> None:
@@ -158,8 +161,11 @@ class Progress:
         told: Callable[[Any], None] | None = None,
         grace_s: float = math.inf,
     ) -> list[Tally]:
-        """Wait until all queries have ended, printing progress; when asked to stop, stop each once it is between two
-        micro-batches, or after so many seconds. `ended` is `has_ended` unless given. Raises what a query failed with.
+        """Wait until all queries have ended, and print progress; when a stop is asked for, stop each query between two
+        micro-batches, or after `grace_s`.
+
+        `ended`: waits a moment for a query's end, as `has_ended`; `told`: called once with the report of each
+        micro-batch that held rows. Raises the error that a query failed with.
         """
         tallies = [Tally() for _ in queries]
         running = list(zip(queries, tallies, strict=True))
@@ -194,17 +200,19 @@ class Progress:
 
 
 def has_ended(query: StreamingQuery) -> bool:
-    """Wait a moment for a query's end; tell whether it came. Raises what the query failed with."""
+    """Wait a moment for a query's end, and tell whether it came. Raises the error that the query failed with."""
     return bool(query.awaitTermination(POLL_S))  # type: ignore[arg-type]
 
 
 def stderr_progress(name: str) -> Progress:
-    """Return a Progress on stderr."""
+    """Return a Progress that prints on stderr. `name`: the pipeline's."""
     return Progress(name, sys.stderr)
 
 
 class Tally:
-    """Sums of a query's progress reports: `rows`, `batches` with rows, `lag`; each report counts once."""
+    """The sums of a query's progress reports, of which each counts once: `rows`, `batches` that had rows, and `lag`,
+    the newest.
+    """
 
     def __init__(self) -> None:
         self.rows = 0
@@ -228,11 +236,11 @@ class Tally:
         return True
 
     def mark(self) -> None:
-        """Remember that a stop was asked for now."""
+        """Remember how many reports there are at the moment at which a stop is asked for."""
         self._marked = self.seen
 
     def is_between(self, query: StreamingQuery) -> bool:
-        """Tell whether a query is between two micro-batches: one ended since the mark, or none is running."""
+        """Tell whether a query may be stopped: it has ended a micro-batch since `mark`, or is in none."""
         return self.seen > self._marked or not query.status["isTriggerActive"]
 
 
@@ -245,8 +253,10 @@ def step_report(
     end: Mapping[str, Any] | None = None,
     latest: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return what a step did in the form of a streaming query's report. `steps_s`: how long its parts took, by the
-    names that Spark gives them; none: it only looked. `start`, `end`, `latest`: of a topic's stream.
+    """Return a report on a pipeline's step in the form of a streaming query's progress report.
+
+    `steps_s`: how long the parts of the step took, by Spark's names for them; None: the step only looked for messages.
+    `start`, `end`, `latest`: offsets of a topic's stream.
     """
     timed = {name: round(seconds * 1000) for name, seconds in (steps_s or {}).items()}
     whole = {"triggerExecution": sum(timed.values())} if timed else {}
@@ -261,7 +271,7 @@ def step_report(
 
 
 def lag_of(end: Any, latest: Any) -> int | None:
-    """Return the messages between two offsets of a stream, JSON or its values; None where either is unknown."""
+    """Return how many messages lie between two offsets of a stream, each JSON or its values; None if one is unknown."""
     ends, newest = (leaves(reported_offset(o) if isinstance(o, str) else o) for o in (end, latest))
     if not newest:
         return None
@@ -269,7 +279,7 @@ def lag_of(end: Any, latest: Any) -> int | None:
 
 
 def leaves(table: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
-    """Return the numbers of a stream's offset, each by the names that lead to it: topic, broker and queue id."""
+    """Return the numbers in a stream's offset by the names that lead to each: topic, broker and queue id."""
     if isinstance(table, int):
         return {place: table}
     if not isinstance(table, Mapping):

@@ -1,5 +1,5 @@
 """Prints a pipeline's result on stdout. Rule: people get tables in which no value is broken over two lines; with `json`
-there is one JSON object on one line.
+the result is one JSON object on one line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _TIME_MS_MIN, _TIME_MS_END = 100_000_000_000, 253_402_300_800_000
 
 
 def show(values: Mapping[str, Any], *, json: bool = False) -> None:
-    """Print names and values; a list of mappings is a table, titled by its name. With `json`: one JSON object."""
+    """Print a result's values by name: for people a list of mappings is a table, with its name as title; with `json`
+    all is one JSON object.
+    """
     if json:
         import msgspec
 
@@ -47,12 +49,12 @@ def show(values: Mapping[str, Any], *, json: bool = False) -> None:
 
 
 def fields(row: Any, names: str) -> dict[str, Any]:
-    """Return some fields of a value by name; `names`: parted by blanks."""
+    """Return the fields of a value that `names` lists, with blanks between, by name."""
     return {name: getattr(row, name) for name in names.split()}
 
 
 def plain(value: Any) -> Any:
-    """Turn NamedTuples into dicts, tuples into lists, all the way down."""
+    """Turn NamedTuples into dicts and tuples into lists, at every depth."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
@@ -63,7 +65,9 @@ def plain(value: Any) -> Any:
 
 
 def text(value: Any, name: str = "") -> str:
-    """Return a value for people: numbers with commas, times as times (by the `name`), nothing for None."""
+    """Return a value as text for people: numbers with commas, times as times if the `name` says that it is one, nothing
+    for None.
+    """
     if value is None:
         return ""
     if isinstance(value, bool):

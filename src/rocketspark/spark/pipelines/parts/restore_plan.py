@@ -31,7 +31,7 @@ Queue = tuple[str, int]
 
 
 class ArchivedSpan(NamedTuple):
-    """Offsets [first, end) of a source queue, which hold so many rows."""
+    """The offsets [first, end) of a source queue, and how many rows they hold."""
 
     queue: Queue
     first: int
@@ -40,7 +40,9 @@ class ArchivedSpan(NamedTuple):
 
 
 def map_queues(sources: Iterable[Queue], targets: Sequence[Queue]) -> dict[Queue, Queue]:
-    """Map each source queue to a target queue: its own namesake if all have one, else the n-th to the n-th, in turn."""
+    """Return the target queue of each source queue: the queue of the same broker and id if there is one for all; else
+    the n-th source goes to the n-th target, in turn.
+    """
     ordered, there = sorted(set(sources)), sorted(set(targets))
     if not there:
         raise ValueError("no target queues")
@@ -50,10 +52,10 @@ def map_queues(sources: Iterable[Queue], targets: Sequence[Queue]) -> dict[Queue
 
 
 def archived_spans(files: Iterable[ArchiveFile]) -> list[list[ArchivedSpan]]:
-    """Return the spans of an archive's files of one topic, hour by hour.
+    """Return the spans of the files that an archive has of one topic, a list for each hour.
 
-    Should a broker's clock have gone back, rows of a later hour may stand before those of an earlier one: they are
-    sent with it, for a queue's order matters more than that of the hours.
+    Should a broker's clock have gone back, a queue may have rows of a later hour before those of an earlier one: they
+    are in the earlier hour's span, as a queue's order matters more than that of the hours.
     """
     parts: dict[Queue, list[ArchivedRange]] = defaultdict(list)
     last: dict[str, dict[Queue, int]] = defaultdict(dict)
@@ -96,7 +98,9 @@ class _Counts:
 def chunks(
     groups: Iterable[Sequence[ArchivedSpan]], rows_max: int, sent: Mapping[Queue, int]
 ) -> list[list[ArchivedSpan]]:
-    """Return the groups, one after another, in chunks of some `rows_max` rows; rows below `sent` are left out."""
+    """Divide the spans of each group into chunks of some `rows_max` rows, one after another. `sent`: the offset of each
+    queue before which its rows were sent; they are left out.
+    """
     found = []
     for group in groups:
         parts = max(1, -(-sum(span.rows for span in group) // rows_max))
@@ -114,5 +118,5 @@ def chunks(
 
 
 def ends(chunk: Iterable[ArchivedSpan], sent: Mapping[Queue, int]) -> dict[Queue, int]:
-    """Return the offset up to which each queue is sent after a chunk."""
+    """Return the offset before which all rows of each queue are sent after a chunk; `sent`: those before the chunk."""
     return {**sent, **{span.queue: span.end for span in chunk}}

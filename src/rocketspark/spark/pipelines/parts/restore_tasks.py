@@ -1,6 +1,7 @@
-"""The executors' part of a restore: reads spans of source queues, of an archive's files, an archive's table or a topic,
-and sends them to one target queue, in order. Rule: one batch is on its way at a time, and before a batch is sent again
-the target queue is searched for it.
+"""What executors do for a restore: read spans of source queues, from an archive's files, an archive's table or a topic,
+and send their rows to one target queue, in order.
+
+Rule: one batch is on its way at a time, and before a batch is sent again the target queue is searched for it.
 """
 
 from __future__ import annotations
@@ -59,14 +60,16 @@ _NEEDED = "broker queueId queueOffset messageId tag keys body properties bornTim
 
 
 class RowSelection(NamedTuple):
-    """A selection of rows: stored at or after `since_ms` and before `until_ms`, with one of `tags` (None: any)."""
+    """Which rows are sent: those stored at or after `since_ms` and before `until_ms`, with one of `tags` (None: any
+    tag).
+    """
 
     since_ms: int | None = None
     until_ms: int | None = None
     tags: tuple[str, ...] | None = None
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a batch that are wanted."""
+        """Return the rows of a batch that are selected."""
         times = batch.column("storeTime").cast(pa.timestamp("us", "UTC")).cast(pa.int64())
         if self.since_ms is not None:
             kept = pc.greater_equal(times, self.since_ms * 1000)
@@ -79,7 +82,7 @@ class RowSelection(NamedTuple):
 
 
 class ArchiveSource:
-    """Where a restore reads: the rows of a topic in an archive's Parquet files."""
+    """The source of a restore from Parquet files: the rows of one topic of the archive."""
 
     def __init__(self, root: Path, files: Sequence[ArchiveFile]) -> None:
         self._root = root
@@ -114,7 +117,7 @@ class ArchiveSource:
 
 
 class TopicSource:
-    """Where a replay reads: the rows of a topic on its brokers."""
+    """The source of a replay: the rows of a topic on its brokers."""
 
     def __init__(self, where: Connection, topic: str) -> None:
         self._where, self._topic = where, topic
@@ -133,20 +136,20 @@ class TopicSource:
 
 
 def topic_reader(where: Connection, topic: str, schema: StructType, **options: str) -> StreamReader:
-    """Return a reader of one topic, as a stream has it."""
+    """Return the reader of a stream of one topic. `options`: further options of the read."""
     # A body that does not inflate goes on as it is stored.
     given = {"startingOffsets": "earliest", **where.read_options(), "topic": topic, **options}
     return StreamReader(schema, parse_read(given, streaming=True))
 
 
 def queue_offsets(topic: str, table: dict[str, Any]) -> dict[Queue, int]:
-    """Return the offsets of a topic's queues in a stream's JSON."""
+    """Return the offsets of a topic's queues from a stream's JSON."""
     brokers = table.get(topic, {})
     return {(broker, int(q)): offset for broker, queues in brokers.items() for q, offset in queues.items()}
 
 
 def read_offsets(reader: StreamReader, topic: str, queue: Queue, first: int, end: int) -> Iterator[pa.RecordBatch]:
-    """Read the rows of one queue, in order."""
+    """Read the rows of one queue with offsets in [first, end), in order."""
     source = MessageQueue(topic, *queue)
     for partition in reader.partitions(to_json({source: first}), to_json({source: end})):
         yield from reader.read(partition)
@@ -160,7 +163,9 @@ class RowSource(Protocol):
 
 
 class QueueShare(NamedTuple):
-    """The rows for one target queue. `tail`: the offset there from which rows of `spans` may be found."""
+    """What one task sends: the rows of `spans`, to the queue `target`. `tail`: from this offset of the target on, rows
+    of the spans may be there already.
+    """
 
     target: Queue
     tail: int
@@ -168,8 +173,8 @@ class QueueShare(NamedTuple):
 
 
 class TaskReport(msgspec.Struct):
-    """A task's report: rows sent, rows that were there already, and rows that may not be written, with some of their
-    places and the reasons. `wanted`: the rows that filters left, by the queue they come from.
+    """A task's report: how many rows it sent, found in the target, and left out because they may not be written, with
+    the places of some of these and the reasons. `wanted`: how many rows were selected, by the queue they come from.
     """
 
     target: Queue
@@ -189,7 +194,9 @@ def _counted(batch: pa.RecordBatch, counts: Counter[Queue]) -> pa.RecordBatch:
 
 
 class SendTask:
-    """Task i sends share i; with `dry` it only counts."""
+    """The work of a restore's tasks: task i sends the rows of share i; with `dry` it only counts them. `topics`: the
+    source topic and the target topic; `wanted`: which rows are sent.
+    """
 
     def __init__(
         self,
@@ -210,7 +217,9 @@ class SendTask:
         return self.send(number, (batch for span in self._shares[number].spans for batch in self._source.read(span)))
 
     def send(self, number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[TaskReport]:
-        """Send the rows of share `number`, in the order given, without those that the target holds already."""
+        """Send the rows in `batches`, which are those of share `number`, in their order, without those that the target
+        holds already; yield the task's report.
+        """
         share = self._shares[number]
         wanted: Counter[Queue] = Counter()
         rows = (_counted(self._wanted.of(batch), wanted) for batch in batches if batch.num_rows)
@@ -231,7 +240,7 @@ class SendTask:
 
 
 def with_origin(batch: pa.RecordBatch, topic: str, restore_id: str) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
-    """Return rows as a write has them, and the texts of the properties that name each row's earlier place."""
+    """Return rows with the columns of a write, and the texts of the properties that name where each row was before."""
     columns = {name: batch.column(name) for name in _NEEDED}
     texts = {name: columns[name].cast(pa.string()) for name in ("broker", "queueId", "queueOffset")}
     place = pc.binary_join_element_wise(pa.scalar(topic), *texts.values(), "/")
@@ -277,7 +286,7 @@ class QueueSender:
         self.reasons: list[tuple[str, str]] = []
 
     async def start(self) -> None:
-        """Start the producer, and note which rows of this restore the queue holds already."""
+        """Start the producer, and find out which rows of this restore the queue holds already."""
         await self._producer.start()
         await asyncio.to_thread(self._look)
 
@@ -304,7 +313,9 @@ class QueueSender:
             reader.stop()
 
     async def send(self, made: tuple[pa.RecordBatch, dict[str, pa.Array]]) -> None:
-        """Send rows that are not there, in order. Raises the broker's refusal, or that it cannot be reached."""
+        """Send the rows that the queue does not hold, in order. `made`: the result of `with_origin`. Raises the
+        broker's refusal, or that it cannot be reached.
+        """
         batch, labels = made
         places = labels[restore_plan.ORIGIN_PLACE]
         if self._there:
@@ -413,7 +424,7 @@ _SHARES = f"{SHARE} int, broker string, queueId int, _first bigint, _end bigint"
 
 
 class TableSource:
-    """Where a restore reads: the rows of a topic in an archive that is a table. Spark brings the rows of each target
+    """The source of a restore from a table: the rows of one topic of the archive. Spark brings the rows for each target
     queue into one task, in their order.
     """
 
@@ -421,11 +432,11 @@ class TableSource:
         self._rows = rows
 
     def only(self, chunk: Sequence[ArchivedSpan]) -> NoRows:
-        """Return a source without rows: Spark brings them to the tasks."""
+        """Return a source that reads nothing: the tasks get their rows from Spark."""
         return NoRows()
 
     def ranges(self) -> list[ArchiveFile]:
-        """Return what the table holds of each hour, as a Parquet archive's manifest has it of its files."""
+        """Return what the table holds of each hour and queue, in the form of a Parquet archive's files."""
         from pyspark.sql import functions as F
 
         found = self._rows.groupBy("topic", "hour", "broker", "queueId").agg(
@@ -437,7 +448,7 @@ class TableSource:
         ]
 
     def send(self, task: SendTask, shares: Sequence[QueueShare]) -> Iterator[str]:
-        """Send the rows of shares; returns the reports of the tasks, as JSON."""
+        """Have Spark bring the rows of each share to a task that sends them; returns the tasks' reports, as JSON."""
         from pyspark.sql import functions as F
 
         spans = [(n, *span.queue, span.first, span.end) for n, share in enumerate(shares) for span in share.spans]
@@ -457,15 +468,15 @@ class TableSource:
 
 
 class NoRows:
-    """The source of a task whose rows Spark brings."""
+    """A source without rows, for tasks that get their rows from Spark."""
 
     def read(self, span: ArchivedSpan) -> Iterator[pa.RecordBatch]:
-        """Return nothing."""
+        """Return no rows."""
         return iter(())
 
 
 def parts_by_share(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Return rows, which are ordered by share, in parts of one share."""
+    """Yield rows in parts that are of one share each, with the number of the share. Rows must be ordered by share."""
     for batch in batches:
         numbers = batch.column(SHARE).to_numpy()
         at = 0

@@ -30,8 +30,9 @@ LOCAL_PARTITIONS = 32
 
 
 class SessionOptions(NamedTuple):
-    """The options of a session. `remote`: a Spark Connect server (sc://host:port) instead of a master; `places`: what
-    it reads and writes, for the jars and settings of object stores; `tables`: the archives that are tables.
+    """The options of a command's Spark session. `remote`: a Spark Connect server (sc://host:port) instead of a master;
+    `places`: the places that the command reads and writes, for which the session gets jars and settings of object
+    stores; `tables`: its archives that are tables.
     """
 
     master: str = ""
@@ -42,13 +43,13 @@ class SessionOptions(NamedTuple):
 
     @property
     def all_places(self) -> tuple[str | Path, ...]:
-        """Return `places` and those of the tables."""
+        """The places of the options, and those of the tables."""
         return self.places + tuple(table.place for table in self.tables)
 
 
 @contextmanager
 def open_session(name: str, options: SessionOptions | None = None) -> Iterator[SparkSession]:
-    """Give the session that is active, or a new one, which is stopped at the end.
+    """Give the block the active session, or a new one that is stopped at the end. `name`: a new session's.
 
     Raises ConfigError if Java is missing, RocketSparkError with one line for what fails in Spark.
     """
@@ -134,7 +135,7 @@ def _only_lists(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def quiet_errors() -> None:
-    """Have PySpark not log each error in a query with its whole trace: it is raised, too."""
+    """Keep PySpark from logging each error in a query with its whole trace, since the error is raised, too."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -182,7 +183,7 @@ def _quiet_start(fetches: bool = False) -> Iterator[None]:
 
 
 def check_options(options: SessionOptions) -> None:
-    """Raise ConfigError for options that no session can have."""
+    """Raise ConfigError for options that exclude each other or that no session can have."""
     if options.master and options.remote:
         raise ConfigError("--master and --remote exclude each other: a Spark Connect server has its own master")
     if options.remote and not options.remote.startswith("sc://"):
@@ -190,7 +191,9 @@ def check_options(options: SessionOptions) -> None:
 
 
 def check_installed(options: SessionOptions) -> None:
-    """Raise ConfigError, saying what to set or install, unless a session can be had."""
+    """Raise ConfigError, which says what to set or install, if a session with these options lacks Java or the packages
+    of Spark Connect.
+    """
     check_options(options)
     if options.remote:
         if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("grpc_status") is None:
@@ -209,7 +212,7 @@ def _java_is_there() -> bool:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn what Spark raises into a RocketSparkError of one line; others pass."""
+    """Turn an error that Spark raises in the block into a RocketSparkError of one line; other errors pass."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -233,8 +236,8 @@ _PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|War
 
 
 def one_line(text: str) -> str:
-    """Return the line of an error's text that a person needs, without credentials: this package's own error in it,
-    else the last Python error, else its first line.
+    """Return the line of an error's text that a user needs, without credentials: this package's own error if there is
+    one, else the last Python error, else the first line.
     """
     return object_store.hidden(_needed_line(text))
 

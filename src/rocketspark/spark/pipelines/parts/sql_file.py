@@ -1,5 +1,5 @@
-"""Files of `pipeline sql`: sources, SQL steps and sinks, as YAML or as statements. Rule: pure; every mistake is named
-with its place in the file.
+"""Reads files of `pipeline sql`: sources, SQL steps and sinks, as YAML or as statements. Rule: pure; every mistake is
+named with its place in the file.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _OF_SINK = ("mode", "partitionBy")
 
 
 class SqlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A source of a file: a view over the rows that are read.
+    """A source in a file: it becomes a view of the rows that are read.
 
-    `topic` is short for its option. `schema`: DDL of the columns to read; `json`: DDL of the JSON in the body, read as
-    column `value`; `watermark`: "column delay", such as "storeTime 10 minutes", for streams.
+    `topic` stands for the option of that name. `schema`: DDL of the columns to read; `json`: DDL of the JSON in the
+    body, which is read as column `value`; `watermark`: "column delay", such as "storeTime 10 minutes", for streams.
     """
 
     name: str
@@ -42,14 +42,14 @@ class SqlSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class SqlStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A step of a file: a view over a query of earlier views."""
+    """A step in a file: it becomes a view of a query on earlier views."""
 
     name: str
     sql: str
 
 
 class SqlSink(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A sink of a file: a target for the rows of a view (`from`) or a query (`sql`)."""
+    """A sink in a file: where the rows of a view (`from`) or of a query (`sql`) are written."""
 
     name: str
     view: str | None = msgspec.field(default=None, name="from")
@@ -73,7 +73,7 @@ P = TypeVar("P", SqlSource, SqlSink)
 
 
 class SqlPlan(NamedTuple):
-    """The plan of a file, checked: names are unique, sinks name what is there."""
+    """The checked content of a file: its names are unique, and its sinks name views that exist."""
 
     name: str
     sources: list[SqlSource]
@@ -82,7 +82,7 @@ class SqlPlan(NamedTuple):
 
     @property
     def views(self) -> list[str]:
-        """Return the names of the views, in the order they are made."""
+        """The names of the views, in the order in which they are made."""
         return [source.name for source in self.sources] + [step.name for step in self.steps]
 
 
@@ -217,7 +217,9 @@ _PIECE = re.compile(
 
 
 def statements(text: str) -> Iterator[tuple[int, str]]:
-    """Return (first line, text) of each statement that is not empty; semicolons in quotes and comments part nothing."""
+    """Return the statements of a text that are not empty, each with the number of its first line; a semicolon in quotes
+    or comments does not end one.
+    """
     parts: list[str] = []
     start: int | None = None
     for piece in _PIECE.finditer(text):
@@ -310,7 +312,7 @@ def _unescaped(quote: str, found: re.Match[str]) -> str:
 
 
 def check(plan: SqlPlan) -> SqlPlan:
-    """Return the plan, its formats named as here. Raises ConfigError if it cannot be run."""
+    """Return the plan with its formats in the spelling used here. Raises ConfigError if the plan cannot be run."""
     plan = plan._replace(sources=list(map(_as_here, plan.sources)), sinks=list(map(_as_here, plan.sinks)))
     if not plan.sinks:
         raise ConfigError("there is no sink: nothing would be written")

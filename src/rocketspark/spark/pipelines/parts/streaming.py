@@ -34,7 +34,9 @@ RUNS_IN_VAIN_MAX = 3
 def start_query(
     writer: DataStreamWriter, *, name: str, checkpoint: Path | str, interval_s: float | None
 ) -> StreamingQuery:
-    """Start a query. `interval_s`: go on, a micro-batch at most every so many seconds; None: AvailableNow."""
+    """Start a streaming query. `interval_s`: it goes on, a micro-batch at most every so many seconds; None: it reads
+    what is there now, and ends (AvailableNow).
+    """
     writer = writer.queryName(name).option("checkpointLocation", str(checkpoint))
     if interval_s is None:
         return writer.trigger(availableNow=True).start()
@@ -51,7 +53,8 @@ def run_query(
     end: Callable[[], Mapping[str, Any]],
     told: Callable[[Any], None] | None = None,
 ) -> QueryOutcome:
-    """Start a query and watch it to its end; `told` as of `Progress.watch`. Raises what it failed with.
+    """Start a streaming query and watch it until its end; `told` is that of `Progress.watch`. Raises the error that the
+    query failed with.
 
     `end`: returns where the sources end now, as a stream's offset.
     """
@@ -69,8 +72,8 @@ def run_query(
 
 
 class WantedEnd:
-    """The end up to which a query with AvailableNow has to read, noted when it is made: for a Spark that ends such a
-    query after one micro-batch.
+    """The offsets up to which a query with AvailableNow has to read, noted when this is made. Needed for a Spark that
+    ends such a query after one micro-batch.
     """
 
     def __init__(self, end: Callable[[], Mapping[str, Any]], interval_s: float | None) -> None:
@@ -80,7 +83,9 @@ class WantedEnd:
         self._runs_in_vain = 0
 
     def is_ahead(self, query: StreamingQuery) -> bool:
-        """Tell whether a query that ended is to be started again: the end is not reached, but came nearer."""
+        """Tell whether a query that ended has to be started again: it has not reached the wanted end, but its runs
+        still get nearer.
+        """
         if not self._needed:
             return False
         reached = _reached(query)
@@ -105,7 +110,7 @@ def _reached(query: StreamingQuery) -> dict[tuple[str, ...], int]:
 
 
 def highest_noted(spark: SparkSession, checkpoint: str, path: str) -> int:
-    """Return the highest number that a checkpoint's offsets hold at a path of JSON; 0 if there is none."""
+    """Return the highest number that the offsets in a checkpoint hold at a path of their JSON; 0 if there is none."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
@@ -118,8 +123,8 @@ def highest_noted(spark: SparkSession, checkpoint: str, path: str) -> int:
 
 
 def end_of_topics(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return where the topics of a stream's options end now, as the stream's offset. Raises ConfigError and what fails
-    on the way to a server.
+    """Return where the topics of a stream's options end now, as the stream's offset. Raises ConfigError, and the errors
+    of asking servers.
     """
     reader = StreamReader(READ_SCHEMA, parse_read(options, streaming=True))
     try:
@@ -135,19 +140,21 @@ _FILE_BYTES_MAX = 232
 
 
 def default_name(text: str) -> str:
-    """Return the text where it can be a transactionalId, else a shorter one that no other text has."""
+    """Return a text as a transactionalId: as it is if it can be one, else a shorter name that no other text gets."""
     if TRANSACTIONAL_ID.fullmatch(text):
         return text
     return _told_apart(re.sub(r"[^A-Za-z0-9_-]+", "_", text), text, _CHARACTERS_MAX)
 
 
 def default_folder(text: str) -> str:
-    """Return the text unless it is too long for the name of a folder, else a shorter one."""
+    """Return a text as the name of a folder: as it is unless it is too long, else a shorter name that no other text
+    gets.
+    """
     return text if len(text.encode()) <= _FOLDER_CHARACTERS_MAX else default_name(text)
 
 
 def file_name(*parts: str) -> str:
-    """Return a name for a file of some topics."""
+    """Return a file's name made of some parts, such as topics."""
     text = "-".join(part.replace("%", "_") for part in parts)
     return text if len(text.encode()) <= _FILE_BYTES_MAX else _told_apart(text, text, _FILE_BYTES_MAX // 2)
 
@@ -158,7 +165,9 @@ def _told_apart(shown: str, text: str, characters_max: int) -> str:
 
 
 def check_name(name: str, delivery: str) -> str:
-    """Check a name that was given. Raises ConfigError for one that the writer refuses, or for an unknown delivery."""
+    """Return a name that was given for transactions. Raises ConfigError for a name that an exactly-once write refuses,
+    and for an unknown delivery.
+    """
     check_delivery(delivery)
     if delivery == EXACTLY_ONCE and not TRANSACTIONAL_ID.fullmatch(name):
         raise ConfigError(f"--name is {name!r}: 1 to {_CHARACTERS_MAX} of the characters A-Z a-z 0-9 _ - are needed")

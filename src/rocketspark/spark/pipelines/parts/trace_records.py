@@ -1,5 +1,7 @@
-"""The data of the pipeline `trace`: the rows that trace messages become, and the report's figures. Rule: nothing in a
-message fails the job, one that cannot be read becomes a row of kind BROKEN; times and latencies are in ms.
+"""What the pipeline `trace` works with: the rows that trace messages become, and the figures of its report.
+
+Rule: nothing in a message fails the job; one that cannot be read becomes a row of kind BROKEN. Times and latencies are
+in ms.
 """
 
 from __future__ import annotations
@@ -137,7 +139,7 @@ class Latency(NamedTuple):
 
 
 class Sends(NamedTuple):
-    """A topic's sends by one producer group. `failed`: messages without a send that worked."""
+    """The figures of one producer group's sends to a topic. `failed`: messages of which no send succeeded."""
 
     topic: str
     group: str
@@ -148,14 +150,14 @@ class Sends(NamedTuple):
 
 
 class Deliveries(NamedTuple):
-    """The deliveries of one topic's messages to one consumer group; topic "" where no trace names the send.
+    """The figures of one topic's deliveries to one consumer group; topic "" where no trace names the send.
 
     `deliveries` to listeners, of them `retried` (not the first time), `failed` and `unfinished` (no end was traced);
-    `failures` by reason; `messages` distinct ones, `unconsumed` of them never with success; `most_retries` of one.
-    `store_to_consume_ms`: from when the broker stored it (RocketMQ's estimate: begin of the send and half its cost) to
-    the first listener; `end_to_end_ms`: from the begin of the send to the end of the first listener with success;
-    `listener_ms`: a listener's time. Delayed messages are left out of the first two (`delayed`). `clock_skew`: first
-    received before they were sent; counted as 0 ms.
+    `failures` by reason; `messages`: how many different ones, of them `unconsumed` never with success; `most_retries`
+    of one message. `store_to_consume_ms`: from when the broker stored a message (RocketMQ's estimate: begin of the send
+    and half its cost) to the first listener; `end_to_end_ms`: from the begin of the send to the end of the first
+    listener with success; `listener_ms`: a listener's time. Delayed messages are left out of the first two (`delayed`).
+    `clock_skew`: messages received before they were sent; counted as 0 ms.
     """
 
     topic: str
@@ -176,9 +178,10 @@ class Deliveries(NamedTuple):
 
 
 class TransactionFigures(NamedTuple):
-    """A topic's transactions by one producer group. `open`: half messages whose end was not traced.
+    """The figures of one producer group's transactions in a topic. `open`: half messages whose end was not traced.
 
-    `checked`: ends that a check by the broker brought; `half_to_end_ms`: from the send to the last end.
+    `checked`: ends that followed a check by the broker; `half_to_end_ms`: from the send of the half message to the last
+    end.
     """
 
     topic: str
@@ -192,7 +195,7 @@ class TransactionFigures(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """One of the slowest messages, or one that no listener took with success (`end_to_end_ms` None)."""
+    """One of the slowest messages, or one that no listener has consumed with success (then `end_to_end_ms` is None)."""
 
     message_id: str
     topic: str
@@ -209,7 +212,9 @@ class Slow(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """Messages sent within one step of the time line, and their end-to-end latency. `group` "" is the sends."""
+    """The messages sent within one step of the report's time line, with percentiles of their end-to-end latency; with
+    `group` "" those of the sends.
+    """
 
     start_ms: int
     topic: str
@@ -222,7 +227,9 @@ class Moment(NamedTuple):
 
 
 class TraceReport(NamedTuple):
-    """All that was found. `records` by kind; `malformed` of them could not be read."""
+    """The result of the pipeline `trace`. `records`: how many, by kind; `malformed`: how many of them could not be
+    read.
+    """
 
     trace_topic: str
     since_ms: int | None
@@ -242,7 +249,7 @@ class TraceReport(NamedTuple):
 
 
 def latency(count: int, mean: float | None, quantiles: Sequence[float] | None) -> Latency:
-    """Make a Latency of the values that Spark computed at QUANTILES."""
+    """Return the Latency of `count` values. `quantiles`: those that Spark computed at QUANTILES."""
     if not count or quantiles is None or mean is None:
         return Latency()
     of = dict(zip(QUANTILES, quantiles, strict=True))
@@ -260,6 +267,8 @@ def latency(count: int, mean: float | None, quantiles: Sequence[float] | None) -
 
 
 def step_for(first_ms: int | None, last_ms: int | None, steps_max: int) -> int:
-    """Return the narrowest step that covers the time in at most `steps_max` steps; weeks at most, however many."""
+    """Return the narrowest step of a time line that covers the time in at most `steps_max` steps; it is a week at most,
+    even if that takes more steps.
+    """
     span_ms = (last_ms or 0) - (first_ms or 0)
     return next((step for step in STEPS_MS if span_ms // step < steps_max), STEPS_MS[-1])
