@@ -115,13 +115,13 @@ Serve = Callable[[Any, Any], Awaitable[Any]]
 
 
 class CallTimes:
-    """How long calls took, by method and status; one that the client gave up has the status `cancelled`."""
+    """How long calls took, by method and status; a call that the client gave up has the status `cancelled`."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[int, Histogram]] = {}
 
     def unary(self, rpc: str, serve: Serve) -> Serve:
-        """Return what serves a method and measures it, at some 0.7 us a call."""
+        """Return a function that serves a method as `serve` does, and measures each call, at some 0.7 us."""
         rows = self.rows[rpc] = _Rows()
 
         async def timed(request: Any, context: Any) -> Any:
@@ -140,7 +140,7 @@ class CallTimes:
         return timed
 
     def streaming(self, rpc: str, serve: Serve) -> Serve:
-        """Return what serves a method with a stream of answers, and measures it; `serve` returns the status."""
+        """Do as `unary` for a method with a stream of answers: its `serve` returns the status of the call."""
         rows = self.rows[rpc] = _Rows()
 
         async def timed(request: Any, context: Any) -> None:

@@ -150,7 +150,7 @@ class AsyncOutbox(Life):
             key: what is kept under this key, or was sent from here lately, is neither sent nor kept again.
             timeout_ms: the budget of the send, if not the producer's.
 
-        Kept at once, so that nothing is overtaken: a message whose sharding key others wait for here.
+        A message is kept without a send if others of its sharding key wait here, so that it does not overtake them.
 
         Raises:
             MessageIllegal, SendFailed: the message is refused for good; it is not kept.

@@ -80,7 +80,7 @@ class CheckedRows:
     `bodies`: binary; `topics`: text, None if the option topic names the topic; `texts`: columns that become properties,
     by the property's name, in stored order, null where a row has none; `pairs`: the rows' own properties in stored
     form, or None; `flags`: int32, or None; `delayed`: which rows ask for a later delivery, or None; `queue_ids`:
-    bigint, or None; `brokers`: text, or None. `leave_out`: names of properties that `pairs` must not have.
+    bigint, or None; `brokers`: text, or None. `leave_out`: names of properties that `pairs` goes without.
     """
 
     def __init__(self, batch: pa.RecordBatch, topic: str | None, leave_out: Sequence[str] = ()) -> None:
