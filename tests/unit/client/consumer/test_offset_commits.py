@@ -52,7 +52,7 @@ def test_the_last_commit_goes_to_a_master_that_is_back() -> None:
 
     async def main() -> None:
         store: Any = Store()
-        puller = mock.Mock(queue=QUEUE, committed=0, committed_at=None, leaving=False)
+        puller = mock.Mock(queue=QUEUE, committed=0, committed_at=None, leaving=False, reset_to=None)
         commits = OffsetCommits(
             mock.Mock(routes=store), "g", store, {QUEUE: puller}, consume_from="first", to_commit=lambda puller: 7
         )
