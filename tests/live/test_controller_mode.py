@@ -526,8 +526,9 @@ def test_what_is_damaged_in_a_slave_s_log_is_mended_with_its_master_s(tmp_path: 
             file.write_bytes(content)
             second = await g.start(2)
             assert second.store.log.damaged
+            # The controller may not have missed it: its set is that of before.
+            await until(lambda: not second.store.log.damaged)
             await g.in_sync(2)
-            assert not second.store.log.damaged
             end = first.store.written_position
             assert bytes(second.store.log_bytes(0, end)) == bytes(first.store.log_bytes(0, end))
             await until(lambda: shown(second.store) == 3)
@@ -558,8 +559,9 @@ def test_a_lost_mark_of_a_file_s_unused_end_is_mended_with_the_master_s(tmp_path
             file.write_bytes(content)
             second = await g.start(2)
             assert second.store.log.damaged == ((at, 1 << 16),)
+            # The controller may not have missed it: its set is that of before.
+            await until(lambda: not second.store.log.damaged)
             await g.in_sync(2)
-            assert not second.store.log.damaged
             end = first.store.written_position
             for begin, stop in ((0, 1 << 16), (1 << 16, end)):
                 assert bytes(second.store.log_bytes(begin, stop)) == bytes(first.store.log_bytes(begin, stop))
