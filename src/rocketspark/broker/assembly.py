@@ -1,4 +1,6 @@
-"""What a broker is made of: its tables, from their files, and the ways of its messages. Rule: nothing runs yet."""
+"""Makes the tables of a broker from their files, and the parts that store and deliver its messages.
+
+Rule: nothing runs yet when these functions return."""
 
 from __future__ import annotations
 
@@ -83,9 +85,9 @@ def make_tables(
 
 
 def keep_within_queues(store: Store, tables: Tables, ordered: OrderedPops) -> None:
-    """After an unclean stop, or where the log lost its end: lower what counts messages that are not there any more.
+    """Lower offsets and ordered pops that count messages which an unclean stop, or a cut of the log, took away.
 
-    Before anything is served.
+    It is called before anything is served, and does nothing after a clean stop.
     """
     if not (store.crashed or store.recovered.cut):
         return
@@ -107,7 +109,10 @@ def make_messages(
     stats: Stats,
     saves: SaveFailures,
 ) -> Messages:
-    """Make the ways of messages. Raises ConfigError for a file that cannot be read."""
+    """Make what stores and delivers messages: puts, delay levels, timers, transactions, pops and the quarantine.
+
+    `saves`: notes the files that could not be written. Raises ConfigError for a file that cannot be read.
+    """
     quarantine = Quarantine(config.file("quarantine.json", QuarantineTable))
     quarantine.flush_log = store.flush_log
     delay_file = config.file("delayOffset.json", DelayOffsetTable, encode_delay_offsets)

@@ -1,8 +1,8 @@
-"""What clients may make by merely asking: topics, groups, and rows of committed offsets. Pure: the time is handed in.
+"""Limits what clients may create by merely naming it: topics, groups, and rows of committed offsets.
 
-Rule: none is made beyond what all may have, nor faster than one address may. What an operator makes counts in the first
-and is never refused; what the broker makes for a group that is there (retries, dead letters) goes with the group.
-"""
+Rule: each kind has a maximum for all clients together, and one for each address and minute. What an operator creates
+counts towards the first and is never refused. What the broker creates for an existing group (retries, dead letters)
+goes with that group. All is pure: the time is handed in."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ OFFSETS_OF_CREATION = 20
 
 
 class Made(Enum):
-    """The kinds of things that clients' requests make. Each value: the name in error messages, and the setting that
-    says how many of the kind a broker may have.
+    """The kinds of things that clients' requests create.
+
+    Each value: the kind's name in error messages, and the setting that says how many of the kind a broker may have.
     """
 
     TOPIC = ("topic", "maxAutoCreateTopics")
@@ -36,7 +37,7 @@ class Made(Enum):
 
 
 class AutomaticCreation:
-    """The bounds of one broker, under its present settings."""
+    """Counts what clients' requests create on one broker, and refuses what is over the limits of its settings."""
 
     def __init__(self, settings: BrokerSettings, now: Callable[[], float] = lambda: machine.monotonic()) -> None:
         self._settings = settings
@@ -45,9 +46,10 @@ class AutomaticCreation:
         self._made: dict[tuple[bool, str], int] = {}
 
     def admit(self, kind: Made, table: Sized, address: str) -> None:
-        """Count one that is about to be made. `address`: who asks, "host:port"; "" for the broker itself.
+        """Count a topic, group or row of offsets that a client's request is about to create in `table`.
 
-        Raises ServerError 2 for one too many; the client may try again once there is room, as its operator will see.
+        `address`: the client's "host:port"; "" for the broker itself, which is never refused. Raises ServerError 2 if
+        the table is full, or the address has created as much as it may in a minute; the client may try again later.
         """
         if not address:
             return

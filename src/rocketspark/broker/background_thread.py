@@ -18,7 +18,7 @@ class BackgroundThread:
         self._thread: ThreadPoolExecutor | None = None
 
     def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Run the call in the thread; the future gets what it returns."""
+        """Run `call` in the thread; return a future of its result."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, self._name)
         return asyncio.get_running_loop().run_in_executor(self._thread, call)

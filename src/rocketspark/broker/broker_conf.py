@@ -38,7 +38,7 @@ def read_broker_conf(path: str | os.PathLike[str]) -> tuple[BrokerSettings, list
 
 
 def settings_from(values: dict[str, str]) -> tuple[BrokerSettings, list[str]]:
-    """(settings, unknown keys) from broker.conf's keys and text values. Raises ConfigError naming a wrong value."""
+    """Return (settings, unknown keys) for keys and texts of a broker.conf. Raises ConfigError naming a wrong value."""
     taken, ignored, unknown = convert(values)
     tls = from_values({key: value for key, value in values.items() if is_key(key) and key not in FIELDS})
     access = access_settings.from_values({k: value for k, value in values.items() if access_settings.is_key(k)})

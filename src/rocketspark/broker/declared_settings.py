@@ -67,8 +67,8 @@ DECLARED: dict[str, tuple[str, Live | None]] = {}
 def setting(key: str, default: T, *, unit: str = "", live: Live | None = None) -> T:
     """Declare a setting by its key in broker.conf.
 
-    `unit`: that of the value in broker.conf; the field's name ends in that of the field. `live`: who hears of a change
-    while the broker runs; None for one that needs a restart.
+    `unit`: the unit of the value in broker.conf (the field's own unit is the ending of the field's name); `live`: the
+    parts that are told of a change while the broker runs, None for a setting that needs a restart.
     """
     DECLARED[key] = unit, live
     field: T = msgspec.field(name=key, default=default)

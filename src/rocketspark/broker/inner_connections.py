@@ -11,14 +11,14 @@ from rocketspark.transport.request_signer import RequestSigner, inner_signer
 
 
 def signer_of(settings: BrokerSettings) -> RequestSigner | None:
-    """Return what signs a broker's own requests; None without innerClientAuthenticationCredentials."""
+    """Return the signer of a broker's own requests; None if innerClientAuthenticationCredentials is not set."""
     return inner_signer(settings.access.inner_client_authentication_credentials)
 
 
 def writers_beside(settings: BrokerSettings) -> dict[str, str]:
-    """Return who may write to a NameServer, and ask a controller, that serve these brokers alone, with their secrets.
+    """Return the secrets, by user, of those who may write to a NameServer or controller that serves these brokers only.
 
-    Those that the settings name, where the brokers ask for signatures and sign themselves; else nobody is asked.
+    It is empty, so that everybody may write, unless the brokers ask for signatures and sign their own requests.
     """
     if not settings.authentication or settings.access.inner_credentials() is None:
         return {}
@@ -26,7 +26,7 @@ def writers_beside(settings: BrokerSettings) -> dict[str, str]:
 
 
 def inner_connections(settings: BrokerSettings, *, connect_timeout_ms: float = 3000) -> Connections:
-    """Return connections of a broker's own, made as its settings say."""
+    """Return an empty set of connections of a broker's own, which are made and signed as its settings say."""
     return Connections(
         connect_timeout_ms=connect_timeout_ms,
         language="JAVA",

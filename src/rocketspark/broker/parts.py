@@ -23,10 +23,10 @@ from rocketspark.transport.processor_table import Routes
 
 
 class HasRoutes(Protocol):
-    """A handler."""
+    """A handler: it adds the requests that it serves to the broker's routes."""
 
     def routes(self, routes: Routes) -> None:
-        """Add what it serves."""
+        """Add the requests that this handler serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The ways of messages: put, delay, timer, transaction; the quarantine; messages that consumers popped.
+    """The parts that store and deliver messages: put, delay, timer, transaction, pop, and the quarantine.
 
     `left`: which messages left for another broker while this one acted for its master.
     """

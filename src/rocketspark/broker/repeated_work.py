@@ -1,5 +1,7 @@
-"""What a broker does again and again on its loop. Rules: an error costs one time of one work, never the others; an
-interval is asked for while it passes, so that one made shorter counts at once."""
+"""Work that a broker repeats on its loop, at intervals.
+
+Rules: an error ends one run of one piece of work, and nothing else. An interval is looked up while it passes, so that a
+shorter setting takes effect at once."""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ LOOK_S = 1.0
 
 
 async def pause(interval_ms: Callable[[], float], wanted: asyncio.Event | None = None) -> None:
-    """Wait for a setting's time from now on, or until an event, which is cleared then."""
+    """Wait until `interval_ms()`, looked up again and again, has passed, or until the event is set, and clear it."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     while (left_s := began_s + interval_ms() / 1000 - loop.time()) > 0 and not (wanted is not None and wanted.is_set()):
@@ -34,7 +36,7 @@ async def pause(interval_ms: Callable[[], float], wanted: asyncio.Event | None =
 
 
 class RepeatedWork:
-    """Work by name. `saves`: tells the errors of tables that could not be written."""
+    """Calls functions at intervals, each under a name. `saves`: logs the errors of files that cannot be written."""
 
     def __init__(self, saves: SaveFailures) -> None:
         self._saves = saves
@@ -42,7 +44,7 @@ class RepeatedWork:
         self._stopped = False
 
     def every(self, name: str, interval_s: float | Callable[[], float], act: Callable[[], object]) -> None:
-        """Call `act` in so many seconds, and again so many after each call; a function is asked for them."""
+        """Call `act` after `interval_s` seconds, and again as long after each call; a function returns the interval."""
         loop = asyncio.get_running_loop()
 
         def run() -> None:
@@ -67,7 +69,7 @@ class RepeatedWork:
         arm(loop.time())
 
     def stop(self) -> None:
-        """Call nothing any more."""
+        """Cancel all further calls."""
         self._stopped = True
         for timer in self._timers.values():
             timer.cancel()

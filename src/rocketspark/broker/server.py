@@ -104,7 +104,7 @@ VIP_PORT_STEP = -2
 class BrokerServer:
     """One broker. `start` takes the store and the port; `close` gives both back.
 
-    `disk_used`: percent in use of the disk that a folder is on.
+    `disk_used`: returns how many percent of a folder's disk are in use.
     """
 
     def __init__(self, settings: BrokerSettings, *, disk_used: Callable[[str], float] = disk_used_percent) -> None:
@@ -472,7 +472,7 @@ class BrokerServer:
             await asyncio.get_running_loop().run_in_executor(None, self._audit.close)
 
     async def kill(self) -> None:
-        """End as SIGKILL would: no answer, no word to anybody, nothing written that was not. For tests."""
+        """End as SIGKILL would, for tests: no answer, no word to anybody, and nothing written that was not before."""
         if self._closing:
             return
         self._stop_timers()

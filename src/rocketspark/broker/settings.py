@@ -57,7 +57,7 @@ BROKER_ROLES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 
 
 class BrokerSettings(msgspec.Struct, kw_only=True):
-    """One broker. The kind of each is its bounds."""
+    """The settings of one broker; the type of each field says within which bounds its value must be."""
 
     broker_name: str = setting("brokerName", "broker-a")
     cluster_name: str = setting("brokerClusterName", "DefaultCluster")
@@ -297,7 +297,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
 
     @property
     def tells_loopback_alone(self) -> bool:
-        """Whether it listens for other machines while clients are told an address that only this one reaches."""
+        """True if it listens for other machines, while clients are told an address that only this one reaches."""
         return not self.advertised_host and self.listen_host in _LOOPBACK_OF
 
     def address(self, port: int) -> str:
@@ -306,9 +306,9 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
 
     @property
     def registration_ms(self) -> int:
-        """The time between registrations: 10 s for 0 or less, a minute at most, half of what a NameServer waits for.
+        """The time between registrations: registerNameServerPeriod, but 10 s for 0 or less, and a minute at most.
 
-        Rule: registerNameServerPeriod is kept between 10 s and a minute in 5.x; shorter times stay here, for tests.
+        Rule: 5.x keeps it between 10 s and a minute; shorter times stay here, for tests.
         """
         return min(self.register_interval_ms, 60_000) if self.register_interval_ms > 0 else 10_000
 
@@ -333,7 +333,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         return self.flush_disk_type == "SYNC_FLUSH"
 
     def page_rows(self) -> int | None:
-        """Return the most topics or groups of one reply; None if all come in one."""
+        """Return how many topics or groups a reply may hold at most; None if all come in one reply."""
         return self.split_metadata_rows if self.split_metadata else None
 
     def delays_ms(self) -> tuple[int, ...]:
@@ -350,7 +350,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         return tuple(delays)
 
     def delete_hours(self) -> frozenset[int]:
-        """Return the hours of the day at which old files go. Raises ConfigError for an invalid text."""
+        """Return the hours of the day at which old files are deleted. Raises ConfigError for an invalid text."""
         words = [word.strip() for word in self.delete_when.split(";") if word.strip()]
         if any(whole_number(word, high=23) is None for word in words):
             raise ConfigError(f"deleteWhen {self.delete_when!r}: hours from 00 to 23 are needed, as in '04' or '04;16'")

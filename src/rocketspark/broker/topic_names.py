@@ -78,10 +78,10 @@ def check_topic(topic: str) -> None:
 
 
 def target_of(pairs: dict[bytes, bytes]) -> tuple[str, int] | None:
-    """Return (topic, queue id) that a parked message is for (REAL_TOPIC, REAL_QID); None if none may go there.
+    """Return (topic, queue id) of a parked message (REAL_TOPIC, REAL_QID); None if no message may go there.
 
-    The sender and the way it was parked do not matter: a topic that no client may send to, or whose name is invalid or
-    too long for a file, gets nothing.
+    This does not depend on the sender or on how the message was parked: a topic that no client may send to, or whose
+    name is invalid or too long for a file, gets nothing.
     """
     topic = pairs.get(b"REAL_TOPIC", b"").decode("utf-8", "replace")
     queue_id = whole_number(pairs.get(b"REAL_QID", b"0"), high=QUEUE_ID_MAX)

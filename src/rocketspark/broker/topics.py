@@ -36,7 +36,7 @@ class Topics:
     """Every topic of one broker.
 
     `on_change`: called with the changed configs, so that the NameServers hear of them at once; `statics`: the mappings
-    of those that are static.
+    of static topics.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Topics:
         self._changed(configs)
 
     def set_ordered(self, topics: Iterable[str]) -> None:
-        """Mark topics that have an order table at a NameServer; no mark goes (rule: updateOrderTopicConfig, 5.x)."""
+        """Mark topics that have an order table at a NameServer; no mark is removed (updateOrderTopicConfig, 5.x)."""
         found = [
             # A new object: the present one may be on its way to disk.
             msgspec.structs.replace(self.table[topic], order=True)
@@ -118,10 +118,10 @@ class Topics:
     def create_for_send(
         self, topic: str, default_topic: str, queue_count: int, topic_sys_flag: int = 0, *, by: str = ""
     ) -> TopicConfig:
-        """Return the new topic of a first send, inheriting from its default topic. `by`: the sender's address.
+        """Create the topic of a first send, with the settings of its default topic. `by`: the sender's address.
 
-        Raises ServerError 2 if there are too many topics, 17 if creation is off or the default topic may not be
-        inherited from (rule: TopicConfigManager, 5.x).
+        Raises ServerError 2 if clients have created too many topics, 17 if creation is off or the default topic may not
+        be inherited from (rule: TopicConfigManager, 5.x).
         """
         parent = self.table.get(default_topic)
         if default_topic == topic_names.DEFAULT_TOPIC and not self._settings.auto_create_topic:
@@ -147,9 +147,9 @@ class Topics:
         return config
 
     def ensure(self, topic: str, queue_count: int = 1, perm: int = READ_WRITE, *, by: str = "") -> TopicConfig:
-        """Return a topic the broker needs itself (retries, dead letters), made if need be.
+        """Return a topic that the broker needs itself (retries, dead letters), created if it does not exist.
 
-        `by`: the address of a client that named it. Raises ServerError 2 if there are too many then.
+        `by`: the address of a client that named it. Raises ServerError 2 if clients have created too many topics.
         """
         config = self.table.get(topic)
         if config is None:
@@ -160,7 +160,7 @@ class Topics:
         return config
 
     def wrapper(self, configs: Iterable[TopicConfig] | None = None) -> TopicConfigTable:
-        """Return the table as it is registered; `configs` for a part of it. Permissions are cut to the broker's own."""
+        """Return the table, or only `configs`, as it is registered, with permissions cut to the broker's own."""
         chosen = self.table.values() if configs is None else configs
         table = dict(self._cut([(c.topic_name, c) for c in chosen]))
         mappings = self.statics.infos(None if configs is None else table)
@@ -178,9 +178,10 @@ class Topics:
         part: Mapping[str, TopicConfig] | None = None,
         following: int = 0,
     ) -> Iterator[bytes]:
-        """Return the JSON of `around(wrapper())` in pieces; `part`: of these topics, with so many parts `following`.
+        """Return the JSON of `around(wrapper())` in pieces. `part`: only these topics, before `following` more parts.
 
-        Each part has a version of its own, the last one the table's: of one that a NameServer has it takes nothing.
+        Each part has a version of its own, the last part that of the table: a NameServer takes nothing of a version
+        that it has.
         """
         mappings = self.statics.infos(part)
         version = msgspec.structs.replace(self.version, counter=self.version.counter - following)
@@ -202,10 +203,10 @@ class Topics:
             self.unsaved.changed()
 
     def find_missing(self, queues: Mapping[str, Collection[int]]) -> list[str]:
-        """Make the topics that the log has queues of and this table lacks; returns their names.
+        """Create the topics that have queues in the log and are not in this table; return their names.
 
-        A master that dies soon after it made a topic leaves its slaves with the messages alone. Its producers may know
-        of more queues than have messages: of as many as a topic has that is made by a first send.
+        A master that dies soon after it created a topic leaves its slaves the messages alone. Its producers may know of
+        more queues than have messages, so the topic gets as many as one that is created by a first send.
         """
         usual = self._settings.default_topic_queue_count
         found = {
@@ -223,7 +224,7 @@ class Topics:
         return sorted(found)
 
     def take(self, table: dict[str, TopicConfig], version: DataVersion) -> tuple[list[TopicConfig], list[str]]:
-        """Make this table a master's, with its version; returns (topics that are new or changed, names that went)."""
+        """Replace the table by the master's, with its version; return (topics new or changed, names of topics gone)."""
         gone = [name for name in self.table if name not in table]
         changed = [config for name, config in table.items() if self.table.get(name) != config]
         if gone or changed or version != self.version:
@@ -236,7 +237,7 @@ class Topics:
         return changed, gone
 
     def announce(self) -> None:
-        """Tell of a change that all topics inherit (the broker's permission, the settings for new topics)."""
+        """Tell the NameServers of a setting that all topics inherit: the broker's permission, or that of new topics."""
         for config in self._system_topics():
             self.table.setdefault(config.topic_name, config)
         self._changed(list(self.table.values()))
@@ -247,11 +248,11 @@ class Topics:
         self.on_change(configs)
 
     def snapshot(self) -> Iterator[bytes]:
-        """Return the whole table with its version, as JSON in pieces; permissions are the topics' own."""
+        """Return the whole table with its version, as JSON in pieces; permissions are not cut to the broker's own."""
         return pieces(TopicConfigTable(data_version=self.version), "topicConfigTable", self.table)
 
     def with_mappings(self) -> Iterator[bytes]:
-        """Return what slaves ask for: the whole table as `snapshot`, with the mappings of static topics."""
+        """Return what slaves ask for: the table as in `snapshot`, and the mappings of static topics."""
         around = TopicConfigTable(
             data_version=self.version,
             topic_queue_mapping_detail_map=self.statics.table,
@@ -289,7 +290,7 @@ def check_queue_type(topic: str, known: TopicConfig | None, attributes: dict[str
 
 
 def check_inner_batch(topic: str, config: TopicConfig | None, sys_flag: int) -> None:
-    """Raise ServerError 13 for a record of several messages that is sent to a topic with simple queues."""
+    """Raise ServerError 13 for one record of several messages that is sent to a topic without batch queues."""
     if sys_flag & sysflags.INNER_BATCH and (config is None or not has_batch_queues(config)):
         raise ServerError(
             ResponseCode.MESSAGE_ILLEGAL,

@@ -1,4 +1,4 @@
-"""What the parts of a controller ask of what makes decisions durable, be that a file or a group of controllers."""
+"""The interface of what makes a controller's decisions durable, a file or a group of controllers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from rocketspark.controller.replicas_info import Decision
 
 
 class Decisions(Protocol):
-    """Where decisions become durable: in a file, or in a group. `leads`: this controller may decide."""
+    """Makes decisions durable, in a file or in a group of controllers. `leads`: this controller may decide."""
 
     @property
     def leads(self) -> bool:
-        """True while this controller decides."""
+        """True while this controller may decide."""
 
     @property
     def sets(self) -> Sets:
-        """The sets, for those who only read."""
+        """The sets of replicas as they are now, only to be read."""
 
     async def carry_out(self, decide: Callable[[State], Decision]) -> Decision:
-        """Decide on the state as it is, make durable what follows, and return the decision."""
+        """Call `decide` with the present state, make the events of its decision durable, and return the decision."""
 
 
 class Leadership(NamedTuple):
-    """Who leads: name and address, "" if nobody is known to; `peers`: "n0:host:port;" of each controller."""
+    """Which controller leads: its name and address, both "" if none is known; `is_own`: it is this controller.
+
+    `peers`: all controllers, as "n0:host:port;n1:host:port".
+    """
 
     node: str
     address: str

@@ -27,14 +27,14 @@ log = LimitedLog("rocketspark.controller")
 
 
 class RoleNotices:
-    """One-way notices to brokers, each over one of the controller's own `connections`."""
+    """Tells brokers about new masters by one-way requests, over the controller's own `connections`."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def tell(self, addresses: Iterable[str], header: ElectMasterReply, body: bytes) -> None:
-        """Send NOTIFY_BROKER_ROLE_CHANGED to brokers, in place of older notices that have not left."""
+        """Send NOTIFY_BROKER_ROLE_CHANGED to brokers; an older notice that has not been sent yet is dropped."""
         for address in addresses:
             before = self._tasks.get(address)
             if before is not None:
@@ -73,9 +73,9 @@ class Elections:
         self._held: set[asyncio.Task[Decision]] = set()
 
     async def hold(self, h: ElectMasterHeader, why: str) -> Decision:
-        """Elect a master, tell the brokers, and return the answer. Raises StoreError.
+        """Elect a master, tell the brokers, and return the answer. `why`: the reason, for the log. Raises StoreError.
 
-        Whoever asks may go away meanwhile: the brokers are told all the same.
+        If whoever asked goes away meanwhile, the brokers are told all the same.
         """
         task = asyncio.create_task(self._hold(h, why))
         self._held.add(task)
@@ -118,7 +118,7 @@ class Elections:
         self._notices.tell(living, answer, bodies.encode(body))
 
     def gone(self, broker: Broker, how: str) -> None:
-        """Elect another master if the broker that is gone was it, and this controller leads."""
+        """Elect another master if `broker`, which is gone, was it and this controller leads. `how`: for the log."""
         if not self._journal.leads:
             return
         s = self._journal.sets.get(broker.broker_name)
@@ -129,7 +129,7 @@ class Elections:
             self._begin(broker.broker_name, f"master {broker.broker_id} {how}")
 
     def scan(self) -> None:
-        """Elect a master for each set that has none while some replica lives, if this controller leads."""
+        """Elect a master, if this controller leads, for each set that has no live master and some live replica."""
         if not self._journal.leads:
             return
         for name in replicas_info.without_master(self._journal.sets, self._live):
@@ -155,6 +155,6 @@ class Elections:
             del self._under_way[broker_name]
 
     async def close(self) -> None:
-        """Finish what was begun."""
+        """Wait for the elections under way."""
         while left := [*self._under_way.values(), *self._held]:
             await asyncio.wait(left)

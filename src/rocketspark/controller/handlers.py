@@ -39,7 +39,7 @@ NAMES_MAX = 10_000
 
 
 class ControllerHandlers:
-    """The requests of one controller. `leadership`: what it tells of who leads."""
+    """Serves the requests to one controller. `leadership`: returns which controller leads."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ControllerHandlers:
         add(RequestCode.CONTROLLER_APPLY_BROKER_ID, self.apply_id, ApplyBrokerIdHeader)
 
     def heartbeat(self, peer: Peer, request: Request[ReplicaHeartbeatHeader], body: bytes) -> bytes:
-        """BROKER_HEARTBEAT (904): the broker lives, and its log goes so far."""
+        """BROKER_HEARTBEAT (904): note that the broker lives, and where its log ends."""
         if request.ext.broker_id is None:
             raise ServerError(ResponseCode.CONTROLLER_INVALID_REQUEST, "a heartbeat needs the broker's id")
         if not self._live.heard(request.ext, request.ext.broker_id, peer):
@@ -81,7 +81,7 @@ class ControllerHandlers:
         return reply(request.opaque)
 
     def metadata(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """CONTROLLER_GET_METADATA_INFO (1005): who leads, as far as this one knows."""
+        """CONTROLLER_GET_METADATA_INFO (1005): tell which controller leads, as far as this one knows."""
         found = self._leadership()
         return reply(
             request.opaque,
@@ -95,12 +95,16 @@ class ControllerHandlers:
         )
 
     async def next_id(self, peer: Peer, request: Request[BrokerSetHeader], body: bytes) -> bytes:
-        """CONTROLLER_GET_NEXT_BROKER_ID (1012): an id that no broker of the set has or had."""
+        """CONTROLLER_GET_NEXT_BROKER_ID (1012): tell an id that no broker of the set has or had."""
         h = request.ext
         return _answer(request, await self._journal.carry_out(lambda state: replicas_info.next_id(state.sets, h)))
 
     async def replica_info(self, peer: Peer, request: Request[ReplicaInfoHeader], body: bytes) -> bytes:
-        """CONTROLLER_GET_REPLICA_INFO (1004), after what is being written; a master's ends what it asked for before."""
+        """CONTROLLER_GET_REPLICA_INFO (1004): tell a set's master and in-sync set, after all changes under way.
+
+        A master that asks about its own set gives up its earlier requests for another in-sync set: they are refused
+        from now on.
+        """
         h = request.ext
         return _answer(request, await self._journal.carry_out(lambda state: replicas_info.replica_info(state.sets, h)))
 

@@ -1,7 +1,6 @@
-"""What a controller's file holds: a line of its format, its version and a checksum, and then a body. Pure.
+"""The format of a controller's files: a line with format, version and checksum, then the body. Pure.
 
-Rule: content that is damaged, or of another version, is refused, and never taken for an older one.
-"""
+Rule: content that is damaged, or of another version, is refused, and never taken for an older one."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class _Head(msgspec.Struct):
 
 
 class HeadedFormat(NamedTuple):
-    """One kind of content. `cure`: what to do about a damaged file, in words for whoever reads the error."""
+    """One kind of file. `cure`: what to do about a damaged one, as text for the error."""
 
     name: str
     version: int
@@ -37,7 +36,7 @@ class HeadedFormat(NamedTuple):
         return msgspec.json.encode(_Head(self.name, self.version, zlib.crc32(body))) + b"\n" + body
 
     def decode(self, content: bytes, path: str, decode_body: Callable[[bytes], T]) -> T:
-        """Return what a file's body says. Raises ConfigError if it is damaged or of another version."""
+        """Return what `decode_body` makes of a file's body. Raises ConfigError for a damaged or another version."""
         first, _, body = content.partition(b"\n")
         try:
             head = typed_json.decode(first, _Head)

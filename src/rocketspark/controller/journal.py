@@ -1,8 +1,7 @@
 """Makes decisions durable, one after the other, in a file of all sets of replicas that is replaced whole at each event.
 
-Rule: the sets change when the file holds them, and never half; a file that is damaged, or of another version, is never
-taken for an older state: epochs that fall would make two masters of one epoch.
-"""
+Rule: the sets in memory change only once the file holds the change. A file that is damaged, or of another version, is
+never taken for an older state: with falling epochs two masters could have the same epoch."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _FORMAT = HeadedFormat(
 
 
 class StateFile:
-    """The state in a folder of its own, held against other controllers until `close`."""
+    """The file with a single controller's state. Its folder is locked against other controllers until `close`."""
 
     def __init__(self, folder: str, files: OsFiles | None = None) -> None:
         self._folder = folder
@@ -43,7 +42,7 @@ class StateFile:
         self._lock = DirectoryLock(os.path.join(folder, "lock"))
 
     def open(self) -> Sets:
-        """Take the folder and read the state; nothing for a new folder.
+        """Lock the folder and return the sets in its file; none for a new folder.
 
         Raises ConfigError for a file that cannot be used, StoreError for a folder that is in use or not writable.
         """
@@ -79,7 +78,7 @@ class StateFile:
             raise failure(e, "read", self.path) from e
 
     def write(self, sets: Sets) -> None:
-        """Put the sets on the disk. Raises StoreError; the file then holds what it held, or the sets."""
+        """Put the sets on the disk. Raises StoreError; the file then holds the sets before, or these."""
         config_files.write(self.path, encode(sets).decode(), self._files, keep_before=False)
 
     def close(self) -> None:
@@ -99,7 +98,10 @@ def decode(content: bytes, path: str) -> Sets:
 
 
 class Journal:
-    """The sets as they are on disk. `sets`: for those who only read. This controller always leads."""
+    """Makes the decisions of a single controller durable. `sets`: as they are on the disk, only to be read.
+
+    A single controller always leads.
+    """
 
     leads = True
 
@@ -110,7 +112,7 @@ class Journal:
         self._under_way: set[asyncio.Task[Decision]] = set()
 
     def open(self) -> None:
-        """Take the controller's folder and read the sets of replicas from the file in it.
+        """Lock the controller's folder, and read the sets of replicas from its file.
 
         Raises ConfigError for a file that cannot be used, StoreError for a folder that is in use or not writable.
         """
@@ -122,9 +124,9 @@ class Journal:
         return self._state.sets
 
     async def carry_out(self, decide: Callable[[State], Decision]) -> Decision:
-        """Decide on the state as it is, write what follows, and return the decision. Raises StoreError.
+        """Call `decide` with the present state, write the events, and return the decision. Raises StoreError.
 
-        Whoever asks may go away meanwhile: what was begun is done.
+        What was begun is done even if whoever asked goes away.
         """
         task = asyncio.get_running_loop().create_task(self._carry_out(decide))
         self._under_way.add(task)
@@ -147,7 +149,7 @@ class Journal:
             return decision
 
     async def close(self) -> None:
-        """Finish what was begun, and give the file back."""
+        """Wait for the decisions under way, and release the folder."""
         if self._under_way:
             await asyncio.wait(self._under_way)
         self._file.close()

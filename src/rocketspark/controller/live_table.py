@@ -21,7 +21,7 @@ ADVANCE_MS_MAX = 1500
 
 
 class Clock:
-    """Ms that stand still while this process does: who was not listened to has not been silent."""
+    """A clock in ms that stands still while this process does: brokers were not silent if nobody listened to them."""
 
     def __init__(self, read_s: Callable[[], float] = lambda: machine.monotonic()) -> None:
         self._read_s = read_s
@@ -29,18 +29,18 @@ class Clock:
         self._then_ms = 0
 
     def now_ms(self) -> int:
-        """Return the time."""
+        """Return the time in ms."""
         return self._then_ms + min(int((self._read_s() - self._ticked_s) * 1000), ADVANCE_MS_MAX)
 
     def tick(self) -> int:
-        """Let time go on, and return it; wanted at least each half second."""
+        """Let the time go on, and return it; must be called at least every half second."""
         self._then_ms = self.now_ms()
         self._ticked_s = self._read_s()
         return self._then_ms
 
 
 class Broker(NamedTuple):
-    """The name of one broker."""
+    """What identifies one broker: cluster, broker name and id."""
 
     cluster: str
     broker_name: str
@@ -60,7 +60,7 @@ class _Life:
 
 
 class LiveTable:
-    """The brokers that were heard since the controller started. `now_ms`: the clock."""
+    """The brokers whose heartbeats arrived since the controller started. `now_ms`: returns the time."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -72,7 +72,7 @@ class LiveTable:
         self._longest_ms = TIMEOUT_MS
 
     def heard(self, h: ReplicaHeartbeatHeader, broker_id: int, connection: Hashable) -> bool:
-        """Note a heartbeat; False if there is no room for one more broker."""
+        """Note a heartbeat that came over a connection; return False if the table is full."""
         broker = Broker(h.cluster_name, h.broker_name, broker_id)
         life = self._lives.get(broker)
         if life is None:
@@ -97,7 +97,7 @@ class LiveTable:
         return True
 
     def closed(self, connection: Hashable) -> list[Broker]:
-        """Note the end of a connection; returns the brokers that are gone with it."""
+        """Note the end of a connection; return the brokers that are gone because it was their last."""
         ended = []
         for broker in self._by_connection.pop(connection, ()):
             life = self._lives[broker]
@@ -108,7 +108,7 @@ class LiveTable:
         return ended
 
     def expire(self) -> list[Broker]:
-        """Forget those that were silent for too long, and return them."""
+        """Forget the brokers that were silent for too long, and return them."""
         now_ms = self._now_ms()
         silent = [broker for broker, life in self._lives.items() if now_ms - life.heard_ms > life.timeout_ms]
         for broker in silent:
@@ -125,12 +125,12 @@ class LiveTable:
             self._gone.add(broker)
 
     def alive(self, cluster: str, broker_name: str, broker_id: int) -> bool:
-        """Tell whether the broker was heard in time."""
+        """Tell whether a heartbeat of the broker came in time."""
         life = self._lives.get(Broker(cluster, broker_name, broker_id))
         return life is not None and self._now_ms() - life.heard_ms <= life.timeout_ms
 
     def may_live(self, cluster: str, broker_name: str, broker_id: int) -> bool:
-        """Tell whether it was, or had no time yet to be heard since the start.
+        """Tell whether the broker is alive, or has had no time yet to send a heartbeat since the controller started.
 
         A controller that starts again hears one broker first: without this time it would depose a healthy master.
         Official brokers look only every 3 s whether a controller that was away is back.
@@ -146,6 +146,6 @@ class LiveTable:
         return since_start_ms <= max([TIMEOUT_MS, *of_set])
 
     def log_end(self, cluster: str, broker_name: str, broker_id: int) -> LogEnd:
-        """Return how far the broker's log goes."""
+        """Return where the broker's log ends, by its heartbeats."""
         life = self._lives.get(Broker(cluster, broker_name, broker_id))
         return life.end if life else LogEnd()

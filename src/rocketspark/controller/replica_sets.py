@@ -1,15 +1,15 @@
-"""The sets of replicas, the events that change them, and whom a set elects. Pure.
+"""The sets of replicas, the events that change them, and which broker is elected master of a set. Pure.
 
-Rule: what changes a set is an event, and can be written. Rules of RocketMQ: BrokerReplicaInfo, SyncStateInfo,
-ReplicasInfoManager and DefaultElectPolicy, 5.5.0.
+Rule: every change of a set is an event, and an event can be written to a file. Rules of RocketMQ: BrokerReplicaInfo,
+SyncStateInfo, ReplicasInfoManager and DefaultElectPolicy, 5.5.0.
 
-Ours alone, the heirs. Who is elected is alone in sync, as with RocketMQ, though it may be dead already, or back with
-less. So those that were in sync before are kept, as `heirs`, until the elected one gave its word that it begins. As
-long as a set has heirs nobody was master since they were in sync: **each of them, unless it says that it may lack some
-of its log, holds all that was acknowledged**, and may be elected in place of the elected one. It holds because a set
-gets heirs only if its new master is a broker that takes nothing before its word was accepted, and loses them with that
-word: a request for an in-sync set, the same one also. With RocketMQ's brokers, which give none, a set has no heirs.
-"""
+The heirs are RocketSpark's own. An elected broker is alone in the in-sync set, as in RocketMQ, though it may be dead
+already, or come back with less. So those that were in sync before are kept, as `heirs`, until the elected one gave its
+word that it begins. As long as a set has heirs nobody was master since they were in sync: **each of them, unless it
+says that it may lack some of its log, holds all that was acknowledged**, and may be elected in place of the elected
+one. That is true because a set gets heirs only if its new master is a broker that takes no messages before its word was
+accepted, and loses them with that word. The word is a request for an in-sync set, even for the same one. With
+RocketMQ's brokers, which give none, a set has no heirs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIRST_ID = 1
 
 
 class Replica(msgspec.Struct, frozen=True, rename="camel"):
-    """One broker of a set. `check_code`: by which it proves that an id is its own."""
+    """One broker of a set. `check_code`: the text by which the broker proves that the id is its own."""
 
     address: str
     check_code: str
@@ -33,7 +33,7 @@ class Replica(msgspec.Struct, frozen=True, rename="camel"):
 class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The brokers of one name. `in_sync`: ids of those that hold all that was acknowledged, in order.
 
-    `next_id`: counts the ids given out, so that none comes again. The epochs only rise. `heirs`: see above.
+    `next_id`: the next id to give out, so that none comes twice. The epochs only rise. `heirs`: see the module's text.
     """
 
     cluster: str
@@ -47,23 +47,23 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     heirs: tuple[int, ...] = ()
 
     def address(self, broker_id: int | None) -> str | None:
-        """Return a replica's address; None for none."""
+        """Return the address of the replica with an id; None for None."""
         replica = self.replicas.get(broker_id) if broker_id is not None else None
         return replica.address if replica else None
 
     @property
     def never_elected(self) -> bool:
-        """True until the first master: an election that found none does not count."""
+        """True until the first master was elected; an election without a result does not count."""
         return self.set_epoch == 0
 
     @property
     def awaits_word(self) -> bool:
-        """True until the master that was elected gave its word."""
+        """True until the elected master gave its word that it begins."""
         return bool(self.heirs)
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The ids of those that hold what was acknowledged, in order: those in sync, and the heirs."""
+        """The ids of those that hold all that was acknowledged, in order: those in sync, and the heirs."""
         return tuple(sorted({*self.in_sync, *self.heirs}))
 
 
@@ -71,7 +71,7 @@ Sets = dict[str, ReplicaSet]
 
 
 class IdApplied(msgspec.Struct, frozen=True, tag=True):
-    """A broker has an id."""
+    """A broker was given an id."""
 
     cluster: str
     broker_name: str
@@ -80,7 +80,7 @@ class IdApplied(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddressChanged(msgspec.Struct, frozen=True, tag=True):
-    """A broker listens elsewhere."""
+    """A broker has another address."""
 
     broker_name: str
     broker_id: int
@@ -88,7 +88,10 @@ class AddressChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class MasterElected(msgspec.Struct, frozen=True, tag=True):
-    """A broker is master, alone in sync; None: the set has no master. `heirs`: until it gave its word."""
+    """A broker was elected master, and is alone in sync; id None: the set has no master.
+
+    `heirs`: those that were in sync before, until the master gives its word.
+    """
 
     broker_name: str
     broker_id: int | None
@@ -96,14 +99,14 @@ class MasterElected(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetAltered(msgspec.Struct, frozen=True, tag=True):
-    """These replicas are in sync, and their master has begun."""
+    """The in-sync set was changed at its master's request, by which the master also gave its word."""
 
     broker_name: str
     members: tuple[int, ...]
 
 
 class Cleaned(msgspec.Struct, frozen=True, tag=True):
-    """Replicas were removed; None: the whole set."""
+    """Replicas were removed from a set; ids None: the whole set was removed."""
 
     broker_name: str
     ids: tuple[int, ...] | None
@@ -113,10 +116,10 @@ Event = IdApplied | AddressChanged | MasterElected | SetAltered | Cleaned
 
 
 class Looked(msgspec.Struct, frozen=True):
-    """How far the master of a set looked at it: the process that did, and its count of requests then.
+    """A set's master asked for the set as the controller has it, in its process `asker`, as request number `asked`.
 
-    What it asked for before comes over a connection that it has given up, and is not taken any more. `epoch`: the
-    master's; a look says nothing about a later one, in which the same broker may be master as another process.
+    The master has given up the connection of its earlier requests, so they are refused if they still arrive. `epoch`:
+    the master's; it says nothing about a later one, in which the same broker may be master as another process.
     """
 
     broker_name: str
@@ -127,7 +130,7 @@ class Looked(msgspec.Struct, frozen=True):
 
 
 def apply(sets: Sets, event: Event) -> Sets:
-    """Return the sets after an event; those given stay as they are."""
+    """Return the sets after an event; the sets that were given are not changed."""
     name = event.broker_name
     if isinstance(event, IdApplied):
         s = sets.get(name) or ReplicaSet(cluster=event.cluster, broker_name=name)
@@ -163,10 +166,11 @@ def _cleaned(sets: Sets, event: Cleaned) -> Sets:
 
 
 class LogEnd(NamedTuple):
-    """How far a broker's log goes. `priority`: of two that are as far the lower is elected; `zone`: where it runs.
+    """Where a broker's log ends, as its heartbeats tell. `zone`: where the broker runs.
 
-    Of brokers of ours alone: `may_lack`: its machine stopped before all was flushed, and it has not copied it again;
-    `gives_word`: elected, it takes nothing before the controller took its word.
+    `priority`: of two brokers whose logs end at the same place the one with the lower number is elected. Only brokers
+    of ours tell the rest. `may_lack`: its machine stopped before all was flushed, and it has not copied the rest again;
+    `gives_word`: once elected, it takes no messages before the controller accepted its word.
     """
 
     epoch: int = -1
@@ -178,25 +182,26 @@ class LogEnd(NamedTuple):
 
 
 class Lives(Protocol):
-    """What is known of the brokers' lives, now."""
+    """Tells which brokers are alive now."""
 
     def alive(self, cluster: str, broker_name: str, broker_id: int) -> bool:
-        """Tell whether the broker was heard in time."""
+        """Tell whether a heartbeat of the broker came in time."""
 
     def may_live(self, cluster: str, broker_name: str, broker_id: int) -> bool:
-        """Tell whether it was, or had no time yet to be heard since the controller started."""
+        """Tell whether the broker is alive, or has had no time yet to send a heartbeat since the controller started."""
 
     def log_end(self, cluster: str, broker_name: str, broker_id: int) -> LogEnd:
-        """Return how far the broker's log goes."""
+        """Return where the broker's log ends."""
 
 
 def elected(
     s: ReplicaSet, live: Lives, *, designated: int | None, unclean: bool, zones: Sequence[str] = ()
 ) -> int | None:
-    """Return the id of the master: the one that is, if it lives; the designated one; else whose log goes furthest.
+    """Return the id of the master: the present one if it lives, else the designated one, else whose log goes furthest.
 
-    Among those in sync, then the heirs, of which one in an earlier one of the `zones` goes first: each holds what was
-    acknowledged. `unclean`: if none of them fits, among all, by their logs alone. None if nobody can be.
+    It is elected among those in sync, or else the heirs, as each of them holds what was acknowledged; a broker in an
+    earlier one of the `zones` goes first. `unclean`: if nobody of them can be, among all, by their logs alone. None if
+    nobody can be.
     """
     found = _best(s, s.in_sync, live, designated, zones)
     if found is None:
@@ -224,15 +229,16 @@ def _best(
 
 
 def heirs_of(s: ReplicaSet, master: int, live: Lives) -> tuple[int, ...]:
-    """Return those that hold what was acknowledged until this new master gives its word; none if it gives none."""
+    """Return the set's heirs until the new `master` gives its word; none if it is a broker that gives none."""
     gives_word = live.log_end(s.cluster, s.broker_name, master).gives_word
     return s.holders if gives_word and master in s.holders and len(s.holders) > 1 else ()
 
 
 def in_place_of_master(s: ReplicaSet, live: Lives, *, unclean: bool) -> int | None:
-    """Return the heir, or other member in sync, that is to be elected for a master that may lack some of its log.
+    """Return which heir, or other member in sync, is to be elected for a master that may lack some of its log.
 
-    The master itself if none holds more; None while one is away that may, unless elections are `unclean`.
+    The master itself is returned if nobody holds more; None if one that may hold more is away, and elections are not
+    `unclean`.
     """
     where = s.cluster, s.broker_name
     others = [i for i in s.holders if i != s.master]

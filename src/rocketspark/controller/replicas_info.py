@@ -1,7 +1,6 @@
-"""What is decided about the sets of replicas: requests in, decisions out. Pure: no sockets, no files, no clock.
+"""Decides on requests about the sets of replicas. Pure: no sockets, no files, no clock.
 
-Rule: a decision changes nothing; its events do, once they are on disk. Rules: ReplicasInfoManager, 5.5.0.
-"""
+Rule: a decision changes nothing; its events do, once they are on disk. Rules: ReplicasInfoManager, 5.5.0."""
 
 from __future__ import annotations
 
@@ -60,9 +59,9 @@ REPLICAS_MAX = 10_000
 
 
 class Decision(NamedTuple):
-    """The answer to a request, and the events that must be on disk before it is given.
+    """The answer to a request, and the events that must be on disk before it is sent.
 
-    `looked`: the request was a look of a set's master, which ends what it asked for before.
+    `looked`: given if the request was the look of a set's master, which gives up its earlier requests by it.
     """
 
     code: int = 0
@@ -88,7 +87,7 @@ def next_id(sets: Sets, h: BrokerSetHeader) -> Decision:
 
 
 def apply_id(sets: Sets, h: ApplyBrokerIdHeader) -> Decision:
-    """CONTROLLER_APPLY_BROKER_ID: a free id, or one's own by its code; in an unknown set the first one only."""
+    """CONTROLLER_APPLY_BROKER_ID: give a broker a free id, or by its code its own again. A new set has one free id."""
     answer = BrokerSetHeader(cluster_name=h.cluster_name, broker_name=h.broker_name)
     s = sets.get(h.broker_name)
     own = s.replicas.get(h.applied_broker_id) if s else None
@@ -148,7 +147,7 @@ def register(sets: Sets, h: RegisterToControllerHeader, live: Lives) -> Decision
 
 
 def replica_info(sets: Sets, h: ReplicaInfoHeader) -> Decision:
-    """CONTROLLER_GET_REPLICA_INFO: the master and the in-sync set; a master's ends what it asked for before."""
+    """CONTROLLER_GET_REPLICA_INFO: return the master and the in-sync set; asked by that master it is a `Looked`."""
     s = sets.get(h.broker_name)
     if s is None:
         code = ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST
@@ -167,7 +166,7 @@ def replica_info(sets: Sets, h: ReplicaInfoHeader) -> Decision:
 
 
 def sync_state(sets: Sets, broker_names: Collection[str], live: Lives) -> Decision:
-    """CONTROLLER_GET_SYNC_STATE_DATA: the replicas of each known set."""
+    """CONTROLLER_GET_SYNC_STATE_DATA: return the replicas of each of these sets that is known."""
     table = {}
     for s in (sets[name] for name in broker_names if name in sets):
         shown_as = {
@@ -193,9 +192,9 @@ def sync_state(sets: Sets, broker_names: Collection[str], live: Lives) -> Decisi
 def alter(
     sets: Sets, h: AlterSyncStateSetHeader, wanted: SyncStateSet, live: Lives, looked: Looked | None = None
 ) -> Decision:
-    """CONTROLLER_ALTER_SYNC_STATE_SET: the master names who is in sync, by the epochs as they are.
+    """CONTROLLER_ALTER_SYNC_STATE_SET: take the in-sync set that the master wants, if it names the present epochs.
 
-    `looked`: how far the set's master looked at it.
+    `looked`: the last look of the set's master, by which earlier requests are refused.
     """
     if _is_late(h, looked):
         why = f"the in-sync set of {h.broker_name}: its master looked at it after it asked for another; it asks again"
@@ -249,10 +248,10 @@ def _refusal(
 
 
 def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones: Sequence[str] = ()) -> Decision:
-    """CONTROLLER_ELECT_MASTER: the first broker that asks is master, later the one that `elected` returns.
+    """CONTROLLER_ELECT_MASTER: elect a master, at first the broker that asks, later the one that `elected` returns.
 
-    `unclean`: also one that is not in sync; `zones`: those that go first, in this order. A master of ours that takes
-    nothing yet, and may lack some of its log, asks for one in its place.
+    `unclean`: also a broker that is not in sync; `zones`: whose brokers go first, in this order. A master of ours that
+    has taken no messages yet, and may lack some of its log, asks by this request for another in its place.
     """
     s = sets.get(h.broker_name)
     need = ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
@@ -312,9 +311,9 @@ def _nobody(s: ReplicaSet, asking: int | None) -> Decision:
 
 
 def clean(sets: Sets, h: CleanBrokerDataHeader, live: Lives) -> Decision:
-    """CLEAN_BROKER_DATA: forget a set, or those of its replicas that are named.
+    """CLEAN_BROKER_DATA: forget a set, or those of its replicas that the request names.
 
-    Of replicas named RocketMQ forgets the whole set if living ones may go; here only these go.
+    If the request allows it to forget live replicas, RocketMQ forgets the whole set even if it names some only.
     """
     s = sets.get(h.broker_name)
     ids: tuple[int, ...] | None = None
@@ -338,7 +337,7 @@ def clean(sets: Sets, h: CleanBrokerDataHeader, live: Lives) -> Decision:
 
 
 def without_master(sets: Sets, live: Lives) -> list[str]:
-    """Return the sets whose master is gone while some other replica lives."""
+    """Return the names of the sets whose master is dead while another replica lives."""
     return [
         name
         for name, s in sets.items()

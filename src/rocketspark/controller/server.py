@@ -1,4 +1,4 @@
-"""A controller, alone or of a group: listens, looks after the brokers' lives. Wiring only."""
+"""A controller, alone or in a group: listens, and watches which brokers live. Wiring only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARE_ALONE = 0.5
 
 
 class ControllerServer:
-    """One controller, on the running loop. `share`: of this process's descriptors that its connections may take."""
+    """One controller, on the running loop. `share`: the part of the process's descriptors its connections may take."""
 
     def __init__(self, settings: ControllerSettings, *, share: float = SHARE_ALONE) -> None:
         self.settings = settings
@@ -65,7 +65,7 @@ class ControllerServer:
         self.address = ""
 
     async def start(self) -> None:
-        """Read the state and listen. Raises ConfigError, StoreError; `address` is what brokers are told then."""
+        """Read the state and listen; `address` is then set to what brokers are told. Raises ConfigError, StoreError."""
         self._journal.open()
         try:
             if self.settings.gate is not None:
@@ -93,7 +93,7 @@ class ControllerServer:
 
     @property
     def leads(self) -> bool:
-        """True while this controller decides."""
+        """True while this controller may decide."""
         return self._journal.leads
 
     def _leadership(self) -> Leadership:

@@ -1,8 +1,7 @@
-"""A controller's settings by RocketMQ's names in controller.conf. Rule: what only Apache's has refuses.
+"""A controller's settings by RocketMQ's names in controller.conf. Rule: a setting that cannot be kept is an error.
 
-Defaults: 5.5.0's, but for the addresses, the folder and the names of the node and its group. A change while it runs is
-whole or not at all, and is written into the file that the settings came from.
-"""
+Defaults: 5.5.0's, but for the addresses, the folder and the names of the node and its group. A change while the
+controller runs is made as a whole or not at all, and written into the file that the settings came from."""
 
 from __future__ import annotations
 
@@ -69,11 +68,11 @@ VALUE_CHARACTERS_MAX = 4096
 
 
 class ControllerSettings:
-    """The settings of one controller. Those of `values` are by RocketMQ's names. Raises ConfigError for a wrong one.
+    """The settings of one controller. `values`: by RocketMQ's names. Raises ConfigError for a wrong one.
 
-    `listen`: the address to listen on, wherever the settings say; brokers are told the one in controllerDLegerPeers.
-    `folder`: the folder of its state, in place of controllerStorePath. `conf_path`: the file that the values came from.
-    `unknown`: keys that were passed over.
+    `listen`: the address to listen on, whatever the settings say; brokers are told the one in controllerDLegerPeers.
+    `folder`: the folder of the state, in place of controllerStorePath. `conf_path`: the file that the values came from.
+    `unknown`: the keys of `values` that are not known.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class ControllerSettings:
         self._take(self._table)
 
     def let_ask(self, secrets: dict[str, str]) -> None:
-        """Let only those ask who sign with one of these secrets, by name."""
+        """Serve only requests that are signed with one of these secrets, by access key."""
         self.gate = write_gate.WriteGate(secrets, reads=frozenset())
 
     def _take(self, values: dict[str, str]) -> None:
@@ -141,7 +140,7 @@ class ControllerSettings:
         return self._table["controllerDLegerSelfId"]
 
     def listening(self, port: int) -> str:
-        """Note the port that was taken; returns the address that brokers are told."""
+        """Note the port on which the controller listens; return the address that brokers are told."""
         told = self.peer
         if not told or told.endswith(":0"):
             host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
@@ -217,7 +216,10 @@ def _members(peers: str, node: str) -> tuple[list[Member], Member | None]:
 
 
 def named(peers: str, node: str | None) -> dict[str, str]:
-    """Return the settings of the controller `node` of a group that a command line names. Raises ConfigError."""
+    """Return the settings for the controller `node` of a group, from the command line's --peers and --id.
+
+    Raises ConfigError.
+    """
     members = parse_members(peers)
     if len(members) < 2:
         raise ConfigError("--peers names all controllers of a group, two at least: --listen is for one alone")

@@ -1,7 +1,7 @@
-"""What a group of replicas without its master is to clients, and who hears of a new lowest id. Pure.
+"""How routes show a group of replicas without a master, and which brokers are told of a new lowest id. Pure.
 
-Rules of 5.5.0 (RouteInfoManager, RIP-32): the lowest id stands in for a missing master, for reading only.
-"""
+Rules of 5.5.0 (RouteInfoManager, RIP-32): the slave with the lowest id stands in for a missing master, for reading
+only."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ MEMBER_TOPIC_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 
 class ReplicaRules(Protocol):
-    """The settings that the registry follows, read at each step: they change while it runs."""
+    """The settings that the registry follows; it reads them each time, as they may change while it runs."""
 
     @property
     def acting_master(self) -> bool:
-        """Routes name the lowest slave as the master, for reading, where a group allows it."""
+        """True if routes show the lowest slave as the master, for reading, where the group allows it."""
 
     @property
     def notify_min_id(self) -> bool:
-        """Brokers are told of a new lowest id."""
+        """True if brokers are told of a new lowest id in their group."""
 
     @property
     def delete_topics(self) -> bool:
-        """A registration drops the topics that it does not bring."""
+        """True if a registration removes the broker's topics that it does not name."""
 
 
 class PlainRules(msgspec.Struct):
-    """5.5.0's defaults."""
+    """The defaults of 5.5.0 for ReplicaRules."""
 
     acting_master: bool = False
     notify_min_id: bool = False
@@ -41,9 +41,10 @@ class PlainRules(msgspec.Struct):
 
 
 class MinIdChange(msgspec.Struct, frozen=True):
-    """News for the brokers at `told`: who has the lowest id of their group now.
+    """A notice for the brokers at the addresses `told`: which broker has the lowest id of their group now.
 
-    `offline_address`: of the one that had it and left; `ha_address`: the replication address of one that came.
+    `offline_address`: of the broker that had it before and left; `ha_address`: the replication address of one that
+    came.
     """
 
     told: tuple[str, ...]
@@ -54,25 +55,25 @@ class MinIdChange(msgspec.Struct, frozen=True):
 
 
 def after_arrival(addresses: dict[int, str], ha_address: str) -> MinIdChange:
-    """Return the news of a broker that registered with the lowest id: for the others, or for itself if it is alone."""
+    """Return the notice when a broker registered with the lowest id: for the others, or for itself if it is alone."""
     lowest = min(addresses)
     told = tuple(a for i, a in addresses.items() if i != lowest) if len(addresses) > 1 else tuple(addresses.values())
     return MinIdChange(told, lowest, addresses[lowest], ha_address=ha_address)
 
 
 def after_departure(addresses: dict[int, str], offline_address: str) -> MinIdChange:
-    """Return the news of the lowest id's end, for all that remain."""
+    """Return the notice when the broker with the lowest id left, for all that remain."""
     lowest = min(addresses)
     return MinIdChange(tuple(addresses.values()), lowest, addresses[lowest], offline_address=offline_address)
 
 
 def has_no_master(data: BrokerDataBody) -> bool:
-    """Tell whether a slave of the group may stand in for its master."""
+    """Tell whether a group has no master, has slaves, and allows a slave to stand in."""
     return data.enable_acting_master and bool(data.broker_addrs) and MASTER_ID not in data.broker_addrs
 
 
 def acting(data: BrokerDataBody, queues: QueueDataBody) -> BrokerDataBody:
-    """Return a group as a route shows it: with its lowest slave as the master if it has none and nobody may write."""
+    """Return a group as a route shows it: with its lowest slave as master, if it has none and nobody may write."""
     if not has_no_master(data) or queues.perm & PERM_WRITE:
         return data
     lowest = min(data.broker_addrs)

@@ -59,14 +59,14 @@ def now_ms() -> int:
 
 
 class TopicLists:
-    """Lists of topics, of which there may be a million: a long one is made in several turns, one at a time."""
+    """Answers with lists of topics, of which there may be a million: a long list is made in several turns."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._making = asyncio.Lock()
 
     def answer(self, peer: Peer, request: Request[Any], pick: Callable[[list[str]], list[str]]) -> Answer:
-        """Return the reply with all topics that `pick` returns of those it is given."""
+        """Return the reply with those topics that `pick` selects from the lists of topics it is called with."""
         topics = self._registry.topics()
         if len(topics) > TOPICS_IN_TURN:
             return self._answer_later(peer, request, pick)
@@ -97,7 +97,7 @@ class TopicLists:
 
 
 class NameServerHandlers:
-    """The requests of one NameServer over its registry and key-value tables."""
+    """Serves brokers and clients of one NameServer, from its registry and key-value tables."""
 
     def __init__(self, registry: Registry, kv: KvConfig, settings: Settings, lists: TopicLists) -> None:
         self._registry = registry
@@ -131,7 +131,7 @@ class NameServerHandlers:
         add(RequestCode.GET_KVLIST_BY_NAMESPACE, self.values)
 
     def route(self, peer: Peer, request: Request[RouteHeader], body: bytes) -> bytes:
-        """GET_ROUTEINFO_BY_TOPIC: TopicRouteData, or code 17."""
+        """GET_ROUTEINFO_BY_TOPIC: return brokers and queues of a topic (TopicRouteData), or code 17 if unknown."""
         topic = request.ext.topic
         s = self._settings
         if s.wait_needed and now_ms() - self._started_ms < s.wait_seconds * 1000:
@@ -156,7 +156,7 @@ class NameServerHandlers:
         )
 
     def register(self, peer: Peer, request: Request[RegisterBrokerHeader], body: bytes) -> Answer:
-        """REGISTER_BROKER; a body whose CRC is wrong is refused."""
+        """REGISTER_BROKER: take a broker's address and topics; a body whose CRC is wrong is refused."""
         h = request.ext
         check_broker(h.cluster, h.broker_name, h.broker_id, h.address, h.ha_address)
         large = len(body) * (DEFLATED if h.compressed else 1) > LARGE_BYTES
@@ -210,7 +210,7 @@ class NameServerHandlers:
         return reply(request.opaque, header=header, body=bodies.encode(bodies.KvTable(table=orders)) if orders else b"")
 
     def unregister(self, peer: Peer, request: Request[BrokerHeader], body: bytes) -> Answer:
-        """UNREGISTER_BROKER: a broker leaves; with the last one of its name its queues leave the routes."""
+        """UNREGISTER_BROKER: remove a broker; with the last one of its name, its queues leave the routes."""
         h = request.ext
         self._registry.unregister(h.cluster, h.broker_name, h.broker_id, h.address)
         log.info("broker %s (%s) left", h.broker_name, h.address)
@@ -222,7 +222,7 @@ class NameServerHandlers:
         return reply(request.opaque)
 
     def heartbeat(self, peer: Peer, request: Request[BrokerHeader], body: bytes) -> bytes:
-        """BROKER_HEARTBEAT: the broker lives."""
+        """BROKER_HEARTBEAT: note that a broker lives."""
         self._registry.heard(request.ext.cluster, request.ext.address, now_ms())
         return reply(request.opaque)
 
@@ -259,30 +259,30 @@ class NameServerHandlers:
         return self._lists.answer(peer, request, lambda topics: self._registry.carried_by(topics, names))
 
     def delete_topic(self, peer: Peer, request: Request[DeleteTopicHeader], body: bytes) -> bytes:
-        """DELETE_TOPIC_IN_NAMESRV, of one cluster if it is named."""
+        """DELETE_TOPIC_IN_NAMESRV: forget a topic, in all clusters or in the one that is named."""
         h = request.ext
         of = self._registry.clusters().cluster_addr_table.get(h.cluster, []) if h.cluster else None
         self._registry.delete_topic(h.topic, of)
         return reply(request.opaque)
 
     def register_topic(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
-        """REGISTER_TOPIC_IN_NAMESRV (217): one topic, as brokers with enableSingleTopicRegister tell of it."""
+        """REGISTER_TOPIC_IN_NAMESRV (217): take one topic, from brokers with enableSingleTopicRegister."""
         if body:
             self._registry.set_queues(request.ext.topic, java_json.decode(body, bodies.RouteBody).queue_datas)
         return reply(request.opaque)
 
     def wipe_write(self, peer: Peer, request: Request[BrokerNameHeader], body: bytes) -> bytes:
-        """WIPE_WRITE_PERM_OF_BROKER: producers turn away from the broker."""
+        """WIPE_WRITE_PERM_OF_BROKER: take the write permission off a broker's queues, so that producers avoid it."""
         count = self._registry.set_writable(request.ext.broker_name, False)
         return reply(request.opaque, header={"wipeTopicCount": str(count)})
 
     def add_write(self, peer: Peer, request: Request[BrokerNameHeader], body: bytes) -> bytes:
-        """ADD_WRITE_PERM_OF_BROKER: producers may use the broker again."""
+        """ADD_WRITE_PERM_OF_BROKER: give a broker's queues their write permission back."""
         count = self._registry.set_writable(request.ext.broker_name, True)
         return reply(request.opaque, header={"addTopicCount": str(count)})
 
     def get_value(self, peer: Peer, request: Request[KvHeader], body: bytes) -> bytes:
-        """GET_KV_CONFIG: the value, or code 22."""
+        """GET_KV_CONFIG: return the value of a key in a namespace, or code 22."""
         h = request.ext
         value = self._kv.get(h.namespace, h.key)
         if value is None:
@@ -300,7 +300,7 @@ class NameServerHandlers:
         return reply(request.opaque)
 
     def values(self, peer: Peer, request: Request[KvHeader], body: bytes) -> bytes:
-        """GET_KVLIST_BY_NAMESPACE: all values, or code 22."""
+        """GET_KVLIST_BY_NAMESPACE: return all values of a namespace, or code 22."""
         table = self._kv.table(request.ext.namespace)
         if table is None:
             raise ServerError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {request.ext.namespace}")
@@ -367,15 +367,15 @@ class AdminHandlers:
         return reply(request.opaque)
 
     def unit_topics(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
-        """GET_UNIT_TOPIC_LIST (311): topics of one unit."""
+        """GET_UNIT_TOPIC_LIST (311): the topics whose system flag says that they belong to a unit."""
         return self._topics(peer, request, UNIT, UNIT)
 
     def subscribed_topics(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
-        """GET_HAS_UNIT_SUB_TOPIC_LIST (312): topics that a unit subscribes to."""
+        """GET_HAS_UNIT_SUB_TOPIC_LIST (312): the topics whose system flag says that a unit subscribes to them."""
         return self._topics(peer, request, UNIT_SUBSCRIBED, UNIT_SUBSCRIBED)
 
     def subscribed_plain_topics(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
-        """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313): those of them that are of no unit."""
+        """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313): topics that a unit subscribes to and that belong to none."""
         return self._topics(peer, request, UNIT | UNIT_SUBSCRIBED, UNIT_SUBSCRIBED)
 
     def _topics(self, peer: Peer, request: Request[Any], mask: int, wanted: int) -> Answer:

@@ -29,7 +29,7 @@ class _Document(msgspec.Struct, rename="camel"):
 
 
 class KvConfig:
-    """Namespaces of text keys and values. `path` None keeps them in memory only."""
+    """Text values by namespace and key. `path`: the file, None to keep them in memory only."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -47,7 +47,7 @@ class KvConfig:
         return self._tables.get(namespace, {}).get(key)
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value. Raises ServerError 29, with nothing changed, if names or values are too long or too many."""
+        """Set a value. Raises ServerError 29, with nothing changed, for a text too long or too many values."""
         for what, name in (("namespace", namespace), ("key", key)):
             if not name or shown(name, characters_max=NAME_CHARACTERS_MAX) != name:
                 text = f"{what} {shown(name, characters_max=60)!r}: 1 to {NAME_CHARACTERS_MAX} characters are needed"

@@ -47,7 +47,7 @@ class _Lookups:
         self._free = asyncio.Semaphore(LOOKUPS_MAX)
 
     async def address(self, address: str) -> str:
-        """Return "ip:port" of "host:port". Raises RocketSparkError."""
+        """Return "host:port" with the host looked up, as "ip:port". Raises RocketSparkError."""
         host, port = parse_address(address)
         with contextlib.suppress(ValueError):
             ipaddress.ip_address(host)
@@ -138,8 +138,9 @@ class _Told:
 
 
 class MinIdNotices:
-    """The notices of one NameServer, each broker's in order. `tls`, `signer`: how brokers are called; None for
-    plain, and for unsigned.
+    """Sends the notices of one NameServer, to each broker in order.
+
+    `tls`: for the connections to brokers, None for plain ones; `signer`: signs the notices, None for unsigned ones.
     """
 
     def __init__(self, tls: ClientTls | None = None, signer: RpcHooks | None = None) -> None:
@@ -149,7 +150,7 @@ class MinIdNotices:
         self._lookups = _Lookups()
 
     def send(self, change: MinIdChange) -> None:
-        """Tell the brokers of a change, each by itself; returns at once."""
+        """Send a notice to all brokers that it is for, to each by itself; returns at once."""
         notice = MinBrokerIdHeader(
             broker_id=change.broker_id,
             address=change.address,

@@ -21,7 +21,7 @@ TOPICS_MAX = 1_000_000
 
 
 def is_name(text: str) -> bool:
-    """Tell whether a text can name a topic, a broker, a cluster or an address: short, all of it printable."""
+    """Tell whether a text can name a topic, broker, cluster or address: it is short, and all of it is printable."""
     if text.isascii() and text.isprintable():  # Nearly all are such, and a registration may bring 100,000.
         return 0 < len(text) <= NAME_CHARACTERS_MAX
     return 0 < len(text) <= NAME_CHARACTERS_MAX and shown(text, characters_max=NAME_CHARACTERS_MAX) == text
@@ -59,7 +59,7 @@ def check_broker(cluster: str, broker_name: str, broker_id: int, address: str, h
 
 
 def check_version(version: DataVersion) -> None:
-    """Raise ServerError 29 for a data version of numbers that are no long: it could not be told again."""
+    """Raise ServerError 29 for a data version with a number of more than 64 bits, which no Java client could read."""
     for number in (version.state_version, version.timestamp, version.counter):
         if not -LONG_MAX - 1 <= number <= LONG_MAX:
             raise ServerError(ResponseCode.INVALID_PARAMETER, "dataVersion: numbers of 64 bits are needed")

@@ -1,10 +1,9 @@
 """The registry of live brokers and their topics. Pure: no sockets; the time, of a clock never set, is an argument.
 
-Rules (RouteInfoManager, 5.5.0): a registration merges, it drops no topics unless told to; a broker's queue data is
+Rules (RouteInfoManager, 5.5.0): a registration adds topics, and removes none unless told to; a broker's queue data is
 taken when it is the master's, or the lowest slave's, and its data version changed or the topic is new; of two brokers
-with one id the higher state version stays; a broker is dropped when it leaves, is silent too long or its connection
-ends.
-"""
+with one id the one with the higher state version stays; a broker is dropped when it leaves, is silent too long or its
+connection ends."""
 
 from __future__ import annotations
 
@@ -75,12 +74,12 @@ class LiveBroker(msgspec.Struct, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells the process from others."""
+        """What tells this broker process from others: cluster and address."""
         return self.cluster, self.address
 
 
 class Leaver(NamedTuple):
-    """A broker that says it leaves."""
+    """A broker that says that it leaves."""
 
     cluster: str
     broker_name: str
@@ -91,8 +90,8 @@ class Leaver(NamedTuple):
 class Registry:
     """The route table of one NameServer.
 
-    `rules`: the settings it follows; `tell`: called with each change of a group's lowest id, if these want it;
-    `brokers_max`, `topics_max` (each counts on each of its brokers): bounds.
+    `rules`: the settings it follows; `tell`: called with each change of a group's lowest id, if the rules want it;
+    `brokers_max`: the most brokers; `topics_max`: the most topics, each counted once for every broker that has it.
     """
 
     def __init__(
@@ -309,9 +308,9 @@ class Registry:
             next(self.settle(), None)
 
     def settle(self) -> Iterator[None]:
-        """Take the topics of brokers that left out of the tables, some in each step, so that other requests go on.
+        """Remove the topics of brokers that left from the tables; yields between steps, so that other requests go on.
 
-        Until then lists of topics may name them; routes do not.
+        Until it ends, lists of topics may name them; routes do not.
         """
         while self._leaving:
             name, left = self._leaving[0]
@@ -342,34 +341,34 @@ class Registry:
             del self._over[live.connection]
 
     def heard(self, cluster: str, address: str, now_ms: int) -> None:
-        """Note a heartbeat of a broker."""
+        """Note a broker's heartbeat at a time."""
         live = self._live.get((cluster, address))
         if live is not None:
             live.heard_ms = now_ms
 
     def version_of(self, cluster: str, address: str, now_ms: int) -> DataVersion | None:
-        """Return the data version a broker registered last, None if it is unknown; counts as a sign of life."""
+        """Return the data version that a broker registered last, None if it is unknown; also notes a heartbeat."""
         self.heard(cluster, address, now_ms)
         live = self._live.get((cluster, address))
         return live.version if live else None
 
     def unregister(self, cluster: str, broker_name: str, broker_id: int, address: str) -> None:
-        """Drop a broker at once, under whichever id; with its group's last address the queues leave every route.
+        """Drop a broker at once, whatever its id; with the last address of its group the queues leave every route.
 
-        One that lives under another name by now stays.
+        A broker at this address that has registered under another name since stays.
         """
         live = self._live.get((cluster, address))
         if live is None or live.broker_name == broker_name:
             self._leave([Leaver(cluster, broker_name, broker_id, address)])
 
     def expire(self, now_ms: int) -> list[LiveBroker]:
-        """Drop the brokers that were silent longer than they promised; returns them."""
+        """Drop the brokers that were silent for longer than they announced; return them."""
         silent = [b for b in self._live.values() if b.heard_ms + b.expiry_ms < now_ms]
         self._leave(silent)
         return silent
 
     def disconnected(self, connection: Hashable) -> list[LiveBroker]:
-        """Drop the brokers that registered over a connection that ended; returns them."""
+        """Drop the brokers that registered over a connection that ended; return them."""
         lost = [self._live[key] for key in self._over.get(connection, ())]
         self._leave(lost)
         return lost
@@ -409,7 +408,7 @@ class Registry:
             self._tell(after_departure(data.broker_addrs, address))
 
     def clusters(self) -> ClusterInfo:
-        """Return every broker, and the names of each cluster."""
+        """Return every broker with its addresses, and the broker names of each cluster."""
         clusters: dict[str, list[str]] = {}
         for name, data in self._brokers.items():
             clusters.setdefault(data.cluster, []).append(name)
@@ -443,11 +442,11 @@ class Registry:
         return found
 
     def topics(self) -> list[str]:
-        """Return every topic some broker registered."""
+        """Return the names of all topics."""
         return list(self._topics)
 
     def of_flag(self, topics: Iterable[str], mask: int, wanted: int) -> list[str]:
-        """Return those of the topics whose system flag, as the first of their brokers has it, has these bits."""
+        """Return those of the topics whose system flag, masked by `mask`, is `wanted`, as their first broker has it."""
         found = ((topic, self._topics.get(topic)) for topic in topics)
         return [t for t, queues in found if queues and next(iter(queues.values())).topic_sys_flag & mask == wanted]
 
@@ -456,14 +455,15 @@ class Registry:
         return frozenset(n for n, d in self._brokers.items() if d.cluster == cluster)
 
     def carried_by(self, topics: Iterable[str], broker_names: Collection[str]) -> list[str]:
-        """Return those of the topics that one of the brokers carries."""
+        """Return those of the topics that at least one of these brokers has."""
         wanted = frozenset(broker_names)
         return [topic for topic in topics if not wanted.isdisjoint(self._topics.get(topic, ()))]
 
     def set_queues(self, topic: str, queues: Iterable[QueueDataBody]) -> None:
-        """Take one topic that a broker registers alone, up to the first broker that is not live; a new one as a whole.
+        """Take the queues of one topic that a broker registers alone, up to the first broker that is not live.
 
-        Rule: registerTopic, 5.x. Raises ServerError 29 for a topic that no broker may have.
+        A new topic is taken only if all of its brokers are live. Rule: registerTopic, 5.x. Raises ServerError 29 for a
+        topic that no broker may have.
         """
         taken: dict[str, QueueDataBody] = {}
         for data in queues:
@@ -480,12 +480,12 @@ class Registry:
             self._set_queues(topic, data)
 
     def delete_topic(self, topic: str, broker_names: Iterable[str] | None = None) -> None:
-        """Forget a topic, on all brokers or those named. Brokers that still have it may register it again."""
+        """Forget a topic, on all brokers or on those named. Brokers that still have it may register it again."""
         for name in list(self._topics.get(topic, ()) if broker_names is None else broker_names):
             self._drop_queues(topic, name)
 
     def set_writable(self, broker_name: str, writable: bool) -> int:
-        """Wipe or give back the write permission of a broker's queues; returns how many topics it has."""
+        """Remove or restore the write permission of a broker's queues; return how many topics the broker has."""
         carried = self._carried.get(broker_name, {})
         for data in carried.values():
             data.perm = PERM_READ | PERM_WRITE if writable else data.perm & ~PERM_WRITE

@@ -1,4 +1,4 @@
-"""A NameServer: listens, drops brokers that are silent or gone. Wiring only."""
+"""A NameServer: listens, and drops brokers that are silent or gone. Wiring only."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ SHARE_ALONE, SHARE_BESIDE_A_BROKER = 0.5, 0.25
 
 
 class NameServer:
-    """One NameServer, by its `settings`, as a namesrv.conf has them, or else by the arguments before.
+    """One NameServer. `settings`: from a namesrv.conf; without it the arguments before it count.
 
-    `kv_path`: where the key-value tables are kept, None for memory only.
-
-    `order_topics`: give the order settings of topics with their routes (rule: orderMessageEnable, off by default).
-    `share`: the share of this process's descriptors that its connections may take. Beside a broker it is half of the
-    usual one, so that clients of the NameServer cannot take the broker's. `tls`, `signer`: in place of the settings'
-    own.
+    `kv_path`: the file of the key-value tables, None for memory only. `order_topics`: give the order settings of topics
+    with their routes (rule: orderMessageEnable, off by default). `share`: which part of this process's descriptors its
+    connections may take: beside a broker half of the usual one, so that clients of the NameServer leave the broker its
+    own. `tls`, `signer`: used in place of the settings' own.
     """
 
     def __init__(
@@ -76,7 +74,10 @@ class NameServer:
         return self._server.address
 
     def let_write(self, secrets: dict[str, str], audit_path: str = "") -> None:
-        """Let only those change what it knows who sign with one of these secrets, by name. Before `start`."""
+        """Take changes only from those who sign with one of these secrets, by access key; called before `start`.
+
+        `audit_path`: the file in which changes are noted, "" for none.
+        """
         self.settings.gate = self._routes.gate = WriteGate(secrets, audit_path=audit_path)
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""The settings of a NameServer (namesrv.conf): those that act, those that are only kept and shown, and changes."""
+"""The settings of a NameServer (namesrv.conf): those with an effect, those only kept and shown, and their changes."""
 
 from __future__ import annotations
 
@@ -99,10 +99,11 @@ _TRUTH = {"true": True, "false": False}
 
 
 class Settings:
-    """The settings of one NameServer. Fields are read at each request.
+    """The settings of one NameServer, read anew at each request.
 
-    `acting_master`, `notify_min_id`, `delete_topics`: rules of the registry. `wait_needed`: no routes for the first
-    `wait_seconds`. `controller`: the keys of a controller inside the NameServer, as they stand in the file.
+    `acting_master`, `notify_min_id`, `delete_topics`: the rules of the registry. `wait_needed`: no routes are given in
+    the first `wait_seconds`. `controller`: keys and values for a controller inside the NameServer, as the file has
+    them.
     """
 
     def __init__(
@@ -143,16 +144,16 @@ class Settings:
 
     @property
     def scan_s(self) -> float:
-        """The time between two looks for silent brokers."""
+        """The time between two searches for silent brokers, in seconds."""
         return self.scan_ms / 1000
 
     @property
     def idle_s(self) -> float:
-        """How long a connection may be silent; infinity for a 0, as in RocketMQ."""
+        """How long a connection may be silent, in seconds; infinite for 0, as in RocketMQ."""
         return self.idle_seconds or math.inf
 
     def listening(self, address: str) -> None:
-        """Note where the server listens."""
+        """Note the address on which the server listens."""
         self.host, _, port = address.rpartition(":")
         self.port = int(port)
 
@@ -166,7 +167,7 @@ class Settings:
         return "".join(f"{key}={value}\n" for key, value in self.properties().items())
 
     def take(self, values: dict[str, str]) -> list[str]:
-        """Take a file's values; returns the keys that RocketMQ does not know. Raises ConfigError for a wrong one."""
+        """Take a file's values; return the keys that RocketMQ does not know. Raises ConfigError for a wrong value."""
         taken, known, unknown = _converted(values)
         for field, value in taken.items():
             setattr(self, field, value)

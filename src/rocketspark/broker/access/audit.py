@@ -53,7 +53,7 @@ class _Several(msgspec.Struct):
 
 
 def what(code: int, header: Header, body: bytes) -> dict[str, Any]:
-    """Return what a change is about, for one line; nothing of it is longer than some hundred characters."""
+    """Return what a request changes, as fields of one audit line: short names and settings, never a secret."""
     found: dict[str, Any] = {}
     for name in header.__struct_fields__:
         value = getattr(header, name)

@@ -1,10 +1,9 @@
 """The gate of a broker: every check that its settings ask for, in RocketMQ's order: access control 1.0, then 2.0.
 
-Beside the gate are what its checks look up: the topic of a stored message that a request names by its place in the log
-(StoredMessages), and who may be sent what the broker sends to clients unasked (Recipients).
+Beside the gate are what its checks look up: the topic of a stored message that a request names by its physical offset
+(StoredMessages), and which clients may be sent the requests that the broker makes by itself (Recipients).
 
-Rule: a request passes if all checks let it pass; whoever `decided` is hears of each refusal, in one place.
-"""
+Rule: a request passes if all checks let it pass. Each refusal is told to one observer, the function `decided`."""
 
 from __future__ import annotations
 
@@ -53,15 +52,17 @@ _HALF_TOPICS = (topic_names.HALF_TOPIC, topic_names.CHECK_MAX_TOPIC)
 
 
 class StoredMessages:
-    """The messages of one broker's log."""
+    """Finds out which rights a request needs on the stored message that it names, by reading the message in the log."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def contexts(self, code: int, ext: Ext) -> Iterator[Context]:
-        """Return what the message needs that a request names; nothing where there is none.
+        """Yield the rights that a request needs on the message at the physical offset that it names.
 
-        Raises NotReadable, or FrameError for a header that the handler would not take either.
+        Nothing is yielded if the request names no message, or if no record is at that offset. Raises NotReadable if the
+        record there cannot be read or is in no queue, and FrameError for a header that the handler would not take
+        either.
         """
         position = _position(code, ext)
         found = None if position is None else self._store.record_at(position)
@@ -110,13 +111,13 @@ log = logging.getLogger("rocketspark.broker")
 
 
 class BrokerCheck(Gate, Protocol):
-    """One check: of requests, and of what the broker sends of itself."""
+    """One check of a broker's gate: of requests that come in, and of requests that the broker sends to clients."""
 
     def trusts(self, sender: Sender) -> bool:
-        """Return whether a sender may do everything, so that he may speak for others."""
+        """Return whether a sender may do everything, and therefore send requests on behalf of other users."""
 
     def may(self, sender: Sender, contexts: Iterable[Context]) -> bool:
-        """Return whether a client may be sent what needs these."""
+        """Return whether a client has the rights in `contexts`, which it needs before the broker sends it something."""
 
     def publishes(self, sender: Sender) -> bool:
         """Return whether a client may send to any topic at all."""
@@ -135,7 +136,7 @@ class BrokerGate:
         self.decided(decision)
 
     def refuses(self, request: ReceivedRequest) -> Refusal | None:
-        """Return what the first check answers that does not let a request pass."""
+        """Return the refusal of the first check that does not let a request pass; None if all let it pass."""
         for check in self.checks:
             refusal = check.refuses(request)
             if refusal is not None:
@@ -154,10 +155,10 @@ class BrokerGate:
 
 
 class Access:
-    """Access control of one broker. Made before it listens: until `load` everybody is refused.
+    """Access control of one broker, made before the broker listens. Until `load` was called, everybody is refused.
 
     `gate`: None if the settings ask for no check; `users`, `acls`: the tables, each None if its provider is not
-    configured; `control`: the check of access control 2.0; `plain`: that of 1.0, which is asked first.
+    configured; `control`: the check of access control 2.0; `plain`: the check of 1.0, which is asked first.
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -179,9 +180,9 @@ class Access:
 
     @property
     def standing_of(self) -> Callable[[ReceivedRequest], Standing | None] | None:
-        """The function that returns what requests like one that passed have to show.
+        """The function that tells what a connection's requests must show if they are like one that passed.
 
-        None if access control 2.0 is off, or if 1.0 checks requests as well.
+        None if access control 2.0 is off, or if 1.0 checks requests as well: then each request is checked as a whole.
         """
         return None if self.control is None or self.plain is not None else self.control.standing
 
@@ -198,7 +199,7 @@ class Access:
         return RuleFiles(self._settings.acl_home_folder(), self._settings.acl_file)
 
     def look(self) -> None:
-        """Take changed files of access control 1.0; called every second."""
+        """Read the files of access control 1.0 again if they changed; called every second."""
         if self.plain is not None and (self._looking is None or self._looking.done()):
             self._looking = asyncio.ensure_future(self.plain.look())
 
@@ -225,7 +226,7 @@ class Access:
         )
 
     def observe(self, decided: Decided, told: Collection[int]) -> None:
-        """Tell `decided` of each refusal, and of what passes of the codes `told`."""
+        """Call `decided` for each refused request, and for each request that passes if its code is among `told`."""
         if self.gate is not None:
             self.gate.decided = decided
         if self.control is not None:
@@ -242,7 +243,7 @@ class Access:
         return {check: count for check, count in passed.items() if count}
 
     def load(self) -> None:
-        """Read the tables, and make the users that the settings name, where they are missing.
+        """Read the tables of users and rules, and create those users of the settings that do not exist yet.
 
         Raises ConfigError, StoreFull or StoreUnwritable.
         """
@@ -282,9 +283,7 @@ class Access:
             )
 
     def look_into(self, store: Store) -> None:
-        """Give the checks this store: they look there for the topic of a message that a request names by its physical
-        offset alone.
-        """
+        """Give the checks this store, to find the topic of a message that a request names by its physical offset."""
         stored = StoredMessages(store).contexts
         if self.control is not None:
             self.control.stored = stored
@@ -332,7 +331,7 @@ NEEDED: dict[int, Callable[[str, str], list[Context]]] = {
 
 
 class Recipients:
-    """Asks the checks of a broker."""
+    """Tells which clients the broker may send requests to, by asking the checks of its gate."""
 
     def __init__(self, gate: BrokerGate | None) -> None:
         self._checks = gate.checks if gate is not None else []

@@ -38,7 +38,10 @@ _SECRET_BYTES_MAX = 4096
 
 @dataclass(frozen=True)
 class SecureFolder:
-    """The folder and what is in it. `admin_password`: "" once its file was removed; `is_new`: it was made just now."""
+    """The folder that `server --secure` made, and the secrets in it.
+
+    `admin_password`: "" once the operator removed its file; `is_new`: the folder was made by this start.
+    """
 
     folder: Path
     inner_secret: str = field(repr=False)
@@ -47,7 +50,7 @@ class SecureFolder:
 
     @property
     def ca(self) -> Path:
-        """Return the certificate that clients trust."""
+        """Return the path of the certificate that clients have to trust."""
         return self.folder / CERTIFICATE
 
     def tls_values(self) -> dict[str, str]:
@@ -64,17 +67,18 @@ class SecureFolder:
         return from_values(self.tls_values())
 
     def tls_over(self, settings: TlsSettings) -> TlsSettings:
-        """Return a server's settings of TLS with these in their place, unless they name a certificate."""
+        """Return `settings` with this folder's certificate, unless they name a certificate themselves."""
         return settings if settings.cert_path else from_values({**settings.given, **self.tls_values()})
 
     def signer(self) -> RequestSigner:
-        """Return what signs what servers ask each other."""
+        """Return the signer of the requests that brokers, NameServers and controllers send each other."""
         return RequestSigner(INNER, self.inner_secret)
 
     def apply(self, settings: BrokerSettings, *, alone: bool = False) -> None:
-        """Have a broker take TLS and signed requests alone, and sign its own; what is set already stays.
+        """Change a broker's settings so that it takes TLS and signed requests only, and signs its own requests.
 
-        `alone`: it has no replicas, and listens for none unless its settings speak of them.
+        What the settings say already stays. `alone`: the broker has no replicas, so it opens no replication port unless
+        its settings speak of replicas.
         """
         if alone and not (settings.ha_listen_port or settings.controller_mode or settings.slave_acting_master):
             settings.ha_listen = settings.broker_role != "ASYNC_MASTER"
@@ -95,11 +99,11 @@ class SecureFolder:
         )
 
     def namesrv_writers(self) -> dict[str, str]:
-        """Return who may change what a NameServer knows, and his secret: the brokers, and the administrator."""
+        """Return the secrets, by name, of those who may change what a NameServer knows: brokers and administrator."""
         return {INNER: self.inner_secret} | ({ADMIN: self.admin_password} if self.admin_password else {})
 
     def client_options(self) -> dict[str, Any]:
-        """Return what a client of ours needs as its administrator, as arguments."""
+        """Return the keyword arguments with which a RocketSpark client connects as the administrator."""
         return {
             "access_key": ADMIN,
             "secret_key": self.admin_password,
@@ -109,7 +113,7 @@ class SecureFolder:
 
 
 def prepare(folder: str | os.PathLike[str], names: Iterable[str] = ()) -> SecureFolder:
-    """Make what is missing in the folder; `names`: names and addresses that its servers are reached by.
+    """Make the certificate and secrets that the folder lacks. `names`: host names and addresses of the servers.
 
     Raises ConfigError without the package cryptography, or for a folder that others may write, StoreUnwritable if it
     cannot be written.

@@ -1,7 +1,7 @@
 """The settings of access control 2.0, by RocketMQ's keys (AuthConfig, 5.5.0), and what their values mean here.
 
-Rule: a class that we do not have, and a user that cannot be made, refuse to start; no message shows a password.
-"""
+Rule: the broker does not start with a provider class that RocketSpark does not have, or a user that cannot be created.
+No message shows a password."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ CLASSES: dict[str, tuple[str, ...]] = {
 
 
 class AccessSettings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What RocketMQ's keys say, as text and numbers. The two switches are the broker's own settings.
+    """The settings of access control 2.0 but for the two that turn it on, which are in BrokerSettings.
 
-    Those of the caches are known and without effect: users and rules are all in memory. `authorization_complete_enable`
-    is ours: false leaves the requests unchecked that RocketMQ does not check; so is `signature_age_minutes_max`: of a
-    request that tells when it was signed, 0 for any.
+    The settings of caches are accepted and have no effect, as users and rules are all in memory. Two settings are
+    RocketSpark's own. `authorization_complete_enable`: false leaves those requests unchecked that RocketMQ does not
+    check; `signature_age_minutes_max`: how old a signature with a time may be, 0 for any age.
     """
 
     authentication_provider: str = ""
@@ -67,11 +67,11 @@ class AccessSettings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
     @property
     def is_stateful(self) -> bool:
-        """True if a good signature counts for its connection."""
+        """True if the signature of one request counts for the later requests of the same connection."""
         return self.authentication_strategy == STATEFUL_AUTHENTICATION
 
     def check(self) -> None:
-        """Raise ConfigError for a class, a user or a list of codes that cannot be had."""
+        """Raise ConfigError for an unknown provider class, or a user or a list of request codes that cannot be read."""
         for field in msgspec.structs.fields(AccessSettings):
             known = CLASSES.get(field.encode_name)
             value = getattr(self, field.name)
@@ -92,7 +92,7 @@ class AccessSettings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         )
 
     def first_users(self) -> list[User]:
-        """Return the users that are made at the start where they are missing. Raises ConfigError."""
+        """Return the users that are created at the start if they do not exist. Raises ConfigError."""
         users = []
         if self.init_authentication_user.strip():
             key = "initAuthenticationUser"

@@ -39,7 +39,10 @@ UNKNOWN_KEPT_S = 1.0
 
 
 class TopicQueues:
-    """What one broker knows of topics on all brokers; without a NameServer, `own_topic` returns one of its own."""
+    """The queues of topics on all brokers, as the NameServers told this broker last.
+
+    `own_topic`: returns a topic's settings on this broker, which alone count if no NameServer is set.
+    """
 
     def __init__(self, settings: BrokerSettings, own_topic: Callable[[str], TopicConfig | None]) -> None:
         self._settings = settings
@@ -109,7 +112,7 @@ class TopicQueues:
             self._known.pop(oldest, None)
 
     async def close(self) -> None:
-        """End what is being fetched, close the connections."""
+        """Cancel the requests to NameServers that are under way, and close the connections."""
         for task in list(self._fetches.values()):
             task.cancel()
         await self._connections.close()
@@ -134,7 +137,7 @@ class RequestModes:
             self.table = RequestModeTable(message_request_mode_map={})
 
     def set(self, mode: RequestMode) -> None:
-        """Set the mode of a group in a topic. Raises StoreError; ServerError 2 if there are too many."""
+        """Set whether a group pulls or pops a topic. Raises StoreError; ServerError 2 if the table is full."""
         modes = self.table.message_request_mode_map
         if mode.consumer_group not in modes.get(mode.topic, {}) and sum(map(len, modes.values())) >= MODES_MAX:
             raise ServerError(ResponseCode.SYSTEM_BUSY, f"there are {MODES_MAX} request modes, no more are kept")
@@ -143,7 +146,7 @@ class RequestModes:
         self.save()
 
     def take(self, table: RequestModeTable) -> None:
-        """Make the table a master's. Raises StoreError."""
+        """Replace the table by that of the master, on a slave. Raises StoreError."""
         self._changed |= table != self.table
         self.table = table
         self.save()

@@ -28,7 +28,7 @@ KEPT_MAX = 200_000
 
 
 class ClientIds:
-    """Ids with their users; `kept_ms`: for how long after the last heartbeat."""
+    """Remembers which user came first with which client id. `kept_ms`: for how long after an id's last heartbeat."""
 
     def __init__(self, kept_ms: int) -> None:
         self._kept_ms = kept_ms
@@ -50,11 +50,11 @@ class ClientIds:
             self._kept -= 1
 
     def turn(self, client_id: str, user: Hashable) -> int:
-        """Return a number that is the lower the earlier a user came with an id."""
+        """Return a rank of a user among those who named a client id: the lower, the earlier the user came with it."""
         return self._said.get(user, {}).get(client_id, (self._count + 1, 0))[0]
 
     def expire(self, now_ms: int) -> None:
-        """Forget the ids that were not said for too long."""
+        """Forget the client ids that no heartbeat named for too long."""
         for user, own in list(self._said.items()):
             while own:
                 client_id = next(iter(own))
@@ -86,7 +86,7 @@ LEFT_IN_TURN = 200
 
 
 class ConnectedClient(msgspec.Struct):
-    """One member of a group: its id, connection and what its frames say about it."""
+    """One member of a group: its client id, its connection, and what its heartbeat says of it."""
 
     client_id: str
     peer: Peer
@@ -123,14 +123,14 @@ MayBeSent = Callable[[int, Sender | None, str, str], bool]
 
 
 def anybody(code: int, sender: Sender | None, topic: str, group: str) -> bool:
-    """Let every client be sent everything, as without access control."""
+    """Let the broker send anything to every client, as it does without access control."""
     return True
 
 
 class ConnectedClients:
-    """All live clients of a broker. `on_change(group)` is called when a consumer group's members must be told.
+    """All live clients of a broker. `on_change(group)` is called when the members of a consumer group must be told.
 
-    `may_be_sent`: asked before the broker sends anything of itself to a client.
+    `may_be_sent`: asked before the broker sends a client a request of its own.
     """
 
     def __init__(self, on_change: Callable[[ConsumerGroup], None], *, expiry_ms: int = 120_000) -> None:
@@ -156,9 +156,9 @@ class ConnectedClients:
     def beat(
         self, peer: Peer, beat: Heartbeat, language: str, version: int, now_ms: int, sender: Sender | None = None
     ) -> None:
-        """Take a client's heartbeat for all its groups. Raises ServerError 29 if they are too many.
+        """Take a client's heartbeat for all its groups. Raises ServerError 29 if the connection is in too many groups.
 
-        `sender`: who said it, if that may not be the newest heartbeat of the connection.
+        `sender`: who signed the heartbeat; None for whoever signed the connection's newest one.
         """
         self.check(peer, beat)
         if beat.producer_data_set:
@@ -178,7 +178,10 @@ class ConnectedClients:
             self._beat_consumer(consumer, client)
 
     def producer_to_ask(self, group: str, topic: str, turn: int) -> ConnectedClient | None:
-        """Return the next producer of a group, by turns, that may be asked how a half message of a topic ended."""
+        """Return a producer of a group that may be asked how a half message of a topic ended; None if there is none.
+
+        `turn`: a rising number, by which the group's producers are asked in rotation.
+        """
         members = list(self.producers.get(group, {}).values())
         code = RequestCode.CHECK_TRANSACTION_STATE
         for step in range(len(members)):
@@ -201,7 +204,7 @@ class ConnectedClients:
         return "" if found is None else found.client_id
 
     async def ask(self, client: ConnectedClient, code: int, header: Header, body: bytes, *, timeout_ms: float) -> Reply:
-        """Ask a client something, and wait for its answer. Raises TransportError, at once if it does not keep up."""
+        """Send a client a request, and return its reply. Raises TransportError, at once if the client does not read."""
         peer, size = client.peer, len(body)
         asked = self._asked.get(peer, 0)
         if not peer.is_writable or (asked and asked + size > ASKED_OF_CLIENT_BYTES_MAX):
@@ -219,9 +222,9 @@ class ConnectedClients:
                 del self._asked[peer]
 
     def producer_named(self, client_id: str) -> ConnectedClient | None:
-        """Return the producer that replies to a client id are for: that of the user who came with it first.
+        """Return the producer that gets the replies for a client id: one of the user who came first with that id.
 
-        Of his connections the one that said it last: another may have been cut without a word.
+        If the user has several connections with it, the one whose heartbeat is newest: an older one may have been cut.
         """
         code = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
         found = [
@@ -340,7 +343,7 @@ class ConnectedClients:
             self._on_change(group)
 
     def leave(self, peer: Peer, *, producer_group: str | None = None, consumer_group: str | None = None) -> None:
-        """Take a client out of the groups named."""
+        """Take a connection out of the groups named."""
         if producer_group is not None and producer_group in self.producers:
             self._forget_producer(self.producers[producer_group].pop(peer, None))
             _take_out(self._produces, peer, producer_group)
@@ -362,7 +365,7 @@ class ConnectedClients:
             self._on_change(group)
 
     def disconnected_steps(self, peer: Peer) -> Iterator[None]:
-        """Remove a client from all groups after its connection ended, from some in a turn of the loop."""
+        """Remove a connection that ended from all its groups; yields between pieces, for the loop's other work."""
         for number, name in enumerate(list(self._produces.get(peer, ())), 1):
             if number % LEFT_IN_TURN == 0:
                 yield
@@ -373,7 +376,7 @@ class ConnectedClients:
             self._leave_consumer(name, peer)
 
     def expire_steps(self, now_ms: int) -> Iterator[None]:
-        """Take out clients without a heartbeat for too long, in pieces of some ms."""
+        """Remove clients whose last heartbeat is too long ago; yields after each piece of some ms."""
         oldest = now_ms - self._expiry_ms
         self._ids.expire(now_ms)
         looked_at = 0

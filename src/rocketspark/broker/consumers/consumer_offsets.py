@@ -1,11 +1,10 @@
 """Consumer offsets: each group's next offset, per queue. Kept in memory, written every few seconds and at the end.
 
 Rule: an offset is the next to consume; a message may be delivered again after a kill, never skipped: none lies beyond
-its queue's end when a broker begins, and an operator is answered once its change is on the disk. The version rises
-once in so many commits (consumerOffsetUpdateVersionStep), as in RocketMQ: a master compares it with its slaves'.
-ReadersAnew keeps whose next pull names an offset that means nothing any more: who read a topic that was deleted, and
-whose offset was set by hand. Rule: who follows is told until it pulls there, as an answer may be lost.
-"""
+its queue's end when a broker begins, and an operator is answered once its change is on the disk. The version rises once
+in so many commits (consumerOffsetUpdateVersionStep), as in RocketMQ: a master compares it with its slaves'. ReadersAnew
+keeps the readers whose next pull names a wrong offset: their topic was deleted and made anew, or their offset was set
+by hand. Rule: a consumer is told where to go on until it pulls there, as an answer may be lost."""
 
 from __future__ import annotations
 
@@ -51,10 +50,10 @@ NO_MEMBERS: Members = MappingProxyType({})
 
 
 class ReadersAnew:
-    """The groups that are sent elsewhere at their next pull of a queue, on one broker.
+    """The readers (group, topic, queue) of one broker that are sent to another offset at their next pull.
 
-    `file`: None keeps them in memory alone; `changes`: how often they changed; `readers`: those of a queue of a topic
-    that was deleted, which may be there anew; `resets`: where those go on whose offset was set by hand.
+    `file`: None keeps them in memory alone; `changes`: how often they changed; `readers`: those of deleted topics,
+    which begin at 0 if the topic is made anew; `resets`: the offset of each reader whose offset was set by hand.
     """
 
     def __init__(self, file: JsonFile[ReadersTable] | None = None) -> None:
@@ -81,7 +80,7 @@ class ReadersAnew:
         return bool(self.readers or self.resets)
 
     def add(self, readers: Iterable[Reader], broadcasting: Members = NO_MEMBERS) -> None:
-        """Remember readers; the oldest are forgotten beyond READERS_MAX. `broadcasting`: members by such a group."""
+        """Remember readers of a deleted topic, the newest READERS_MAX. `broadcasting`: client ids by such a group."""
         readers = list(readers)
         self._members |= {reader: set(broadcasting[reader[0]]) for reader in readers if reader[0] in broadcasting}
         added = [reader for reader in readers if reader not in self.readers]
@@ -92,7 +91,7 @@ class ReadersAnew:
         self.changes += bool(added)
 
     def take(self, reader: Reader) -> bool:
-        """Forget a reader, which asks where to begin or is told; return False if it is not known here."""
+        """Forget a reader, because it asks where to begin or was told; return False if it is not known here."""
         self._told.discard(reader)
         self._members.pop(reader, None)
         if reader not in self.readers:
@@ -102,7 +101,7 @@ class ReadersAnew:
         return True
 
     def set(self, reader: Reader, offset: int) -> None:
-        """Note that an offset was set by hand."""
+        """Note that a reader's offset was set by hand."""
         self.resets[reader] = offset
         self.changes += 1
 
@@ -116,10 +115,10 @@ class ReadersAnew:
         return offset
 
     def sent_to(self, reader: Reader, at: int, *, follows: bool, member: Callable[[], str] = str) -> int | None:
-        """Return where one that pulls is to go on instead; None if it goes on there, or is where it was to go.
+        """Return the offset at which a reader that pulls at `at` must go on; None if it may go on at `at`.
 
-        `follows`: it reads on as messages come: it is told until it pulls there. Others are told once of offsets that
-        were set by hand, and of no topic made anew. `member`: gives its client id.
+        `follows`: it is a consumer that reads on, which is told until it pulls there. Others are told once of offsets
+        set by hand, and never of a topic made anew. `member`: returns the client id.
         """
         # What an operator said since is for all, also where some member never came.
         if reader not in self.resets and (members := self._members.get(reader)) is not None:
@@ -156,7 +155,7 @@ class ReadersAnew:
         return _queues_of(self.readers)
 
     def replace(self, table: Mapping[str, Iterable[int]]) -> None:
-        """Replace all readers by those of a master's table."""
+        """Replace the readers of deleted topics by those of a master's table."""
         readers = dict.fromkeys(itertools.islice(_readers(table), READERS_MAX))
         if readers.keys() != self.readers.keys():
             self.readers = readers
@@ -164,7 +163,7 @@ class ReadersAnew:
             self.changes += 1
 
     def replace_resets(self, resets: Mapping[Reader, int]) -> None:
-        """Replace what was set by hand by what a master knows of."""
+        """Replace the offsets that were set by hand by those that a master knows."""
         if resets != self.resets:
             self.resets = dict(resets)
             self.changes += 1
@@ -173,7 +172,7 @@ class ReadersAnew:
         return _readers_json(self.readers.copy(), self.resets.copy())
 
     def save(self) -> None:
-        """Write the file if they changed since."""
+        """Write the file if readers changed since it was written."""
         if self.changes != self._noted:
             self._noted = self.changes
             self.unsaved.changed()
@@ -239,7 +238,7 @@ def _readers_json(readers: Iterable[Reader], resets: Mapping[Reader, int]) -> It
 
 
 def encode_rows(rows: list[tuple[str, dict[int, int]]]) -> bytes:
-    """Return rows of the table; each is copied at once, as offsets may be committed meanwhile."""
+    """Return the JSON of some rows; each row is copied first, as offsets may be committed meanwhile."""
     # Python writes a dictionary of whole numbers as RocketMQ does but for blanks, ten times as quickly as we could.
     return b",".join(bodies.encode(key) + b":" + repr(dict(row)).replace(" ", "").encode() for key, row in rows)
 
@@ -250,9 +249,9 @@ def is_kept_number(topic: str, group: str) -> bool:
 
 
 def is_of_before(store: Store, group: str, topic: str, queue_id: int, offset: int) -> bool:
-    """Tell whether an offset counts messages of a topic that was deleted: its consumer has not heard of it yet.
+    """Tell whether an offset of a topic made anew lies beyond its end: it is of the deleted topic of that name.
 
-    Taken as one of the topic made anew, it would pass over what comes until there.
+    Committed, it would make its group skip the new topic's messages up to there.
     """
     if store.made_at(topic) is None or is_kept_number(topic, group):
         return False
@@ -330,7 +329,7 @@ class ConsumerOffsets:
         return _topics_of(group, self.table)
 
     def topics_of_steps(self, group: str) -> Generator[None, None, list[str]]:
-        """`topics_of` in pieces: there may be half a million pairs, of groups and topics of others."""
+        """Do what `topics_of` does, in pieces: a broker may keep half a million pairs of topic and group."""
         return self._scan(partial(_topics_of, group))
 
     def groups_of_steps(self, topic: str) -> Generator[None, None, list[str]]:
@@ -346,9 +345,7 @@ class ConsumerOffsets:
         return found
 
     def rows(self) -> range:
-        """Return one number for each row of the table, and one for so many offsets as make another: what its JSON takes
-        is told by these.
-        """
+        """Return one number for each row of the table, or more if rows are long: as many as its JSON is large."""
         count = len(self.table)
         return range(count if count > SMALL_ROWS else max(count, sum(map(len, self.table.values())) // OFFSETS_OF_ROW))
 
@@ -365,7 +362,7 @@ class ConsumerOffsets:
         return _groups_of(topic, self.table)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set an offset by hand: the consumer's own commits count for nothing until it pulls there."""
+        """Set an offset by hand; commits of the group's consumers are ignored until they pull there."""
         self.commit(group, topic, queue_id, offset)
         self.anew.set((group, topic, queue_id), offset)
 
@@ -374,16 +371,16 @@ class ConsumerOffsets:
         return bool(self.anew.resets) and (group, topic, queue_id) in self.anew.resets
 
     def drop_reset(self, group: str, topic: str, queue_id: int) -> None:
-        """Forget an offset that was set by hand: another was, which is the committed one."""
+        """Forget that an offset was set by hand, as another one was committed by hand since."""
         self.anew.take_reset((group, topic, queue_id))
 
     def went_to(self, group: str, topic: str, queue_id: int, at: int) -> None:
-        """Note that one reads at an offset which it chose: it followed, if that was set by hand."""
+        """Note that a consumer pulls at an offset; if that was set by hand, the consumer has followed."""
         if self.anew.resets and self.anew.resets.get((group, topic, queue_id)) == at:
             self.drop_reset(group, topic, queue_id)
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Return, once, the offset set by hand, or the first one of a queue that was made anew; None for no such."""
+        """Return, once, the offset set by hand, or 0 in a queue of a topic made anew; None if neither is so."""
         if not self.anew:
             return None
         is_anew = self.anew.take((group, topic, queue_id))
@@ -393,18 +390,18 @@ class ConsumerOffsets:
     def sent_to(
         self, group: str, topic: str, queue_id: int, at: int, *, follows: bool, member: Callable[[], str] = str
     ) -> int | None:
-        """Return where one that pulls at an offset is to go on instead, as `ReadersAnew.sent_to`."""
+        """Return the offset at which a pull at `at` must go on instead; see `ReadersAnew.sent_to`."""
         return self.anew.sent_to((group, topic, queue_id), at, follows=follows, member=member)
 
     def asked(self, group: str, topic: str, queue_id: int) -> None:
-        """Note that a consumer asks where to begin, or is told by hand: it names no offset of a deleted topic."""
+        """Note that a consumer asked where to begin, or was told by hand: its offsets are of the present topic."""
         if self.anew.readers:
             self.anew.take((group, topic, queue_id))
 
     def is_unheard(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Tell whether an offset is of a topic that was deleted, as its reader was not sent on in the one made anew.
+        """Tell whether an offset is of a deleted topic, as its reader was not sent to the start of the new one yet.
 
-        One that goes its own way there is not sent on: what it was given counts.
+        A reader that chose its offset in the new topic is not sent there: what it was given counts.
         """
         if not self.anew.readers or is_kept_number(topic, group):
             return False
@@ -445,7 +442,7 @@ class ConsumerOffsets:
     # -- from another broker of the name ---------------------------------------------------------------------------
 
     def take(self, table: dict[str, dict[int, int]], version: DataVersion | None) -> None:
-        """Make this table a master's, with its version: also where its offsets are lower, and without other keys."""
+        """Replace the table and version by the master's, even where the master's offsets are lower or missing."""
         changed = {key: queues for key, queues in table.items() if self.table.get(key) != queues}
         gone = [key for key in self.table if key not in table]
         if changed or gone or (version is not None and version != self.version):
@@ -456,7 +453,7 @@ class ConsumerOffsets:
             self._took(version)
 
     def take_back(self, table: dict[str, dict[int, int]], version: DataVersion) -> None:
-        """Take a slave's offsets that are higher, and its version: it served the consumers meanwhile."""
+        """Take the higher offset of each queue, and the version, from a slave that served consumers meanwhile."""
         for key, offsets in table.items():
             queues = self.table.setdefault(key, {})
             for queue_id, offset in offsets.items():
@@ -474,7 +471,7 @@ class ConsumerOffsets:
         return [(*reader, offset) for reader, offset in self.anew.resets.items()]
 
     def take_resets(self, resets: Iterable[tuple[str, str, int, int]]) -> None:
-        """Make the offsets set by hand that wait a master's; the offsets themselves came with the table."""
+        """Replace the offsets set by hand that wait for their consumers by the master's."""
         self.anew.replace_resets({(group, topic, queue_id): offset for group, topic, queue_id, offset in resets})
 
     def state(self) -> tuple[int, int, DataVersion]:
@@ -482,13 +479,13 @@ class ConsumerOffsets:
         return self.changes, self.anew.changes, self.version
 
     def mark(self) -> str:
-        """Return the state as text that no other broker or run has; what is read after it is not older."""
+        """Return the state as text that no other broker or run has; take it before the table is read."""
         return f"{self._run}-{self.changes}-{self.anew.changes}-{self.version.counter}"
 
     def snapshot(self) -> Iterator[bytes]:
-        """Yield consumerOffset.json in pieces: the groups and topics of now, offsets as of when their piece is made.
+        """Yield consumerOffset.json in pieces: the rows of now, with offsets as of when their piece is made.
 
-        Those of half and op messages are of one moment: ends that are done with are of half messages that are.
+        The offsets of the half queue and the op queue are taken at one moment, as they belong together.
         """
         now = dict(self.table)
         for topic in (topic_names.HALF_TOPIC, topic_names.OP_HALF_TOPIC):
@@ -502,9 +499,9 @@ class ConsumerOffsets:
         return _around(self.snapshot(), list(self.table), dict(self._pulled), self.anew.table())
 
     def delete_topic(self, topic: str, broadcasting: Members = NO_MEMBERS) -> None:
-        """Forget all offsets in a topic, and those set by hand; who read it begins the next of its name at 0.
+        """Forget all offsets in a topic, also those set by hand; its readers begin a new topic of the name at 0.
 
-        `broadcasting`: the client ids of the members of such groups.
+        `broadcasting`: the client ids of the members of each broadcasting group.
         """
         anew = [key for key in (*self.anew.readers, *self._pulled) if key[1] == topic]
         self.drop_resets(topic=topic)
@@ -532,10 +529,9 @@ class ConsumerOffsets:
             done()
 
     def keep_within(self, end: Callable[[str, int], int], has_topic: Callable[[str], bool] | None = None) -> None:
-        """Lower what lies beyond its queue's end, as messages that a power cut took were counted; on the disk at once.
-        Also where those are sent to whose offset was set by hand.
+        """Lower offsets beyond their queue's end, as a power cut took messages, also those set by hand; save at once.
 
-        `has_topic`: offsets of other topics go: a kill fell into their deletion. Of KEPT_NUMBERS all stay.
+        `has_topic`: offsets in a topic that it denies go, as a kill fell into its deletion. KEPT_NUMBERS all stay.
         """
         lowered = []
         for key, queues in list(self.table.items()):
@@ -564,7 +560,7 @@ class ConsumerOffsets:
             pass  # The file tells of it, and is written with the next change.
 
     def begin(self, call_soon: Callable[[Callable[[], None]], object], beside: BackgroundThread) -> None:
-        """Save a large table in a thread from here on."""
+        """Save changes on the loop from now on, a large table in the thread `beside`."""
         self.anew.unsaved.begin(call_soon, beside)
         self.unsaved.begin(call_soon, beside)
 

@@ -38,21 +38,24 @@ TURN_S = 0.02
 
 
 def request_weight(request: Request[Any], codes: Collection[int] | None, expression: str | None) -> int:
-    """Return what holding a request costs: by the codes of its tags, an expression that was compiled, its header."""
+    """Return what holding a request costs in memory, as a number that is 1 for a small one.
+
+    `codes`: the hashes of its tags; `expression`: its compiled SQL92 filter.
+    """
     said = (request.language, getattr(request, "remark", None), *msgspec.structs.astuple(request.ext))
     kept = sum(len(text) for text in said if isinstance(text, str)) // CHARACTERS_KEPT_OF_WEIGHT
     return 1 + kept + len(codes or ()) // CODES_OF_WEIGHT + len(expression or "") // CHARACTERS_OF_WEIGHT
 
 
 def dropped(final: bool) -> Any:
-    """Stand in for the retry of a request that is dropped: it holds the request, and all that it wants, in a circle."""
+    """Stand in for `retry` of a request that was dropped, so that the memory it held is released at once."""
     return None
 
 
 class HeldWeights:
-    """What the held requests of a broker weigh, of all kinds together.
+    """Counts the weight of a broker's held requests, pulls and pops together.
 
-    `all_max`: of all, three quarters of it for one host; `owner_max`: for one connection.
+    `all_max`: the limit of all of them, of which one host may have three quarters; `owner_max`: of one connection.
     """
 
     def __init__(self) -> None:
@@ -62,7 +65,7 @@ class HeldWeights:
         self.of_hosts: dict[str, int] = {}
 
     def has_room(self, owner: Hashable, weight: int) -> bool:
-        """Tell whether an owner may hold so much more."""
+        """Tell whether an owner may hold requests of this further weight."""
         return (
             self.of_owners.get(owner, 0) + weight <= self.owner_max
             and self.of_hosts.get(_host_of(owner), 0) + weight <= max(1, self.all_max * SHARE_OF_ADDRESS)
@@ -70,7 +73,7 @@ class HeldWeights:
         )
 
     def add(self, owner: Hashable, weight: int) -> None:
-        """Count what is held, or with a negative weight is held no more."""
+        """Add a request's weight to its owner's; a negative weight takes it off again."""
         self.total += weight
         _add(self.of_owners, owner, weight)
         if host := _host_of(owner):
@@ -105,10 +108,10 @@ class HeldRequest:
 
 
 class LongPolling:
-    """The held requests of one broker, by queue and by owner.
+    """The held pulls of one broker, by queue and by owner.
 
-    `awaited`: the queues that they wait for, only to be read; `refused`: how many found no room; `weights`: what they
-    weigh, together with requests of other kinds.
+    `awaited`: the queues that pulls wait for (read only); `refused`: how many pulls found no room; `weights`: what held
+    requests of all kinds weigh.
     """
 
     def __init__(self) -> None:
@@ -177,11 +180,11 @@ class LongPolling:
             self.drop(waiter)
 
     def listen(self, topic: str, arrived: Callable[[str, int], None]) -> None:
-        """Let `arrived(topic, queue id)` be called for each queue of a topic that grew, with each message or run."""
+        """Have `arrived(topic, queue id)` called when a queue of a topic grew, once for each message or run."""
         self.listeners.setdefault(topic, {})[arrived] = None
 
     def listen_no_more(self, topic: str, arrived: Callable[[str, int], None]) -> None:
-        """End `listen`."""
+        """Undo `listen` for a topic and a function."""
         listeners = self.listeners.get(topic, {})
         listeners.pop(arrived, None)
         if not listeners:
@@ -203,7 +206,7 @@ class LongPolling:
             self._schedule()
 
     def confirmed(self, *, everything: bool) -> None:
-        """Note that readers see more of what was stored, or everything: held requests look again."""
+        """Note that readers may see more of what was stored (all of it if `everything`), and retry the held pulls."""
         grown = self._recent & self._waiting.keys()
         for topic, queue_id in self._recent:
             if topic in self.listeners:
@@ -263,5 +266,5 @@ class LongPolling:
                 self._expire(waiter)
 
     def close(self) -> None:
-        """Answer every held request, for good."""
+        """Answer every held request, and hold none from now on."""
         self.answer_all()

@@ -32,14 +32,14 @@ COMPILED_HERE_MAX = 1024
 
 
 class FilterTurn:
-    """The time that the filters of all new pulls may take in one turn of the loop."""
+    """The time that SQL92 filters of all new pulls together may take in one turn of the loop."""
 
     def __init__(self) -> None:
         self._until = 0.0
         self._began = False
 
     def is_over(self) -> bool:
-        """Tell whether nothing more is to be looked at in this turn; the first that asks in a turn begins it."""
+        """Tell whether this turn's time is used up. The first call in a turn starts the time, and returns False."""
         if not self._began:
             self._began = True
             self._until = machine.perf_counter() + ALL_TURN_S
@@ -52,9 +52,10 @@ class FilterTurn:
 
 
 class PullFilter:
-    """The filter of one pull, for `MessageReader.read`: None ends the read, which goes on in a later turn of the loop.
+    """The SQL92 filter of one pull, as `MessageReader.read` calls it for each record.
 
-    `cut`: it has returned None since `begin`; `awaited`: the work to be done before the read goes on.
+    It returns None where the read must end and go on in a later turn of the loop. `cut`: it has returned None since
+    `begin`; `awaited`: work in a thread that must end before the read goes on.
     """
 
     def __init__(self, compiled: sql92.Filter, beside: BackgroundThread) -> None:
@@ -68,7 +69,10 @@ class PullFilter:
         self.cut = False
 
     def begin(self, *, in_own_turn: bool = True) -> None:
-        """Begin a turn of the loop; at least one record is looked at in it, unless others used it up."""
+        """Begin a turn of the loop, in which at least one record is looked at.
+
+        `in_own_turn`: False if the turn's time is used up by other pulls.
+        """
         self.cut, self._worked = False, not in_own_turn
         self._until = machine.perf_counter() + TURN_S if in_own_turn else 0.0
 
@@ -96,25 +100,28 @@ TEXT_KEPT_MAX = 1024
 
 
 class ToCompile(Exception):
-    """Raised for an expression that takes long to compile, or needs the grammar loaded first; its text."""
+    """Raised with an expression that must be compiled in a thread first, because that would hold the loop up."""
 
 
 class FilterCompiler:
-    """Compiles SQL92. `turn`: the time that is left for it in a turn of the loop; `beside`: the thread for the rest."""
+    """Compiles SQL92 expressions: short ones on the loop, others in a thread.
+
+    `turn`: the time left for filters in this turn of the loop; `beside`: the thread.
+    """
 
     def __init__(self, beside: BackgroundThread) -> None:
         self.turn = FilterTurn()
         self._beside = beside
 
     def compiled(self, expression: str) -> sql92.Filter:
-        """Return the filter of an expression. Raises FilterIllegal, or ToCompile for `compile` first."""
+        """Return the filter of an expression. Raises FilterIllegal, or ToCompile if `compile` must be called first."""
         here_max = 0 if self.turn.is_over() else COMPILED_HERE_MAX
         if len(expression) <= sql92.LENGTH_MAX and not sql92.is_quick(expression, here_max):
             raise ToCompile(expression)
         return sql92.compile(expression)
 
     async def compile(self, expression: str) -> str:
-        """Compile an expression in the thread; return what is wrong with it, "" if nothing is."""
+        """Compile an expression in the thread; return the error message, "" if the expression is valid."""
         return await self._beside.run(lambda: _mistake_in(expression))
 
 
@@ -127,7 +134,7 @@ def _mistake_in(expression: str) -> str:
 
 
 def parsed(topic: str, text: str, kind: str = "TAG") -> Subscription:
-    """Return the subscription of a text. Raises FilterIllegal."""
+    """Return the subscription that a filter text means; `kind`: TAG or SQL92. Raises FilterIllegal."""
     return _kept(topic, text, kind) if len(text) < TEXT_KEPT_MAX else subscribe(topic, text, kind=kind)
 
 
@@ -137,7 +144,7 @@ def _kept(topic: str, text: str, kind: str) -> Subscription:
 
 
 class PullSubscriptions:
-    """Makes the filters of pulls. `beside`: the thread for what takes long; `compiler`: who compiles expressions."""
+    """Makes the filters of pulls. `beside`: the thread for what takes long; `compiler`: compiles SQL92 expressions."""
 
     def __init__(self, settings: BrokerSettings, clients: ConnectedClients, beside: BackgroundThread) -> None:
         self._settings = settings
@@ -146,9 +153,9 @@ class PullSubscriptions:
         self.compiler = FilterCompiler(beside)
 
     def filter_of(self, h: PullHeader) -> tuple[frozenset[int] | None, PullFilter | None]:
-        """Return (tag codes, test of a record) of a pull; None where everything passes.
+        """Return (hashes of tags, SQL92 filter) of a pull; each is None if it excludes nothing.
 
-        Raises ServerError, or ToCompile for an expression that the compiler has to compile first.
+        Raises ServerError for an invalid filter, ToCompile for an expression that the compiler has to compile first.
         """
         if h.sys_flag & sysflags.PULL_SUBSCRIPTION and h.subscription == "*" and h.expression_type in ("TAG", None):
             return None, None
@@ -179,9 +186,10 @@ class PullSubscriptions:
         return known
 
     def property_filter(self, expression: str, kind: str) -> sql92.Filter:
-        """Return the filter of an expression. Raises ServerError: 1 if such filters are off, 23 for a wrong expression.
+        """Return the filter of an SQL92 expression.
 
-        Raises ToCompile for one that has to be compiled in a thread first.
+        Raises ServerError: 1 if such filters are off, 23 for a wrong expression; ToCompile for an expression that has
+        to be compiled in a thread first.
         """
         if kind != "SQL92" or not self._settings.property_filter:
             raise ServerError(
@@ -196,7 +204,7 @@ class PullSubscriptions:
 
 
 class PopFilter(NamedTuple):
-    """What of a queue a pop takes: messages with these tags codes, those a filter accepts, or (both None) all."""
+    """Which messages of a queue a pop takes: those with these hashes of tags, those a filter accepts, or all."""
 
     codes: frozenset[int] | None = None
     accepts: PullFilter | None = None
@@ -210,14 +218,14 @@ def _parse_failed() -> ServerError:
 
 
 class PopFilters:
-    """Makes filters. `beside`: the thread for what takes long."""
+    """Makes the filters of pops. `beside`: the thread in which long expressions are compiled."""
 
     def __init__(self, beside: BackgroundThread) -> None:
         self._beside = beside
         self._compiler = FilterCompiler(beside)
 
     def of(self, topic: str, kind: str | None, expression: str | None) -> PopFilter:
-        """Return the filter of an expression. Raises ServerError 23 for a wrong one, ToCompile for `compile` first."""
+        """Return the filter of a pop. Raises ServerError 23 for a wrong expression, ToCompile for `compile` first."""
         if not expression or (expression == "*" and kind in (None, "TAG")):
             return ALL
         if kind in (None, "TAG"):

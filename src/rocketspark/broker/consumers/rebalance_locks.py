@@ -1,8 +1,7 @@
 """Queue locks of orderly consumers: which client of a group holds a queue.
 
-With lockInStrictMode most brokers of a name have to give a lock (LockQuorum), so that none is given twice at a
-failover. The locks themselves are pure: the time is an argument.
-"""
+With lockInStrictMode a client has a lock only if most of the brokers that share one brokerName give it (LockQuorum), so
+that no lock is given twice at a failover. The locks themselves are pure: the time is an argument."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class RebalanceLocks:
         self._held: dict[str, dict[MessageQueue, tuple[str, int]]] = {}
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int) -> list[MessageQueue]:
-        """Take or renew the locks that are free; returns the queues that the client holds now."""
+        """Lock the queues that no other client holds, or renew the client's locks; return those that it holds now."""
         held = self._held.get(group, {})
         taken = []
         before = len(held)
@@ -57,7 +56,7 @@ class RebalanceLocks:
         return taken
 
     def expire_steps(self, now_ms: int) -> Iterator[None]:
-        """Forget locks that nobody renewed, in pieces; what is renewed in between stays."""
+        """Forget locks that nobody renewed; yields between pieces, and keeps a lock that is renewed in between."""
         oldest_ms = now_ms - self._expiry_ms
         looked_at = 0
         for group in list(self._held):
@@ -79,7 +78,7 @@ class RebalanceLocks:
             self._held.pop(group, None)
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Give locks back; those of other clients stay."""
+        """Release a client's locks; locks of other clients stay."""
         held = self._held.get(group, {})
         for queue in queues:
             if held.get(queue, ("", 0))[0] == client_id:
@@ -95,18 +94,21 @@ TIMEOUT_MS = 1000
 
 
 def quorum(replicas_total: int) -> int:
-    """Return how many brokers have to give a lock."""
+    """Return how many of a name's `replicas_total` brokers have to give a lock: more than half."""
     return replicas_total // 2 + 1
 
 
 def agreed(own: list[MessageQueue], others: Iterable[Iterable[MessageQueue]], wanted: int) -> list[MessageQueue]:
-    """Return the queues locked here that as many brokers as wanted have locked, this one among them."""
+    """Return those of the `own` locked queues that at least `wanted` brokers have locked, this broker among them.
+
+    `others`: the queues that each other broker has locked.
+    """
     given = Counter(queue for answer in others for queue in set(answer))
     return [queue for queue in own if 1 + given[queue] >= wanted]
 
 
 class LockQuorum:
-    """Asks the others. `others`: the addresses of the other live brokers of the name, now."""
+    """Asks the other brokers of the name for queue locks. `others`: returns the addresses of those that live now."""
 
     def __init__(self, settings: BrokerSettings, connections: Connections, others: Callable[[], Iterable[str]]) -> None:
         self._settings = settings
@@ -114,7 +116,7 @@ class LockQuorum:
         self._others = others
 
     def is_needed(self, asked: LockRequest) -> bool:
-        """Tell whether this broker alone does not decide."""
+        """Tell whether the other brokers of the name must be asked for these locks as well."""
         s = self._settings
         return s.strict_locks and not asked.only_this_broker and quorum(s.replicas_total) > 1
 
@@ -127,7 +129,7 @@ class LockQuorum:
         return agreed(own, answers, quorum(self._settings.replicas_total))
 
     async def unlock(self, asked: LockRequest) -> None:
-        """Give the locks back everywhere else."""
+        """Release the locks on all other brokers of the name."""
         request = bodies.encode(msgspec.structs.replace(asked, only_this_broker=True))
         await asyncio.gather(*(self._ask(a, RequestCode.UNLOCK_BATCH_MQ, request) for a in self._others()))
 

@@ -48,7 +48,8 @@ class SubscriptionGroups:
     def get(self, group: str, *, by: str = "") -> GroupConfig | None:
         """Return the settings of a group, made on first use if that is on; None if there is no such group.
 
-        `by`: the address of the client that names it. Raises ServerError 2 if there are too many.
+        `by`: the address of the client that names the group. Raises ServerError 2 if clients have created too many
+        groups.
         """
         config = self.table.get(group)
         if config is None and self._settings.auto_create_group:
@@ -78,7 +79,7 @@ class SubscriptionGroups:
         return not self.forbidden.get(group, {}).get(topic, 0) & FORBIDDEN_READ
 
     def set_readable(self, group: str, topic: str, readable: bool) -> None:
-        """Allow or forbid a group to read a topic. Raises ServerError 2 if too many are forbidden."""
+        """Allow or forbid a group to read a topic. Raises ServerError 2 if the table of what is forbidden is full."""
         if not readable and self.readable(group, topic) and sum(map(len, self.forbidden.values())) >= FORBIDDEN_MAX:
             raise ServerError(ResponseCode.SYSTEM_BUSY, f"{FORBIDDEN_MAX} groups and topics are forbidden, no more are")
         bits = self.forbidden.setdefault(group, {})
@@ -92,7 +93,7 @@ class SubscriptionGroups:
     def take(
         self, table: dict[str, GroupConfig], forbidden: dict[str, dict[str, int]] | None, version: DataVersion
     ) -> None:
-        """Make this table a master's, with its version. `forbidden`: None from a broker that does not tell."""
+        """Replace the table by the master's, with its version. `forbidden`: None if the master does not tell it."""
         forbidden = self.forbidden if forbidden is None else forbidden
         if (table, forbidden, version) != (self.table, self.forbidden, self.version):
             for name in [name for name in self.table if name not in table]:

@@ -38,7 +38,7 @@ ORDERED_MAX = 16_384
 
 
 class Answers:
-    """Answers requests once what they noted is as durable as it should be."""
+    """Answers requests about popped messages once what they changed is as durable as the settings say."""
 
     def __init__(self, durability: Durability) -> None:
         self._durability = durability
@@ -46,7 +46,10 @@ class Answers:
     def when_noted(
         self, peer: Peer, requests: list[Request[Any]], answers: list[bytes], end: int, error: ServerError | None
     ) -> None:
-        """Answer requests for which one answer was promised; `end`: up to where the log has it all, 0 for nothing."""
+        """Send the answers to requests that one record of the log settled together.
+
+        `end`: the physical offset after that record, 0 if nothing was stored; `error`: sent in place of the answers.
+        """
         if requests[0].flag & frames.ONEWAY_FLAG:
             return
         if error is not None:
@@ -194,7 +197,7 @@ class AckHandler:
         self._block_ends.look(topic, group, queue_id)
 
     def ack_batch(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
-        """BATCH_ACK_MESSAGE (200151): what is not there any more is passed over."""
+        """BATCH_ACK_MESSAGE (200151): several popped messages are done; those no longer in flight are passed over."""
         found = pop_records.decode_batch_ack(body) if body else None
         if found is None or not found.acks:
             return reply(request.opaque, ResponseCode.NO_MESSAGE)

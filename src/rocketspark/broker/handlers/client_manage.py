@@ -66,7 +66,7 @@ class ClientHandler:
         routes.add(RequestCode.UNLOCK_BATCH_MQ, self.unlock)
 
     def heartbeat(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
-        """HEART_BEAT (34): a group's first one makes its settings and its retry topic."""
+        """HEART_BEAT (34): take a client's heartbeat; a group's first one creates the group and its retry topic."""
         if len(body) > LONG_BEAT_BYTES:
             return peer.alone(self._beat_in_turns(peer, request, body, peer.sender))
         beat = bodies.heartbeat(body)
@@ -101,7 +101,7 @@ class ClientHandler:
         return reply(request.opaque, header=HeartbeatReply())
 
     def unregister(self, peer: Peer, request: Request[UnregisterClientHeader], body: bytes) -> bytes:
-        """UNREGISTER_CLIENT (35): also the pops that the client has held end, before it is answered."""
+        """UNREGISTER_CLIENT (35): take a client out of a group; the pops that it has held are answered first."""
         h = request.ext
         self._clients.leave(peer, producer_group=h.producer_group, consumer_group=h.consumer_group)
         if h.consumer_group:
@@ -117,7 +117,7 @@ class ClientHandler:
         return reply(request.opaque, header={}, body=bodies.encode(members))
 
     def notify(self, group: ConsumerGroup) -> None:
-        """Tell all members that the group changed (40); those of a broadcast group share nothing."""
+        """Tell all members that the group changed (40); not in a broadcasting group, whose members share no queues."""
         if group.message_model == "BROADCASTING":
             return
         config = self._groups.table.get(group.name)

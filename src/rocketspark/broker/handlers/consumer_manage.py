@@ -28,7 +28,7 @@ QUEUE_IDS_KEPT = 1024
 
 
 def may_have_offset(topic: TopicConfig, queue_id: int) -> bool:
-    """Tell whether an offset may be kept of a queue of a topic."""
+    """Tell whether a group may commit an offset in the queue of this id, which need not exist any more."""
     return queue_id < max(topic.read_queue_nums, topic.write_queue_nums, QUEUE_IDS_KEPT)
 
 
@@ -51,7 +51,7 @@ class ConsumerManageHandler:
         routes.add(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest)
 
     def query(self, peer: Peer, request: Request[QueryConsumerOffsetHeader], body: bytes) -> bytes:
-        """QUERY_CONSUMER_OFFSET (14): the committed offset; 0 for a young queue; else code 22."""
+        """QUERY_CONSUMER_OFFSET (14): the committed offset; else 0 if the queue has its first message, else code 22."""
         h = request.ext
         self._offsets.asked(h.group, h.topic, h.queue_id)
         offset = self._offsets.get(h.group, h.topic, h.queue_id)
@@ -117,7 +117,7 @@ class ConsumerManageHandler:
         return reply(request.opaque, header=OffsetReply(offset=offset))
 
     def earliest(self, peer: Peer, request: Request[QueueHeader], body: bytes) -> bytes:
-        """GET_EARLIEST_MSG_STORETIME (32): -1 for an empty queue."""
+        """GET_EARLIEST_MSG_STORETIME (32): the store time of a queue's oldest message, in ms; -1 for an empty queue."""
         h = request.ext
         low, _ = self._store.queue_range(h.topic, h.queue_id)
         return reply(request.opaque, header=TimeReply(time_ms=self._store.store_time_at(h.topic, h.queue_id, low)))

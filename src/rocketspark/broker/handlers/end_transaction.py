@@ -1,10 +1,9 @@
 """How producers end half messages: END_TRANSACTION for one, END_HALF_RANGES (our own) for ranges of them.
 
-HalfRanges is both for batches: it stores one as half messages (SEND_HALF_BATCH), and ends a range of them.
+HalfRanges handles batches: it stores a batch as half messages (SEND_HALF_BATCH), and ends ranges of half messages.
 
 Rule: a part of a batch or range that cannot be done together with the others is done one by one, with the same outcome.
-One call holds the event loop for some milliseconds at most.
-"""
+One call holds the event loop for some milliseconds at most."""
 
 from __future__ import annotations
 
@@ -52,10 +51,10 @@ SINGLE_PROPERTIES_MAX = 1 << 15
 
 
 class EndedRange(NamedTuple):
-    """What became of the first `done` messages of a range; `gone`: offsets of those that cannot be committed.
+    """The result of ending the first `done` messages of a range; `gone`: half queue offsets that cannot be committed.
 
-    `end`: the physical offset that must be on the disk before the commits are safe, None without any; `cost`: the work
-    that it was, in messages that end together.
+    `end`: the physical offset that must be on the disk before the commits are safe, None without commits; `cost`: the
+    work done, counted as so many messages that end together.
     """
 
     done: int
@@ -65,7 +64,7 @@ class EndedRange(NamedTuple):
 
 
 class HalfRanges:
-    """Batches and ranges of one broker's half messages."""
+    """Stores batches as half messages on one broker, and ends ranges of half messages."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
@@ -76,8 +75,8 @@ class HalfRanges:
     ) -> AcceptedBatch:
         """Store the messages of a batch as half messages, at consecutive offsets of the half queue.
 
-        Raises ServerError as `Transactions.prepare`; those before the message that it is about may be stored then, and
-        are asked for as any whose producer says nothing more. Code 3, with nothing stored, for a batch that would hold
+        Raises ServerError as `Transactions.prepare`. The messages before the one at fault may be stored then; they are
+        checked like all half messages that nobody ends. Raises code 3, with nothing stored, for a batch that would hold
         the loop for long.
         """
         found = self._batched.prepare(topic, queue_id, body, sys_flag, born_time_ms, born_host, now_ms())
@@ -99,8 +98,8 @@ class HalfRanges:
     def end(self, topic: str, group: str, outcome: int, first: int, positions: NDArray[np.int64]) -> EndedRange:
         """Commit or roll back half messages at consecutive offsets of the half queue, from `first` on.
 
-        It may end fewer than all: call it for the rest once others had their turn. `positions`: their physical offsets.
-        What ended before stays as it is. Raises ServerError as `Transactions.end` for the first of them.
+        `positions`: their physical offsets. The call may end fewer than all: it is made again for the rest, after other
+        requests had a turn. Raises ServerError as `Transactions.end` if the first one cannot be ended.
         """
         ended = self._batched.end(topic, group, outcome, first, positions[:TOGETHER_MAX])
         if ended is None:
@@ -135,7 +134,7 @@ class HalfRanges:
 
 
 class TransactionHandler:
-    """Serves the ends of half messages, one or ranges of them; batches of half messages come by SendHandler."""
+    """Serves the requests that end half messages; the requests that send batches of them are SendHandler's."""
 
     def __init__(self, transactions: Transactions, durability: Durability) -> None:
         self._transactions = transactions
@@ -148,7 +147,7 @@ class TransactionHandler:
         routes.add(RequestCode.END_HALF_RANGES, self.end_ranges, EndHalfRangesHeader)
 
     def end(self, peer: Peer, request: Request[EndTransactionHeader], body: bytes) -> bytes | None:
-        """END_TRANSACTION (37), usually one-way; a repeated one is answered and changes nothing."""
+        """END_TRANSACTION (37): commit or roll back a half message, usually one-way. Repeated, it changes nothing."""
         outcome = request.ext.outcome & sysflags.TRANSACTION_MASK
         if not outcome:
             text = "the state of transaction %s of group %s is unknown to %s, which will be asked: %s"
@@ -165,9 +164,10 @@ class TransactionHandler:
         return None
 
     async def end_ranges(self, peer: Peer, request: Request[EndHalfRangesHeader], body: bytes) -> bytes | None:
-        """END_HALF_RANGES (7310006). A repeated one is answered and changes nothing.
+        """END_HALF_RANGES (7310006): commit or roll back ranges of half messages. A repeated request changes nothing.
 
-        Raises ServerError for the first half message that is not there or not the sender's: those before are ended.
+        Raises ServerError for the first half message that does not exist or is not the sender's; those before it are
+        ended.
         """
         h = request.ext
         if h.outcome not in (sysflags.TRANSACTION_COMMIT, sysflags.TRANSACTION_ROLLBACK):

@@ -265,7 +265,7 @@ QUEUES_IN_TURN = 1024
 
 
 class PeekHandler:
-    """Serves looks at what is to be popped."""
+    """Serves PEEK_MESSAGE: shows the messages that a pop would give out."""
 
     def __init__(
         self,
@@ -339,7 +339,7 @@ CODES = tuple(code for code in RequestCode if RequestCode.POP_LITE_MESSAGE <= co
 
 
 class LiteHandler:
-    """Refuses what lite topics need."""
+    """Refuses all requests about lite topics."""
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler refuses."""
@@ -347,7 +347,7 @@ class LiteHandler:
             routes.add(code, self.refuse)
 
     def refuse(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """POP_LITE_MESSAGE (200070) to TRIGGER_LITE_DISPATCH (200079)."""
+        """POP_LITE_MESSAGE (200070) to TRIGGER_LITE_DISPATCH (200079): answer that lite topics are not supported."""
         raise ServerError(
             ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
             f" request type {request.code} not supported: this broker has no lite topics",

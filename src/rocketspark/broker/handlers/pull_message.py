@@ -102,7 +102,7 @@ class PullHandler:
         routes.add(RequestCode.CHECK_CLIENT_CONFIG, self.check_client)
 
     def pull(self, peer: Peer, request: Request[PullHeader], body: bytes) -> Answer:
-        """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361); outcomes: `_OUTCOME`."""
+        """PULL_MESSAGE (11), LITE_PULL_MESSAGE (361): return messages from an offset on, or wait for some."""
         h = request.ext
         topic_sys_flag = self._check(peer, h)
         try:

@@ -18,7 +18,7 @@ UNIQUE_COUNT_MAX = 32
 
 
 class QueryHandler:
-    """Answers from the key index and the log."""
+    """Finds messages in the key index and the log."""
 
     def __init__(self, store: Store, long_scans: LongScans) -> None:
         self._store = store
@@ -30,7 +30,7 @@ class QueryHandler:
         routes.add(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
 
     def query(self, peer: Peer, request: Request[QueryMessageHeader], body: bytes) -> Answer:
-        """QUERY_MESSAGE (12): the newest 64 at most, 32 by unique id, in the order of the log; code 22 for none."""
+        """QUERY_MESSAGE (12): the newest messages of a key (64 at most) or unique id (32), oldest first; or code 22."""
         return self._long_scans.answer(peer, self._query(request))
 
     def _query(self, request: Request[QueryMessageHeader]) -> Generator[None, None, bytes]:

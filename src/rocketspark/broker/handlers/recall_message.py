@@ -45,7 +45,7 @@ class TimerHandler:
         routes.add(RequestCode.RECALL_MESSAGE, self.recall, RecallHeader)
 
     def recall(self, peer: Peer, request: Request[RecallHeader], body: bytes) -> bytes | None:
-        """RECALL_MESSAGE (370): a marker is stored that meets the message at its slot, where both end."""
+        """RECALL_MESSAGE (370): store a marker due at the same time as the message, which then is not delivered."""
         ext = {"MSG_REGION": self._settings.region}
         try:
             message_id, end = self._store_marker(peer, request.ext)

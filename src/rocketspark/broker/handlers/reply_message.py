@@ -43,7 +43,7 @@ class ReplyHandler:
         routes.add(RequestCode.SEND_REPLY_MESSAGE_V2, self.send_reply, SendHeader)
 
     async def send_reply(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """SEND_REPLY_MESSAGE (324, 325): pushed first, then stored (rule: ReplyMessageProcessor, 5.x)."""
+        """SEND_REPLY_MESSAGE (324, 325): push a reply to the client that asked, then store it (as 5.x does)."""
         h: SendHeader = request.ext
         marks = {"MSG_REGION": self._settings.region, "TRACE_ON": "true" if self._settings.trace_on else "false"}
         queue_id = self._put_message.rules.admit_reply(h)

@@ -1,9 +1,9 @@
-"""The fast path of plain sends, all of one read decoded together. A send that is not plain goes to `SendHandler.send`.
+"""The fast path of plain sends: all that arrive in one read are decoded together. Others go to `SendHandler.send`.
 
-Rule: it only decodes and answers; what is plain, and may be stored as it is, `SendRules.plain_sends` decides. Both ways
-have the same effect. It takes SEND_MESSAGE_V2 of a shape seen before, to a queue that exists. Replies that wait for the
-disk or for copies wait together: of a run, until its last message is durable.
-"""
+Rule: this module only decodes and answers; which sends are plain, and may be stored as they are,
+`SendRules.plain_sends` decides. Both ways have the same effect. The fast path takes SEND_MESSAGE_V2 requests of a shape
+seen before, to a queue that exists. The replies of a run (the sends stored together) that wait for the disk or for
+copies are sent together, once its last message is durable."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class _Run:
 class SendFastPath:
     """Decodes and answers the plain sends of one broker.
 
-    `standing_of`: asks the gate; None where there is none, so that every send may come.
+    `standing_of`: tells what a connection's requests must show to the gate; None where every send may pass.
     """
 
     def __init__(self, put_message: PutMessage, durability: Durability, standing_of: StandingOf | None = None) -> None:
@@ -106,17 +106,17 @@ class SendFastPath:
         self.pause = 0
 
     def configure(self, *, reply: bytes) -> None:
-        """Take over settings.
+        """Take over changed settings. `reply`: a template of reply headers.
 
-        `reply`: the template of a reply's header, of queue id, unique id, physical offset, queue offset and opaque.
+        The template has places for queue id, unique id, physical offset, queue offset and opaque.
         """
         self._needed = self._durability.needed
         self._reply = reply
 
     def take(self, peer: Peer, data: bytes, at: int, out: list[bytes]) -> int:
-        """Store the plain sends in `data` from `at` on and put their replies into `out`; returns where they end.
+        """Store the plain sends in `data` from `at` on, put their replies into `out`; return where the sends end.
 
-        Replies that wait go out later, all of a run at once; so a run ends before sends whose replies do not.
+        Replies that wait are sent later, all of a run at once; so a run ends before a send whose reply does not wait.
         """
         if len(peer.packed_host) != 8:
             return at

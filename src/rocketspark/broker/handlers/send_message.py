@@ -105,7 +105,7 @@ class SendHandler:
         routes.add(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
 
     def time_puts(self, count_max: int) -> None:
-        """Measure how long the next puts take; all others go unmeasured and cost nothing."""
+        """Measure how long the next `count_max` puts take; the puts after them go unmeasured and cost nothing."""
         self._untimed = self._plain.pause = count_max
         self._accept = self._timed(self._put_message.accept)
         self._accept_again = self._timed(self._put_message.accept_again)
@@ -125,7 +125,7 @@ class SendHandler:
         return timed
 
     def send(self, peer: Peer, request: Request[SendHeader], body: bytes, read: ReadBatch | None = None) -> Answer:
-        """SEND_MESSAGE (10, 310) and SEND_BATCH_MESSAGE (320). `read`: of a long batch."""
+        """SEND_MESSAGE (10, 310) and SEND_BATCH_MESSAGE (320): store messages. `read`: a long batch, read before."""
         h = request.ext
         topic = h.topic
         try:
@@ -315,7 +315,7 @@ class SendHandler:
         return config
 
     def send_back(self, peer: Peer, request: Request[SendBackHeader], body: bytes) -> bytes | None:
-        """CONSUMER_SEND_MSG_BACK (36): the message comes again later, or becomes a dead letter."""
+        """CONSUMER_SEND_MSG_BACK (36): a message failed; it is delivered again later, or becomes a dead letter."""
         h = request.ext
         config = self._group(peer, h.group)
         self._rules.check_writable()

@@ -1,7 +1,7 @@
-"""Unique id, keys and tags of all messages of a batch, found at once.
+"""Finds unique id, keys and tags of all messages of a batch at once, by numpy.
 
-Rule: the result is that of `put_message.pairs_of` for each message; texts of a rare form are read by `pairs_of` itself.
-"""
+Rule: the result is that of `put_message.pairs_of` for each message; texts of a rare form are read by `pairs_of`
+itself."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ ID, KEYS, TAGS = b"UNIQ_KEY", b"KEYS", b"TAGS"
 
 
 class Wanted:
-    """Values of further properties that a reading finds.
+    """The names of further properties that `read` has to find in a batch, and where it puts what it finds.
 
     `alike`: by name, numbers of messages with their values as rows of bytes; `single`: numbers of the other messages,
-    with all their properties; `names`: of all properties that there are.
+    with all their properties; `names`: the names of all properties that any message has.
     """
 
     __slots__ = ("alike", "names", "single")
@@ -52,7 +52,10 @@ class Wanted:
 
 
 class Pattern:
-    """The bytes that rows may have: at each place the lowest, and how many above it. At first those of a text alone."""
+    """The bytes that rows of one length may have: at each place the lowest, and how many above it are allowed.
+
+    A new pattern allows the bytes of one text only.
+    """
 
     __slots__ = ("low", "more")
 
@@ -62,11 +65,11 @@ class Pattern:
 
     @property
     def width(self) -> int:
-        """The length of a row."""
+        """The length of the rows, in bytes."""
         return len(self.low)
 
     def copy(self) -> Pattern:
-        """Return the same, to be changed."""
+        """Return an equal pattern that can be changed alone."""
         return Pattern.__new__(Pattern)._set(self.low.copy(), self.more)
 
     def _set(self, low: Bytes, more: Bytes) -> Pattern:
@@ -74,7 +77,7 @@ class Pattern:
         return self
 
     def plain(self, begin: int, end: int, *, is_word: bool = False) -> None:
-        """Allow plain characters from `begin` to `end`; `is_word`: without blanks."""
+        """Allow any plain characters from place `begin` to `end`; `is_word`: no blanks among them."""
         first = ord(" ") + 1 if is_word else _PLAIN_FIRST
         self.low[begin:end], self.more[begin:end] = first, _PLAIN_LAST - first
 
@@ -83,11 +86,11 @@ class Pattern:
         self.low[begin:end], self.more[begin:end] = 0, 255
 
     def exactly(self, begin: int, end: int, text: bytes) -> None:
-        """Allow the bytes of a text alone there."""
+        """Allow from place `begin` to `end` only the bytes that `text` has there."""
         self.low[begin:end], self.more[begin:end] = np.frombuffer(text, np.uint8)[begin:end], 0
 
     def holds(self, rows: Bytes) -> bool:
-        """Tell whether all rows are such. What is below the lowest wraps around to far above."""
+        """Tell whether all rows have allowed bytes only. (The subtraction makes bytes below the lowest very large.)"""
         count = min(len(rows), rows_at_once(self.width))
         differences, odd = np.empty((count, self.width), np.uint8), np.empty((count, self.width), bool)
         for at in range(0, len(rows), count):
@@ -100,7 +103,10 @@ class Pattern:
 
 
 def found_at(texts: Bytes, spans: Spans) -> Found:
-    """Return the tags code of each message, and the keys for the index, where all have their values at these places."""
+    """Return the hash of each message's tags, and the keys for the index, if all values lie at the same places.
+
+    `texts`: the properties of each message as one row; `spans`: by name, where in the row a property's value is.
+    """
     every, keys = np.arange(len(texts)), BatchKeys()
     for name, found in ((ID, keys.ids), (KEYS, keys.words), (TAGS, keys.tags)):
         if name in spans:
@@ -113,14 +119,17 @@ def found_at(texts: Bytes, spans: Spans) -> Found:
 def read(
     layout: Layout, pairs_of: Pairs, tag_code: Callable[[bytes | None], int], wanted: Wanted | None = None
 ) -> tuple[NDArray[np.int64], BatchKeys]:
-    """Return the tags code of each message, and the keys for the index; `wanted` is filled too."""
+    """Return the hash of each message's tags, and the keys for the index; `wanted` is filled as well.
+
+    `pairs_of`: decodes the properties of one message; `tag_code`: returns the hash of tags.
+    """
     return finished(read_steps(layout, pairs_of, tag_code, wanted))
 
 
 def read_steps(
     layout: Layout, pairs_of: Pairs, tag_code: Callable[[bytes | None], int], wanted: Wanted | None = None
 ) -> Generator[None, None, Found]:
-    """`read` in pieces of some ms, but for what is read together, which is quick."""
+    """Do what `read` does, yielding after each piece of some ms."""
     count = layout.message_count
     codes = np.zeros(count, np.int64)
     keys = BatchKeys()
@@ -234,7 +243,7 @@ def _add_keys(keys: BatchKeys, rows: NDArray[np.int64], values: Bytes) -> None:
 
 
 def spans_of(text: bytes) -> Spans | None:
-    """Return the place of each value of a stored text, by its name; None if the text is not in the plainest form."""
+    """Return by name where each value lies in a text of properties; None if the text is not of the plainest form."""
     found: Spans = {}
     at = 0
     pieces = text.split(b"\x02")

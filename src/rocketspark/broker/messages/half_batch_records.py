@@ -43,11 +43,12 @@ _HEAD = record_layout.head_type(*record_layout.AT)
 
 
 class HalfForm(NamedTuple):
-    """A batch as half messages.
+    """A batch laid out as half messages.
 
-    `found`: what `batch_properties.read` finds in it; `group`, `immunity`: what all say of producer group and immunity
-    (None if they do not); `ids`: the unique id of each; `cut`: the bytes of each that its commit leaves out; `after`:
-    how many bytes follow them.
+    `found`: what `batch_properties.read` finds in it; `group`, `immunity`: the producer group and the time without
+    checks that all messages have, the latter None if they name none; `ids`: the unique id of each; `cut`: the bytes of
+    each record that its commit leaves out (its real topic and queue); `after`: how many bytes of the record follow
+    these.
     """
 
     layout: Layout
@@ -68,7 +69,10 @@ def half_form(
     owned: frozenset[bytes],
     marks: bytes,
 ) -> HalfForm | None:
-    """Return a batch of messages for a queue as half messages; None if they must be prepared one by one."""
+    """Lay a batch of messages for a queue out as half messages; None if they must be prepared one by one.
+
+    `owned`: the names of properties that a sender may not set; `marks`: the properties that the broker adds to each.
+    """
     wanted = Wanted((ID, GROUP, IMMUNITY))
     found = batch_properties.read(layout, pairs_of, tag_code, wanted)
     if not wanted.names.isdisjoint(OWN | owned):
@@ -163,7 +167,7 @@ def _relabelled(out: bytearray, layout: Layout, properties_bytes: NDArray[np.int
 
 
 class StoredHalves(NamedTuple):
-    """Half messages as their commits: the messages, and the times and flags that all of them have; `crcs` of bodies."""
+    """Half messages laid out as their commits, with the times and flags that all have; `crcs`: of the bodies."""
 
     layout: Layout
     crcs: NDArray[np.uint32]
@@ -181,9 +185,10 @@ def committed_form(
     cut: bytes,
     after: int,
 ) -> StoredHalves | None:
-    """Return half messages that lie one behind another in the log as they are committed.
+    """Lay half messages that lie one behind another in the log out as their commits.
 
-    `stored`: their records; `suffix`: length and name of the half topic; `end`: the physical offset after the last;
+    `stored`: their records; `positions`: their physical offsets; `first_offset`: the half queue offset of the first;
+    `end`: the physical offset after the last; `suffix`: length and name of the half topic, as each record has them;
     `cut`, `after`: as in HalfForm. None if one of them is not the half message it should be, or is damaged.
     """
     count = len(positions)
@@ -302,7 +307,10 @@ _OF_EACH = ("crc", "flag", "queue_offset", "position")
 
 
 class Rest(NamedTuple):
-    """What a broker adds: its marks, length and name of the half topic. `owned`: what is not the sender's to set."""
+    """What does not come from the sender: the broker's `marks`, and `suffix`, length and name of the half topic.
+
+    `owned`: the names of properties that a sender may not set.
+    """
 
     owned: frozenset[bytes]
     marks: bytes
@@ -310,7 +318,10 @@ class Rest(NamedTuple):
 
 
 class StoredAlike(NamedTuple):
-    """Half messages as their commits, what queue and index get of them, and what all of them say."""
+    """Half messages of one shape, laid out as their commits.
+
+    `found`: their hashes of tags and keys for the index; the other fields are those that all of them have in common.
+    """
 
     messages: AlikeMessages
     found: Found
@@ -320,10 +331,10 @@ class StoredAlike(NamedTuple):
 
 
 class HalfShape:
-    """What the half messages of a queue's batches have in common.
+    """The form that the half messages of a queue's batches have in common: lengths, and the bytes that never differ.
 
-    `group`, `immunity`: what they say of these, the latter None if nothing; `cut`, `after`: as in HalfForm;
-    `properties_bytes`: of each.
+    `group`, `immunity`: their producer group and time without checks, the latter None if they name none; `cut`,
+    `after`: as in HalfForm; `properties_bytes`: the length of the properties of each.
     """
 
     def __init__(self, layout: Layout, text: bytes, texts: Pattern, spans: Spans, cut: bytes, rest: Rest) -> None:
@@ -355,7 +366,7 @@ class HalfShape:
         return np.ndarray((layout.message_count, length), np.uint8, layout.body, at, (layout.width, 1))
 
     def fits(self, layout: Layout, rest: Rest) -> bool:
-        """Tell whether the first message of a batch is of this shape."""
+        """Tell whether the first message of a batch, which stands for all, has this shape."""
         return (
             (layout.width, int(layout.body_bytes[0])) == (self._width, self._body_bytes)
             and rest == self._rest
@@ -363,9 +374,9 @@ class HalfShape:
         )
 
     def halves(self, layout: Layout) -> tuple[AlikeMessages, Found, Bytes] | None:
-        """Return a batch of which the first message is of this shape as half messages, and their unique ids.
+        """Lay a batch out as half messages, if all its messages have this shape; returns their unique ids as well.
 
-        None if another is not, or two have the same id.
+        None if a message has another shape, or two have the same id.
         """
         texts = self._texts_of(layout)
         if not self._texts.holds(texts):
@@ -380,9 +391,10 @@ class HalfShape:
         return AlikeMessages(layout.flags, bodies, parts, crcs), found_at(texts, self._spans), ids
 
     def committed(self, stored: memoryview, positions: NDArray[np.int64], first_offset: int) -> StoredAlike | None:
-        """Return half messages of this shape, one behind another in the log, as they are committed.
+        """Lay half messages of this shape that lie one behind another in the log out as their commits.
 
-        `stored`: their records. None if one of them is not what it was.
+        `stored`: their records; `positions`: their physical offsets; `first_offset`: the half queue offset of the
+        first. None if a record is not the half message that was stored.
         """
         count, width, size = len(positions), self._record.width, self._body_bytes
         if len(stored) != count * width:
@@ -420,7 +432,7 @@ class HalfShape:
 
 
 def shape_of(layout: Layout, topic: bytes, queue_id: int, rest: Rest) -> HalfShape | None:
-    """Return the shape of the first message of a batch for a queue; None if it is not of the plainest form."""
+    """Return the shape of a batch's first message, sent to a queue; None if it is not of the plainest form."""
     at = int(layout.properties_at[0])
     text = layout.body[at : at + int(layout.properties_bytes[0])]
     spans = spans_of(text)

@@ -49,11 +49,11 @@ ENDED_ROWS_MAX = 1 << 20
 
 
 class HalfRun(msgspec.Struct, eq=False):
-    """Half messages of one queue, one behind another in the half queue and in the log.
+    """A batch of half messages as it lies in the half queue and in the log, one message behind another.
 
-    `first`: the half queue's offset of the first; `end`: the physical offset after the last; `cut`, `after`: as in
-    `HalfForm`; `shape`: of all, if they have one; `states`: of each; `digest`: of topic, group and unique
-    ids, which copies have in common.
+    `first`: the half queue offset of the first; `end`: the physical offset after the last; `cut`, `after`: as in
+    `HalfForm`; `shape`: None if the messages have no shape in common; `states`: the state of each message (OPEN, …);
+    `digest`: of topic, group and unique ids, the same if the batch is sent again.
     """
 
     first: int
@@ -77,17 +77,17 @@ class HalfRun(msgspec.Struct, eq=False):
         return len(self.positions)
 
     def set(self, at: int, count: int, state: int) -> None:
-        """Set the state of open messages."""
+        """Set the state of `count` open messages from number `at` on."""
         self.states[at : at + count] = state
         self.open_count -= count
 
     def end_of(self, at: int) -> int:
-        """Return the physical offset after a message."""
+        """Return the physical offset after the message with the number `at`."""
         return int(self.positions[at + 1]) if at + 1 < self.count else self.end
 
 
 class HalfRuns:
-    """All runs, by the offsets of their first messages."""
+    """All runs of one broker, found by half queue offset."""
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
@@ -105,18 +105,18 @@ class HalfRuns:
 
     @property
     def open_count(self) -> int:
-        """How many messages are open."""
+        """How many half messages of all runs are open."""
         return sum(run.open_count for run in self._runs)
 
     def add(self, run: HalfRun) -> None:
-        """Add a run, which is behind all others."""
+        """Add a run that lies behind all others in the half queue."""
         assert not self._firsts or run.first > self._firsts[-1]
         self._firsts.append(run.first)
         self._runs.append(run)
         self._newest[run.digest] = run
 
     def newest(self, digest: bytes) -> HalfRun | None:
-        """Return the run that came last of those with these messages."""
+        """Return the newest run with a digest, that is the newest copy of a batch; None if there is none."""
         return self._newest.get(digest)
 
     def find(self, offset: int) -> HalfRun | None:
@@ -127,14 +127,14 @@ class HalfRuns:
         return self._runs[at]
 
     def oldest_open(self) -> int | None:
-        """Return the offset of the first open message."""
+        """Return the lowest half queue offset of an open message; None if none is open."""
         for run in self._runs:
             if run.open_count:
                 return run.first + int(np.flatnonzero(run.states == OPEN)[0])
         return None
 
     def note_ended(self, run: HalfRun) -> None:
-        """Keep a run without open messages for a while, and forget the oldest of such."""
+        """Keep a run whose messages have all ended for a while, and forget the oldest such runs."""
         run.shape = None  # It takes some KB.
         self._ended.append(run)
         self._ended_rows += run.count
@@ -159,11 +159,11 @@ TOGETHER_BYTES = 2 << 20
 
 
 class Ended(NamedTuple):
-    """What became of the first `done` messages of a range.
+    """The result of ending the first `done` messages of a range.
 
-    `first`: where in the half queue those begin that ended, copies if these were sent again; `end`: the physical
-    offset that must be on the disk before a commit is safe; `gone`: they cannot be committed, as they were rolled
-    back; `before`: they had ended before; `bytes`: how many were put together.
+    `first`: the half queue offset of the first of them, or of its newest copy if the batch was sent again; `end`: the
+    physical offset that must be on the disk before a commit is safe; `gone`: they were rolled back before, so they
+    cannot be committed; `before`: they had ended before; `bytes`: how many bytes of records were looked at.
     """
 
     done: int
@@ -175,7 +175,7 @@ class Ended(NamedTuple):
 
 
 def too_many(count: int, count_max: int) -> ServerError:
-    """Return the reply to the sender of a batch that would hold the loop for long: it sends them one by one."""
+    """Return the error for a batch that would hold the loop for long; on it a client sends the messages one by one."""
     return ServerError(
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
         f"{count} half messages in a batch, of which {count_max} are taken at a time: send fewer, or one by one",
@@ -183,7 +183,7 @@ def too_many(count: int, count_max: int) -> ServerError:
 
 
 class PreparedBatch(NamedTuple):
-    """A batch that was stored: its run, and the unique ids of its messages."""
+    """A batch that was stored as half messages: its run, and the unique id of each message."""
 
     accepted: AcceptedBatch
     run: HalfRun
@@ -191,7 +191,7 @@ class PreparedBatch(NamedTuple):
 
 
 class BatchedHalves:
-    """The half messages of one broker that came in batches and are open, or ended not long ago."""
+    """The half messages of one broker that came in batches and are open, or have ended not long ago."""
 
     def __init__(self, store: Store, put_message: PutMessage, stats: Stats) -> None:
         self._store = store
@@ -204,7 +204,7 @@ class BatchedHalves:
     def prepare(
         self, topic: str, queue_id: int, body: bytes, sys_flag: int, born_time_ms: int, born_host: bytes, now_ms: int
     ) -> PreparedBatch | None:
-        """Store a batch's messages as half messages; None if they must be prepared one by one. Raises ServerError."""
+        """Store a batch's messages as half messages; None if they must be stored one by one. Raises ServerError."""
         layout = layout_of(body)
         if layout is not None and layout.message_count > BATCH_MAX:
             raise too_many(layout.message_count, BATCH_MAX)
@@ -248,9 +248,10 @@ class BatchedHalves:
         return PreparedBatch(accepted, run, ids)
 
     def add(self, run: HalfRun) -> tuple[list[int], bool]:
-        """Add a run that was prepared.
+        """Add the run of a batch that was stored, which may be a copy: a batch that was sent before.
 
-        Return the offsets of those of an older copy of it that were open here till now, and whether it had others.
+        Returns the half queue offsets of the older copy's messages that were open here till now, and whether
+        `Transactions` keeps other messages of the older copy.
         """
         before = self.runs.newest(run.digest)
         self.runs.add(run)
@@ -290,10 +291,10 @@ class BatchedHalves:
         first: int,
         positions: NDArray[np.int64],
     ) -> Ended | None:
-        """Commit or roll back the first of the half messages from offset `first` on that are alike.
+        """Commit or roll back the half messages from half queue offset `first` on, up to the first in another state.
 
-        `positions`: the physical offsets of all that are to be ended. None if the first is to be ended alone, or is not
-        there. Raises ServerError as `Transactions.end`.
+        `positions`: the physical offsets of all that are to be ended. None if the first must be ended by
+        `Transactions`, or does not exist here. Raises ServerError as `Transactions.end`.
         """
         run = self.runs.find(first)
         if run is None:
@@ -381,7 +382,7 @@ class BatchedHalves:
         return accepted.end
 
     def find_open(self, offset: int) -> tuple[HalfRun, int] | None:
-        """Return the open half message that one at an offset is, or is an older copy of: its run and its offset."""
+        """Return the open half message at a half queue offset, or its newest copy, as (run, offset); else None."""
         run = self.runs.find(offset)
         if run is None:
             return None
@@ -391,7 +392,7 @@ class BatchedHalves:
         return (run, run.first + row) if run is not None and run.states[row] == OPEN else None
 
     def take(self, offset: int) -> int | None:
-        """Leave an open half message to `Transactions`; return its physical offset, None if it is not open here."""
+        """Hand an open half message over to `Transactions`; return its physical offset, None if it is not open here."""
         run = self.runs.find(offset)
         if run is None or run.states[offset - run.first] != OPEN:
             return None
@@ -400,7 +401,7 @@ class BatchedHalves:
         return int(run.positions[offset - run.first])
 
     def drop_before(self, run: HalfRun, position: int) -> int:
-        """Forget the open half messages of a run that begin before a physical offset; return how many they are."""
+        """Forget a run's open half messages that begin before a physical offset; return how many they were."""
         at = int(np.searchsorted(run.positions, position))
         gone = np.flatnonzero(run.states[:at] == OPEN)
         run.states[gone] = ELSEWHERE

@@ -1,7 +1,6 @@
-"""Half messages as they lie in the store: found by queue, by physical offset, by unique id. Reads only.
+"""Finds half messages in the store, by half queue offset, physical offset or unique id. It only reads.
 
-Rule: a place that a client or a queue names counts only if the record there says the same of itself.
-"""
+Rule: a place that a client or a queue names counts only if the record there says the same of itself."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ HALF_GONE = "Find prepared transaction message failed"
 
 
 class TransactionKey(NamedTuple):
-    """What copies of one half message have in common: the message's unique id, its producer group and its topic."""
+    """What all copies of a half message have in common: its unique id, producer group and topic."""
 
     unique_id: str
     group: str
@@ -51,7 +50,7 @@ class TransactionKey(NamedTuple):
 
     @classmethod
     def of(cls, pairs: Mapping[str, str], otherwise: str) -> TransactionKey:
-        """Return the key of a half message with these properties; `otherwise` is its id if it has none."""
+        """Return the key of a half message with these properties; `otherwise` is used if they hold no unique id."""
         return cls(
             pairs.get(properties.UNIQUE_ID, otherwise),
             pairs.get(properties.PRODUCER_GROUP, ""),
@@ -59,7 +58,10 @@ class TransactionKey(NamedTuple):
         )
 
     def is_of(self, stored: Record, *, copy: bool) -> bool:
-        """Tell whether a message with this unique id, a half message or (`copy` false) a commit, is of this one."""
+        """Tell whether a record with this unique id is of this group and topic, and so of this transaction.
+
+        `copy`: the record is a half message; false if it is a committed message.
+        """
         pairs = pairs_of(stored.properties)
         topic = stored.topic if not copy and stored.topic not in _PARKED else pairs.get(b"REAL_TOPIC", b"")
         group = pairs.get(b"PGROUP", b"")
@@ -67,9 +69,9 @@ class TransactionKey(NamedTuple):
 
 
 class HalfMessage(msgspec.Struct):
-    """An open half message: where its newest copy is, since when it is open, how often it was checked.
+    """An open half message: where its newest copy lies, since when it is open, how often its producer was asked.
 
-    `aside`: it is in the quarantine: it is not checked, but a producer can still end it.
+    `aside`: it is in the quarantine, where it is not checked; its producer can still end it.
     """
 
     queue_offset: int
@@ -82,10 +84,10 @@ class HalfMessage(msgspec.Struct):
 
 
 class CheckLimits(NamedTuple):
-    """The times and the number of checks of half messages.
+    """When, and how often, the producers of open half messages are asked how they ended.
 
-    `timeout_ms`: age at the first check; `interval_ms`: between checks; `checks_max`: after so many questions one is
-    given up to TRANS_CHECK_MAX_TIME_TOPIC; `reserved_ms`: at this age too, asked or not.
+    `timeout_ms`: a half message's age at the first check; `interval_ms`: the time between checks; `checks_max`: after
+    so many checks it is given up to TRANS_CHECK_MAX_TIME_TOPIC; `reserved_ms`: the age at which it is given up anyway.
     """
 
     timeout_ms: int
@@ -105,14 +107,14 @@ class CheckLimits(NamedTuple):
 
 
 class HalfMessages:
-    """The half messages of a store, those given up, and the commits."""
+    """The half messages in a store, those that were given up, and the commits."""
 
     def __init__(self, store: Store, offsets: ConsumerOffsets) -> None:
         self._store = store
         self._offsets = offsets
 
     def units(self, topic: str) -> Iterator[tuple[int, int]]:
-        """Yield (queue offset, physical offset) of the messages of a queue that are not done and still in the log."""
+        """Yield (queue offset, physical offset) of a topic's messages that are not done yet and still in the log."""
         low, high = self._store.stored_range(topic, 0)
         at = max(low, self._offsets.get(GROUP, topic, 0) or 0)
         while at < high:
@@ -143,7 +145,7 @@ class HalfMessages:
         return (position, size) == (stored.position, stored.size)
 
     def told(self, position: int) -> Record | None:
-        """Return the half message, open or given up, at a physical offset from a client; None if there is none."""
+        """Return the half message (open or given up) at a physical offset that a client named; else None."""
         found = self._store.record_at(position)
         try:
             stored = record.decode(found) if found is not None else None
@@ -153,9 +155,9 @@ class HalfMessages:
         return _with_id(stored) if stored is not None and self._is_queued(stored) else None
 
     def named_by(self, h: EndTransactionHeader, *, same_topic: bool) -> tuple[Record, dict[str, str]]:
-        """Return the half message that a header names, and its properties. Raises ServerError 1 if it does not fit.
+        """Return the half message that a request names, and its properties. Raises ServerError 1 if it does not fit.
 
-        `same_topic`: the header must name the message's topic.
+        `same_topic`: the request must name the message's topic as well.
         """
         half = self.told(h.physical_offset)
         if half is None or half.topic.decode("utf-8", "replace") != topic_names.HALF_TOPIC:
@@ -172,7 +174,10 @@ class HalfMessages:
         return half, pairs
 
     def set_aside_before(self, entry: Quarantined) -> Record:
-        """Return a half message of the quarantine, from its place or where its queue says now. Raises RecordError."""
+        """Return the record of a half message in the quarantine. Raises RecordError if it cannot be found.
+
+        If it is not at the noted physical offset, it is looked for where its queue offset leads now.
+        """
         try:
             return self.record(topic_names.HALF_TOPIC, entry.queue_offset, entry.physical_offset)
         except RecordError:
@@ -183,7 +188,7 @@ class HalfMessages:
             return self.record(topic_names.HALF_TOPIC, entry.queue_offset, position)
 
     def was_committed(self, key: TransactionKey) -> bool:
-        """Tell whether the message of a half message is in its topic, e.g. as it was resumed and committed before."""
+        """Tell whether a half message was committed: its message is in its topic, or waits to be delivered there."""
         # Or it waits for its time there.
         for topic in (key.topic, topic_names.SCHEDULE_TOPIC, topic_names.TIMER_TOPIC):
             for stored in self._store.query(topic, key.unique_id, RESUMED_COUNT_MAX, 0, NEVER_MS, "U"):
@@ -192,14 +197,14 @@ class HalfMessages:
         return False
 
     def was_given_up(self, key: TransactionKey) -> bool:
-        """Tell whether a half message that is not open, nor committed, has no end: it was given up, and not resumed."""
+        """Tell whether a half message, neither open nor committed, was given up and not resumed since."""
         if not self._store.stored_range(topic_names.CHECK_MAX_TOPIC, 0)[1]:
             return False
         given_up, half = self.newest(topic_names.CHECK_MAX_TOPIC, key), self.newest(topic_names.HALF_TOPIC, key)
         return given_up is not None and (half is None or given_up.position > half.position)
 
     def newest(self, topic: str, key: TransactionKey) -> Record | None:
-        """Return the newest copy in a topic, whose body may be damaged; None if there is none."""
+        """Return the newest copy of a half message in a topic, without a check of its body; None if there is none."""
         found = self._store.query(topic, key.unique_id, RESUMED_COUNT_MAX, 0, NEVER_MS, "U")
         copies = [record.decode(stored, check_crc=False) for stored in found]
         return max((c for c in copies if key.is_of(c, copy=True)), key=lambda c: c.position, default=None)
@@ -224,12 +229,12 @@ def is_commit(stored: memoryview) -> bool:
 
 
 def immunity_ms_of(text: str | None) -> int:
-    """Return how long a half message is not checked, by its property."""
+    """Return how long a half message is not checked, in ms, by the text of its property."""
     return (whole_number(text, high=LONG_MAX // 1000) or 0) * 1000
 
 
 def half_message(queue_offset: int, position: int, since_ms: int, pairs: dict[str, str]) -> HalfMessage:
-    """Return the open half message of a record with these properties."""
+    """Return the HalfMessage of a record at these offsets with these properties."""
     return HalfMessage(
         queue_offset,
         position,
@@ -242,7 +247,7 @@ def half_message(queue_offset: int, position: int, since_ms: int, pairs: dict[st
 
 
 def quarantine_name(position: int) -> str:
-    """Return the name of a half message in the quarantine."""
+    """Return the name under which the half message at a physical offset is in the quarantine."""
     return f"{KIND}-{position}"
 
 

@@ -1,8 +1,7 @@
-"""Op messages: the offsets of half messages that ended, in RMQ_SYS_TRANS_OP_HALF_TOPIC.
+"""Op messages: they hold the offsets of half messages that ended, and lie in RMQ_SYS_TRANS_OP_HALF_TOPIC.
 
-Rules: what is ended in one turn of the loop is written at once; one message has at most 4096 bytes; the op queue is
-done up to where all that it marks is behind (TransactionalOpBatchService, 5.x).
-"""
+Rules (TransactionalOpBatchService, 5.x): all that ended in one turn of the loop is written at once; an op message has
+at most 4096 bytes; the op queue is done up to the first op message that names a half message which is not done."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class OpMessages:
         self._written: deque[tuple[int, int]] = deque()
 
     def begin_anew(self) -> None:
-        """Forget what was written; what was not is known from the log."""
+        """Forget which ends were written and which were to be: `read` and the log tell them at the next start."""
         self._marks = []
         self._written.clear()
 
@@ -108,7 +107,7 @@ class OpMessages:
             at, done = at + len(text), done + len(marked)
 
     def progress(self, done: int) -> tuple[int, int]:
-        """Return up to which offsets half queue and op queue are done; `done`: no half message before it is open."""
+        """Return up to which offsets (half queue, op queue) all is done; no half message before `done` is open."""
         done = min(done, *(marks.start for marks in self._marks)) if self._marks else done
         op_done = self._store.stored_range(topic_names.OP_HALF_TOPIC, 0)[1]
         while self._written and self._written[0][1] < done:

@@ -27,10 +27,10 @@ BODY_BYTES_MAX = 1024
 
 
 class DeliveryRecovery:
-    """Deliveries between the last note of progress and the end of the last run.
+    """Finds what was delivered before a kill, after progress was noted last, so that it is not delivered again.
 
-    `since_ms`: store time from which on the queues are looked through; `until_ms`: when the last run ended; `mark`: a
-    property that all deliveries have; `key`: the identity of a delivery, None for other messages.
+    `since_ms`: the store time from which on queues are searched; `until_ms`: when the last run ended; `mark`: the name
+    of a property that all deliveries have; `key`: returns the identity of a delivery, None for other messages.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DeliveryRecovery:
         self._found: dict[tuple[str, int], Counter[Hashable]] = {}
 
     def take(self, topic: str, queue_id: int, key: Hashable) -> bool:
-        """Return True if such a message was delivered there: once for each that was."""
+        """Return True if a delivery with this key was found in the queue; True as often as it was found."""
         queue = topic, queue_id
         found = self._found.get(queue)
         if found is None:
@@ -83,7 +83,7 @@ class DeliveryRecovery:
 
 
 def decode_mended(stored: memoryview) -> Record:
-    """Return a record; one flipped bit of its body, or of its checksum, is put right. Raises RecordError."""
+    """Decode a record, after putting one flipped bit of its body or checksum right. Raises RecordError."""
     try:
         return record.decode(stored)
     except RecordError:

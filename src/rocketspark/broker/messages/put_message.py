@@ -60,9 +60,9 @@ Accepted = tuple[int, int, int]
 
 
 class FixedFields(NamedTuple):
-    """Fields of a record's fixed part that come with its message: what the sender set, and what its way added.
+    """Fields of a record's fixed part that are given with a message, by its sender or by the part that stores it.
 
-    `prepared_position`: of a commit, the physical offset of its half message.
+    `prepared_position`: for a commit, the physical offset of its half message, else 0.
     """
 
     flag: int
@@ -74,7 +74,7 @@ class FixedFields(NamedTuple):
 
 
 class AcceptedBatch(NamedTuple):
-    """The place of a stored batch: the physical offset of each record, the first queue offset, the end of the last."""
+    """Where a batch was stored: each physical offset, the first queue offset, the physical offset after the last."""
 
     positions: Sequence[int] | NDArray[np.int64]
     queue_offset: int
@@ -82,14 +82,14 @@ class AcceptedBatch(NamedTuple):
 
 
 class ReadBatch(NamedTuple):
-    """A batch that was read before it is stored: its layout, and what `batch_properties.read` found; None if not."""
+    """A batch that was read before it is stored: layout, and what `batch_properties.read` found; each may be None."""
 
     layout: batch.Layout | CutBatch | None
     found: batch_properties.Found | None
 
 
 class Door(Protocol):
-    """Where messages of the broker's own go while its store is a copy of a master's."""
+    """The way out of a slave that acts for its master: a message that it may not store goes to another broker."""
 
     def leave(
         self,
@@ -102,13 +102,14 @@ class Door(Protocol):
         added_flags: int,
         reconsume_times: int | None,
     ) -> None:
-        """Return if another broker has the message. Raises MessageStays."""
+        """Send a message to another broker. Raises MessageStays until that broker has stored it."""
 
 
 class PutMessage:
-    """The way of every message into the store; held pulls are told of it.
+    """The way of every message into the store; it also wakes the pulls that wait for the message.
 
-    `rules`: what is taken; `timer_rules`: None takes no timer messages; `timer_arrived`: called when one was stored.
+    `rules`: what may be sent; `timer_rules`: None if no timer messages are taken; `timer_arrived`: called when one was
+    stored.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class PutMessage:
     # -- properties -----------------------------------------------------------------------------------------------
 
     def tag_code(self, tags: bytes | None) -> int:
-        """Return the hash that filters by tag; 0 without tags."""
+        """Return the hash of tags by which queues filter; 0 without tags."""
         if tags is None:
             return 0
         code = self._tag_codes.get(tags)
@@ -192,10 +193,10 @@ class PutMessage:
     ) -> Accepted:
         """Store one message; returns (physical offset, queue offset, physical offset after it).
 
-        `stored`: its properties as sent, `pairs` the same as a dict. A message with a delay level is parked first,
-        unless `delayed` is false. `again`: it was stored before, so its body may be larger than bodies may be now, and
-        it has its marks. `marks`: others than the usual ones.
-        Raises ServerError: 13 too large, 14 the store takes nothing now.
+        `stored`: its properties as sent, `pairs`: the same as a dict. A message with a delay level is parked first,
+        unless `delayed` is false. `again`: the message was stored before, so it has its marks, and its body may be
+        larger than the present limit. `marks`: properties to be added in place of the usual ones. Raises ServerError:
+        13 too large, 14 the store takes nothing now.
         """
         rules = self.rules
         if len(body) > rules.body_bytes_max and not again:
@@ -254,10 +255,10 @@ class PutMessage:
         reconsume_times: int | None = None,
         prepared_position: int = 0,
     ) -> Accepted:
-        """Store a message that was stored before, with `stored` as its properties, as `accept` does.
+        """Store a message that was stored before once more, with `stored` as its properties, as `accept` does.
 
         Body, flags, birth and, unless given, reconsume times are those of the record `kept`. Raises MessageStays on a
-        slave; what left it, or a slave before, has the queue offset -1.
+        slave. The queue offset is -1 for a message that left the slave, or a slave before, for another broker.
         """
         if self.guard is not None:
             self.guard()
@@ -334,15 +335,15 @@ class PutMessage:
         return position, end, topic is not real_topic
 
     def plain_queue(self, plain: PlainSends, queue_id: int) -> ConsumeQueue | None:
-        """Return a queue of plain sends for `accept_run`; None if it is not there, or its messages need `accept`."""
+        """Return the queue of an id for plain sends; None if it does not exist, or its messages need `accept`."""
         return (
             self._store.plain_queue(self.topic_bytes(plain.topic), queue_id) if queue_id < plain.queue_count else None
         )
 
     def accept_run(self, messages: list[PlainMessage], born_host: bytes) -> list[tuple[int, int]]:
-        """Store plain sends (see `plain_sends`) one after another; returns (physical offset, queue offset) of each.
+        """Store plain sends one after another; returns (physical offset, queue offset) of each that was stored.
 
-        Those before the first that cannot be stored: `accept` tells what is wrong with that one.
+        It stops before the first that cannot be stored: `accept` tells what is wrong with that one.
         """
         placed = self._append_run(messages, int(machine.time() * 1000), born_host)
         self.stored()
@@ -424,10 +425,10 @@ class PutMessage:
         born_host: bytes,
         read: ReadBatch | None = None,
     ) -> AcceptedBatch:
-        """Store the messages of a batch at consecutive queue offsets, all or none; batch queues take one record.
+        """Store the messages of a batch at consecutive queue offsets, all or none; in a batch queue as one record.
 
-        `pairs`: properties of the whole; a record for the whole gets its own; `read`: what `read_batch` found. Raises
-        ServerError as `accept`.
+        `pairs`: the properties of the batch as a whole, which that one record gets; `read`: what `read_batch` found.
+        Raises ServerError as `accept`.
         """
         as_one = self.rules.check_batch(h, body)
         layout = layout_of(body) if read is None else read.layout
@@ -450,7 +451,7 @@ class PutMessage:
         return AcceptedBatch([position for position, _, _ in placed], placed[0][1], placed[-1][2])
 
     def read_batch(self, h: SendHeader, body: bytes) -> Generator[None, None, ReadBatch]:
-        """Read a long batch in pieces, for `accept_batch`. Raises ServerError 13 for one that may not be."""
+        """Read a long batch in pieces, for `accept_batch`. Raises ServerError 13 for a batch that is not allowed."""
         self.rules.check_batch(h, body)
         layout = layout_of(body)
         yield
@@ -502,7 +503,7 @@ class PutMessage:
         born_time_ms: int,
         born_host: bytes,
     ) -> list[Accepted]:
-        """Store the messages of a batch, decoded. They carry no marks of the broker's, as RocketMQ stores them."""
+        """Store the decoded messages of a batch. The broker adds no marks to them, as in RocketMQ."""
         now_ms = int(machine.time() * 1000)
         rows = []
         for item in items:
@@ -547,10 +548,10 @@ class PutMessage:
         commits: Commits | None = None,
         found: tuple[NDArray[np.int64], BatchKeys] | None = None,
     ) -> AcceptedBatch | None:
-        """Store a batch as it is laid out, with the effect of `accept_items`; None if that has to take it.
+        """Store a batch as it is laid out, with the result of `accept_items`; None if that has to store it.
 
-        `commits`: of half messages; `found`: what `batch_properties.read` finds, if that is known, as it must be for
-        messages of one shape.
+        `commits`: given if the batch commits half messages; `found`: what `batch_properties.read` finds, which must be
+        given for messages of one shape.
         """
         name = self.topic_bytes(topic)
         if len(born_host) != 8 or sys_flag & sysflags.TRANSACTION_PREPARED:

@@ -1,9 +1,8 @@
-"""The quarantine: messages that no loop of the broker can handle, now or later.
+"""The quarantine: messages that the broker failed to deliver or check, and would fail again.
 
-Rule: one bad item never stops the others of its kind. It stays in the log; its place and the reason are kept here, in
-config/quarantine.json, before the progress of its kind is saved beyond it. A full disk or a failed flush is no
-reason to set anything aside: that passes.
-"""
+Rule: one bad message never stops the others of its kind. It stays in the log; its place and the reason are kept here,
+in config/quarantine.json, before the progress of its kind is saved beyond it. After a full disk or a failed flush no
+message goes into quarantine, as such trouble passes."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ Retry = Callable[[Quarantined], None]
 
 
 def fails_again(error: Exception) -> bool:
-    """Tell whether an item that failed with this error would fail again, if the item itself does not change."""
+    """Tell whether a message that failed with this error would fail again as long as the message itself is the same."""
     if isinstance(error, ServerError):
         return error.code != ResponseCode.SERVICE_NOT_AVAILABLE
     return not isinstance(error, StoreError | TransportError | MessageStays | OSError | MemoryError)
@@ -53,13 +52,13 @@ class Quarantine:
         self.counts: dict[str, int] = {}
 
     def retries(self, kind: str, retry: Retry) -> None:
-        """Set the function that retries an item of a kind: it raises the error if it fails again."""
+        """Set the function that retries a quarantined message of a kind; it raises the error if that fails again."""
         self._retries[kind] = retry
 
     def add(
         self, kind: str, topic: str, queue_id: int, queue_offset: int, physical_offset: int, reason: object
     ) -> Quarantined:
-        """Set a message aside, with one line in the log. One that is there already counts one attempt more."""
+        """Put a message into the quarantine, and log it. If it is there already, one more attempt is counted."""
         text = _text(reason)
         name = f"{kind}-{physical_offset}"
         entry = self._entries.get(name)
@@ -107,29 +106,32 @@ class Quarantine:
         return name in self._entries
 
     def entries(self) -> list[Quarantined]:
-        """Return all items, oldest first."""
+        """Return all quarantined messages, oldest first."""
         return list(self._entries.values())
 
     def take(self, entries: list[Quarantined]) -> None:
-        """Make the items a master's, the newest only if they are too many."""
+        """Replace the quarantine by the master's, on a slave; only the newest messages if there are too many."""
         taken = {entry.name: entry for entry in entries[-ENTRIES_MAX:]}
         if taken != self._entries:
             self._entries = taken
             self._changed = True
 
     def by_kind(self) -> dict[str, int]:
-        """Return how many items are in the quarantine now, by kind."""
+        """Return how many messages of each kind are in the quarantine now."""
         found = dict.fromkeys(self.counts, 0)
         for entry in self._entries.values():
             found[entry.kind] = found.get(entry.kind, 0) + 1
         return found
 
     def discard(self, name: str) -> None:
-        """Remove an item, if it is here: the message came to an end in another way."""
+        """Remove a message from the quarantine, if it is there, because it came to an end in another way."""
         self._changed |= self._entries.pop(name, None) is not None
 
     def retry(self, name: str) -> None:
-        """Retry an item. Raises the item's error, and keeps the item then; ServerError 22 if there is no such item."""
+        """Retry a quarantined message. Raises ServerError 22 if there is none of this name.
+
+        If it fails again it stays in the quarantine, and the error is raised.
+        """
         entry = self._entry(name)
         retry = self._retries.get(entry.kind)
         if retry is None:
@@ -147,7 +149,7 @@ class Quarantine:
         self.save()
 
     def drop(self, name: str) -> None:
-        """Remove an item for good. Raises ServerError 22 if there is none, StoreError if that cannot be noted."""
+        """Remove a message for good. Raises ServerError 22 if there is none, StoreError if the file is not writable."""
         entry = self._entry(name)
         log.warning("%s of topic %s is dropped from the quarantine: %s", name, shown(entry.topic), entry.reason)
         self.discard(name)

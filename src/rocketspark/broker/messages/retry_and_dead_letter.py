@@ -1,9 +1,8 @@
-"""The target of a message whose consumption failed: retry topic or dead letter queue. Pure: decides, stores nothing.
+"""Where a message goes whose consumption failed: to a retry topic or the dead letter queue. Pure: it stores nothing.
 
-Rules (AbstractSendMessageProcessor, 5.x): %RETRY%group with the delay level 3 + times failed so far, and
-%DLQ%group once the attempts are used up or the consumer asks for it with a level below 0. Consumers send messages back
-(`route`), or store them anew in the retry topic (`is_dead_letter`), as those of ordered consumers are.
-"""
+Rules (AbstractSendMessageProcessor, 5.x): %RETRY%group with the delay level 3 + times failed so far, and %DLQ%group
+once the attempts are used up or the consumer asks for it with a level below 0. Consumers send messages back (`route`),
+or store them anew in the retry topic themselves (`is_dead_letter`), as ordered consumers do."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _PARKED = (properties.REAL_TOPIC, properties.REAL_QUEUE_ID)
 
 
 class RetryMessage(NamedTuple):
-    """A message to store again: under which topic, with which properties (as they are stored) and reconsume times."""
+    """A failed message as it is to be stored: its new topic, its properties (in bytes) and its reconsume times."""
 
     topic: str
     dead: bool
@@ -36,16 +35,20 @@ class RetryMessage(NamedTuple):
 
 
 def is_dead_letter(resent: SendHeader, retry_max_times: int) -> bool:
-    """Tell whether a message that its consumer stores in the retry topic goes to the dead letter queue instead.
+    """Tell whether a message that a consumer sends to the retry topic must go to the dead letter queue instead.
 
-    `retry_max_times`: of the group; the header may state another.
+    `retry_max_times`: the group's limit of attempts, unless the request's header states one.
     """
     max_times = resent.max_reconsume_times if resent.max_reconsume_times is not None else retry_max_times
     return resent.reconsume_times > max_times
 
 
 def route(record: Record, group: str, *, delay_level: int, max_times: int) -> RetryMessage:
-    """Return the retry or dead letter for a failed message. `delay_level`: 0 the broker chooses, below 0 gives up."""
+    """Return a failed message as it is to be stored: for a retry of its group, or as a dead letter.
+
+    `delay_level`: of the retry; 0 leaves it to the broker, below 0 makes a dead letter. `max_times`: the limit of
+    attempts.
+    """
     pairs = properties.decode(record.properties.decode("utf-8", "replace"))
     topic = record.topic.decode("utf-8", "replace")
     times = record.reconsume_times

@@ -79,12 +79,12 @@ class ScheduleMessages:
         self._ahead: dict[int, tuple[int, int]] = {}
 
     def level(self, text: bytes) -> int:
-        """Return the level a message asks for, 0 for none; cut to the highest."""
+        """Return the delay level that a property's text asks for: 0 for none, the highest for all above it."""
         level = whole_number(text.strip().removeprefix(b"+"))
         return min(level or 0, len(self._delays_ms))
 
     def due_ms(self, level: int, stored_ms: int) -> int:
-        """Return the time at which a message of the level is due."""
+        """Return when a message of a level that was stored at `stored_ms` is due."""
         return stored_ms + self._delay_ms(level)
 
     def _delay_ms(self, level: int) -> int:
@@ -159,7 +159,7 @@ class ScheduleMessages:
     # -- delivering -----------------------------------------------------------------------------------------------
 
     def arrived(self, level: int) -> None:
-        """Note that a message was parked: its level is looked at when it is due, if not before."""
+        """Note that a message of a level was parked, so that the level is looked at when the message is due."""
         if level not in self._timers and self._deliver is not None:
             self._arm(level, self._delays_ms[level - 1] / 1000)
 
@@ -301,9 +301,9 @@ class ScheduleMessages:
         return DelayOffsetTable(offset_table=dict(self._offsets), data_version=self.version)
 
     def take(self, offsets: dict[int, int], version: DataVersion | None) -> None:
-        """Take the offsets of another broker of the name, for `start`; its levels are the same.
+        """Take the next offset of each level from another broker of the name, for the next `start`.
 
-        Only while this one does not deliver: those of a broker that does are its own.
+        Nothing happens while this broker delivers: then its own offsets count.
         """
         version = self.version if version is None else version
         if self._deliver is None and (offsets, version) != (self._offsets, self.version):
@@ -314,7 +314,7 @@ class ScheduleMessages:
             self.save()
 
     def save(self) -> None:
-        """Write delayOffset.json as far as what was delivered is on the disk; the rest is for a later call."""
+        """Write the offsets to delayOffset.json, once the messages delivered before them are on the disk."""
         if self._noted is None and self._offsets != self._saved:
             self._noted = self._store.written_position, dict(self._offsets)
         if self._noted is None or self._noted[0] > self._store.flushed_position:
@@ -325,7 +325,7 @@ class ScheduleMessages:
         self._saved, self._noted = self._noted[1], None
 
     def finish(self) -> None:
-        """After the store's last flush: `save` of all."""
+        """Write all offsets to delayOffset.json; called after the store's last flush."""
         self._noted = None
         self.save()
 

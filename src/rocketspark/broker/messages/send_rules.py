@@ -42,7 +42,7 @@ _SYSTEM_NAMES = frozenset(name.encode() for name in properties.SYSTEM_NAMES)
 
 
 class MessageSettings(NamedTuple):
-    """The settings that bear on messages. `marks`: properties added to each (region, trace, cluster)."""
+    """The broker settings that concern messages. `marks`: properties added to each (region, trace, cluster)."""
 
     body_bytes_max: int
     marks: dict[str, str]
@@ -52,7 +52,7 @@ class MessageSettings(NamedTuple):
 
     @classmethod
     def of(cls, settings: BrokerSettings) -> MessageSettings:
-        """Return those of a broker's settings."""
+        """Return the part of a broker's settings that concerns messages."""
         s = settings
         return cls(
             body_bytes_max=s.message_bytes_max,
@@ -65,9 +65,10 @@ class MessageSettings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlainSends:
-    """Sends with the same header but for queue, ids, keys, tags and time, which are stored as they are, with `marks`.
+    """The sends that differ from one seen before only in queue, ids, keys, tags and time, and may be stored as sent.
 
-    It holds while `SendRules.is_current`. `queue_count`: queue ids below it are taken.
+    It is valid while `SendRules.is_current` says so. `queue_count`: sends to queue ids below it are taken; `marks`: the
+    properties that the broker adds.
     """
 
     topic: str
@@ -111,9 +112,9 @@ class SendRules:
             )
 
     def admit(self, h: SendHeader) -> int | None:
-        """Return the queue of a send, chosen here if it names none; None for a topic that `topic_for` has to make.
+        """Return the queue of a send, chosen here if the send names none; None if `topic_for` must create the topic.
 
-        Raises ServerError for what may not be sent.
+        Raises ServerError for a send that is not allowed.
         """
         config = self._topic_table.get(h.topic)
         if config is None:
@@ -132,18 +133,19 @@ class SendRules:
         return queue_id
 
     def sys_flag(self, h: SendHeader) -> int:
-        """Return the flags that a message alone is stored with: those of its topic are added (rule:
-        SendMessageProcessor, 5.x).
+        """Return the system flag for a message (not a batch): the send's, with MULTI_TAGS if its topic has that type.
+
+        Rule: SendMessageProcessor, 5.x.
         """
         config = self._topic_table.get(h.topic)
         has_many = config is not None and config.topic_filter_type == MULTI_TAG
         return h.sys_flag | sysflags.MULTI_TAGS if has_many else h.sys_flag
 
     def topic_for(self, h: SendHeader, by: str = "") -> TopicConfig:
-        """Return the topic of a send, made if need be, `by` the sender's address.
+        """Return the topic of a send, created if it does not exist. `by`: the sender's address.
 
-        Raises ServerError for what may not be sent. The checks come in the order of 5.5.0: a
-        broker that takes nothing, the name, a topic of the system, transactions, batches, whether the topic is there.
+        Raises ServerError for a send that is not allowed. The checks come in the order of 5.5.0: a broker that takes
+        nothing, the name, a topic of the system, transactions, batches, whether the topic exists.
         """
         self.check_writable()
         topic_names.check_topic(h.topic)
@@ -163,7 +165,7 @@ class SendRules:
         return self._topics.create_for_send(h.topic, h.default_topic, h.default_topic_queue_count, by=by)
 
     def admit_reply(self, h: SendHeader) -> int:
-        """Return the queue that a reply goes to. Raises ServerError for what no send may do (rule: msgCheck, 5.x)."""
+        """Return the queue to store a reply message in. Raises ServerError if it is not allowed (msgCheck, 5.x)."""
         if h.topic in self._topic_table:
             self.topic_for(h)
             if h.sys_flag & (_CHECKED_FLAGS | sysflags.NEED_UNWRAP):
@@ -174,10 +176,10 @@ class SendRules:
         return queue_id
 
     def admit_parked(self, topic: str, queue_id: int) -> None:
-        """Raise ServerError 13 for a parked message to one queue too many of those that no topic has.
+        """Raise ServerError 13 if a parked message is for a queue that no topic has, and too many such queues exist.
 
-        Topics are deleted and made smaller while messages wait; clients can also write to the timers' own topic
-        where a message is to go, and each queue has files.
+        Each queue has files. Such messages come up because topics are deleted or made smaller while messages wait, and
+        because clients can write to the timers' own topic where a message is to go.
         """
         config = self._topic_table.get(topic)
         if config is not None and queue_id < max(config.write_queue_nums, config.read_queue_nums):
@@ -188,14 +190,14 @@ class SendRules:
             self._stray.add((topic, queue_id))
 
     def admit_back(self, config: TopicConfig) -> None:
-        """Raise ServerError 16 if a topic takes no failed messages; unlike a producer's, they need its permission."""
+        """Raise ServerError 16 if a topic's permission lets no failed messages in, as it lets producers' in."""
         if not config.perm & PERM_WRITE:
             raise ServerError(
                 ResponseCode.NO_PERMISSION, f"the topic[{config.topic_name}] sending message is forbidden"
             )
 
     def as_sent(self, stored: bytes, pairs: dict[bytes, bytes], owned: frozenset[bytes] | None = None) -> bytes:
-        """Return a sender's properties without those it may not set (`owned`), which leave `pairs` too."""
+        """Return a send's properties without those that no sender may set (`owned`), which leave `pairs` too."""
         owned = self.owned if owned is None else owned
         if owned.isdisjoint(pairs):
             return stored
@@ -204,9 +206,9 @@ class SendRules:
         return properties.without(stored, owned)
 
     def plain_sends(self, h: SendHeader, names: frozenset[bytes]) -> PlainSends | None:
-        """Return how sends like this one are stored as they are; None if `admit` and `accept` have to look at each.
+        """Return the PlainSends of sends like this one; None if `admit` and `accept` have to look at each of them.
 
-        `names`: those of its properties.
+        `names`: the names of the send's properties.
         """
         config = self._topic_table.get(h.topic)
         stored_bytes = len(h.properties.removesuffix(properties.PAIR_END).encode()) + 1 + len(self.marks)
@@ -228,7 +230,7 @@ class SendRules:
         return PlainSends(h.topic, queue_count, self.marks, self._settings, self._consume_queues.generation)
 
     def is_current(self, plain: PlainSends | None) -> bool:
-        """Tell whether neither the settings, nor the topic, nor its queues changed since."""
+        """Tell whether settings, topic and queues are still those under which a PlainSends was made."""
         if plain is None or (config := self._topic_table.get(plain.topic)) is None:
             return False
         queue_count, readable = config.write_queue_nums, config.read_queue_nums
@@ -240,7 +242,7 @@ class SendRules:
         )
 
     def check_batch(self, h: SendHeader, body: bytes) -> bool:
-        """Tell whether the topic takes a batch as one record. Raises ServerError 13 for one that may not be sent."""
+        """Tell whether the topic stores a batch as one record. Raises ServerError 13 for a batch not allowed."""
         if len(body) > self.body_bytes_max:
             raise illegal(f"a batch of {len(body)} bytes, limit {self.body_bytes_max}")
         if h.topic.startswith(topic_names.RETRY_PREFIX):
@@ -249,7 +251,7 @@ class SendRules:
 
 
 def layout_of(body: bytes) -> batch.Layout | None:
-    """Return the layout of a batch, None where `items_of` has to read it. Raises ServerError 13 for too many."""
+    """Return the layout of a batch; None if `items_of` must decode it. Raises ServerError 13 for too many messages."""
     try:
         return batch.scan(body)
     except RecordError as e:
@@ -268,12 +270,12 @@ def items_of(body: bytes) -> list[batch.BatchItem]:
 
 
 def illegal(why: str) -> ServerError:
-    """Return the reply to the sender of a message that no broker takes."""
+    """Return the error for a message that no broker may take (code 13)."""
     return ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {why}")
 
 
 def refused(error: StoreError | MessageIllegal | struct.error) -> ServerError:
-    """Return the reply to a sender when the store cannot take a message."""
+    """Return the error that a sender gets when the store cannot take a message."""
     if isinstance(error, MessageIllegal):
         return illegal(str(error))
     if isinstance(error, struct.error):

@@ -1,8 +1,7 @@
-"""The start of a broker's transactions: which half messages are open, by the half queue, its op queue and the log.
+"""Finds, at a broker's start, which half messages are open, by the half queue, its op queue and the log.
 
-Rule: after a kill the log shows the commits since the oldest open half message, marked or not, so a commit is neither
-lost nor applied twice.
-"""
+Rule: after a kill the log shows the commits since the oldest open half message, whether an op message names them or
+not, so a commit is neither lost nor applied twice."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class TransactionRecovery:
         self._recovered: dict[tuple[str, str], int] = {}
 
     def find_open(self) -> dict[TransactionKey, HalfMessage]:
-        """Return the half messages that are open now; mark the ends that were not marked."""
+        """Return the half messages that are open now, and write op messages for those that ended without one."""
         ended, all_read = self._op_messages.read()
         for queue_offset, position in self._half_messages.units(topic_names.HALF_TOPIC):
             if queue_offset in ended:
@@ -87,9 +86,9 @@ class TransactionRecovery:
         return still_open
 
     def queues(self) -> dict[str, set[int]]:
-        """Return the queues that the half messages are for which were open at the start, by topic.
+        """Return by topic the queues that the half messages open at the start are for.
 
-        Not of topics that were deleted since.
+        Topics that were deleted since are left out.
         """
         found: dict[str, set[int]] = {}
         deleted = self._store.deleted_topics()

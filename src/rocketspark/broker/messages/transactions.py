@@ -1,10 +1,9 @@
 """Transactions: half messages, their end by commit or rollback, the check-back of those left open.
 
-Rules: a half message ends once, however often its end is told (its unique id tells copies of it apart from others).
-While no producer can be asked, a half message waits, for as long as messages are kept. One that cannot be checked goes
-into the quarantine, and the others are checked; a handle counts only if the half queue has the message there. Topics,
-properties and intervals are those of TransactionalMessageServiceImpl, 5.x.
-"""
+Rules: a half message ends once, however often its end is told (its unique id tells copies of it from others). While no
+producer can be asked, a half message waits, for as long as messages are kept. One that cannot be checked goes into the
+quarantine, and the others are checked; an end counts only if the half queue has the message where it says. Topics,
+properties and intervals are those of TransactionalMessageServiceImpl, 5.x."""
 
 from __future__ import annotations
 
@@ -123,13 +122,13 @@ class Transactions:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether it was started, and not stopped since: another broker may be the master then."""
+        """Tell whether half messages are checked here: `start` was called, and `stop` was not since."""
         return self._timer is not None
 
     # -- start ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Find the half messages that are open, then check them from time to time. May be called again after `stop`."""
+        """Find the open half messages, and check them from time to time. May be called again after `stop`."""
         self.batched.runs.clear()
         self._noted = None
         self._op_messages.begin_anew()
@@ -137,7 +136,7 @@ class Transactions:
         self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._check_all)
 
     def stop(self) -> None:
-        """Stop checking; write the marks of ended half messages."""
+        """Stop checking, and write the op messages of half messages that ended."""
         self._stop_timer()
         self._op_messages.write()
 
@@ -152,7 +151,7 @@ class Transactions:
             self._timer = None
 
     def finish(self) -> None:
-        """Store how far the half queue and the op queue are done. Called after the store's last flush."""
+        """Store up to where half queue and op queue are done; called after the store's last flush."""
         self._noted = None
         self._commit_progress()
 
@@ -176,9 +175,9 @@ class Transactions:
         pairs: dict[bytes, bytes],
         fields: FixedFields,
     ) -> Accepted:
-        """Store a half message: invisible until its commit. Raises ServerError as `PutMessage.accept`.
+        """Store a half message, invisible until its commit. Raises ServerError as `PutMessage.accept`.
 
-        Also for a delivery time that its commit could not be stored with.
+        It is refused also for a delivery time with which its commit could not be stored.
         """
         stored = self._put_message.rules.as_sent(stored, pairs)
         if stored and stored[-1] != 2:
@@ -213,7 +212,7 @@ class Transactions:
         return accepted
 
     def note_batch(self, prepared: PreparedBatch) -> None:
-        """Keep a batch's half messages open. Copies of them that are open end: the newest counts, as one by one."""
+        """Keep the half messages of a stored batch open; open older copies of them end, as the newest copy counts."""
         run = prepared.run
         copies, others = self.batched.add(run)
 
@@ -234,7 +233,7 @@ class Transactions:
             self._op_messages.add(offset)
 
     def note_ended(self, offsets: range) -> None:
-        """Note the ends of half messages that came in batches."""
+        """Note that half messages which came in batches ended; `offsets`: in the half queue."""
         self._op_messages.add_all(offsets)
 
     def _take_over(self, run: HalfRun, offset: int) -> TransactionKey | None:
@@ -268,8 +267,8 @@ class Transactions:
         """Commit or roll back; returns the physical offset that must be on disk before a commit is safe, else None.
 
         `same_topic`: the header must name the message's topic. Raises ServerError 1 if the header does not fit the half
-        message, or for a commit that would deliver nothing. An end that was told before does nothing; what was given up
-        can still be committed (as 5.5.0 does, but once).
+        message, or if a commit would deliver nothing. A repeated end does nothing. A half message that was given up can
+        still be committed, once (5.5.0 does so more than once).
         """
         half, pairs = self._half_messages.named_by(h, same_topic=same_topic)
         outcome = h.outcome & sysflags.TRANSACTION_MASK
@@ -543,7 +542,7 @@ class Transactions:
         return len(stored.body)
 
     def resume(self, position: int) -> None:
-        """Check the message at a physical offset again, from the first time on, e.g. one that was given up.
+        """Check the half message at a physical offset again, counting checks from 0; it may have been given up.
 
         Raises ServerError 1 if there is no such half message.
         """

@@ -1,4 +1,4 @@
-"""Notices a wall clock that jumps. Durations are not measured by that clock, but store times and due times are."""
+"""Notices when the wall clock jumps: durations do not depend on it, but store times and due times do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ClockWatch:
         self._ahead_s = wall() - steady()
 
     def look(self) -> float:
-        """Log a jump since the last look, in one line; returns its seconds, 0.0 without one."""
+        """Compare the clocks, log a jump since the last call, and return its seconds, 0.0 without one."""
         ahead_s = self._wall() - self._steady()
         jump_s, self._ahead_s = ahead_s - self._ahead_s, ahead_s
         if abs(jump_s) < JUMP_S_MIN:

@@ -25,7 +25,7 @@ _FULL = "[OVERLOAD]system busy, start flow control for a while"
 
 
 class FastFailure:
-    """Refuses requests by what the parts of a broker report. `overload` never calls back."""
+    """Decides when the broker refuses requests, by what its parts report. `overload`: the server's own switch."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
@@ -48,7 +48,7 @@ class FastFailure:
         self.overload.limit_waits({int(code): ms / 1000 for code, ms in wanted.items()})
 
     def put_took(self, took_ms: float) -> None:
-        """Take the time of a measured put: a slow one stops sends until one is fast again, or for a while."""
+        """Take the time of a measured put: after a slow one sends are refused until one is fast, or for a while."""
         if took_ms > self._settings.slow_put_ms and self._settings.refuse_when_behind:
             if self._slow is not None:
                 self._slow.cancel()
@@ -74,7 +74,7 @@ class FastFailure:
         return connections_max()
 
     def bounds(self) -> Bounds:
-        """Return what the connections may hold."""
+        """Return how many connections an address may have, and how many bytes connections may leave unread."""
         s = self._settings
         return Bounds(
             per_address=s.connections_per_address_max,

@@ -30,8 +30,8 @@ log = LimitedLog("rocketspark.broker")
 class LiveSettings:
     """The settings of a running broker, shown and changed by RocketMQ's names.
 
-    `actual`: keys and values that only the running broker knows, e.g. the port it was given; `hearers`: what each part
-    does after a change of a setting it hears of.
+    `actual`: keys and values that only the running broker knows, e.g. the port it was given; `hearers`: by part of the
+    broker, what is called after a change of a setting that the part wants to hear of.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class LiveSettings:
         return "".join(f"{key}={value}\n" for key, value in self.properties().items())
 
     def update(self, text: str) -> list[str]:
-        """Change what `text`, lines of key=value, says; returns the keys it passed over.
+        """Change the settings that `text` names in lines of key=value; returns the keys that no RocketMQ knows.
 
-        Raises ServerError 16 for a key that may not be touched, 29 for a wrong value or a key that needs a restart.
+        Raises ServerError 16 for a key that may not be changed, 29 for a wrong value or a key that needs a restart.
         """
         try:
             values = parse_request(text)

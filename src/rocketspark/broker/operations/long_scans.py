@@ -23,12 +23,12 @@ class LongScans:
         self._rotation = asyncio.Lock()
 
     async def next(self) -> None:
-        """Wait for a turn of the loop in which to do a piece; scans take turns in rotation."""
+        """Wait until the scan that calls it may do its next piece; all scans take turns in rotation."""
         async with self._rotation:
             await asyncio.sleep(0)
 
     async def whole(self, steps: Generator[None, None, T]) -> T:
-        """Return what a generator returns that yields between pieces, the first of them in this turn of the loop."""
+        """Run a generator to its end, and return its result; the first piece runs at once, others in later turns."""
         while True:
             try:
                 next(steps)
@@ -38,14 +38,14 @@ class LongScans:
             await self.next()
 
     async def pieces(self, rows: Sequence[T], count: int = QUEUES_IN_TURN) -> AsyncIterator[Sequence[T]]:
-        """Yield what a request names by so many, each piece in a turn of the loop, the first in this one."""
+        """Yield `rows` in pieces of `count`: the first at once, each other in a later turn of the loop."""
         for at in range(0, len(rows), count):
             if at:
                 await self.next()
             yield rows[at : at + count]
 
     def answer(self, peer: Peer, steps: Generator[None, None, bytes]) -> bytes | Coroutine[None, None, bytes]:
-        """Return the answer, at once if the scan has one piece."""
+        """Return the reply that a generator makes: at once if it has one piece, else as a coroutine."""
         try:
             next(steps)
         except StopIteration as e:

@@ -48,7 +48,7 @@ Family = tuple[str, str, str, Iterable[Row]]
 
 
 class AccessFigures(NamedTuple):
-    """What is counted of access control: the audit, None without one, and how often each check was asked."""
+    """What metrics tell of access control: the audit, None without one, and how many requests each check passed."""
 
     audit: Audit | None
     passed: Callable[[], Mapping[Check, int]]
@@ -458,5 +458,5 @@ def _version(number: int) -> str:
 
 
 def label_texts(texts: dict[str, str], labels: Sequence[str]) -> list[str]:
-    """The labels' values, escaped: names of topics, groups and clients are what peers made them."""
+    """Return labels' values, escaped, as clients choose the names of topics and groups. `labels`: their order."""
     return [shown(texts.get(label, "")) for label in labels]

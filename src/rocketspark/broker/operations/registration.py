@@ -44,7 +44,7 @@ class _Teller:
         self.task: asyncio.Task[None] | None = None
 
     def add(self, topics: Iterable[str]) -> None:
-        """Add changed topics for the next request; none if one was deleted."""
+        """Have the next request tell of these changed topics; it is sent for an empty list as well."""
         self._changed.update(dict.fromkeys(topics))
         if self._next is None:
             loop = asyncio.get_running_loop()
@@ -56,7 +56,7 @@ class _Teller:
 
     @property
     def latest(self) -> asyncio.Future[None] | None:
-        """Return a future that is done once all changes so far are told or that took too long; None if all are told."""
+        """A future that ends once the NameServer was told of all changes so far, or took too long; None if it was."""
         return self._next or self._told
 
     async def _run(self) -> None:
@@ -79,7 +79,7 @@ def _end(waited: asyncio.Future[None]) -> None:
 
 
 class Registration:
-    """Registers one broker at its NameServers; none of them can hold up another."""
+    """Registers one broker at all its NameServers; a slow NameServer does not hold up the others."""
 
     def __init__(self, settings: BrokerSettings, topics: Topics, beside: BackgroundThread) -> None:
         self._settings = settings
@@ -208,8 +208,8 @@ class Registration:
     async def settled(self) -> None:
         """Wait until the NameServers have heard of every change so far, or do not answer.
 
-        Also until no registration is under way that may still name a topic that was deleted: the NameServers, told of
-        the deletion before, would take it for one that is there.
+        It also waits for registrations under way that may name a topic deleted since: a NameServer that was told of the
+        deletion first would take the topic for one that exists.
         """
         waited = [teller.latest for teller in self._tellers.values() if teller.latest is not None]
         if waited := [*waited, *self._whole]:
@@ -279,7 +279,7 @@ class Registration:
         return list(java_json.decode(reply.body, bodies.KvTable).table) if reply.body else []
 
     async def leave(self) -> None:
-        """Leave every NameServer that can be reached; `start` comes back."""
+        """Unregister at every NameServer that can be reached; `start` registers again."""
         for task in [*self._keepers, *(teller.task for teller in self._tellers.values()), self._warning]:
             if task is not None:
                 task.cancel()
@@ -301,7 +301,7 @@ class Registration:
         self._address = ""
 
     async def abandon(self) -> None:
-        """End without telling the NameServers."""
+        """Stop without telling the NameServers, as a kill would."""
         self._address = ""
         for task in [*self._keepers, *(teller.task for teller in self._tellers.values()), self._warning]:
             if task is not None:

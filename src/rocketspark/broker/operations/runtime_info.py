@@ -108,7 +108,7 @@ def _pools(settings: dict[str, str]) -> Iterator[tuple[str, object]]:
 
 
 def disk(path: str) -> tuple[float, int, int]:
-    """Return (share in use, bytes in all, bytes free) of the disk that a folder is on."""
+    """Return (share in use, from 0 to 1; bytes in all; bytes free) of the disk that a folder is on."""
     found = os.statvfs(path)
     total, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bfree
     return disk_used_percent(path) / 100, total, free
@@ -130,7 +130,7 @@ def readable(count: int) -> str:
 
 
 def duration(span_ms: int) -> str:
-    """[ 0 days, 0 hours, 2 minutes, 48 seconds ]"""
+    """Return a time span as RocketMQ writes it: [ 0 days, 0 hours, 2 minutes, 48 seconds ]."""
     seconds = max(0, span_ms) // 1000
     days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
     return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]"

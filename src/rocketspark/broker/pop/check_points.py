@@ -1,8 +1,7 @@
-"""Check points that are not done, in memory: by their key, and counted by queue.
+"""The check points in memory: each stands for the messages that one pop gave out of one queue.
 
-Rule: one is done when all its messages are acknowledged and that is stored, or when the rest was delivered again. The
-records of one that is done before its time need not come out of the timer wheel: `is_unneeded` tells them.
-"""
+Rule: a check point is done when all its messages are acknowledged and that is stored, or when the others were delivered
+again. `is_unneeded` tells the timer wheel which records of done check points need not be delivered."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _LOOK_COUNT = 2000
 class CheckPoint:
     """One check point. `position`: of its record in the log; `revive_offset`: in its revive queue, -1 before its time.
 
-    `acked`: bit i for the i-th message; `stored`: those whose acknowledgement is in the log.
+    `acked`: bit i is set if message i is acknowledged; `stored`: the bits whose acknowledgement is in the log.
     """
 
     __slots__ = (
@@ -51,7 +50,7 @@ class CheckPoint:
         self.is_done = False
 
     def bits_of(self, offsets: Iterable[int]) -> int:
-        """Return the bits of some of its messages; offsets of others are passed over."""
+        """Return the bits of messages at these queue offsets; offsets that are not this check point's are ignored."""
         own, bits = self.record.offsets, 0
         for offset in offsets:
             # Nearly always they are in a row.
@@ -64,25 +63,25 @@ class CheckPoint:
         return bits
 
     def offsets_of(self, bits: int) -> tuple[int, ...]:
-        """Return the offsets of bits."""
+        """Return the queue offsets of the messages whose bits are set in `bits`."""
         return tuple([offset for number, offset in enumerate(self.record.offsets) if bits >> number & 1])
 
     @property
     def open_offsets(self) -> tuple[int, ...]:
-        """The messages that are not acknowledged."""
+        """Return the queue offsets of the messages that are not acknowledged."""
         return self.offsets_of(self.all_bits & ~self.acked)
 
     @property
     def is_acknowledged(self) -> bool:
-        """True if all its messages are, and the log says so."""
+        """True if all its messages are acknowledged, and the log holds that."""
         return not self.all_bits & ~self.stored
 
 
 class CheckPoints:
-    """The check points of one broker that are not done.
+    """The check points of one broker that are not done, by key, and the messages in flight, counted by queue.
 
-    `read_all`: called with a revive queue before a check point is taken as not in it; `rolled_ms`: one with a longer
-    invisible time may be stored elsewhere meanwhile, as the timer wheel does not reach so far.
+    `read_all`: called to read a revive queue to its end, before a check point is taken as not in it; `rolled_ms`: a
+    check point with a longer invisible time may have been stored again, as the timer wheel does not reach so far.
     """
 
     def __init__(self) -> None:
@@ -124,23 +123,24 @@ class CheckPoints:
             self._counts.pop(key, None)
 
     def acknowledge(self, point: CheckPoint, bits: int) -> None:
-        """Take messages as acknowledged."""
+        """Count the messages of these bits as acknowledged."""
         new = bits & point.all_bits & ~point.acked
         if new:
             point.acked |= new
             self._counted(point, -new.bit_count())
 
     def take_back(self, point: CheckPoint, bits: int) -> None:
-        """Take messages as not acknowledged, as that could not be stored."""
+        """Count the messages of these bits as not acknowledged again, as their acknowledgement could not be stored."""
         old = bits & point.acked & ~point.stored
         if old and not point.is_done:
             point.acked &= ~old
             self._counted(point, old.bit_count())
 
     def stored_acks(self, point: CheckPoint, bits: int, position: int, *, came_out: bool = False) -> None:
-        """Note that the log has acknowledgements; `position`: of their record in the timer wheel, -1 if not there.
+        """Note that the log holds the acknowledgement of these bits; the check point may be done by it.
 
-        `came_out`: they were read in the revive queue.
+        `position`: where its record is, if that waits in the timer wheel, else -1; `came_out`: it was read in the
+        revive queue.
         """
         point.stored |= bits & point.all_bits
         if position >= 0:
@@ -157,7 +157,7 @@ class CheckPoints:
             self._unneeded.update(point.ack_positions)
 
     def remove(self, point: CheckPoint) -> None:
-        """Take a check point as done."""
+        """Count a check point as done, and forget it."""
         if point.is_done:
             return
         point.is_done = True
@@ -167,30 +167,30 @@ class CheckPoints:
             self.note_past(point.record)
 
     def delete_topic(self, topic: str) -> None:
-        """Take all of a topic as done."""
+        """Count all check points of a deleted topic as done."""
         if any(of == topic for of, _, _ in self._counts):
             for point in [point for point in self._by_key.values() if point.record.key.topic == topic]:
                 self.remove(point)
                 self.note_past(point.record)
 
     def of_group(self, group: str) -> list[CheckPoint]:
-        """Return a group's check points."""
+        """Return the check points of a consumer group."""
         if not any(of == group for _, of, _ in self._counts):
             return []
         return [point for point in self._by_key.values() if point.record.key.group == group]
 
     def note_past(self, record: CheckPointRecord) -> None:
-        """Keep in mind that a check point is done."""
+        """Remember that a check point is done, for `was_done`."""
         self._past[record.key] = record.re_puts
         if len(self._past) > PAST_MAX:
             del self._past[next(iter(self._past))]
 
     def was_done(self, record: CheckPointRecord) -> bool:
-        """Tell whether a check point that comes is done already; one that was put again is another."""
+        """Tell whether a check point whose record arrives is done already; one stored again since counts as another."""
         return self._past.get(record.key, -1) >= record.re_puts
 
     def is_unneeded(self, position: int) -> bool:
-        """Tell, once, whether the record at a physical offset need not come out of the timer wheel."""
+        """Tell the timer wheel, once, whether it may drop the record at a physical offset."""
         if position in self._unneeded:
             self._unneeded.discard(position)
             return True
@@ -205,9 +205,10 @@ class CheckPoints:
 
 
 class GoneMessages:
-    """Takes check points as done whose time is over and whose messages retention removed, as their record may be gone.
+    """Counts check points as done whose time is over and whose messages retention removed from the log.
 
-    `lowest`: the oldest offset of a queue; `min_position`: of the log, which tells that something was removed.
+    Their own records may be gone as well. `lowest`: returns a queue's oldest offset; `min_position`: returns that of
+    the log, by which a removal is noticed.
     """
 
     def __init__(self, points: CheckPoints, lowest: Callable[[str, int], int], min_position: Callable[[], int]) -> None:
@@ -221,7 +222,7 @@ class GoneMessages:
         self._lows: dict[tuple[str, int], int] = {}
 
     def look(self, now_ms: int) -> bool:
-        """Do the next piece; True if there is more."""
+        """Look at the next check points; return True if some of this round are left."""
         if self._left is None:
             position = self._min_position()
             if position == self._looked_at and now_ms < self._again_ms:
@@ -247,10 +248,11 @@ class GoneMessages:
 
 
 class LateCheckPoints:
-    """Puts check points again whose time is over and whose record never came, as it is damaged.
+    """Stores check points again whose time is over and whose record, being damaged, never came out of the timer wheel.
 
-    Else their messages would be in flight until the next start, and then nobody's. One whose record comes all the same
-    is known as done by then. `wheel_ms`: the time before which all of the timer wheel is done.
+    Otherwise their messages would stay in flight until the next start, and then be lost to the group. If the record
+    comes after all, the check point is known as done. `wheel_ms`: returns the time before which the timer wheel is
+    delivered.
     """
 
     def __init__(self, points: CheckPoints, put_again: Callable[[CheckPoint], None]) -> None:
@@ -261,7 +263,10 @@ class LateCheckPoints:
         self._looked_ms = 0
 
     def look(self, now_ms: int) -> bool:
-        """Do the next piece, after all that came was read; True if there is more. Raises what `put_again` does."""
+        """Look at the next check points, once the revive queues were read; return True if some of this round are left.
+
+        Raises what `put_again` raises.
+        """
         if self._left is None:
             if 0 <= now_ms - self._looked_ms < LATE_MS:
                 return False

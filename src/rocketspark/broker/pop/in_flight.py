@@ -42,7 +42,7 @@ LOOK_S = 0.1
 
 
 class PopOffsets:
-    """The offsets of pops that are not committed yet."""
+    """The offsets up to which queues were popped, until they can be committed."""
 
     def __init__(self, consumer_offsets: ConsumerOffsets, flushed_position: Callable[[], int]) -> None:
         self._consumer_offsets = consumer_offsets
@@ -54,7 +54,10 @@ class PopOffsets:
         self._timer: asyncio.Handle | None = None
 
     def popped(self, topic: str, group: str, queue_id: int, next_offset: int, end: int) -> None:
-        """Note where the next pop goes on; `end`: what has to be on the disk before, 0 for nothing new."""
+        """Note where the next pop of a queue begins. `end`: up to where the log must be on the disk first.
+
+        The offset is committed then; 0 stands for nothing to wait for.
+        """
         key = topic, group, queue_id
         self.commit_flushed()
         if end <= self._flushed_position() and key not in self._next:
@@ -77,17 +80,17 @@ class PopOffsets:
         return bool(self._waiting)
 
     def next_offset(self, topic: str, group: str, queue_id: int) -> int | None:
-        """Return where the next pop of a queue goes on; None if that is the committed offset."""
+        """Return where the next pop of a queue begins; None if it begins at the committed offset."""
         return self._next.get((topic, group, queue_id)) if self._next else None
 
     def forget(self, topic: str, group: str, queue_id: int) -> None:
-        """Commit nothing more of what was popped from a queue so far."""
+        """Drop the offsets of a queue that are not committed yet."""
         key = topic, group, queue_id
         if self._next.pop(key, None) is not None:
             self._waiting = deque(row for row in self._waiting if row[1] != key)
 
     def clear(self) -> None:
-        """Forget what is not committed: what counts is what the log has, which may have been cut."""
+        """Drop all offsets that are not committed yet, as the log may have been cut before them."""
         self._next.clear()
         self._waiting.clear()
 
@@ -98,7 +101,7 @@ class PopOffsets:
             self._arm()
 
     def commit_flushed(self, *, everything: bool = False) -> None:
-        """Commit what is on the disk, or everything once all is."""
+        """Commit the offsets whose check points are on the disk, or (`everything`) all of them."""
         if not self._waiting:
             return
         flushed = self._flushed_position()
@@ -132,7 +135,7 @@ Tell = Callable[[int, ServerError | None], None]
 
 
 class Changed(NamedTuple):
-    """The handle of a message whose invisible time was changed: the fields that are new."""
+    """What is new in the receipt handle of a message whose invisible time was changed."""
 
     pop_time_ms: int
     invisible_time_ms: int
@@ -140,9 +143,9 @@ class Changed(NamedTuple):
 
 
 class InFlightMessages:
-    """The messages in flight of one broker.
+    """The messages in flight of one broker: popped, and not acknowledged.
 
-    `check_points`: those that are not done; `offsets`: how far pops came whose check points are not on the disk yet.
+    `check_points`: those that are not done; `offsets`: how far queues were popped by check points not on the disk yet.
     """
 
     def __init__(
@@ -174,7 +177,7 @@ class InFlightMessages:
     # -- pops -----------------------------------------------------------------------------------------------------
 
     def next_revive_queue(self) -> int:
-        """Return the revive queue of one pop request: all queues that it reads have the same."""
+        """Return the revive queue for one pop request, for the check points of all queues that it reads."""
         self._pops += 1
         return self._pops % self._settings.revive_queue_count
 
@@ -187,11 +190,12 @@ class InFlightMessages:
         revive_queue_id: int,
         next_offset: int | None = None,
     ) -> int:
-        """Store the check point of messages that are to be given out; returns the physical offset after it.
+        """Store the check point of messages about to be given out; returns the physical offset after its record.
 
-        `key`: its topic is the one they are in, a retry topic for retries; its start offset is where the pop began to
-        read. `offsets`: at most 32; `next_offset`: where the next pop goes on, behind the last of them if not given.
-        The group's committed offset follows by itself. Raises ServerError: nothing may be given out then.
+        `key`: names the topic that the messages are in (a retry topic for retries) and the offset at which the pop
+        began to read. `offsets`: of the messages, 32 at most; `next_offset`: where the next pop begins, by default
+        after the last of them. The group's offset is committed later. Raises ServerError: then nothing may be given
+        out.
         """
         self._check_serving()
         if not 0 < len(offsets) <= 32:
@@ -219,19 +223,19 @@ class InFlightMessages:
         self.offsets.popped(topic, group, queue_id, next_offset, 0)
 
     def next_offset(self, topic: str, group: str, queue_id: int) -> int | None:
-        """Return where the next pop goes on if that is not committed yet; None: at the committed offset."""
+        """Return where the next pop of a queue begins, if that is not committed yet; None: at the committed offset."""
         return self.offsets.next_offset(topic, group, queue_id)
 
     def forget(self, topic: str, group: str, queue_id: int) -> None:
-        """Forget where the next pop goes on: an offset was set by hand. What is in flight stays so."""
+        """Forget where the next pop begins, as an offset was set by hand. Messages in flight stay in flight."""
         self.offsets.forget(topic, group, queue_id)
 
     def delete_topic(self, topic: str) -> None:
-        """Take what is in flight of a topic that is deleted as done: in its place come messages of the next one."""
+        """Count all check points of a deleted topic as done, as its offsets will be those of other messages."""
         self.check_points.delete_topic(topic)
 
     def give_up(self, points: Iterable[CheckPoint]) -> None:
-        """Acknowledge what is open of check points whose group is deleted with its offsets. Raises ServerError."""
+        """Acknowledge the open messages of check points whose group is deleted with its offsets. Raises ServerError."""
         for point in points:
             if bits := point.all_bits & ~point.acked:
                 self.check_points.acknowledge(point, bits)
@@ -246,10 +250,11 @@ class InFlightMessages:
     def ack(
         self, topic: str, group: str, queue_id: int, handle: ReceiptHandle, offset: int, tell: Tell
     ) -> CheckPoint | None:
-        """Acknowledge one message; `tell` is called at once, or at the end of this turn: then its check point is
-        returned.
+        """Acknowledge one message.
 
-        `topic`: the one it is in. What is acknowledged already or was delivered again since is told as done.
+        `topic`: the topic or retry topic that it is in; `tell`: called with the outcome, at once, or at the end of this
+        turn of the loop, and then the check point is returned. A message that is acknowledged already, or was delivered
+        again since, counts as acknowledged.
         """
         h = handle
         return self.ack_offsets(
@@ -257,7 +262,7 @@ class InFlightMessages:
         )
 
     def ack_offsets(self, key: CheckPointKey, offsets: Iterable[int], tell: Tell) -> CheckPoint | None:
-        """Acknowledge messages of one check point, as `ack` does one."""
+        """Acknowledge the messages of one check point at these offsets, as `ack` does for one message."""
         if not self.serving:
             tell(0, ServerError(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is no master: acknowledge there"))
             return None
@@ -278,7 +283,10 @@ class InFlightMessages:
         return point
 
     def ack_also(self, point: CheckPoint, offset: int) -> bool:
-        """Acknowledge one more message of a check point before the `tell` of another; False if that was called."""
+        """Acknowledge one more message of a check point together with others whose `tell` is not called yet.
+
+        Returns False if that was called, or none is waiting: then `ack` is needed.
+        """
         if point not in self._acked or point.is_done or not self.serving:
             return False
         bits = point.bits_of((offset,)) & ~point.acked
@@ -294,7 +302,7 @@ class InFlightMessages:
             pass  # Without a loop whoever works calls it.
 
     def write_acks(self) -> None:
-        """Store what was acknowledged in this turn."""
+        """Store the acknowledgements of this turn of the loop."""
         acked, self._acked = self._acked, {}
         tells, self._tells = self._tells, []
         errors: dict[CheckPoint, ServerError] = {}
@@ -338,10 +346,11 @@ class InFlightMessages:
         *,
         suspended: bool = False,
     ) -> Changed:
-        """Let a message be invisible for so long from now on; the old handle is void then. `tell`: as for `ack`.
+        """Make a message invisible for a time from now on; returns the new handle, as the old one is void then.
 
-        A message that was acknowledged or delivered again since is not in flight: nothing is stored for it.
-        `suspended`: its next delivery counts as no other attempt. Raises ServerError: the old handle holds.
+        `tell`: as for `ack`. Nothing is stored for a message that was acknowledged or delivered again since.
+        `suspended`: its next delivery does not count as a further attempt. Raises ServerError: then the old handle
+        stays valid.
         """
         self._check_serving()
         # Never the key of the check point before, so that its acknowledgement is not the new one's.
@@ -368,9 +377,9 @@ class InFlightMessages:
     def store_check_point(
         self, record: CheckPointRecord, revive_queue_id: int, *, instead_of: CheckPoint | None = None
     ) -> int:
-        """Store a check point and watch over it; returns the physical offset after it. Raises ServerError.
+        """Store a check point and keep it in memory; returns the physical offset after it. Raises ServerError.
 
-        `instead_of`: the one that is done by it.
+        `instead_of`: the check point that it replaces, which is done then.
         """
         position, end, _ = self._store(
             revive_queue_id,
@@ -385,7 +394,7 @@ class InFlightMessages:
         return end
 
     def take_over(self, stored: Record, queue_id: int) -> None:
-        """Store a record of another revive topic in this one as it is. Raises ServerError."""
+        """Copy a record from another revive topic into this broker's, unchanged. Raises ServerError."""
         self._put_message.accept(
             self.topic,
             queue_id,

@@ -1,4 +1,4 @@
-"""Pops as a special service: they begin from what is in the log, and end with what is not committed written down."""
+"""Starts and stops the pops of a broker, from what is in its log, each time it becomes or stops being the master."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOTE = "popOffsetsEnd"
 
 
 def check_store(root: str) -> None:
-    """Raise ConfigError for the store of a broker that kept its pops in a RocksDB (popConsumerKVServiceEnable)."""
+    """Raise ConfigError if a broker kept its pops in a RocksDB in this store (popConsumerKVServiceEnable)."""
     folder = Path(root) / _KEY_VALUE_FOLDER
     try:
         names = [entry.name for entry in os.scandir(folder) if entry.stat().st_size]
@@ -44,7 +44,7 @@ def check_store(root: str) -> None:
 
 
 class PopLifecycle:
-    """Begins and ends the pops of one broker; several times while it runs."""
+    """Starts and stops the pops of one broker, several times while it runs."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class PopLifecycle:
         revive.late.wheel_ms = lambda: timers.read_ms
 
     def start(self) -> None:
-        """Begin on the running loop, once the timer messages have. Raises StoreError."""
+        """Start on the running loop; timer messages must have started before. Raises StoreError."""
         self.begin()
         self._revive.start()
 
     def begin(self) -> None:
-        """Find what is in flight, and serve it."""
+        """Find the messages that are in flight, and serve pops from now on."""
         self._in_flight.offsets.clear()
         self._in_flight.check_points.rolled_ms = self._timers.window_ms
         self._rebuild.take_over(self._consumer_offsets)
@@ -110,7 +110,7 @@ class PopLifecycle:
         return lambda: config_files.write(str(self._note), str(end), keep_before=False)
 
     def stop(self) -> None:
-        """End; acknowledgements of this turn are stored, or told as failed."""
+        """Serve no more pops; acknowledgements of this turn of the loop are stored, or answered with an error."""
         if self._in_flight.serving:
             self._in_flight.write_acks()
             self._in_flight.serving = False
@@ -119,7 +119,7 @@ class PopLifecycle:
         self._in_flight.offsets.stop()
 
     def finish(self) -> None:
-        """Commit the rest, after the store's last flush."""
+        """Commit all offsets of pops; called after the store's last flush."""
         self._in_flight.offsets.commit_flushed(everything=True)
         self._revive.commit(everything=True)
         if self._store.written_position != self._stopped_at:
@@ -133,7 +133,7 @@ class PopLifecycle:
 def pop_lifecycle(
     settings: BrokerSettings, store: Store, tables: Tables, messages: Messages, others: Asks
 ) -> PopLifecycle:
-    """Make the lifecycle of a broker's pops, and their revival."""
+    """Make what starts and stops a broker's pops. `others`: asks the other brokers for messages."""
     revive = Revive(
         settings,
         store,

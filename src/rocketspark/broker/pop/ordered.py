@@ -1,9 +1,8 @@
-"""Ordered pops: what was given out last of each queue to each group, and until when that holds the queue back.
+"""Ordered pops: which batch of each queue each group was given last, and until when that batch blocks the queue.
 
 Rules (QueueLevelConsumerManager, 5.5.0): nothing more of a queue is given out while a message of the last batch is
 neither acknowledged nor visible again; then all from the first unacknowledged one on come again. Kept in
-consumerOrderInfo.json as RocketMQ writes it. BlockEnds wakes the pops that wait for such a queue.
-"""
+consumerOrderInfo.json as RocketMQ writes it. BlockEnds wakes the pops that wait for such a queue."""
 
 from __future__ import annotations
 
@@ -44,9 +43,9 @@ class LastBatch(
 ):
     """The batch of a queue that a group was given last.
 
-    `distances`: the first offset, then how far the others lie behind it; `acked_bits`: bit i for the i-th of them;
-    `counts`: how often a message came before, where it did; `next_visible_ms`: of messages whose time was changed;
-    `unseen`: the offsets of messages that nobody got, which RocketMQ leaves out.
+    `distances`: the first offset, then how far each other offset lies behind it; `acked_bits`: bit i is set if message
+    i is acknowledged; `counts`: by offset, how often a message was given out before; `next_visible_ms`: by offset, of
+    messages whose invisible time was changed; `unseen`: the offsets of messages that reached nobody (not in RocketMQ).
     """
 
     attempt_id: str | None = None
@@ -60,7 +59,7 @@ class LastBatch(
     unseen: list[_Long] | None = None
 
     def offsets(self) -> list[int]:
-        """Return the queue offsets."""
+        """Return the queue offsets of the batch's messages."""
         if not self.distances:
             return []
         first = self.distances[0]
@@ -83,13 +82,13 @@ class LastBatch(
         return [offset for number, offset in enumerate(self.offsets()) if not self.acked_bits >> number % 64 & 1]
 
     def next_offset(self) -> int:
-        """Return the first offset that is not acknowledged, or that behind the last; there must be one."""
+        """Return the first offset that is not acknowledged, or the one after the last; the batch must not be empty."""
         left = self.unacknowledged()
         return left[0] if left else self.offsets()[-1] + 1
 
 
 class OrderTable(Body):
-    """consumerOrderInfo.json: batches by "topic@group" and queue id."""
+    """The content of consumerOrderInfo.json: last batches by "topic@group" and queue id."""
 
     table: dict[str, dict[_Int, LastBatch]] = {}
 
@@ -115,7 +114,7 @@ def _batch(batch: LastBatch) -> bytes:
 
 
 class OrderedPops:
-    """The last batches of all groups. Times are in ms of the wall clock and handed in."""
+    """The last batches of all groups. Times are in ms of the wall clock, and arguments."""
 
     def __init__(self, file: JsonFile[OrderTable]) -> None:
         self._file = file
@@ -125,9 +124,9 @@ class OrderedPops:
     def blocked_until_ms(
         self, topic: str, group: str, queue_id: int, attempt_id: str | None, invisible_time_ms: int
     ) -> int:
-        """Return until when the queue is held back from the group; a time that is over for one that is free.
+        """Return until when a queue is blocked for a group; a time in the past, or 0, if it is not.
 
-        The attempt that got the last batch gets it again (its connection may have broken before it arrived).
+        `attempt_id`: if the last batch went to this attempt, the queue is not blocked, as the reply may have been lost.
         """
         queues = self.table.get(f"{topic}@{group}")
         batch = None if queues is None else queues.get(queue_id)
@@ -146,7 +145,7 @@ class OrderedPops:
         pop_time_ms: int,
         invisible_time_ms: int,
     ) -> list[str]:
-        """Note a batch that is given out; return its items of the reply's order counts."""
+        """Note a batch that is given out; return the texts of the reply that say how often its messages came before."""
         queues = self.table.setdefault(f"{topic}@{group}", {})
         before = queues.get(queue_id)
         counts: dict[int, int] | None = None
@@ -175,9 +174,9 @@ class OrderedPops:
         return [*items, pop_answers.order_count_item(flag, queue_id, least)]
 
     def acknowledge(self, topic: str, group: str, queue_id: int, offset: int, pop_time_ms: int) -> int | None:
-        """Return the offset to be committed once a message is acknowledged; None if it changes nothing any more.
+        """Acknowledge a message; return the offset to commit, None if the message is of an older batch.
 
-        Raises KeyError for an offset that was not given out.
+        `pop_time_ms`: of the batch that the message came in. Raises KeyError for an offset that was not given out.
         """
         queues = self.table.get(f"{topic}@{group}")
         batch = None if queues is None else queues.get(queue_id)
@@ -211,9 +210,9 @@ class OrderedPops:
         *,
         unseen: bool = False,
     ) -> None:
-        """Let a message of the last batch be visible again at another time; one of an older batch is left alone.
+        """Set when a message of the last batch becomes visible again; a message of an older batch is left alone.
 
-        `unseen`: nobody got it, so that it counts as no attempt when it comes again.
+        `unseen`: it reached nobody, so that its next delivery does not count as a further attempt.
         """
         batch = self.table.get(f"{topic}@{group}", {}).get(queue_id)
         if batch is not None and batch.pop_time_ms == pop_time_ms:
@@ -233,14 +232,15 @@ class OrderedPops:
     # -- forgetting -----------------------------------------------------------------------------------------------
 
     def forget(self, topic: str, group: str, queue_id: int) -> None:
-        """Forget what was popped last of a queue, so that nothing holds the queue back."""
+        """Forget the last batch of a queue, so that it does not block the queue any more."""
         if self.table.get(f"{topic}@{group}", {}).pop(queue_id, None) is not None:
             self._changes += 1
 
     def keep_within(self, end: Callable[[str, int], int], stored_ms: Callable[[str, int, int], int]) -> None:
-        """Forget batches with messages beyond a queue's end, that others will stand in the place of.
+        """Forget batches whose messages the store lost, as other messages will get their offsets.
 
-        `stored_ms`: when the message at an offset of a queue was stored: one that was popped before is another.
+        `end`: returns the end of a queue; `stored_ms`: returns when the message at an offset was stored: if that is
+        after the pop, it is another message.
         """
         for key, queues in self.table.items():
             topic = key.rpartition("@")[0]
@@ -251,11 +251,11 @@ class OrderedPops:
                     self._changes += 1
 
     def delete_topic(self, topic: str) -> None:
-        """Forget a topic's queues."""
+        """Forget the batches of a topic."""
         self._delete(key for key in self.table if key.rpartition("@")[0] == topic)
 
     def delete_group(self, group: str) -> None:
-        """Forget a group's queues."""
+        """Forget the batches of a group."""
         self._delete(key for key in self.table if key.rpartition("@")[2] == group)
 
     def _delete(self, keys: Iterator[str]) -> None:
@@ -264,9 +264,9 @@ class OrderedPops:
             self._changes += 1
 
     def clean(self, read_queues: Callable[[str], int], has_group: Callable[[str], bool], now_ms: int) -> None:
-        """Forget what no topic, queue or group is there for, and what was not popped for a day.
+        """Forget batches whose topic, queue or group does not exist any more, or that are more than a day old.
 
-        `read_queues`: how many queues of a topic are read, 0 of one that is not there.
+        `read_queues`: returns how many read queues a topic has, 0 if it does not exist.
         """
         for key, queues in list(self.table.items()):
             topic, _, group = key.rpartition("@")
@@ -280,14 +280,14 @@ class OrderedPops:
                 self._changes += 1
 
     def blocked(self) -> Iterator[tuple[str, str, int]]:
-        """Give topic, group and queue of every last batch."""
+        """Yield topic, group and queue id of every last batch."""
         for key, queues in self.table.items():
             topic, _, group = key.rpartition("@")
             for queue_id in queues:
                 yield topic, group, queue_id
 
     def save(self) -> None:
-        """Write consumerOrderInfo.json if something changed since. Raises StoreError."""
+        """Write consumerOrderInfo.json if it changed since it was written. Raises StoreError."""
         if self._changes != self._saved:
             changes = self._changes
             self._file.save(OrderTable(table=self.table))
@@ -301,7 +301,7 @@ Queue = tuple[str, str, int]
 
 
 class BlockEnds:
-    """One timer for each queue that is held back. `wake` is called with topic, group and queue id once it is free."""
+    """One timer for each blocked queue. `wake` is called with topic, group and queue id once the queue is free."""
 
     def __init__(
         self, ordered: OrderedPops, wake: Callable[[str, str, int], None], *, enabled: Callable[[], bool]
@@ -312,7 +312,7 @@ class BlockEnds:
         self._timers: dict[Queue, asyncio.TimerHandle] = {}
 
     def look(self, topic: str, group: str, queue_id: int) -> None:
-        """Look at a queue after what holds it back changed."""
+        """Set the timer of a queue again, after its last batch changed."""
         queue = (topic, group, queue_id)
         timer = self._timers.pop(queue, None)
         if timer is not None:
@@ -328,7 +328,7 @@ class BlockEnds:
             self._timers[queue] = asyncio.get_running_loop().call_later(seconds, self.look, *queue)
 
     def look_at_all(self) -> None:
-        """Look at all queues, e.g. when the broker begins."""
+        """Set the timers of all queues, e.g. when the broker begins to serve pops."""
         for queue in list(self._ordered.blocked()):
             self.look(*queue)
 

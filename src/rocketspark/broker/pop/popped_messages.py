@@ -1,8 +1,8 @@
-"""Messages that were popped, for their second delivery: from this store, or from the broker that they are on.
+"""Reads the messages of check points for their second delivery, from this store or from the broker that has them.
 
-Rule (PopReviveService, EscapeBridge, 5.5.0): a check point that left a broker whose master was away is done where it
-came to; its messages are pulled from the broker that it names, from the master or whoever serves in its place.
-"""
+Rule (PopReviveService, EscapeBridge, 5.5.0): a check point that left a broker whose master was away is handled by the
+broker that it went to; its messages are pulled from the broker that it names, from the master or whoever serves in its
+place."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ _OF_A_BROKER = (0, READ_WRITE | PERM_INHERIT)
 
 
 class Asks(Protocol):
-    """Whoever can ask the other brokers of the cluster."""
+    """What can send a request to another broker of the cluster."""
 
     async def ask(self, broker_name: str, code: int, header: Header) -> Reply:
-        """Return a broker's reply, whatever its code. Raises ServerError."""
+        """Send a request to a broker, and return its reply, whatever its code. Raises ServerError if there is none."""
 
 
 class FormerNames:
-    """The names that one broker and its cluster have and had: what was popped under any of them is its own.
+    """The names that one broker and its cluster have and had: what was popped under a former name is still its own.
 
-    Rule: its topics tell, as it has one of each of its names and of each revive topic, which is named after the cluster
-    (RocketMQ leaves what was popped before a change of either name for good). `revive_topic`: that of now.
+    Rule: the broker's topics tell its former names, as it has a topic for each of its names, and a revive topic for
+    each name of the cluster. (RocketMQ never delivers again what was popped before a change of either name.)
+    `revive_topic`: the present one.
     """
 
     def __init__(self, settings: BrokerSettings, topics: Topics) -> None:
@@ -62,17 +63,17 @@ class FormerNames:
         return config is not None and config.perm in _OF_A_BROKER
 
     def topic_now(self, topic: str) -> str:
-        """Return the revive topic of now for any; another topic is returned as it is."""
+        """Return the present revive topic for a former one; any other topic is returned as it is."""
         return self.revive_topic if topic.startswith(topic_names.REVIVE_TOPIC_PREFIX) else topic
 
     def revive_topics(self) -> list[str]:
-        """Return the revive topics of former names."""
+        """Return the revive topics of the cluster's former names."""
         prefix, own = topic_names.REVIVE_TOPIC_PREFIX, self.revive_topic
         return [name for name in self._topics.table if name.startswith(prefix) and name != own]
 
 
 class PoppedMessages:
-    """The messages of check points. `others`: None where nobody else can be asked."""
+    """Reads the messages of check points. `others`: asks other brokers; None where nobody can be asked."""
 
     def __init__(self, settings: BrokerSettings, store: Store, names: FormerNames) -> None:
         self._settings = settings
@@ -82,20 +83,21 @@ class PoppedMessages:
         self._asked: dict[CheckPointKey, dict[int, asyncio.Task[Record | None]]] = {}
 
     def record(self, position: int) -> Record:
-        """Return the record at a position. Raises RecordError."""
+        """Return the record at a physical offset. Raises RecordError."""
         found = self._store.record_at(position)
         if found is None:
             raise RecordError(f"no record begins at physical offset {position}, where the queue says one does")
         return decode_mended(found)
 
     def is_foreign(self, key: CheckPointKey) -> bool:
-        """Tell whether a check point is of another broker, which an acting master left here: in this store its offsets
-        are those of other messages.
+        """Tell whether a check point came from another broker, in place of whose master this one acted.
+
+        Its offsets are those of the other broker's queues.
         """
         return not self._names.is_own(key.broker_name)
 
     def are_here(self, key: CheckPointKey, offsets: Iterable[int]) -> bool:
-        """Tell whether `get` has its answers; else they are asked for."""
+        """Tell whether `get` can answer at once; if not, the other broker is asked for these messages."""
         if not self.is_foreign(key) or self.others is None:
             return True
         asked = self._asked.get(key)
@@ -109,9 +111,9 @@ class PoppedMessages:
         return all(task.done() for task in asked.values())
 
     def get(self, key: CheckPointKey, offset: int) -> Record | None:
-        """Return a message, None if it was removed.
+        """Return a message of a check point, None if it was removed from the log.
 
-        Raises RecordError, ServerError 2 if the broker that it is on cannot be asked now.
+        Raises RecordError, and ServerError 2 if the broker that has it cannot be asked now.
         """
         if not self.is_foreign(key):
             return self._here(key, offset)

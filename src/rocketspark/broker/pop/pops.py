@@ -1,4 +1,4 @@
-"""The parts of pops together: what is in flight, what is held back in order, who waits. Wiring and forgetting only."""
+"""Connects the parts of pops: messages in flight, ordered pops, waiting requests. It holds nothing of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rocketspark.protocol.pop_answers import RETRY_V1, RETRY_V2
 
 
 class Pops:
-    """What handlers know of pops. `waiting`: pops that wait; `notified`: those who wait to hear of messages."""
+    """What handlers know of pops. `waiting`: held POP_MESSAGE requests; `notified`: held NOTIFICATION requests."""
 
     def __init__(
         self,
@@ -50,26 +50,26 @@ class Pops:
         return [pop_answers.retry_topic(topic, group, flag) for flag in (RETRY_V1, RETRY_V2)]
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
-        """Return how many messages of a queue a group has and has not acknowledged."""
+        """Return how many messages of a queue a group popped and has not acknowledged."""
         return self.in_flight.count(topic, group, queue_id) + self.ordered.count(topic, group, queue_id)
 
     def wake(self, topic: str, group: str, queue_id: int) -> None:
-        """Let those try again who wait for a queue."""
+        """Have the held requests for a queue of a group try again."""
         self.waiting.wake(topic, group, queue_id)
         self.notified.wake(topic, group, queue_id)
 
     def drop_owner(self, peer: object) -> None:
-        """Forget what is held for a connection that ended."""
+        """Forget the held requests of a connection that ended."""
         self.waiting.drop_owner(peer)
         self.notified.drop_owner(peer)
 
     def answer_all(self) -> None:
-        """Answer all who wait, with nothing if there is nothing."""
+        """Answer all held requests now, without messages if there are none."""
         self.waiting.answer_all()
         self.notified.answer_all()
 
     def close(self) -> None:
-        """Answer all who wait, for good."""
+        """Answer all held requests, and hold none from now on."""
         self.block_ends.close()
         self.waiting.closed = self.notified.closed = True
         self.answer_all()
@@ -77,18 +77,18 @@ class Pops:
     # -- forgetting -----------------------------------------------------------------------------------------------
 
     def reset(self, topic: str, group: str, queue_id: int) -> None:
-        """Let pops of a queue go on from the offset that was set by hand, and wake those that wait.
+        """Make pops of a queue go on from an offset that was set by hand, and wake those that wait.
 
-        Where the last pop ended and what an ordered pop holds back is forgotten; what is in flight stays so.
+        Where the last pop ended, and what blocks an ordered pop, is forgotten; messages in flight stay in flight.
         """
         self.ordered.forget(topic, group, queue_id)
         self.in_flight.forget(topic, group, queue_id)
         self.wake(topic, group, queue_id if queue_id >= 0 else ALL_QUEUES)
 
     def retry_topics_of(self, topic: str) -> list[str]:
-        """Return the retry topics that hold messages of a topic, for any group, and of no other topic.
+        """Return the retry topics, of all groups, that hold retries of this topic and of no other.
 
-        RocketMQ gives those of others, too: group `a` has that of group `a_b` as its own of topic `b`.
+        RocketMQ mixes them up: the retry topic of group `a_b` is also that of group `a` for topic `b`.
         """
         # A group may be there without an offset, as one that was deleted with its offsets and made again.
         groups = dict.fromkeys([*self._offsets.groups_of(topic), *self._groups.table])
@@ -128,7 +128,7 @@ class Pops:
         return 0 if config is None else config.read_queue_nums
 
     def save(self) -> None:
-        """Write what is held back in order, without what is too old. Raises StoreError."""
+        """Write consumerOrderInfo.json, without batches that are too old. Raises StoreError."""
         if self.ordered.table:
             self.ordered.clean(self._read_queues, self._groups.table.__contains__, now_ms())
         self.ordered.save()

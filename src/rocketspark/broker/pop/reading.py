@@ -1,10 +1,11 @@
-"""Reading for one pop, over a topic's queues and the group's retries. Rule: what is read is noted before it leaves.
+"""Reads messages for one pop, from a topic's queues and the group's retry topics.
+
+Rule: what is read is noted in a check point before it is given out.
 
 Order (PopMessageProcessor, 5.5.0): by chance the retry topic first or last; the queues of the topic one after another,
 beginning anywhere. Each queue is read from where the group's last pop ended, and what was read of it goes into the
-texts of the reply. A queue is read in one turn of the loop, so that no two pops of a group are at it at once; of a
-topic of thousands of queues some are looked at in one turn, and the request goes on where it was.
-"""
+texts of the reply. A queue is read in one turn of the loop, so that no two pops of a group read it at once; of a topic
+of thousands of queues some are read in one turn, and the request goes on with the others in later turns."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ QUEUES_IN_TURN = 2048
 
 
 class Round:
-    """The queues of a topic that one request has not looked at yet.
+    """Which queues of a topic one request has still to look at.
 
-    It ends once the request has been at every queue since it began, or since something came in between.
+    A round ends once the request has looked at every queue, also at those that changed meanwhile.
     """
 
     __slots__ = ("_at", "_first", "_left")
@@ -55,7 +56,10 @@ class Round:
         return self._left > 0
 
     def step(self, count: int, first: int = 0) -> Sequence[int]:
-        """Return the queues to look at now, of `count`; a new round begins behind `first` and goes down."""
+        """Return the ids of the queues to look at in this turn; `count`: how many queues the topic has.
+
+        A new round begins below queue `first` and goes down, around the end.
+        """
         if self._left <= 0:
             self._first, self._at, self._left = first, 0, count
         begin, size = self._at, min(self._left, count, QUEUES_IN_TURN)
@@ -64,14 +68,17 @@ class Round:
         return [(self._first - 1 - number) % count for number in range(begin, begin + size)]
 
     def again(self) -> None:
-        """Let the round be at every queue once more, from where it is: something may lie where it has been."""
+        """Have the round look at every queue once more, as messages may have come to those behind it."""
         if self._left > 0:
             self._left = 1 << 30
 
 
 class Found:
-    """What one pop found. `rest`: messages left, as far as it looked; `cut`: a filter has not looked at all yet, or
-    not all queues were looked at."""
+    """What one pop found, and the texts of its reply.
+
+    `rest`: how many messages are left in the queues it looked at; `cut`: a filter has not looked at all messages yet,
+    or not all queues were looked at.
+    """
 
     __slots__ = (
         "bytes",
@@ -98,9 +105,9 @@ class Found:
 
 
 def own_retries(topic: str, group: str, accepts: Accepts | None = None) -> Accepts | None:
-    """Return what of a topic a group may read: of a retry topic that is other groups' too, what it failed on itself.
+    """Return a filter that lets only a group's own retries pass, where groups share a retry topic; `accepts` elsewhere.
 
-    RocketMQ gives out all of them, to who may read neither the other topic nor the other group.
+    RocketMQ gives out all of them, also to a group that may read neither the other topic nor the other group.
     """
     if not pop_answers.may_be_of_others(topic):
         return accepts
@@ -116,7 +123,7 @@ def own_retries(topic: str, group: str, accepts: Accepts | None = None) -> Accep
 
 
 class PopReading:
-    """Reads for pops."""
+    """Reads the messages that a pop gives out."""
 
     def __init__(
         self,
@@ -143,7 +150,7 @@ class PopReading:
     def read(self, h: PopHeader, wanted: PopFilter, address: str, now_ms: int, place: Round) -> Found:
         """Take messages for a request, at most as many as it asks for. Raises ServerError if none can be noted.
 
-        `place`: where it looks now; it is cut if there are queues that are left for a later turn.
+        `address`: the consumer's; `place`: which queues it has still to look at, cut if some are left for a later turn.
         """
         found = Found(now_ms)
         try:
@@ -329,7 +336,7 @@ class PopReading:
     # -- where to begin -------------------------------------------------------------------------------------------
 
     def next_offset(self, topic: str, group: str, queue_id: int, init_mode: int = INIT_MIN) -> int:
-        """Return where the next pop of a queue begins; nothing changes by it."""
+        """Return where the next pop of a queue begins. `init_mode`: where a new group begins (INIT_MIN or INIT_MAX)."""
         committed = self._offsets.get(group, topic, queue_id)
         if committed is None:
             committed = self._first_offset(topic, queue_id, init_mode)

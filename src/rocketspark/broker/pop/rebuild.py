@@ -1,9 +1,8 @@
-"""What is in flight when a broker begins to serve pops, read from the log.
+"""Finds in the log which messages are in flight, when a broker begins to serve pops.
 
-Rule: a check point is in flight if it waits in the timer wheel or lies in a revive queue where that is not done; its
-acknowledgements are in the same places. After a kill the offsets of groups follow the check points that are newer than
-consumerOffset.json, so that nothing is given out twice.
-"""
+Rule: a check point is in flight if it waits in the timer wheel, or lies in the part of a revive queue that is not done;
+its acknowledgements are in the same places. After a kill the offsets of groups are raised by the check points that are
+newer than consumerOffset.json, so that nothing is given out twice."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ OFFSETS_AGE_MS = 10_000
 
 
 class Rebuild:
-    """Finds what is in flight; `run` once after the timer messages and the revive queues begin."""
+    """Finds which messages are in flight. `run` is called once, after timer messages and revive queues begin."""
 
     def __init__(
         self, store: Store, timers: TimerMessages, in_flight: InFlightMessages, revive: Revive, broker_name: str
@@ -45,7 +44,7 @@ class Rebuild:
         self._acks: list[tuple[AckRecord, int]] = []
 
     def run(self) -> None:
-        """Fill the check points."""
+        """Fill `InFlightMessages.check_points` anew."""
         points = self._in_flight.check_points
         points.clear()
         self._read_revive_queues()
@@ -113,7 +112,7 @@ class Rebuild:
                     yield found, stored
 
     def take_over(self, consumer_offsets: ConsumerOffsets) -> None:
-        """Store what is not done in the revive topics of former names in the one of now, before that is read."""
+        """Copy the undone records of former revive topics into the present one, before that is read."""
         group = topic_names.REVIVE_GROUP
         taken: list[tuple[str, int, int]] = []
         for topic in self._revive.names.revive_topics():
@@ -165,9 +164,10 @@ class Rebuild:
     # -- offsets --------------------------------------------------------------------------------------------------
 
     def offsets(self, consumer_offsets: ConsumerOffsets, saved_ms: int, since: int) -> None:
-        """Let the committed offsets follow the check points that are newer than the saved ones.
+        """Raise committed offsets by the check points that are newer than the saved offsets.
 
-        `since`: a position of the log; the offsets of pops before it are saved for certain.
+        `saved_ms`: when consumerOffset.json was written; `since`: a physical offset before which all offsets were
+        saved.
         """
         furthest: dict[tuple[str, str, int], int] = {}
         for found in self._newer(saved_ms - OFFSETS_AGE_MS, since):
@@ -210,7 +210,7 @@ class Rebuild:
 
 
 def saved_ms(path: str) -> int:
-    """Return when a file was written last; 0 if there is none."""
+    """Return when a file was last written, in ms since 1970; 0 if there is none."""
     try:
         return int(os.stat(path).st_mtime * 1000)
     except OSError:

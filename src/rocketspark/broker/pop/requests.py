@@ -1,4 +1,4 @@
-"""What requests about pops are checked for. Rule: the same codes and remarks as RocketMQ 5.5.0, in its order."""
+"""Checks requests about pops. Rule: codes, remarks and their order are those of RocketMQ 5.5.0."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ NO_REMARK = "not set any response code"
 
 
 def refusing(request: Request[Any], header: Header, answer: Callable[[], Answer]) -> Answer:
-    """Return an answer, or the refusal with the header of a reply: its numbers are 0 then, as in RocketMQ."""
+    """Return the result of `answer`, or, if that raises ServerError, a reply with the code and this header.
+
+    `header`: a reply header whose numbers are 0, which RocketMQ sends with a refusal too.
+    """
     try:
         return answer()
     except ServerError as e:
@@ -65,7 +68,7 @@ class PopChecks:
         return config
 
     def check_invisible_time(self, invisible_time_ms: int) -> None:
-        """Refuse a time that the timer wheel cannot keep; RocketMQ finds no message for one."""
+        """Refuse an invisible time that is too long for the timer wheel; RocketMQ then finds no message."""
         most_ms = self._settings.timer_delay_max_s * 1000
         if not 0 <= invisible_time_ms <= most_ms:
             raise ServerError(
@@ -74,13 +77,13 @@ class PopChecks:
             )
 
     def check_readable(self) -> None:
-        """Refuse everything if the broker is not to be read."""
+        """Refuse the request if brokerPermission does not let the broker be read."""
         s = self._settings
         if not s.broker_permission & PERM_READ:
             raise ServerError(ResponseCode.NO_PERMISSION, f"the broker[{s.host}] peeking message is forbidden")
 
     def check_queue(self, peer: Peer, topic: str, queue_id: int) -> TopicConfig:
-        """Check a topic that is to be read; a queue below 0 stands for all. Return the topic's settings."""
+        """Check the topic and queue of a request; a queue id below 0 stands for all. Return the topic's settings."""
         config = self._topic(topic)
         if not config.perm & PERM_READ:
             raise ServerError(ResponseCode.NO_PERMISSION, f"the topic[{topic}] peeking message is forbidden")
@@ -113,7 +116,7 @@ class PopChecks:
             raise ServerError(ResponseCode.NO_PERMISSION, f"the consumer group[{name}] is forbidden for topic[{topic}]")
 
     def check_again(self, topic: str, group: str) -> None:
-        """Check what may have changed while a request waited; nothing is made by it."""
+        """Check topic and group once more, as they may have changed while a request was held; neither is created."""
         config, known = self._topics.table.get(topic), self._groups.table.get(group)
         if config is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
@@ -125,7 +128,7 @@ class PopChecks:
             raise ServerError(ResponseCode.NO_PERMISSION, f"the topic[{topic}] peeking message is forbidden")
 
     def check_popped(self, peer: Peer, topic: str, queue_id: int, lite_topic: str | None) -> TopicConfig:
-        """Check what a message is said to have been popped from; return the topic's settings."""
+        """Check the topic and queue from which a message is said to be popped; return the topic's settings."""
         config = self._topic(topic)
         if not 0 <= queue_id < config.read_queue_nums:
             raise self._illegal_queue(peer, config, queue_id, ResponseCode.MESSAGE_ILLEGAL)
@@ -135,18 +138,18 @@ class PopChecks:
         return config
 
     def is_current(self, config: TopicConfig) -> bool:
-        """Tell whether a topic's settings are still what they were."""
+        """Tell whether these are still the settings of their topic."""
         return self._topics.table.get(config.topic_name) is config
 
     def check_master(self) -> None:
-        """Refuse what has to be noted where nothing can be."""
+        """Refuse a pop or acknowledgement on a broker that is not the master, as it cannot store check points."""
         if not self._pops.serving:
             remark = "this broker is no master: nothing is popped or acknowledged here"
             raise ServerError(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
 
     @staticmethod
     def handle(text: str) -> ReceiptHandle:
-        """Return a receipt handle; one of seven fields, of clients that leave the offset out, is read too."""
+        """Decode a receipt handle; clients may leave out its last field, the offset."""
         if text.count(" ") == 6:
             text += " -1"
         try:

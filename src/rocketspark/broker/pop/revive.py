@@ -1,11 +1,10 @@
 """The second delivery of messages that were popped and not acknowledged in time: into the group's retry topic.
 
-Rules (PopReviveService, 5.5.0): a check point comes out of the timer wheel into its revive queue, and what is open of
-it a second after its time goes to the retry topic, with one attempt more; what was given back (1 ms) at once. The
-revive group's offset is that of the last record that all is done before. What was delivered before a kill is not
-delivered again. A message that can never be delivered goes into the quarantine, the others go on; one that cannot be
-stored for now has its check point put anew, later.
-"""
+Rules (PopReviveService, 5.5.0): a check point comes out of the timer wheel into its revive queue. A second after its
+invisible time its open messages go to the retry topic, with one attempt more; messages that a consumer gave back (an
+invisible time of 1 ms) go there at once. The revive group's offset is that of the record up to which all is done. What
+was delivered before a kill is not delivered again. A message that can never be delivered goes into the quarantine, the
+others go on; for a message that cannot be stored now the check point is stored again, with a later time."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ FIRST_POP_TIME, ORIGIN_GROUP = b"1ST_POP_TIME", properties.ORIGIN_GROUP.encode()
 
 
 class ReviveQueue:
-    """One revive queue. `read`: the next offset to read; `open`: records that are not done, in their order."""
+    """One revive queue. `read`: the next offset to read; `open`: by offset, the check points that are not done."""
 
     __slots__ = ("open", "queue_id", "read")
 
@@ -80,7 +79,7 @@ class ReviveQueue:
 
 
 class Revive:
-    """The revive service of one broker. `start` begins on the running loop; `work` does the next piece, for tests."""
+    """The revive service of one broker. `start` runs it on the loop; tests without a loop call `work` for each step."""
 
     def __init__(
         self,
@@ -128,7 +127,7 @@ class Revive:
     # -- start and stop -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Take each queue from where it is done; what is in flight is added by `rebuild`."""
+        """Set where each revive queue is read from, by its committed offset; `rebuild` finds the messages in flight."""
         self.queues.clear()
         self._due.clear()
         self._delivered_to.clear()
@@ -157,12 +156,12 @@ class Revive:
             )
 
     def read_too(self, queue_id: int) -> None:
-        """Read one more revive queue, which earlier settings had and to which nothing came yet."""
+        """Read one more revive queue: earlier settings had more of them, and its first record is still to come."""
         if queue_id not in self.queues:
             self.queues[queue_id] = ReviveQueue(queue_id, self._store.stored_range(self._in_flight.topic, queue_id)[0])
 
     def start(self) -> None:
-        """Begin on the running loop, after `begin` and the rebuild."""
+        """Start on the running loop, after `begin` and the rebuild."""
         self._arm(0)
 
     def stop(self) -> None:
@@ -198,7 +197,7 @@ class Revive:
     # -- work -----------------------------------------------------------------------------------------------------
 
     def work(self) -> float:
-        """Do the next bounded piece; returns s until the next."""
+        """Read and deliver a bounded number of messages; return how many seconds to wait before the next call."""
         try:
             return self._work()
         except MessageStays:
@@ -241,9 +240,9 @@ class Revive:
         return False
 
     def commit(self, *, everything: bool = False) -> None:
-        """Note how far each queue is done, once the log has on the disk what was delivered of it; or everything.
+        """Commit how far each revive queue is done, once what was delivered is on the disk, or (`everything`) now.
 
-        What is set aside is in the quarantine's file by then. Raises StoreError if it cannot be.
+        The quarantine's file is written first. Raises StoreError if it cannot be.
         """
         topic = self._in_flight.topic
         if self._noted is None or everything:
@@ -267,7 +266,7 @@ class Revive:
             self._delivered = None
 
     def read_all(self, queue_id: int) -> None:
-        """Read what came to a revive queue, so that it is known of each check point whether it did."""
+        """Read a revive queue to its end, so that it is known which check points have come out of the timer wheel."""
         queue = self.queues.get(queue_id)
         while queue is not None and self._read_some(queue):
             pass
@@ -319,11 +318,11 @@ class Revive:
             raise ProtocolError(f"a record with the tag {tag!r} is neither a check point nor an acknowledgement")
 
     def is_of_before(self, key: CheckPointKey, stored: Record) -> bool:
-        """Tell whether a check point is of a topic deleted since: in its places stand messages of the next one."""
+        """Tell whether a check point is of a deleted topic, whose offsets are now those of other messages."""
         return stored.position < (self._store.made_at(key.topic) or 0) and not self.messages.is_foreign(key)
 
     def arrived(self, queue: ReviveQueue, offset: int, point: CheckPoint) -> None:
-        """Note that a check point is in its revive queue."""
+        """Note that a check point came into its revive queue at an offset; it is due after its invisible time."""
         point.revive_offset = offset
         queue.open[offset] = point
         # What was given back nobody can acknowledge: the handle before it is void already.
@@ -505,7 +504,7 @@ def _delivery_key(stored: Record) -> Hashable | None:
 
 
 def records_of(store: Store, topic: str, queue_id: int, start: int) -> Iterator[tuple[int, Record]]:
-    """Yield (offset, record) of a queue from an offset on, without those that cannot be read."""
+    """Yield (offset, record) of a queue's messages from an offset on; those that cannot be read are left out."""
     low, high = store.stored_range(topic, queue_id)
     at = max(low, start)
     while at < high:

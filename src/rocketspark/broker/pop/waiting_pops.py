@@ -1,10 +1,10 @@
-"""Requests that wait for messages to pop (long polling). Rule: a message wakes a waiter of each group that can have it.
+"""Requests that wait for messages to pop (long polling).
 
-Arrivals are noted by queue and looked at once per turn of the loop: the first waiter of a group tries; as long as one
-found something and left something, the next tries. A waiter that finds nothing keeps its place. Arrivals in a group's
-retry topics wake too (RocketMQ lets a waiter sleep on those of the first form), each by itself, as a pop that took its
-fill tells nothing of where it did not look. No waiter has a task of its own.
-"""
+Rule: a message wakes one waiting request of each group that can have it. Arrivals are noted by queue and looked at once
+per turn of the loop: the first request of a group tries; as long as one found something and left something, the next
+one tries. A request that finds nothing keeps its place. Arrivals in a group's retry topics wake its requests too
+(RocketMQ does not wake them for retry topics of the first form), each by itself, as a pop that took all it asked for
+does not tell what it left where it did not look. No waiting request has a task of its own."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ Line = tuple[int, Hashable]
 
 
 class WaitingPop:
-    """One held request. `retry(final)` answers it and returns how many messages are left for others; None: it waits on,
-    or was dropped and leaves all to others.
+    """One held request.
 
-    With `final` it is to be answered in any case. `woken`: something came since it looked last; it sets that back.
+    `retry(final)` answers it and returns how many messages are left for others; it returns None if the request goes on
+    waiting, or was dropped and leaves all to others. With `final` it must be answered. `woken`: set when something
+    came; the request clears it when it looks.
     """
 
     __slots__ = ("line", "owner", "pair", "retry", "timer", "weight", "woken")
@@ -51,11 +52,11 @@ class WaitingPop:
 
 
 class WaitingPops:
-    """The held requests of one kind. `notifies`: they are told of messages and take none; the one that came last is
-    woken first, and each leaves one message less for the others.
+    """The held requests of one kind, pops or notifications.
 
-    `retry_topics`: the topics that hold the retries of a topic and a group; `of_queue_max`, `all_max`: the limits
-    of one queue and group, and of all; what they weigh is bounded together with held pulls.
+    `notifies`: they are notifications, which take no messages: the one that came last is woken first, and each leaves
+    one message less for the others. `retry_topics`: returns the topics with the retries of a topic and a group;
+    `of_queue_max`, `all_max`: the limits of one queue and group, and of all.
     """
 
     def __init__(
@@ -87,11 +88,11 @@ class WaitingPops:
         self.closed = False
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
-        """Return how many requests wait for a queue; -1 names those that wait for any."""
+        """Return how many requests of a group wait for a queue; queue id -1 counts those that wait for any queue."""
         return self._counts.get(((topic, group), queue_id), 0)
 
     def has_room(self, topic: str, group: str, queue_id: int, owner: Hashable, weight: int = 1) -> bool:
-        """Tell whether one more may wait."""
+        """Tell whether an owner's connection may hold one more request for a queue and a group."""
         room = (
             not self.closed
             and self.total < self._all_max()
@@ -113,7 +114,10 @@ class WaitingPops:
         kind: Hashable = None,
         weight: int = 1,
     ) -> WaitingPop:
-        """Hold a request until `retry` answers it; after its time it is asked a last time, with final=True."""
+        """Hold a request until `retry` answers it; when its time is over, it is called a last time with final=True.
+
+        `owner`: its connection; `kind`: requests of one kind, e.g. with one filter, wait in one line.
+        """
         pair = (topic, group)
         waiter = WaitingPop(pair, (queue_id, kind), owner, retry, weight)
         seconds = min(timeout_ms, HOLD_MS_MAX) / 1000
@@ -133,7 +137,7 @@ class WaitingPops:
         lines.setdefault(waiter.line, {})[waiter] = None
 
     def leave_line(self, waiter: WaitingPop) -> None:
-        """Do not wake a request for now, e.g. while its connection takes nothing. Its waiting time goes on."""
+        """Do not wake a held request for now, e.g. while its connection does not read. Its waiting time goes on."""
         lines = self._lines.get(waiter.pair, {})
         waiters = lines.get(waiter.line, {})
         if waiter not in waiters:
@@ -172,7 +176,7 @@ class WaitingPops:
         waiter.retry = dropped
 
     def drop_owner(self, owner: Hashable) -> None:
-        """Forget all that is held for an owner, e.g. because its connection ended."""
+        """Forget all held requests of a connection, e.g. because it ended."""
         for waiter in list(self._owned.get(owner, ())):
             self.drop(waiter)
 
@@ -203,12 +207,12 @@ class WaitingPops:
             self._wake_later(pair, topic if is_retry else queue_id)
 
     def wake(self, topic: str, group: str, queue_id: int) -> None:
-        """Let waiters of a queue (-1: of any) try again, whether it grew or not."""
+        """Have a group's requests for a queue (-1: for any) try again, whether it grew or not."""
         if (topic, group) in self._lines:
             self._wake_later((topic, group), None if queue_id < 0 else queue_id)
 
     def again(self, waiter: WaitingPop) -> None:
-        """Let one request try again in a later turn, whatever came; others of its line go on waiting."""
+        """Have one held request try again in a later turn of the loop; the others of its line go on waiting."""
         if waiter in self._owned.get(waiter.owner, ()):
             self._due_alone[waiter] = None
             self._schedule()
@@ -291,7 +295,7 @@ class WaitingPops:
             self.wake(*waiter.pair, waiter.line[0])
 
     def answer_left(self, owner: Hashable, group: str) -> None:
-        """Answer with nothing what an owner has held in a group that it leaves: nobody would take messages."""
+        """Answer the requests that a connection has held for a group that it leaves, without messages."""
         was_closed, self.closed = self.closed, True
         try:
             for waiter in list(self._owned.get(owner, ())):

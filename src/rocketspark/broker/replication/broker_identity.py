@@ -21,7 +21,7 @@ log = logging.getLogger("rocketspark.broker.replication")
 
 
 class Applied(NamedTuple):
-    """A number that was applied for. `check_code`: "address;ms", as only this broker knows it."""
+    """A number that this broker applied for. `check_code`: "address;ms", by which it proves that it applied."""
 
     broker_id: int
     check_code: str

@@ -43,10 +43,10 @@ TIMEOUT_MS = 3000
 
 
 class Master(NamedTuple):
-    """The master of a replica set.
+    """The master of a replica set, as the controller told it.
 
-    `epoch`: how often the master has changed; `set_epoch`: how often the in-sync set has; `awaits_word`: it has not
-    begun yet, for the controller, and asks for its in-sync set before it does.
+    `epoch`: how often the master has changed; `set_epoch`: how often the in-sync set has; `awaits_word`: the controller
+    waits for this master's first request for its in-sync set, before which the master takes no messages.
     """
 
     broker_id: int
@@ -57,10 +57,10 @@ class Master(NamedTuple):
 
 
 class SetState(NamedTuple):
-    """A set as its controller has it. `master`: None if there is none, after a registration: if none is alive.
+    """A replica set as its controller has it. `master`: None if there is none, or, after a registration, if it is dead.
 
-    `epoch`: the master's, None if that was not told; `ends_earlier`: the controller takes none of the requests that the
-    asking master made before.
+    `epoch`: the master's, None if it was not told; `ends_earlier`: the controller will refuse the requests that the
+    asking master sent before this one and that arrive after it.
     """
 
     master: Master | None
@@ -71,7 +71,7 @@ class SetState(NamedTuple):
 
 
 class Elected(NamedTuple):
-    """The result of an election. `new`: False if the previous master stays."""
+    """The result of an election. `new`: False if the previous master stays master."""
 
     master: Master
     in_sync: frozenset[int]
@@ -79,21 +79,21 @@ class Elected(NamedTuple):
 
 
 class AcceptedSet(NamedTuple):
-    """An in-sync set that the controller accepted."""
+    """The in-sync set that the controller accepted, with its epoch."""
 
     members: frozenset[int]
     epoch: int
 
 
 class LiveReplica(NamedTuple):
-    """A replica that lives. `is_master`: for the controller."""
+    """Where a live replica listens, and whether the controller has it as master."""
 
     address: str
     is_master: bool
 
 
 class ControllerClient:
-    """Calls on the leader of a group of controllers. `addresses`: "host:port" of each; they may change."""
+    """Sends a broker's requests to the leader of its controllers. `addresses`: "host:port" of each; they may change."""
 
     def __init__(
         self, addresses: Iterable[str], *, timeout_ms: float = TIMEOUT_MS, connections: Connections | None = None
@@ -122,7 +122,7 @@ class ControllerClient:
         raise NotSent(f"no controller leads: {'; '.join(failed) or 'no address is set'}")
 
     async def metadata(self, address: str) -> ControllerMetadataReply:
-        """What one controller says of its group. Raises TransportError, ServerError."""
+        """Return what one controller says of its group: who leads. Raises TransportError, ServerError."""
         reply = await self._ask(address, RequestCode.CONTROLLER_GET_METADATA_INFO, None)
         return reply.raise_for_code("controller's metadata").header(ControllerMetadataReply)
 
@@ -133,7 +133,7 @@ class ControllerClient:
         return reply.raise_for_code("next broker id").header(NextBrokerIdReply).next_broker_id
 
     async def apply_id(self, cluster: str, broker_name: str, broker_id: int, check_code: str) -> None:
-        """Take an id; one that was granted to the same check code before is granted again.
+        """Apply for an id; an id that was granted for the same check code before is granted again.
 
         Raises ServerError 2014 if another broker has it; TransportError.
         """
@@ -164,7 +164,8 @@ class ControllerClient:
     ) -> Elected:
         """Ask the controller to elect a master, if there is none. `designate`: elect this broker and no other.
 
-        `may_lack`: this broker is elected, and may lack what was acknowledged: one that holds it is to be in its place.
+        `may_lack`: this broker is the elected master and may lack acknowledged messages: the controller is to elect a
+        replica that holds them in its place.
 
         Raises ServerError 2012 if no broker can be elected, 2010 if the set is not known; TransportError.
         """
@@ -193,10 +194,10 @@ class ControllerClient:
     async def alter_in_sync(
         self, broker_name: str, master_id: int, master_epoch: int, members: Iterable[int], set_epoch: int
     ) -> AcceptedSet:
-        """Ask, as the master, for another in-sync set. `set_epoch`: of the set as it is.
+        """Ask the controller, as the master, for a new in-sync set. `set_epoch`: the epoch of the present set.
 
         Raises ServerError: 2000, 2001 another epoch, 2002 not the master, 2003 or 2006 an unknown or dead member, 2013
-        the same set; TransportError, after which the set may be either.
+        the same set; TransportError, after which the controller may have either set.
         """
         self._asked += 1
         header = AlterSyncStateSetHeader(
@@ -216,8 +217,8 @@ class ControllerClient:
     async def replica_info(self, broker_name: str, master_id: int | None = None) -> SetState:
         """Return a set as the controller has it. Raises ServerError 2008 if it is not known; TransportError.
 
-        `master_id`: of who asks as its master: a controller of ours takes none of its requests for another in-sync set
-        that were made before, over a connection that is gone here, and arrive later.
+        `master_id`: given by the set's master about itself. A controller of ours then refuses this master's earlier
+        requests for another in-sync set, should they arrive later over a connection that was lost.
         """
         header = ReplicaInfoHeader(broker_name=broker_name)
         if master_id is not None:
@@ -245,7 +246,7 @@ class ControllerClient:
         return None
 
     async def heartbeat(self, header: ReplicaHeartbeatHeader) -> None:
-        """Tell the leader that this broker lives, and wait until it knows: before an election is asked for.
+        """Tell the leader that this broker lives, and wait for the reply, as is needed before an election is asked for.
 
         Raises TransportError, ServerError.
         """
@@ -254,7 +255,7 @@ class ControllerClient:
         reply.raise_for_code("heartbeat to the controller")
 
     async def heartbeat_all(self, header: ReplicaHeartbeatHeader) -> int:
-        """Tell every controller one-way that this broker lives; returns how many could be told."""
+        """Send every controller a one-way heartbeat; return to how many it could be sent."""
         header.asker = self._asker
         addresses = list(dict.fromkeys([*self.addresses, *([self.leader] if self.leader else [])]))
         told = await asyncio.gather(*(self._tell(address, header) for address in addresses))

@@ -33,10 +33,10 @@ LATE_S = 10.0
 
 
 class InSyncSet:
-    """Ids of the replicas that may become master without loss, this one among them.
+    """The ids of the replicas that may become master without loss of messages, this one among them.
 
-    `members`, `epoch`: as the controller said last; `target`: the set as it should be. Whoever asks does so with one
-    request at a time, in the order of one connection, until an answer settles it: see `is_open`.
+    `members`, `epoch`: as the controller said last; `target`: the set that is wanted. The controller is asked with one
+    request at a time, over one connection, until an answer settles the set: see `is_open`.
     """
 
     def __init__(self, own_id: int) -> None:
@@ -52,17 +52,17 @@ class InSyncSet:
 
     @property
     def all_members(self) -> frozenset[int]:
-        """The members whose copies count: the set as last told, and all that were asked for since."""
+        """The members whose copies count: those of the last known set, and of all sets asked for since."""
         return self.members | self._unanswered
 
     @property
     def size(self) -> int:
-        """How many members count: those that the controller may elect, not those that are wanted (5.5.0)."""
+        """How many members count: those of the last known set, and of all sets asked for since."""
         return len(self.all_members)
 
     @property
     def is_open(self) -> bool:
-        """True while the controller has to be asked: for another set, or for the one that it has."""
+        """True while the controller must be asked, for another set or for the set that it has."""
         return self.target != self.members or bool(self._unanswered)
 
     @property
@@ -71,7 +71,7 @@ class InSyncSet:
         return None if self._is_refused or self.target == self.members else self.target
 
     def begin(self, members: Set[int], epoch: int, now_s: float) -> None:
-        """This broker takes office with the controller's set. Each member has time to connect before it is dropped."""
+        """Begin as the master with the controller's set; `now_s`: from now on each member has time to connect."""
         self.target = frozenset(members) | {self.own_id}
         self._take(self.target, epoch)
         self._caught_up_s = {member: now_s for member in self.members if member != self.own_id}
@@ -85,7 +85,7 @@ class InSyncSet:
         return True
 
     def settle(self, members: Set[int], epoch: int) -> bool:
-        """Take the set told after all unanswered requests were over; return False if its epoch is older."""
+        """Take the set that the controller told after all earlier requests ended; False if its epoch is older."""
         if epoch >= self.epoch:
             self._take(frozenset(members), epoch)
         return epoch >= self.epoch
@@ -96,7 +96,7 @@ class InSyncSet:
         self._unanswered = self.target if self.target != members else frozenset()
 
     def refused(self) -> None:
-        """Note that the controller refused, and may have another set than is known; who was to join reports again."""
+        """Note that the controller refused a request: its set must be asked for, and slaves must report again."""
         self.target &= self.members
         self._is_refused = True
 
@@ -105,22 +105,22 @@ class InSyncSet:
         self._caught_up_s[replica_id] = max(at_s, self._caught_up_s.get(replica_id, at_s))
 
     def joined(self, replica_id: int, position: int, *, confirmed: int, epoch_start: int) -> frozenset[int] | None:
-        """Return the set as it should be after a report of a slave that is no learner; None if nothing changes.
+        """Return the set wanted after a slave (no learner) reported its position; None if nothing changes.
 
-        It joins once it holds all that is confirmed and begins to hold what this master wrote.
+        The slave joins once it holds all that is confirmed, and the log from where this master's epoch starts.
         """
         if replica_id in self.target or position < confirmed or position < epoch_start:
             return None
         return self._want(self.target | {replica_id})
 
     def lost(self, replica_id: int) -> frozenset[int] | None:
-        """Return the set as it should be after a slave's connection ended; None if it is no member."""
+        """Return the set wanted after a slave's connection ended; None if the slave is no member."""
         if replica_id not in self.target or replica_id == self.own_id:
             return None
         return self._want(self.target - {replica_id})
 
     def overdue(self, now_s: float, lag_max_s: float) -> frozenset[int] | None:
-        """Return the set without the slaves that have lacked some of the log for `lag_max_s`; None if nothing changes.
+        """Return the set without the slaves that did not hold the whole log for `lag_max_s`; None if nothing changes.
 
         A slave that never held the whole log is left out as well.
         """
@@ -141,11 +141,11 @@ class InSyncSet:
 def master_confirmed(
     members: Set[int], own_id: int, acked: Mapping[int, int], *, end_position: int, before: int, all_ack: bool
 ) -> int:
-    """Return up to where every member of the set holds the master's log.
+    """Return the position up to which every member of the in-sync set holds the master's log.
 
-    `acked`: by id, of the slaves that are connected, 0 or less of one that did not report yet; `before`: the position
-    so far, which stays while a member is away or did not report (Java passes over those that did not). Without
-    `all_ack` (allAckInSyncStateSet) it is the log's end (5.5.0).
+    `acked`: by id, up to where each connected slave holds the log, 0 or less before its first report; `before`: the
+    last confirmed position, which stays while a member is not connected or has not reported (Java ignores those that
+    have not). Without `all_ack` (allAckInSyncStateSet) the result is the log's end (5.5.0).
     """
     others = members - {own_id}
     if not others or not all_ack:
@@ -158,7 +158,7 @@ def master_confirmed(
 class InSyncReplicas:
     """The in-sync set of one broker, which counts while the broker is the master.
 
-    `set` is made anew once the broker has an id.
+    `set`: the InSyncSet; it is replaced once the broker has an id.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class InSyncReplicas:
             self._changed()
 
     def end(self) -> None:
-        """Stop. Called when this broker is no longer the master, and when it shuts down."""
+        """Stop; called when this broker is no longer the master, and when it shuts down."""
         self._is_on = False
         if self._asking is not None:
             self._asking.cancel()
@@ -225,7 +225,7 @@ class InSyncReplicas:
     # -- what slaves report ---------------------------------------------------------------------------------------
 
     def reported(self, connection: HaConnection) -> None:
-        """Take the report of a slave, which may join the set by it."""
+        """Take a slave's report of how far it is, by which it may join the set."""
         link = connection.link
         replica_id = link.replica_id
         if not self._is_on or replica_id is None:
@@ -254,7 +254,7 @@ class InSyncReplicas:
             self.confirm()
 
     def lost(self, connection: HaConnection) -> None:
-        """A slave's connection ended: ask the controller for a set without it."""
+        """Ask the controller for a set without a slave, because its connection ended."""
         replica_id = connection.link.replica_id
         if self._is_on and replica_id is not None and self._connected(replica_id) is None:
             if self.set.lost(replica_id) is not None:
@@ -265,7 +265,7 @@ class InSyncReplicas:
         return next((c for c in self._listener.connections if c.is_open and c.link.replica_id == replica_id), None)
 
     def check(self) -> None:
-        """Drop members that lacked some log for too long or never connected; call it each checkSyncStateSetPeriod."""
+        """Drop members that lag for too long or never connected; called each checkSyncStateSetPeriod."""
         if not self._is_on:
             return
         now_s = asyncio.get_running_loop().time()

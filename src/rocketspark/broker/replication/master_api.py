@@ -68,7 +68,7 @@ LARGE_BYTES = 128 << 10
 
 
 class HaInfo(NamedTuple):
-    """A master's addresses of replication and of requests; `flush_offset`: the end of its log at its start."""
+    """A master's addresses, of replication and of requests. `flush_offset`: where its log ended when it started."""
 
     ha_address: str
     flush_offset: int
@@ -77,9 +77,9 @@ class HaInfo(NamedTuple):
 
 @dataclass(slots=True)
 class HaInfoExchange:
-    """What a broker tells and is told. `own`: its addresses while it is the master, else None.
+    """What a broker does when others exchange addresses with it. `own`: its own while it is the master, else None.
 
-    `told`: called with a master's addresses, which is answered once what it returns has ended, with its bytes;
+    `told`: called with a master's addresses; the answer waits for what it returns, and holds the resulting bytes;
     `reset_flush_offset`: called with the number an operator sets on a slave; `epoch`: of the master that this broker is
     or follows, 0 without a controller.
     """
@@ -98,7 +98,7 @@ def header_of(info: HaInfo | None) -> HaInfoHeader:
 
 
 def info_of(header: HaInfoHeader) -> HaInfo | None:
-    """Return what a request or reply holds; None without an address."""
+    """Return the addresses that a request or reply holds; None if it holds none."""
     if header.ha_address is None:
         return None
     return HaInfo(header.ha_address, header.flush_offset or 0, header.master_address)
@@ -112,9 +112,9 @@ async def ask_ha_info(connections: Connections, address: str) -> HaInfo | None:
 
 
 async def tell_ha_info(connections: Connections, address: str, info: HaInfo) -> bytes:
-    """Tell a slave where its master is now; return its notes of what left it while it acted. Raises RocketSparkError.
+    """Tell a slave where its master is now. Raises RocketSparkError.
 
-    Only slaves of ours have notes.
+    Returns the slave's notes of messages that left it for other brokers while it acted; only slaves of ours have any.
     """
     peer = await connections.get(address)
     reply = await peer.request(RequestCode.EXCHANGE_BROKER_HA_INFO, header_of(info), timeout_ms=TIMEOUT_MS)
@@ -131,13 +131,13 @@ async def ask_source(connections: Connections, address: str) -> str | None:
 
 
 class ToldEpoch(Body):
-    """An epoch of a broker's log."""
+    """The number of an epoch of a broker's log, as the broker tells it."""
 
     epoch: int = -1
 
 
 class NamedBroker(Body):
-    """Who a broker under a controller is: its name, and its number, or 0 while it is the master; its log's end."""
+    """What a broker under a controller tells of itself: name, number (0 as the master), epochs and log's end."""
 
     broker_name: str = ""
     broker_id: int = -1
@@ -146,7 +146,7 @@ class NamedBroker(Body):
 
     @property
     def last_epoch(self) -> int:
-        """The epoch that the log ends in; -1 of an empty one."""
+        """The epoch in which the log ends; -1 for an empty log."""
         return self.epoch_list[-1].epoch if self.epoch_list else -1
 
 
@@ -158,7 +158,7 @@ async def ask_who(connections: Connections, address: str) -> NamedBroker:
 
 
 class PageAsked(NamedTuple):
-    """What to ask for: rows from a number on, of a version (None for the first page)."""
+    """The next page to ask for: rows from number `start` on, of a version (None for the first page)."""
 
     start: int
     version: DataVersion | None
@@ -166,7 +166,7 @@ class PageAsked(NamedTuple):
 
 
 class TableFetch(Generic[T]):
-    """One fetch. `known`: the version that is here already: a table of that version is not fetched at all."""
+    """Puts a table together from its pages. `known`: the version that is here already, which is not fetched again."""
 
     def __init__(self, known: DataVersion | None = None) -> None:
         self._known = known
@@ -177,13 +177,13 @@ class TableFetch(Generic[T]):
         self.unchanged = False
 
     def ask(self) -> PageAsked:
-        """Return what to ask for next."""
+        """Return the next page to ask for."""
         # One row tells the version.
         probe = self._known is not None and self.version is None
         return PageAsked(len(self.rows), self.version, 1 if probe else PAGE_ROWS)
 
     def take(self, rows: Mapping[str, T], version: DataVersion | None, total: int | None) -> bool:
-        """Take a page; True if that was the last. Raises ProtocolError for pages that no table has."""
+        """Take a page; return True if that was the last. Raises ProtocolError for pages that no table can have."""
         if version is None:
             raise ProtocolError("the table came without a version")
         if max(total or 0, len(rows)) > ROWS_MAX:
@@ -214,7 +214,7 @@ class TableFetch(Generic[T]):
 
 
 class MasterTopics(NamedTuple):
-    """A table of topics, and the mappings of static ones; each with its version."""
+    """A master's table of topics, and the mappings of static topics; each with its version."""
 
     table: dict[str, TopicConfig]
     version: DataVersion
@@ -223,7 +223,7 @@ class MasterTopics(NamedTuple):
 
 
 class MasterGroups(NamedTuple):
-    """A table of groups; `forbidden` is None from a broker that does not tell."""
+    """A master's table of groups; `forbidden`: which topics they may not read, None if the broker does not tell."""
 
     table: dict[str, GroupConfig]
     forbidden: dict[str, dict[str, int]] | None
@@ -233,8 +233,8 @@ class MasterGroups(NamedTuple):
 class MasterOffsets(NamedTuple):
     """A master's table of consumer offsets.
 
-    `state`: names this state of the table; sent with the next request, it spares an unchanged table. None from a broker
-    that is not RocketSpark's.
+    `state`: text for this state of the table; the next request sends it, and gets no table if it is unchanged. None
+    from a broker that is not RocketSpark's.
     """
 
     table: PeerOffsets
@@ -242,7 +242,7 @@ class MasterOffsets(NamedTuple):
 
 
 class MasterApi:
-    """The requests to one broker. All raise RocketSparkError."""
+    """Asks one broker for its tables. All requests raise RocketSparkError."""
 
     def __init__(self, connections: Connections, address: str) -> None:
         self._connections = connections
@@ -298,7 +298,7 @@ class MasterApi:
         return metadata.decode((await self._ask(RequestCode.GET_ALL_DELAY_OFFSET)).body, PeerDelayOffsets)
 
     async def request_modes(self) -> RequestModeTable:
-        """Return how groups are given topics' messages."""
+        """Return which groups pull, and which pop, which topics."""
         return metadata.decode((await self._ask(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)).body, RequestModeTable)
 
     async def timer_checkpoint(self) -> TimerCheckpoint:
@@ -310,7 +310,7 @@ class MasterApi:
         return metadata.decode((await self._ask(RequestCode.GET_TIMER_METRICS)).body, PeerTimerCounts)
 
     async def state(self) -> BrokerState | None:
-        """Return what only RocketSpark's brokers keep; None from another broker."""
+        """Return the tables that only RocketSpark's brokers have; None from another broker."""
         try:
             return metadata.decode((await self._ask(RequestCode.GET_BROKER_STATE)).body, BrokerState)
         except ServerError as e:
@@ -327,7 +327,7 @@ class MasterApi:
         return acls_from(_listed((await self._ask(RequestCode.AUTH_LIST_ACL)).body, list[AclInfo]))
 
     async def log_end(self) -> int:
-        """Return where the broker's log ends; one that is a slave by now tells it in another field."""
+        """Return where the broker's log ends, whether it is a master or, by now, a slave."""
         reply = await self._ask(RequestCode.GET_BROKER_HA_STATUS)
         status = java_json.decode(reply.body, _HaStatus)
         copies = status.ha_client_runtime_info

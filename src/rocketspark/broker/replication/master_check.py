@@ -1,11 +1,11 @@
-"""What a slave makes sure of before it copies: that the master is of its own name and its log the same log.
+"""What a slave makes sure of before it copies: that the master is of its own name, and that both have the same log.
 
-The link tells neither. `MasterIdentity` asks whose the address is and compares one record; `mend_log` replaces what is
-damaged in the slave's log by the master's records, so that the slave is not in sync with a hole, nor elected with it.
+The link tells neither. `MasterIdentity` asks which broker is at the address, and compares one record; `mend_log`
+replaces what is damaged in the slave's log by the master's records, so that a slave with a hole is not in sync, nor
+elected.
 
 Rules: only what is sure counts. A broker that cannot be asked, or that has another replication port, proves nothing,
-and the slave copies as RocketMQ's would. Damage is mended only by whole records that fill it exactly.
-"""
+and the slave copies as RocketMQ's would. Damage is mended only by whole records that fill it exactly."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ MENDED_BYTES_MAX = 16 << 20
 
 
 class MasterIdentity:
-    """Asks who a master is, by the address of its replication."""
+    """Asks which broker is at an address of a replication port."""
 
     def __init__(self, settings: BrokerSettings, connections: Connections) -> None:
         self._settings = settings
         self._connections = connections
 
     async def check(self, address: str) -> str | None:
-        """Return where the broker that listens for slaves there takes requests, None if that cannot be known.
+        """Return the request address of the broker with this replication address; None if it cannot be found out.
 
-        Raises ReplicationError if it is of another cluster or name.
+        Raises ReplicationError if the broker is of another cluster or name.
         """
         s = self._settings
         try:
@@ -68,9 +68,9 @@ class MasterIdentity:
         )
 
     async def check_log(self, master: str, position: int, record: bytes) -> None:
-        """Raise ReplicationError if the master at an address has another record where this log has its last one.
+        """Raise ReplicationError if the master has another record at `position`, where this log's last record lies.
 
-        The link alone notices only if none begins where this log ends.
+        The link alone would notice only if the master had no record that begins where this log ends.
         """
         header = ViewMessageHeader(physical_offset=position)
         try:
@@ -142,7 +142,7 @@ class MasterIdentity:
 
 
 async def mend_log(store: Store, connections: Connections, master: str) -> None:
-    """Take the records of each damaged stretch from the master at an address; what it does not have stays damaged."""
+    """Replace each damaged stretch of the log by the master's records; what the master lacks stays damaged."""
     for begin, end in store.log.damaged:
         try:
             found = await _records(connections, master, begin, end, store.log.file_bytes)

@@ -44,9 +44,9 @@ FIRST_LOOK_S = 1.0
 
 
 class MemberGroup:
-    """The live brokers of the name.
+    """The live brokers of this broker's name, as the NameServers know them.
 
-    `addresses`: by broker id, as last asked for; `alive_count`: counts this broker always.
+    `addresses`: by broker id, as last asked for; `alive_count`: how many live, this broker included.
     """
 
     def __init__(self, settings: BrokerSettings, connections: Connections) -> None:
@@ -61,7 +61,7 @@ class MemberGroup:
         return [address for broker_id, address in self.addresses.items() if broker_id != self._settings.broker_id]
 
     async def ask(self) -> dict[int, str]:
-        """Ask the NameServers, the first that answers; return the addresses. Raises RocketSparkError if none does."""
+        """Return the addresses, by id, from the first NameServer that answers. Raises RocketSparkError if none does."""
         error: RocketSparkError = NoNameServer("no NameServer is set (namesrvAddr)")
         for namesrv in self._settings.namesrvs():
             try:
@@ -71,9 +71,9 @@ class MemberGroup:
         raise error
 
     async def ask_all(self) -> dict[int, str]:
-        """Ask every NameServer; return the brokers that any of them knows. Raises RocketSparkError if none answers.
+        """Return the brokers that any NameServer knows, as one that just started knows none yet.
 
-        One that just started knows nobody yet.
+        Raises RocketSparkError if none answers.
         """
         asked = [self._known_to(namesrv) for namesrv in self._settings.namesrvs()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -122,7 +122,7 @@ class MemberGroup:
 
 
 class MasterSearch:
-    """Looks for the master. `follow` is told where a slave's master is; `troubles` of a second master of the name."""
+    """Looks for the master at intervals. `follow`: told where a slave's master is; `troubles`: logs a second master."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class MasterSearch:
         self._task: asyncio.Task[None] | None = None
 
     async def first_look(self) -> None:
-        """Look for another master, for a short time."""
+        """Look for another master of the name, for a short time, before this broker registers."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK_S):
                 await self._look_for_another()

@@ -1,4 +1,4 @@
-"""What replication is given of its broker, and what an acting slave is given of replication: three frozen values."""
+"""The values by which replication gets the parts of its broker, and an acting slave gets those of replication."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ReplicationParts:
 
 @dataclass(frozen=True, slots=True)
 class PeerLinks:
-    """A broker's ways to the others of its name: requests, its own link as a slave, and its slaves' links."""
+    """A broker's connections to the others of its name: for requests, its link as a slave, and its slaves' links."""
 
     members: MemberGroup
     connections: Connections
@@ -51,14 +51,12 @@ class PeerLinks:
 
 @dataclass(frozen=True, slots=True)
 class MasterSteps:
-    """What the acting mode has replication do about the master.
+    """What the acting mode can make replication do.
 
-    Args:
-        own_ha_info: returns this broker's addresses while it is the master, else None.
-        follow: takes the replication address of the registered master and the address of its requests.
-        copy_from: copies from a master that is not registered yet.
-        leave_master: ends the copying, as the master is gone.
-        configure: makes what is refused, and what answers wait for, follow a changed role.
+    Args: own_ha_info: returns this broker's addresses while it is the master, else None. follow: takes the replication
+    address and the request address of the registered master. copy_from: copies from a master that is not registered
+    yet. leave_master: ends the copying, as the master is gone. configure: adapts what is refused, and what answers wait
+    for, to a changed role.
     """
 
     own_ha_info: Callable[[], HaInfo | None]

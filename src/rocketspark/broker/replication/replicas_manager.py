@@ -55,7 +55,7 @@ TELL_S = 60.0
 
 
 class RoleDriver:
-    """What carries out a change of role; `Replication` implements it."""
+    """What carries out a change of role: the methods of `Replication` that ControlledRole calls."""
 
     async def finish_copying(self) -> None:
         """Take what the previous master still sends, then stop following it."""
@@ -90,9 +90,9 @@ class ControlledRole:
         self._long_polling = long_polling
 
     def begin(self, own_id: int) -> None:
-        """Take this broker's number: it is registered at the controller.
+        """Take this broker's number, once it is registered at the controller.
 
-        One that registers again keeps its set, whose epoch tells what is older.
+        A broker that registers again with the same number keeps its in-sync set, whose epoch tells what is older.
         """
         if own_id != self.own_id:
             self.in_sync.set = InSyncSet(own_id)
@@ -135,14 +135,14 @@ class ControlledRole:
             self.in_sync.adopt(members, set_epoch)
 
     def confirmed(self, position: int) -> None:
-        """Take the position that the master told: up to it every member of the in-sync set holds the log."""
+        """Take, as a slave, the position up to which all of the in-sync set hold the log; readers see up to it."""
         if self._role.kind is not Role.MASTER and position != self._store.confirmed_position:
             self._store.confirmed_position = position
             self._store.show_up_to(position)
             self._long_polling.confirmed(everything=position >= self._store.written_position)
 
     def check(self) -> None:
-        """Check the in-sync set, and forget the epochs that the log does not reach back to."""
+        """Check the in-sync set, and forget the epochs that ended before the log begins."""
         if self._role.is_master:
             self.in_sync.check()
             self.in_sync.confirm()
@@ -155,7 +155,7 @@ class ControlledRole:
 
 
 class ReplicasManager:
-    """Follows the controller.
+    """Follows the controller, on one broker.
 
     `controlled`: carries out the role; `own_id`: this broker's number, None before it has one; `connections`: to other
     brokers, None to ask none of them.
@@ -207,7 +207,7 @@ class ReplicasManager:
         self._tasks.append(asyncio.create_task(self._run()))
 
     async def stop(self) -> None:
-        """Stop following: for the controller this broker is gone once its connection ends."""
+        """Stop following the controller, which takes this broker for gone once its connection ends."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:

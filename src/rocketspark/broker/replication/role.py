@@ -90,10 +90,10 @@ class BrokerRole:
 
 
 class Situation(NamedTuple):
-    """What a refusal depends on.
+    """What decides whether a request is refused.
 
-    `copies`: the broker is a slave, acting or not; `fenced`: it may not write until it knows its role. The others
-    are settings: enableSlaveActingMaster, slaveReadEnable, recallMessageEnable, useServerSideResetOffset.
+    `copies`: the broker is a slave, acting or not; `fenced`: it may not write until it knows its role. The others are
+    settings: enableSlaveActingMaster, slaveReadEnable, recallMessageEnable, useServerSideResetOffset.
     """
 
     copies: bool = False

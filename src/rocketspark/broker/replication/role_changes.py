@@ -62,7 +62,7 @@ HEIRS_TABLES_S = 2.5
 
 
 class Replication(RoleDriver):
-    """One broker's role, and all that changes with it. `start` and `join` give it the role that its settings say."""
+    """One broker's role, and all that changes with it. `start` and `join` give it the role that the settings say."""
 
     def __init__(self, parts: ReplicationParts) -> None:
         settings, store, role, waits = parts.settings, parts.store, parts.role, parts.waits
@@ -227,7 +227,7 @@ class Replication(RoleDriver):
             self._services.start()
 
     async def join(self) -> None:
-        """Register at the NameServers, and look for the master; under a controller once it said who that is."""
+        """Register at the NameServers and look for the master; under a controller, once that named the master."""
         log.info("broker %s is %s (id %d)", self._settings.broker_name, self.role.kind.value, self.role.broker_id)
         if self._acting is not None:
             await self._acting.join(self._address)
@@ -248,7 +248,7 @@ class Replication(RoleDriver):
             await self._registration.start(self._address)
 
     async def stop(self) -> None:
-        """Hand over to the slaves, then end deliveries and links. The NameServers are told elsewhere."""
+        """Hand over to the slaves, then end deliveries and links. It does not unregister at the NameServers."""
         if self._acting is not None and self.role.is_master:
             # What it would deliver now no slave would hear of, and deliver too.
             await self._services.stop()
@@ -419,10 +419,10 @@ class Replication(RoleDriver):
         return f"{host}:{self.listener.port}"
 
     def epoch_of_tables(self) -> int:
-        """Return the epoch of the master whose tables these are; 0 if they are nobody's.
+        """Return the epoch of the master from which the tables here came; 0 if they came from none.
 
-        They are if the master is said to be at this broker's own address and it is not: it came back without its disk,
-        as another replica, before it was missed.
+        They came from none if the controller says that the master is at this broker's own address, and it is not the
+        master: it lost its disk and came back as another replica, before it was missed.
         """
         return 0 if not self.role.is_master and self.role.master_address == self._address else self.role.epoch
 
@@ -442,7 +442,7 @@ class Replication(RoleDriver):
             )
 
     def configure(self) -> None:
-        """Make what is refused, and what answers wait for, follow the settings and the role."""
+        """Adapt which requests are refused, and what answers to sends wait for, to settings and role."""
         self._durability.refresh()
         self.listener.accepting = self.role.is_master
         s, kind = self._settings, self.role.kind

@@ -50,12 +50,12 @@ DISPATCH_RETRY_S = 1.0
 
 @dataclass(slots=True)
 class StoreSide:
-    """What the store is told of the master's tables, and what it tells.
+    """What a slave's store is told of the master's tables, and what it tells.
 
-    `log_end`: returns up to where the log has arrived here, None if nothing waits for it; `topics_taken`: called
-    with new and changed topics; `topics_gone`: called with the topics that a Java master no longer has, perhaps
-    before the log up to the deletion has arrived; `deleted_topics`: called with the topics that a RocketSpark
-    master has deleted, each with the end of its log at that time.
+    `log_end`: returns up to where the log has arrived here, None if nothing waits for it; `topics_taken`: called with
+    new and changed topics; `topics_gone`: called with the topics that a Java master no longer has, perhaps before the
+    log up to the deletion has arrived; `deleted_topics`: called with the topics that a RocketSpark master has deleted,
+    each with the end of its log at that time.
     """
 
     log_end: Callable[[], int] | None = None
@@ -76,11 +76,11 @@ class _Progress:
 
 
 class SlaveSynchronize:
-    """Follows one master, which may change or be unknown. `own_address`: this broker's, which is no master of its own.
+    """Copies the tables of one master, which may change or be unknown. `own_address`: this broker's, never a master's.
 
-    `passes`: looks that ended so far; `failing`: what failed in the last one, with its error. `is_taken`: the log here
-    reached where this master's ended when its tables were asked for, and they are taken; `taken` is called then.
-    `in_office`: the master answers as such. `epoch`: this broker's, 0 without a controller.
+    `passes`: how many copies of all tables have ended; `failing`: by table, the error of the last copy. `is_taken`: the
+    tables are taken, and the log here reached where the master's ended when they were asked for; `taken` is called
+    then. `in_office`: the master answers as a master. `epoch`: returns this broker's, 0 without a controller.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class SlaveSynchronize:
         self._wake.set()
 
     def look(self) -> None:
-        """Ask the master now, without waiting for the interval."""
+        """Copy the tables now, without waiting for the interval."""
         self._wake.set()
 
     def start(self) -> None:
@@ -158,7 +158,7 @@ class SlaveSynchronize:
         await self._connections.close()
 
     async def passed(self) -> None:
-        """Wait until a look that begins after this call has ended."""
+        """Wait until a copy of all tables that begins after this call has ended."""
         wanted = self._begun + 1
         while self.passes < wanted:
             await asyncio.shield(self._passed)
@@ -200,7 +200,7 @@ class SlaveSynchronize:
                 pass
 
     async def synchronize(self) -> None:
-        """Copy every table from the master once. If one fails the others are still copied; nothing is raised."""
+        """Copy every table from the master once. If one fails, the others are still copied; nothing is raised."""
         address = self._master
         if address is None:
             return
@@ -416,12 +416,12 @@ class SlaveSynchronize:
 
 
 async def reverse_synchronize(connections: Connections, address: str, tables: Tables, messages: Messages) -> None:
-    """Let a master that was away take back what a slave did in its place, before it serves again.
+    """Take over, on a master that was away, what the slave at `address` did in its place, before serving again.
 
     Offsets of consumers are taken if their version is not older than here (rule: BrokerPreOnlineService, 5.5.0), the
-    higher of each queue. Of delay levels the higher number is taken, of timers the later time, whatever the versions:
-    a slave that never saw its master's has an older one, and what it sent elsewhere must not be delivered again.
-    Raises RocketSparkError if any of the three cannot be had or has no version: nothing is taken then.
+    higher of each queue. Of delay levels the higher number is taken, of timers the later time, whatever the versions: a
+    slave that never saw its master's has an older one, and what it sent elsewhere must not be delivered again. Raises
+    RocketSparkError if any of the three cannot be had or has no version: nothing is taken then.
     """
     api = MasterApi(connections, address)
     delays = await api.delay_offsets()
@@ -451,7 +451,7 @@ async def reverse_synchronize(connections: Connections, address: str, tables: Ta
 
 
 class Arrivals:
-    """Makes what arrived readable. `synchronize`: what copies the master's tables, once it is made."""
+    """Makes the messages that arrived over the link readable. `synchronize`: copies the master's tables; set later."""
 
     def __init__(self, store: Store, tables: Tables, long_polling: LongPolling) -> None:
         self._store = store
@@ -496,7 +496,7 @@ class Arrivals:
         self.appended()
 
     def store_side(self) -> StoreSide:
-        """Return what tells the store of the master's tables."""
+        """Return the StoreSide by which the store hears of the master's tables."""
         return StoreSide(
             log_end=lambda: self._store.written_position,
             topics_taken=self._topics_taken,

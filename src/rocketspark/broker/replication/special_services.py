@@ -53,7 +53,7 @@ class SpecialServices:
             self.running = self._ran = True
 
     async def stop(self) -> None:
-        """Stop; whoever starts next does what was not done."""
+        """Stop all of them; the broker that starts next delivers what was not delivered here."""
         if not self.running:
             return
         self.running = False
@@ -97,5 +97,5 @@ class SpecialServices:
         self._timers.close()
 
     def queue_was_cut(self) -> None:
-        """See `TimerMessages.queue_was_cut`."""
+        """Have the timers' queue read anew at the next `start`; see `TimerMessages.queue_was_cut`."""
         self._timers.queue_was_cut()

@@ -36,7 +36,7 @@ HEARTBEATS_HEARD = 2
 
 
 class SlaveFigures(NamedTuple):
-    """One slave as its master sees it. `lag_s`: seconds since it last held the whole log, 0 while it does."""
+    """One slave as its master sees it. `lag_s`: seconds since it last held the whole log, 0 while it holds it."""
 
     name: str
     lag_bytes: int
@@ -45,7 +45,7 @@ class SlaveFigures(NamedTuple):
 
 
 class ReplicationFigures(NamedTuple):
-    """One broker. `copying`: a slave whose link to its master is up; `troubles`: how often, by reason."""
+    """The replication of one broker. `copying`: its link as a slave is up; `troubles`: how often, by reason."""
 
     role: Role
     epoch: int
@@ -58,9 +58,9 @@ class ReplicationFigures(NamedTuple):
 def master_status(
     listener: HaListener, end_position: int, now_s: float, members: Set[int] | None = None
 ) -> dict[str, Any]:
-    """Return a master's HARuntimeInfo.
+    """Return a master's HARuntimeInfo. `now_s`: the loop's time.
 
-    `members`: the in-sync set under a controller; without it close slaves are in sync.
+    `members`: the in-sync set under a controller; without it the slaves close to the log's end are in sync.
     """
     connections = []
     for connection in listener.connections:
@@ -107,12 +107,15 @@ def slave_status(client: HaClient, end_position: int, now_s: float, master_flush
 
 
 def lately_s(settings: BrokerSettings) -> float:
-    """Return the time since which a live slave must have sent something."""
+    """Return the time (of the loop, in s) since which a slave must have sent something to count as alive."""
     return asyncio.get_running_loop().time() - HEARTBEATS_HEARD * settings.ha_heartbeat_interval_ms / 1000
 
 
 class Standing:
-    """`sync_set`: the in-sync set under a controller while this broker is master, None without one."""
+    """Tells how replication stands on one broker.
+
+    `sync_set`: returns the in-sync set under a controller while this broker is the master, else None.
+    """
 
     def __init__(
         self,
@@ -141,7 +144,7 @@ class Standing:
         return self._listener.in_sync_count(self._store.end_position)
 
     def heard_slaves(self) -> int:
-        """Return how many of these were heard of lately: each speaks at least every haSendHeartbeatInterval."""
+        """Return how many of these sent something lately; each does so at least every haSendHeartbeatInterval."""
         return self._listener.in_sync_count(self._store.end_position, lately_s(self._settings))
 
     def alive_members(self) -> int:
@@ -196,9 +199,9 @@ async def all_copied(store: Store, listener: HaListener) -> None:
 
 
 async def heirs(store: Store, listener: HaListener, others: Set[int], limit_s: float) -> list[int]:
-    """Wait, at most so long, until one of these slaves holds the whole log; return them, the best copies first.
+    """Wait until one of the slaves `others` holds the whole log, `limit_s` at most; return them, the best copies first.
 
-    One that is not connected is not waited for: what it holds is not known.
+    Slaves that are not connected are not waited for, as it is not known what they hold.
     """
     end_s = asyncio.get_running_loop().time() + limit_s
     while True:

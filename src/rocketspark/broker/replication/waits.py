@@ -40,7 +40,7 @@ Tell = Callable[[bool], None]
 
 
 class Mode(Enum):
-    """Who says which brokers of a name are there: nobody, the NameServer, a controller."""
+    """Who tells which brokers of a name live: nobody, the NameServer, or a controller."""
 
     CLASSIC = "classic"
     ACTING_MASTER = "acting master"
@@ -48,12 +48,12 @@ class Mode(Enum):
 
 
 def acks_wanted(settings: BrokerSettings, mode: Mode, *, in_sync_count: int, sync_set_size: int) -> int:
-    """Return how many copies a send needs: a number with the master's, NOBODY, ALL_IN_SYNC or NOT_ENOUGH.
+    """Return how many copies a send waits for: a number with the master's, NOBODY, ALL_IN_SYNC or NOT_ENOUGH.
 
-    It is for a SYNC_MASTER's message whose WAIT property is not false; all others need NOBODY. `in_sync_count`: live
-    members close to the master's end, itself among them (`in_sync_members`); `sync_set_size`: the controller's set and
-    all that was asked for and not answered (5.5.0: the larger of the known and the wanted one). Rule:
-    CommitLog.asyncPutMessage, 5.5.0.
+    It counts for messages of a SYNC_MASTER whose WAIT property is not false; all others need NOBODY. `in_sync_count`:
+    how many live members, the master among them, are close to its log's end (`in_sync_members`); `sync_set_size`: the
+    size of the controller's set with all that was asked for and not answered (5.5.0: the larger of the known and the
+    wanted one). Rule: CommitLog.asyncPutMessage, 5.5.0.
     """
     wanted = settings.in_sync_replicas
     if mode is Mode.CONTROLLER:
@@ -70,19 +70,20 @@ def acks_wanted(settings: BrokerSettings, mode: Mode, *, in_sync_count: int, syn
 
 
 def in_sync_members(alive_count: int, in_sync_slaves: int, heard_slaves: int) -> int:
-    """Return how many of the live members hold nearly all: never more than are connected and close.
+    """Return how many live brokers of a name hold nearly all of the log, never more than are connected and close.
 
-    `alive_count`: as a NameServer knows them, the master too. One that just started knows nobody yet: those of the
-    close slaves that were heard of lately (`heard_slaves`) are alive, whatever it says.
+    `alive_count`: how many live for a NameServer, the master among them; `in_sync_slaves`: how many are close to the
+    log's end; `heard_slaves`: how many of those were heard of lately. The latter live in any case: a NameServer that
+    has just started knows nobody yet.
     """
     return max(min(alive_count, 1 + in_sync_slaves), 1 + heard_slaves)
 
 
 class ReplicaWaits:
-    """The sends that wait for copies, on the event loop that they began on.
+    """The sends that wait for copies, on the event loop on which they began.
 
-    Sends that wait for the same copies with the same timeout are one row, in which positions and deadlines rise. So
-    a report of a slave costs one look at the first send of each row, and what it releases.
+    Sends that wait for the same copies with the same timeout are one row, in which positions and deadlines rise. So a
+    slave's report costs one look at the first send of each row, and the sends that it releases.
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -105,8 +106,8 @@ class ReplicaWaits:
     def reached(self, position: int, wanted: Wanted, tell: Tell, count: int = 1) -> None:
         """Call `tell(True)` once `wanted` copies hold the log up to `position`, `tell(False)` after slaveTimeout.
 
-        `wanted`: a number with the master's own copy, ALL_IN_SYNC, or the ids of slaves. Positions of calls never fall.
-        `count`: how many sends it stands for.
+        `wanted`: a number with the master's own copy, ALL_IN_SYNC, or the ids of slaves. Each call's position is at
+        least the one before. `count`: how many sends the call stands for.
         """
         timeout_ms = self._settings.slave_timeout_ms
         row = self._rows.get((wanted, timeout_ms))
@@ -137,13 +138,13 @@ class ReplicaWaits:
         self._slaves.pop(slave, None)
 
     def set_members(self, members: Set[int], own_id: int) -> None:
-        """The in-sync set of the controller, ids of slaves and of this master; who waits for all waits for these."""
+        """Take the controller's in-sync set, ids of slaves and this master: ALL_IN_SYNC waits for its members."""
         self._members, self._own_id = members, own_id
         if self._rows:
             self._release()
 
     def give_up(self) -> None:
-        """Tell all waiting sends False, because this broker stops or is no longer the master."""
+        """Call `tell(False)` for all waiting sends, because this broker stops or is no longer the master."""
         rows, self._rows = self._rows, {}
         for row in rows.values():
             for _, _, tell, _ in row:
@@ -231,7 +232,7 @@ class CopiesHeld(Protocol):
 class Durability:
     """Decides what the answer to a send waits for, and answers it then.
 
-    `needed`: False while no answer waits, so that handlers need not ask; it follows settings and role.
+    `needed`: False while no answer waits for anything, so that handlers need not ask; it follows settings and role.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class Durability:
             self.changed()
 
     def wanted(self) -> int:
-        """Return how many copies a message needs whose answer waits: see `acks_wanted`."""
+        """Return how many copies a message's answer waits for: see `acks_wanted`."""
         if not self.replicates or self.in_sync is None:
             return NOBODY
         found, mode = self.in_sync, self.mode
@@ -278,7 +279,7 @@ class Durability:
         return acks_wanted(self._settings, mode, in_sync_count=in_sync_count, sync_set_size=sync_set_size)
 
     def check(self) -> None:
-        """Raise ServerError 1 if a message that waits for copies cannot have as many: nothing is stored then."""
+        """Raise ServerError 1, before anything is stored, if there are too few replicas for the copies wanted."""
         if self.replicates and self.wanted() == NOT_ENOUGH:
             raise ServerError(ResponseCode.SYSTEM_ERROR, NOT_ENOUGH_TEXT)
 
@@ -296,9 +297,9 @@ class Durability:
         self.when_durable(position, wanted, lambda code: peer.answer(reply_of(code)))
 
     def when_durable(self, position: int, wanted: int, tell: Callable[[int], None], count: int = 1) -> None:
-        """Call `tell(code)` once the log up to `position` is as durable as `wanted` and the settings say, or too late.
+        """Call `tell(code)` once the log up to `position` is as durable as `wanted` and the settings ask, or too late.
 
-        `count`: of the messages whose answers wait for it together.
+        `count`: how many messages the call stands for.
         """
         if wanted == NOT_ENOUGH:
             # Stored before that was known: it waits for the copies that are promised, and is late without them.

@@ -1,8 +1,7 @@
-"""Forgets parts of logical queues that hold nothing any more. Rule: in doubt a part stays; a later round comes.
+"""Removes the parts of logical queues that hold nothing any more. Rule: in doubt a part stays until a later round.
 
 Rules (TopicQueueMappingCleanService, 5.5.0): every five minutes in the hours of `deleteWhen`; the leader of a queue
-forgets its first part once that is empty, and who led a queue two leaders ago forgets the whole queue.
-"""
+forgets its first part once that is empty, and the broker that led a queue two leaders ago forgets the whole queue."""
 
 from __future__ import annotations
 
@@ -47,13 +46,13 @@ def first_parts(detail: MappingDetail) -> dict[int, MappingItem]:
 
 
 def former_leads(detail: MappingDetail) -> dict[int, str]:
-    """Return, of each queue that the broker led, the broker that it handed it to."""
+    """Return, for each queue that this broker led before, to which broker it handed the queue."""
     leaders = {queue_id: items[-1].bname for queue_id, items in detail.hosted_queues.items() if items}
     return {queue_id: leader for queue_id, leader in leaders.items() if leader != detail.bname}
 
 
 def real_leaders(route: Mapping[str, QueueMapping]) -> dict[int, str]:
-    """Return which broker leads each queue of a route; of two that say so the one of the higher epoch."""
+    """Return which broker leads each queue of a route; if two claim it, the one whose mapping has the higher epoch."""
     leaders: dict[int, str] = {}
     for name, mapping in sorted(route.items(), key=lambda entry: entry[1].epoch):
         leaders.update(dict.fromkeys(mapping.curr_id_map, name))
@@ -61,7 +60,11 @@ def real_leaders(route: Mapping[str, QueueMapping]) -> dict[int, str]:
 
 
 def to_forget(detail: MappingDetail, leaders: Mapping[int, str], theirs: Mapping[str, MappingDetail]) -> list[int]:
-    """Return the queues that were handed on again by the broker they were handed to; their leaders agree."""
+    """Return the queues that this broker handed to another, which has handed them on since: they can be forgotten.
+
+    `leaders`: which broker leads each queue now; `theirs`: the mappings of those brokers, which must agree with
+    `detail`.
+    """
     found = []
     for queue_id, known in former_leads(detail).items():
         leader = leaders.get(queue_id, known)
@@ -76,7 +79,7 @@ def to_forget(detail: MappingDetail, leaders: Mapping[int, str], theirs: Mapping
 
 
 class MappingCleaning:
-    """Removes from one broker's mappings of static topics what holds nothing any more, while the broker is the master.
+    """Removes empty parts from one broker's mappings of static topics, while the broker is the master.
 
     `hour`: returns the present hour of the day.
     """
@@ -116,7 +119,7 @@ class MappingCleaning:
                 await self.clean()
 
     async def clean(self) -> None:
-        """Look at all mappings once. What cannot be known or saved now stays, and is told."""
+        """Clean all mappings once. What cannot be found out or saved now stays as it is, and is logged."""
         for topic in list(self._statics.table):
             for act in (self._forget_empty, self._forget_former):
                 if not self._role.is_master:

@@ -44,7 +44,7 @@ Translation = Callable[[int, dict[str, str]], int]
 
 
 def translated_frame(frame: bytes | memoryview, translate: Translation, more_bytes: int = 0) -> bytes:
-    """Return a reply's frame with its header translated; `more_bytes`: of the body, which follow apart."""
+    """Return a reply's frame with its header translated. `more_bytes`: how many bytes of body follow the frame."""
     size = _LENGTHS.unpack_from(frame)[1]
     header = msgspec.json.decode(frame[8 : 8 + size])
     ext = header.get("extFields")
@@ -57,7 +57,7 @@ def translated_frame(frame: bytes | memoryview, translate: Translation, more_byt
 
 
 def translated(answer: Answer, translate: Translation) -> Answer:
-    """Return a handler's answer, its header translated."""
+    """Return a handler's answer with its header translated."""
     if isinstance(answer, bytes):
         return translated_frame(answer, translate)
     if isinstance(answer, Parts):
@@ -97,7 +97,7 @@ class _TranslatedPeer:
 
 
 def translated_peer(peer: Peer, translate: Translation) -> Peer:
-    """Return a peer for one request's handler: what it sends later is translated too."""
+    """Return a peer to hand to a handler for one request: replies that it sends later are translated too."""
     return cast(Peer, _TranslatedPeer(peer, translate))
 
 
@@ -135,8 +135,10 @@ class LogicalQueues:
         self._installed = False
 
     def begin(self, routes: Routes, forget_sends: Callable[[], None], answer_held: Callable[[], None]) -> None:
-        """Serve static topics from the first one on; `forget_sends`: quick ways of sends are to be found again;
-        `answer_held`: held pulls are answered, so that who reads a queue that moved asks for its route again.
+        """Serve static topics, from when the first one exists.
+
+        `forget_sends`: called after each change, so that the fast path of sends is set up again; `answer_held`: called
+        then to answer held pulls, so that the readers of a queue that moved ask for its route again.
         """
 
         def changed() -> None:
@@ -157,7 +159,7 @@ class LogicalQueues:
         await self._others.close()
 
     def install(self, routes: Routes) -> None:
-        """Stand before the handlers of all requests that name a queue."""
+        """Put this part before the handlers of all requests that name a queue."""
         for code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
             routes.wrap(code, self._before(self._send))
         for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):

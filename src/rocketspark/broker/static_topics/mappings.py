@@ -17,7 +17,7 @@ FILE_NAME = "topicQueueMapping.json"
 
 
 class StaticTopics:
-    """Every static topic of one broker; a table without a file holds none and takes none.
+    """Every static topic of one broker; without a file the table is empty and takes nothing.
 
     `on_change`: called after each change.
     """
@@ -45,9 +45,9 @@ class StaticTopics:
         return ""
 
     def check(self, topic: str, detail: MappingDetail, *, force: bool) -> MappingDetail:
-        """Return a topic's mapping as it will be, with the queues that only the present one has.
+        """Return a topic's mapping as `put` would store it: `detail`, with queues that only the present mapping has.
 
-        `force`: it may contradict the present one. Raises ServerError 1 for one that may not be taken.
+        `force`: it may contradict the present mapping. Raises ServerError 1 for a mapping that is not allowed.
         """
         mistake = self._mistake(topic, detail)
         old = self.table.get(topic)
@@ -81,7 +81,7 @@ class StaticTopics:
             self._replace(table, next_version(self.version))
 
     def take(self, table: dict[str, MappingDetail], version: DataVersion) -> None:
-        """Make this table a master's, with its version; what is wrong in it is left out."""
+        """Replace the table by the master's, with its version; invalid mappings are left out."""
         if version != self.version or table != self.table:
             right = {topic: detail for topic, detail in table.items() if not self._mistake(topic, detail)}
             self._replace(right, version)
@@ -99,9 +99,10 @@ class StaticTopics:
             self._waiting = None
 
     def queue_now(self, topic: str, queue_id: int) -> int:
-        """Return the broker's own queue for a message that waited for one of a static topic: one that it leads now.
+        """Return the queue in which a delayed message for a queue of a static topic is to be stored: one led here now.
 
-        RocketMQ stores it behind the end of a part that moved, where nobody reads on. So it is where none is led here.
+        If this broker leads none it is the queue itself. RocketMQ stores the message behind the end of a part that
+        moved, where nobody reads on.
         """
         detail = self.table.get(topic)
         if detail is None:
@@ -111,13 +112,13 @@ class StaticTopics:
         return queue_id if queue_id in led or not led else led[0]
 
     async def changed(self, timeout_s: float) -> None:
-        """Wait for a change, at most so long."""
+        """Wait for a change, `timeout_s` at most."""
         if self._waiting is None:
             self._waiting = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._waiting], timeout=timeout_s)
 
     def infos(self, topics: Iterable[str] | None = None) -> dict[str, QueueMapping]:
-        """Return what NameServers are told; of these topics, or of all."""
+        """Return the mappings of these topics, or of all, as NameServers are told them."""
         if not self.table:
             return {}
         chosen = self.table if topics is None else [topic for topic in topics if topic in self.table]

@@ -20,7 +20,7 @@ FORWARD_TIMEOUT_MS = 3000
 
 
 class OtherBrokers:
-    """One connection to each broker that is asked."""
+    """Sends requests to the other brokers of the cluster, over one connection to each."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
@@ -28,7 +28,7 @@ class OtherBrokers:
         self._addresses: dict[str, str] = {}
 
     async def ask(self, broker_name: str, code: int, header: Header) -> Reply:
-        """Return a broker's reply, whatever its code. Raises ServerError 1 if it cannot be had."""
+        """Send a request to a broker; return its reply, whatever its code. Raises ServerError 1 if there is none."""
         try:
             known = self._addresses.get(broker_name)
             if known is not None:
@@ -48,12 +48,12 @@ class OtherBrokers:
         return await peer.request(code, header, timeout_ms=FORWARD_TIMEOUT_MS)
 
     async def mapping(self, broker_name: str, topic: str) -> MappingDetail | None:
-        """Return a static topic's mapping on another broker. Raises ServerError."""
+        """Return a static topic's mapping on another broker, None if it has none. Raises ServerError."""
         reply = await self.ask(broker_name, RequestCode.GET_TOPIC_CONFIG, TopicConfigHeader(topic=topic, lo=True))
         return java_json.decode(reply.raise_for_code("settings of a topic").body, TopicConfigAndMapping).mapping_detail
 
     async def mappings(self, topic: str) -> dict[str, QueueMapping]:
-        """Return what a topic's route tells of each broker's logical queues. Raises RocketSparkError."""
+        """Return each broker's mapping of a topic, from the topic's route. Raises RocketSparkError."""
         failed: RocketSparkError | None = None
         for namesrv in self._settings.namesrvs():
             try:

@@ -39,7 +39,7 @@ _PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 
 
 class MessageSizes:
-    """Record sizes by topic, read from the consume queues' units, at no cost to sends."""
+    """Sizes of messages' records by topic, read from the consume queues, at no cost to sends."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -65,7 +65,7 @@ class MessageSizes:
 
 
 class RequestTimes:
-    """Durations of requests, by request code and response. `watch` puts it around every handler."""
+    """How long requests take, by request code, response code, and whether they were held. `watch` measures handlers."""
 
     def __init__(self) -> None:
         # By (request code, answer's code, answered later by a held pull).
@@ -169,7 +169,7 @@ class RequestTimes:
 
     @staticmethod
     def names(key: tuple[int, int, bool]) -> dict[str, str]:
-        """Return the labels of a row."""
+        """Return the labels of a row, by its key (request code, response code, held or not)."""
         request_code, code, held = key
         return {
             "protocol_type": "remoting",

@@ -53,7 +53,7 @@ _Snapshot = tuple[int, int, int]
 
 
 class Window(NamedTuple):
-    """One window: sum of values, per second, and value per time it was counted."""
+    """A counter in one window of time: the sum, the sum per second, and the sum per time it was counted."""
 
     sum: int
     tps: float
@@ -61,7 +61,7 @@ class Window(NamedTuple):
 
 
 class StatsItem:
-    """One counter, e.g. TOPIC_PUT_NUMS of a topic: `value` in all, counted `times` times."""
+    """One counter, e.g. TOPIC_PUT_NUMS of a topic. `value`: the sum in all; `times`: how often something was added."""
 
     __slots__ = ("_day", "_hour", "_minute", "times", "value")
 
@@ -121,7 +121,7 @@ def _window(window: list[_Snapshot]) -> Window:
 
 
 class TrafficStats(msgspec.Struct):
-    """Messages and bytes of one way."""
+    """How many messages and bytes went one way, e.g. into a topic."""
 
     messages: int = 0
     bytes: int = 0
@@ -134,7 +134,7 @@ class TrafficStats(msgspec.Struct):
 
 
 class PullStats(msgspec.Struct):
-    """Totals of the broker's pulls."""
+    """Totals of all pulls of the broker."""
 
     found: int = 0
     missed: int = 0
@@ -169,7 +169,7 @@ class _Tick(NamedTuple):
 class Stats:
     """All counters of one broker.
 
-    `take_stored`: (topic, messages, bytes) stored since it was asked last; `tick` is to be called each second.
+    `take_stored`: returns (topic, messages, bytes) stored since its last call; `tick` must be called each second.
     """
 
     def __init__(self, cluster: str, take_stored: Callable[[], Iterable[tuple[str, int, int]]], now_ms: int) -> None:
@@ -214,7 +214,7 @@ class Stats:
     # -- counting --------------------------------------------------------------------------------------------------
 
     def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int, took_ms: float) -> None:
-        """Count a pull that found `messages`; some 0.2 us a reply, whatever it holds: `collect` does the rest."""
+        """Count a pull that found messages; `size`: their bytes. It costs 0.2 us a reply: `collect` does the rest."""
         key = (topic, group, queue_id)
         counted = self._pulls.get(key)
         if counted is None:
@@ -263,7 +263,7 @@ class Stats:
         self.put_times[row] += 1
 
     def put_percentile_ms(self, share: float) -> float:
-        """Return the time below which `share` of the latest timed puts lie; 0 without any."""
+        """Return the time in ms that `share` of the latest measured puts took at most; 0 without any."""
         if not self._put_ms:
             return 0.0
         ordered = sorted(self._put_ms)
@@ -272,12 +272,12 @@ class Stats:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
-        """Take in stored and pulled messages, and the snapshots that are due."""
+        """Count the stored and pulled messages, and take the snapshots that are due. `now_ms`: the time."""
         for _ in self.tick_steps(now_ms):
             pass
 
     def tick_steps(self, now_ms: int) -> Iterator[None]:
-        """Do `tick` in steps of a few ms, for a caller that serves others in between."""
+        """Do what `tick` does, yielding after each few ms, so that other requests go on."""
         yield from self._collect_steps()
         today = _day_of(now_ms)
         if today != self._today:
@@ -303,7 +303,7 @@ class Stats:
                 yield
 
     def collect(self) -> None:
-        """Take in the messages stored and pulled since the last call."""
+        """Count the messages stored and pulled since the last call."""
         for _ in self._collect_steps():
             pass
 
@@ -383,7 +383,10 @@ class Stats:
         return self._get_plain
 
     def rates(self, pick: Callable[[_Tick], int]) -> list[float]:
-        """Per second over the last 10, 60 and 600 s, as many as there are yet; `pick` takes a total from a tick."""
+        """Return a total's rate per second over the last 10, 60 and 600 s, as many of them as there are ticks for.
+
+        `pick`: takes the total from a tick.
+        """
         found = []
         for seconds in (10, 60, 600):
             if len(self._ticks) > seconds:

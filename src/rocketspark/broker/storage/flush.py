@@ -52,7 +52,7 @@ class FlushService:
         self._troubles: dict[str, type[Exception]] = {}
 
     def set_times(self, *, interval_ms: int, queue_interval_ms: int, timeout_ms: int) -> None:
-        """Change the times. A flush that waits by the earlier times is done now."""
+        """Change the times. A flush that waits by the old times is made now."""
         self._interval_s = interval_ms / 1000
         self._queue_interval_s = queue_interval_ms / 1000
         self._timeout_s = timeout_ms / 1000
@@ -68,7 +68,7 @@ class FlushService:
     def reached(self, position: int, tell: Callable[[bool], None], count: int = 1) -> None:
         """Call `tell(True)` once the log is durable up to `position`, `tell(False)` if that fails or takes too long.
 
-        `count`: how many sends it stands for.
+        `count`: how many sends the call stands for.
         """
         assert self._loop is not None
         if self.failed is not None:
@@ -205,7 +205,7 @@ class FlushService:
             log.debug("the loop ended before a flush could be told")
 
     def stop_threads(self) -> None:
-        """End the threads; blocks until they did."""
+        """End the threads, and wait until they ended."""
         self._stopping = True
         for event in (self._stop_wanted, self._queues_wanted, self._wanted):
             event.set()
@@ -213,7 +213,7 @@ class FlushService:
             thread.join(5)
 
     def finish(self) -> None:
-        """Release the remaining waiting sends by one last flush, after `stop_threads`."""
+        """Make a last flush, after `stop_threads`, and answer the sends that still wait."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         flushed = -1

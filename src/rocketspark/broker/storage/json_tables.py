@@ -22,7 +22,7 @@ log = LimitedLog("rocketspark.broker")
 
 
 class SaveFailures:
-    """The attempts of one broker, by name of the file. Any thread may report one."""
+    """Which files of one broker could not be written, by name. Any thread may report."""
 
     def __init__(self) -> None:
         # Failures since the start by file; and the error of each file that still fails.
@@ -44,7 +44,7 @@ class SaveFailures:
             log.warning("%s is saved again", name)
 
     def told(self, error: BaseException) -> bool:
-        """Tell whether an error was reported here."""
+        """Tell whether this error is the one that was reported here last."""
         return error is self._last
 
 
@@ -58,7 +58,7 @@ def now_ms() -> int:
 
 
 def first_version() -> DataVersion:
-    """Return the version of a table that is new: it differs from that of a table that stood here before."""
+    """Return the version of a new table, which differs from that of an earlier table in the same place."""
     return DataVersion(timestamp=now_ms())
 
 
@@ -80,16 +80,16 @@ class ConfigFolder:
         self._saves = saves
 
     def path(self, name: str) -> Path:
-        """Return where a file that is no table lies."""
+        """Return the path of a file in the folder that is no table."""
         return self._path / name
 
     def file(self, name: str, kind: type[T], encode: Callable[[T], bytes] = sorted_json) -> JsonFile[T]:
-        """Return one of its files."""
+        """Return the table in a file of the folder. `kind`: its type; `encode`: makes its JSON."""
         return JsonFile(self._path / name, kind, encode, self._saves)
 
 
 class JsonFile(Generic[T]):
-    """One table in one file; `encode` writes RocketMQ's dialect where it is not plain JSON; `saves` notes attempts."""
+    """One table in one file. `encode`: makes its JSON, in RocketMQ's form; `saves`: told of each write."""
 
     def __init__(
         self, path: Path, kind: type[T], encode: Callable[[T], bytes] = sorted_json, saves: SaveFailures | None = None
@@ -102,10 +102,10 @@ class JsonFile(Generic[T]):
         self._keep_before = True
 
     def load(self) -> T | None:
-        """The table, from the file or else its .bak; None if neither exists.
+        """Return the table, from the file or else its .bak; None if neither exists.
 
-        Raises ConfigError if both are broken, or empty: no kill leaves an empty one, and going on as a new broker would
-        lose what it held.
+        Raises ConfigError if both are broken or empty: no kill leaves an empty file, and a broker that went on as a new
+        one would lose what the table held.
         """
         error: ProtocolError | None = None
         is_there = False

@@ -1,11 +1,11 @@
 """Which parked messages have left an acting slave for another broker, so that none leaves, or is delivered, again.
 
-How far delay levels, timers and half messages came is noted now and then, and slot by slot: what left since then would
-leave once more after a kill, or from the master. So each is noted as it leaves, by its place and time in the log, which
-is the same on all brokers of the name; the master takes the notes with the rest of what was done in its place.
+How far delay levels, timers and half messages came is saved at intervals: after a kill the messages that left since
+then would leave once more, or be delivered by the master. So each is noted as it leaves, by its place and time in the
+log, which are the same on all brokers of the name; the master takes the notes with the rest of what was done in its
+place.
 
-Rule: a kill loses no note; a loss of power may. Only messages that are delivered once are noted: parked ones.
-"""
+Rule: a kill loses no note; a loss of power may. Only parked messages are noted, as they are delivered only once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Note = tuple[int, int]
 
 
 class LeftMessages:
-    """The notes of one broker. `path`: their file, read at once; it is there once something left."""
+    """The notes of one broker. `path`: their file, read at once; it exists once a message left."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -45,7 +45,7 @@ class LeftMessages:
         return len(self._notes)
 
     def has(self, kept: Record) -> bool:
-        """Tell whether a message left."""
+        """Tell whether a message left for another broker."""
         return bool(self._notes) and kept.topic in PARKED and (kept.position, kept.store_time_ms) in self._notes
 
     def add(self, kept: Record) -> None:

@@ -1,4 +1,4 @@
-"""What of the log lies in the machine's memory. Rule (checkInDisk, 5.x): its last part, as large as a share of it."""
+"""Which part of the log lies in memory. Rule (checkInDisk, 5.x): its end, as large as a given share of the memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rocketspark.store.store import Store
 
 
 class LogMemory:
-    """Tells which messages have left memory."""
+    """Tells which messages lie so far back in the log that they must be read from the disk."""
 
     def __init__(self, settings: BrokerSettings, store: Store) -> None:
         self._settings = settings
@@ -17,7 +17,7 @@ class LogMemory:
         self._memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def is_far_behind(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Tell whether a message lies so far before the log's end that it has left memory; False if there is none."""
+        """Tell whether the message at an offset must be read from the disk; False if there is no such message."""
         store = self._store
         limit = self._memory_bytes * self._settings.memory_percent // 100
         if store.written_position - store.min_position <= limit:

@@ -31,7 +31,10 @@ MANUAL_ROUNDS = 20
 
 
 class CleaningPlan(NamedTuple):
-    """The decision of one round: `clean` expired files; `forced`: the oldest even if not expired; `refuse` writes."""
+    """What one round of cleaning does.
+
+    `clean`: remove expired files; `forced`: remove the oldest even if not expired; `refuse`: take no messages.
+    """
 
     clean: bool
     forced: bool
@@ -63,7 +66,7 @@ def disk_used_percent(path: str) -> int:
 
 
 class FileCleaning:
-    """Removes a broker's old files. `clock`: ms since 1970; `disk_used`: percent in use of the disk of a folder."""
+    """Removes a broker's old files. `clock`: returns ms since 1970; `disk_used`: percent in use of a folder's disk."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""Pages of a large table for slaves, rows in the order of their names. Rule: a page and its version are of one moment.
+"""Pages of a large table for slaves, with rows in the order of their names. A page and its version are of one moment.
 
 Which rows (rule: TopicConfigManager.subTopicConfigTable, 5.5.0): from the asked number on, but from the first if the
-asker's version is not the table's any more.
-"""
+version that the request names is not the table's any more."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class PageHeader(Protocol):
 
 
 class PageWanted(NamedTuple):
-    """The page that is asked for: at most `count_max` rows; `version`: that of the asker's first page."""
+    """A page that is asked for: `count_max` rows at most, from number `start` on; `version`: of the first page."""
 
     start: int
     version: DataVersion | None
@@ -39,7 +38,7 @@ class PageWanted(NamedTuple):
 def page_wanted(asked: PageHeader, rows_max: int | None) -> PageWanted | None:
     """Return the page that a request asks for; None for the whole table, as older brokers ask for it.
 
-    `rows_max`: the most rows of a page, None if there are none here.
+    `rows_max`: how many rows a page may have, None if this broker sends tables as a whole.
     """
     if rows_max is None or (asked.start is None and asked.version is None and asked.count_max is None):
         return None
@@ -48,7 +47,7 @@ def page_wanted(asked: PageHeader, rows_max: int | None) -> PageWanted | None:
 
 
 class TablePages(Generic[T]):
-    """The pages of one table. `version`: another one after each change; `rows`: the table as it is now."""
+    """The pages of one table. `version`: returns another value after each change; `rows`: returns the present table."""
 
     def __init__(
         self, version: Callable[[], DataVersion], rows: Callable[[], Mapping[str, T]], beside: BackgroundThread
@@ -59,7 +58,7 @@ class TablePages(Generic[T]):
         self._sorted: tuple[DataVersion | None, list[str]] = (None, [])
 
     def answer(self, peer: Peer, wanted: PageWanted, encode: Callable[[dict[str, T], int], bytes]) -> Answer:
-        """Return the reply with a page. `encode` has its rows and the number of all."""
+        """Return the reply with a page. `encode`: makes its body, of the page's rows and the number of all rows."""
         if self._sorted[0] == self._version() or len(self._rows()) <= SMALL_ROWS:
             return self._page(wanted, encode)
         peer.rest()

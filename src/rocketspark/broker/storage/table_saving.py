@@ -1,9 +1,8 @@
-"""Tables on their way to the disk and to clients. Rule: the loop makes no large one; no client is told of a change
-that is not on disk.
+"""Saves tables, and makes their JSON for clients. Rule: no client is told of a change that is not on disk.
 
-A small table is made and written at once. Of a large one the rows are taken at once, which is its state; the JSON is
-made of them in a thread, in pieces, because a whole one would keep the loop from running too.
-"""
+A small table is encoded and written at once. Of a large table the rows are copied at once, so that they are of one
+moment; a thread makes the JSON, in pieces, because encoding a large table in one piece would keep the loop from
+running."""
 
 from __future__ import annotations
 
@@ -38,9 +37,9 @@ GATHERED_S = 0.01
 def pieces(
     around: Any, field: str, table: Mapping[str, T], encode: Callable[[list[tuple[str, T]]], bytes] | None = None
 ) -> Iterator[bytes]:
-    """Yield the JSON of `around` with a table's rows in its empty field; the rows are those of now.
+    """Yield the JSON of `around`, with the rows of a table, as they are now, in its empty field `field`.
 
-    Without `encode` they are sorted; `encode` has some rows in the table's order each time.
+    Without `encode` the rows are sorted; `encode` makes the JSON of some rows, in the table's order.
     """
     # Not as pairs: a hundred thousand new objects would be looked through by the garbage collection, all others too.
     return _pieces(sorted_json(around), field.encode(), list(table), list(table.values()), encode)
@@ -70,7 +69,7 @@ def _sorted_rows(rows: list[tuple[str, T]]) -> bytes:
 
 
 def joined(parts: Iterable[bytes]) -> bytes:
-    """Return all pieces; in a thread the others run between them."""
+    """Return all pieces as one; called in a thread, it lets other threads run between them."""
     found = []
     for part in parts:
         found.append(part)
@@ -79,10 +78,10 @@ def joined(parts: Iterable[bytes]) -> bytes:
 
 
 class UnsavedChanges:
-    """Changes of a table that are not on disk yet: one save for all that come turn after turn, one at a time.
+    """The changes of a table that are not on disk yet: changes of successive turns of the loop are saved together.
 
-    `rows`: the table; `snapshot`: its JSON as it is now, in pieces; `write`: replaces the file. Without `begin` each
-    change is saved at once. A reply that needs the change on disk waits for `saved`.
+    `rows`: returns the table; `snapshot`: its JSON as it is now, in pieces; `write`: replaces the file. Before `begin`
+    each change is saved at once. A reply that needs the change on disk waits for `saved`.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class UnsavedChanges:
         self._beside: BackgroundThread | None = None
 
     def begin(self, call_soon: Callable[[Callable[[], None]], object], beside: BackgroundThread) -> None:
-        """Save changes on a loop from here on, large tables in a thread."""
+        """Save changes on the loop from now on, large tables in the thread `beside`."""
         self._call_soon, self._beside = call_soon, beside
 
     def note(self) -> None:
@@ -115,7 +114,7 @@ class UnsavedChanges:
         self._changed += 1
 
     def changed(self) -> None:
-        """Save a change: in the first turn of the loop that brings no other, or soon if the table is large."""
+        """Note a change and save it soon: once a turn of the loop brings no other, or after a short time."""
         self.note()
         if self._call_soon is None:
             self.flush()
@@ -205,15 +204,15 @@ class UnsavedChanges:
             log.error("%s was not saved, it is tried again: %s", self._name, error)
 
     def again(self) -> None:
-        """Try once more to save changes after a failure; without unsaved changes nothing is done."""
+        """Try again to save changes after a failure; nothing is done if all are saved."""
         if self._on_disk < self._changed and not self._scheduled:
             self._in_turn()
 
 
 class SavedTable:
-    """A table's JSON for clients: made once for each state of it, one at a time.
+    """A table's JSON for clients, which is made once for each state of the table.
 
-    `state`: another one after each change; `snapshot`: the JSON as it is now, in pieces.
+    `state`: returns another value after each change; `snapshot`: returns the JSON as it is now, in pieces.
     """
 
     def __init__(
@@ -231,7 +230,7 @@ class SavedTable:
         self._making: asyncio.Future[tuple[int, bytes]] | None = None
 
     def now(self) -> tuple[int, bytes] | None:
-        """Return (rows, JSON), None if it is to be made first."""
+        """Return (number of rows, JSON) if that is at hand; None if it must be made first."""
         if self._kept is None or self._kept[0] != self._state():
             if len(self._rows()) > SMALL_ROWS:
                 return None
@@ -241,7 +240,7 @@ class SavedTable:
     def answer(
         self, peer: Peer, request: Request[Any], count_name: str | None = None, header: dict[str, str] | None = None
     ) -> Answer:
-        """Return the reply with the JSON, and its number of rows under a name of the header; `header`: more of it."""
+        """Return the reply with the JSON. `header`: fields of it; `count_name`: the field for the number of rows."""
         if peer.is_writable and (found := self.now()) is not None:
             return _answer(request, found, count_name, header)
         # Its other requests of the same read wait until other connections had a turn.
@@ -258,7 +257,7 @@ class SavedTable:
         return _answer(request, found, count_name, header) if peer.is_open else None
 
     async def made(self) -> tuple[int, bytes]:
-        """Return (rows, JSON), not older than the call."""
+        """Return (number of rows, JSON), as of this call or later."""
         if self._making is not None:
             # Begun before the call: a change may be missing. All such calls share the next one.
             await asyncio.wait([self._making])

@@ -1,8 +1,7 @@
 """What a group of controllers agrees on: the entries of its log, the state that they make, and the snapshot. Pure.
 
-Rule: an entry names the state that it was decided on, by the count of changes, and changes nothing if that is not the
-state it meets: whoever decided it did not know of a change that came before. All members see that alike.
-"""
+Rule: an entry names the version of the state on which it was decided, and changes nothing if it meets another state:
+whoever decided it did not know of a change that came before it. All members see that alike."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ ENTRY_BYTES_MAX = 1 << 19
 
 
 class State(msgspec.Struct, frozen=True):
-    """What a controller knows. `version`: counts the changes; `looked`: by broker name, how far its master looked."""
+    """What a controller knows. `version`: counts changes; `looked`: by broker name, the last `Looked` of its master."""
 
     version: int = 0
     sets: Sets = {}
@@ -26,7 +25,10 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One entry of the log. Without a change it shows that whoever asks led, and knew all, when it was written."""
+    """One entry of the log. `base`: the version of the state that it was decided on.
+
+    An entry without events shows, once it is agreed on, that whoever proposed it led and knew all entries before it.
+    """
 
     base: int
     events: tuple[Event, ...] = ()
@@ -34,10 +36,10 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def advance(state: State, events: tuple[Event, ...], looked: tuple[Looked, ...]) -> State:
-    """Return the state after changes; `version` stays if there are none.
+    """Return the state after these changes; it is the same, with the same `version`, if there are none.
 
-    An election ends what was looked at before: what is asked for in an earlier epoch is refused by its epoch, and who
-    is elected may be another process than the one that looked when this broker was master before.
+    An election removes the `Looked` of its set: a request of an earlier epoch is refused by its epoch, and the elected
+    broker may be another process than the one that looked when the same broker was master before.
     """
     if not events and not looked:
         return state
@@ -49,7 +51,7 @@ def advance(state: State, events: tuple[Event, ...], looked: tuple[Looked, ...])
 
 
 def applied(state: State, entry: Entry) -> State | None:
-    """Return the state after an entry; None if the entry was decided on another one."""
+    """Return the state after an entry; None if the entry was decided on another version of the state."""
     return advance(state, entry.events, entry.looked) if entry.base == state.version else None
 
 
@@ -67,7 +69,7 @@ def decode_entry(content: bytes) -> Entry:
 
 
 class LogEntry(msgspec.Struct, frozen=True, array_like=True):
-    """An entry as it stands in the log of the library."""
+    """An entry as the library's log holds it: its bytes, index and term."""
 
     command: bytes
     index: int
@@ -75,7 +77,7 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The state after the entry `last`, with who the members were; `previous`: the entry before it."""
+    """The state after the entry `last`, and the members of the group then; `previous`: the entry before `last`."""
 
     state: State
     last: LogEntry

@@ -1,9 +1,9 @@
-"""Who may vote when a member starts. Pure.
+"""Decides whether a controller that starts may vote in its group. Pure.
 
-A member with an empty disk may be new, or have lost what it answered: who voted, or has an entry, and forgets it, could
-have two leaders elected, or let an entry go that was acknowledged. Rule: it votes once it has all that its leader has;
-only where all members are empty they begin a group, and one of them may bring the state of a single controller.
-"""
+A member with an empty disk may be new, or have lost its disk. If it lost it, it forgot votes and entries that it had
+acknowledged: voting again it could have two leaders elected, or let an acknowledged entry be lost. Rule: it votes once
+it has all that its leader has. Only if all members are empty they begin a group, and one of them may bring the state of
+a single controller."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from rocketspark.controller.group.raft_log import FOUNDING, LEARNER, SEEDING, VO
 
 
 class Beginning(StrEnum):
-    """What a member says of itself.
+    """How a member began, as it tells others.
 
-    FRESH: its disk is empty; SEED: but for the state of a single controller; FOUNDING, SEEDED: the same, and all
-    others were seen to be; LEARNING: it waits to have all; MEMBER: it has what a leader wrote.
+    FRESH: its disk is empty; SEED: its disk has nothing but the state of a single controller; FOUNDING, SEEDED: the
+    same, and it has seen that all others are empty; LEARNING: it waits until it has all that its leader has; MEMBER: it
+    has what a leader wrote.
     """
 
     FRESH = "fresh"
@@ -43,7 +44,10 @@ BY_STANDING = {
 
 
 def standing(own: Beginning, others: Iterable[str], told: Mapping[str, str]) -> str | None:
-    """Return how a member stands that has no log, by what others tell; None as long as that is not known."""
+    """Return how a member without a log stands, by what the others tell of themselves; None while that is not known.
+
+    `own`: how it began; `told`: by name, how each of the others began that answered.
+    """
     if Beginning.MEMBER in told.values():
         return None if own is Beginning.SEED else LEARNER
     if any(told.get(name) not in _NEW for name in others):
@@ -55,7 +59,7 @@ def standing(own: Beginning, others: Iterable[str], told: Mapping[str, str]) -> 
 
 
 def obstacle(own: Beginning, others: Iterable[str], told: Mapping[str, str], state_path: str) -> str:
-    """Return why a member cannot begin, in words for its log."""
+    """Return why a member cannot begin yet, as text for its log."""
     seeds = [name for name in others if told.get(name) in _SEEDS]
     if own is Beginning.SEED and Beginning.MEMBER in told.values():
         return (

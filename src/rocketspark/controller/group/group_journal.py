@@ -1,9 +1,8 @@
-"""Makes decisions durable in a group of controllers, as `journal.Journal` does in one.
+"""Makes decisions durable in a group of controllers, as `journal.Journal` does for a single one.
 
-Rule: only the leader decides, and what it decided counts once a majority has it on the disk: the answers that change
-nothing as well, or a leader of yesterday would tell the master of yesterday. Requests that come together share one
-entry.
-"""
+Rule: only the leader decides, and its decision counts once a majority has it on the disk. That holds also for answers
+that change nothing: otherwise a former leader would tell a former master. Requests that come together share one
+entry."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ class _Asked(NamedTuple):
 
 
 class GroupJournal:
-    """The decisions of one member of a group. `own`, `members`: as its settings name them.
+    """The decisions of one member of a group. `own`, `members`: this member and all members, as its settings name them.
 
     `leads_now`: called when this member has become the leader.
     """
@@ -97,7 +96,7 @@ class GroupJournal:
 
     @property
     def sets(self) -> Sets:
-        """The sets as they are agreed on, as far as this member knows."""
+        """The sets of replicas that the group agreed on, as far as this member knows."""
         return self._state.sets
 
     @property
@@ -118,7 +117,7 @@ class GroupJournal:
     # -- beginning and end ------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take the folder. Raises ConfigError, StoreError."""
+        """Lock the folder and read it. Raises ConfigError, StoreError."""
         try:
             make_folder(self._files, self._folder)
         except OSError as e:
@@ -148,7 +147,7 @@ class GroupJournal:
             raise failure(e, "read", self._state_path) from e
 
     def begin(self) -> None:
-        """Take part, once others can reach this member."""
+        """Take part in the group, once other members can reach this one."""
         self._loop = asyncio.get_running_loop()
         if self._beginning in (Beginning.FRESH, Beginning.SEED):
             self._tasks.append(asyncio.create_task(self._found()))
@@ -216,7 +215,7 @@ class GroupJournal:
         self._thread.start()
 
     async def close(self) -> None:
-        """Take part no more, and give the folder back."""
+        """Leave the work of the group, and release the folder."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -231,10 +230,10 @@ class GroupJournal:
     # -- decisions --------------------------------------------------------------------------------------------------
 
     async def carry_out(self, decide: Callable[[State], Decision]) -> Decision:
-        """Decide on the state as it is, have what follows agreed on, and return the decision.
+        """Call `decide` with the present state, have the group agree on the events, and return the decision.
 
-        Whoever asks may go away meanwhile: what was begun is done. Raises ServerError 2007 if this member does not
-        lead, or it is not known whether the decision will count.
+        What was begun is done even if whoever asked goes away. Raises ServerError 2007 if this member does not lead, or
+        if it is not known whether the group will agree.
         """
         if not self.leads:
             raise self._not_leader("leads no more" if self._status.leader is None else f"{self._status.leader} leads")
@@ -315,15 +314,15 @@ class GroupJournal:
     # -- as the thread tells ----------------------------------------------------------------------------------------
 
     def send(self, name: str, message: dict[str, Any]) -> None:
-        """Send a message to another member."""
+        """Send a message to another member; called in the member's thread."""
         self._on_loop(functools.partial(self._links.send, name, message))
 
     def state(self, state: State) -> None:
-        """Take the state that is agreed on."""
+        """Take the state that the group agreed on; called in the member's thread."""
         self._on_loop(functools.partial(self._take_state, state))
 
     def status(self, status: Status) -> None:
-        """Take what the member knows of its group."""
+        """Take how this member stands in its group; called in the member's thread."""
         self._on_loop(functools.partial(self._take_status, status))
 
     def _on_loop(self, act: Callable[[], None]) -> None:
@@ -357,19 +356,19 @@ class GroupJournal:
     # -- what other members and operators ask ----------------------------------------------------------------------
 
     def routes(self, routes: Routes) -> None:
-        """Add what members ask each other."""
+        """Add the requests that members and operators send this member."""
         routes.add(RequestCode.CONTROLLER_GROUP_MESSAGE, self.message)
         routes.add(RequestCode.CONTROLLER_GROUP_HELLO, self.hello)
         routes.add(RequestCode.CONTROLLER_GROUP_CHANGE, self.change)
 
     def message(self, peer: Peer, request: Request[Any], body: bytes) -> None:
-        """CONTROLLER_GROUP_MESSAGE (7310021): one message of another member."""
+        """CONTROLLER_GROUP_MESSAGE (7310021): take one message of another member."""
         letter = self._links.read(peer, body, self._status.members)
         if letter is not None and self._thread is not None:
             self._thread.received(letter.sender, letter.message)
 
     def hello(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """CONTROLLER_GROUP_HELLO (7310022): what this member is."""
+        """CONTROLLER_GROUP_HELLO (7310022): tell a member or an operator what this member is, as `Hello`."""
         status = self._status
         try:
             asks = typed_json.decode(body, Hello).name
@@ -381,7 +380,7 @@ class GroupJournal:
         return reply(request.opaque, body=msgspec.json.encode(found))
 
     async def change(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """CONTROLLER_GROUP_CHANGE (7310023): add a member, or remove one; asked of the leader."""
+        """CONTROLLER_GROUP_CHANGE (7310023): add or remove a member; the leader alone does it."""
         try:
             asked = typed_json.decode(body, Change)
             member = asked.member
@@ -416,7 +415,7 @@ class GroupJournal:
 
 
 def check_library() -> None:
-    """Raise ConfigError if the library is not there, or another version of it: older ones forget terms and votes."""
+    """Raise ConfigError if pysyncobj is not installed, or in another version: older ones forget terms and votes."""
     try:
         found = version("pysyncobj")
     except PackageNotFoundError:

@@ -1,10 +1,9 @@
-"""What the members of a group tell each other: one-way requests over a connection of their own, each way.
+"""How the members of a group send each other messages: by one-way requests, over one connection for each direction.
 
-It is the controllers' own port: TLS, the signature and the gate are those of every request there. Rule: what one member
-sends another one comes in order, or the way ends; a message of a way that has ended is not taken after those of the
-next one. Which one that is no clock says: the other end is asked for the newest that it knows, and a clock may be set
-back.
-"""
+They go to the controllers' own port, with the TLS, signatures and gate of every request there. A way is such a
+connection from one member to another. Rule: the messages of a way arrive in order, or the way ends; a message of a way
+that has ended is not taken after those of a later way. Which way is later is not told by a clock alone, as clocks may
+be set back: a member asks the other end for the newest way that it knows, and begins with a higher number."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ START_MAX = (1 << 63) - 1
 
 
 class Letter(msgspec.Struct, frozen=True, array_like=True):
-    """One message. `start`, `number`: which way of its sender it came on, and how many came before: they only rise."""
+    """One message. `start`: the number of its way; `number`: its number among the sender's messages; both only rise."""
 
     group: str
     sender: str
@@ -50,7 +49,10 @@ _letters = msgspec.msgpack.Decoder(Letter)
 
 
 class Links:
-    """The ways of one member to the others, on the running loop. `told`: hears when one opens and ends."""
+    """The ways from one member to the others, on the running loop.
+
+    `told`: called with a member's name, and True or False, when the way to it opens or ends.
+    """
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class Links:
         self._last: dict[str, tuple[int, int, Peer]] = {}
 
     def reach(self, names: Iterable[str]) -> None:
-        """Keep a way to each of these members, and to no other."""
+        """Keep a way open to each of these members, and to no others."""
         wanted = set(names) - {self._own}
         for name in self._ways.keys() - wanted:
             self._ways.pop(name).cancel()
@@ -115,7 +117,7 @@ class Links:
             self._told(name, False)
 
     def send(self, name: str, message: dict[str, Any]) -> None:
-        """Send a message if there is a way."""
+        """Send a message to a member; without a way to it the message is dropped."""
         peer = self._peers.get(name)
         if peer is None or not peer.is_open:
             return
@@ -128,15 +130,16 @@ class Links:
         peer.oneway(RequestCode.CONTROLLER_GROUP_MESSAGE, None, msgspec.msgpack.encode(letter))
 
     def heard(self, name: str) -> int:
-        """Return the start of the newest way of a member that a message came on; 0 if none did."""
+        """Return the `start` of the newest way on which a message of this member came; 0 if none did."""
         last = self._last.get(name)
         return last[0] if last is not None else 0
 
     def read(self, peer: Peer, body: bytes, known: Container[str]) -> Letter | None:
-        """Return the letter in a request; None for one that is late, of nobody who is known, or for others.
+        """Return the letter in a request; None if it is late, from an unknown member, or for another one.
 
-        One of an earlier way is late while the connection of the other is open: a member of an older version does not
-        ask for the newest, and its clock may have been set back. Raises ServerError if it is none.
+        A letter of an earlier way is late while the connection of the later way is open. (A member of an older version
+        does not ask for the newest way, so its clock may make a later way look earlier.) Raises ServerError if the
+        request holds no letter.
         """
         try:
             letter = _letters.decode(body)

@@ -13,14 +13,14 @@ MEMBERS_MAX = 9
 
 
 class Member(NamedTuple):
-    """One controller of a group. `node`: its name in it, such as n0; `address`: "host:port" of it."""
+    """One controller of a group. `node`: its name there, such as n0; `address`: its "host:port"."""
 
     node: str
     address: str
 
     @property
     def name(self) -> str:
-        """What the members know it by: who moves to another address is another member."""
+        """The name by which other members know it, "n0-host:port": at another address it is another member."""
         return f"{self.node}-{self.address}"
 
 
@@ -51,7 +51,7 @@ def parse_members(text: str) -> list[Member]:
 
 
 def own_node(members: Sequence[Member], given: str) -> str:
-    """Return the name of the member that is meant by a name, or by its number. Raises ConfigError."""
+    """Return the node name of the member that `given` names, as n0 or 0. Raises ConfigError if there is none."""
     names = [each.node for each in members]
     if given in names:
         return given

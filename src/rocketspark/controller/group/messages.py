@@ -1,4 +1,4 @@
-"""What the members of a group, and operators, ask one of them. Types only."""
+"""The bodies of requests that members of a group, and operators, send to a member. Types only."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a member says of itself: its name, how it began (`founding.Beginning`), who leads and who belongs to it.
+    """What a member says of itself: name, group, how it began (`founding.Beginning`), its leader, all members.
 
-    `heard`: the start of the newest way on which it had a message of the member that asks.
+    `heard`: the `start` of the newest way on which it had a message of the member that asks.
     """
 
     name: str = ""
@@ -20,7 +20,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What an operator asks for. `what`: "add" or "rem"; `member`: its name, such as n3-host:port, or n3 to remove."""
+    """A change of members that an operator asks for. `what`: "add" or "rem"; `member`: n3-host:port, or n3 alone."""
 
     what: str
     member: str

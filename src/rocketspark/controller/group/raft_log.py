@@ -36,7 +36,7 @@ LEARNER, WAITING, FOUNDING, SEEDING, VOTER = "learner", "waiting", "founding", "
 
 
 class RaftLog:
-    """The library's journal. `term`, `voted_for`: the newest; `standing`: LEARNER, …"""
+    """The journal of the library, on this member's disk. `term`, `voted_for`: the newest; `standing`: LEARNER, …"""
 
     def __init__(self, folder: str, files: OsFiles | None = None) -> None:
         self.path = os.path.join(folder, NAME)
@@ -104,7 +104,7 @@ class RaftLog:
         self._changes.append(list(change))
 
     def flush(self) -> None:
-        """Put all changes on the disk. Raises StoreError: this object is of no use then, the file is."""
+        """Put all changes on the disk. Raises StoreError: then this object must not be used again; the file can be."""
         if not self._changes:
             return
         record = _framed(self._changes)
@@ -138,15 +138,16 @@ class RaftLog:
         return self._end > BYTES_MAX
 
     def stand(self, standing: str) -> None:
-        """Note how this member stands."""
+        """Note how this member stands in its group: LEARNER, …."""
         if standing != self.standing:
             self._change("standing", standing)
 
     def align(self, last: LogEntry, previous: LogEntry) -> None:
-        """Let the log begin with the two entries that a snapshot ends with; what follows them here is kept.
+        """Make the log begin with the two entries that a snapshot ends with; the entries after them are kept.
 
-        The library compares the first two entries with its snapshot's, and drops the whole log if they differ: also
-        where the process ended between the snapshot and the log's cut, which would drop entries that were answered.
+        The library drops the whole log if its first two entries differ from the snapshot's. They differ also if the
+        process ended between writing the snapshot and cutting the log, and then entries that were acknowledged would be
+        lost.
         """
         wanted = [(each.command, each.index, each.term) for each in (previous, last)]
         if self._entries[:2] == wanted:
@@ -167,11 +168,11 @@ class RaftLog:
         self._change("clear")
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:
-        """Remove the entries from a place on."""
+        """Remove the entries from position `entryFrom` on."""
         self._change("cut", entryFrom)
 
     def deleteEntriesTo(self, entryTo: int) -> None:
-        """Remove the entries before a place, which a snapshot holds."""
+        """Remove the entries before position `entryTo`, which a snapshot holds."""
         del self._entries[:entryTo]
         self._rewrite()
 
@@ -185,14 +186,14 @@ class RaftLog:
         """Nothing is held open."""
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """Not kept: a leader tells it again."""
+        """Do nothing: the commit index is not kept, as a leader tells it again."""
 
     def getRaftCommitIndex(self) -> int:
-        """The first entry is known to all."""
+        """The commit index at the start: only the first entry counts as committed."""
         return 1
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
-        """Note the term, and whom this member votes for in it."""
+        """Note the term, and for which member this member votes in it."""
         self._change("term", term, votedForNodeId)
 
     def getCurrentTerm(self) -> int:
@@ -200,11 +201,11 @@ class RaftLog:
         return self.term
 
     def getVotedForNodeId(self) -> str | None:
-        """Whom this member voted for in it."""
+        """The member for which this member voted in the newest term; None if for none."""
         return self.voted_for
 
     def onOneSecondTimer(self) -> None:
-        """Nothing waits for time."""
+        """Do nothing: no change waits for a timer."""
 
 
 def _is_torn(content: bytes, at: int) -> bool:

@@ -1,12 +1,12 @@
 """One member of the group: pysyncobj's Raft, with this project's disk, wire and encoding in the place of its own.
 
-What is put in its place, and why: the journal, which the library does not sync (raft_log); the transport, which is a
-port of its own, open to everybody or under one password, and takes pickles, which run whatever a stranger wrote
-(links); the encoding of commands and snapshots, which are pickles too. What it calls here is private to it in part,
-so its version is fixed in pyproject.toml; `tests/unit/controller/group` breaks where another one differs.
+Three parts of the library are replaced: the journal, which it does not sync (by raft_log); the transport, which opens a
+port of its own, to everybody or under one password, and takes pickles, which run whatever a stranger wrote (by links);
+and the encoding of commands and snapshots, which are pickles too. Some of the library's methods that are called here
+are private to it, so its version is fixed in pyproject.toml; `tests/unit/controller/group` breaks where another one
+differs.
 
-Rule: nothing is sent before all that it rests on is on the disk.
-"""
+Rule: nothing is sent before all that it rests on is on the disk."""
 
 from __future__ import annotations
 
@@ -105,13 +105,13 @@ class _Wire(Transport):  # type: ignore[misc]
         return True
 
     def go_on(self) -> None:
-        """Send again to those that a snapshot was not there for."""
+        """Start sending again to the members for which no snapshot was ready."""
         later, self._later = self._later, []
         for node in later:
             self._onNodeConnected(node)
 
     def forget(self, node: Any) -> None:
-        """The way to it is closed."""
+        """Forget that a member waits for a snapshot, as the way to it has ended."""
         self._later = [each for each in self._later if each != node]
 
     def dropNode(self, node: Any) -> None:
@@ -124,10 +124,10 @@ _TYPES = frozenset(("request_vote", "response_vote", "append_entries", "next_nod
 
 
 class RaftMember(SyncObj):  # type: ignore[misc]
-    """A member. `state`: after all entries that are agreed on; `changed`: hears of each new one.
+    """A member. `state`: after all entries that are agreed on; `changed`: called with each new state.
 
-    `own`, `others`: names of the members; others count once the log or the snapshot names others. Raises ConfigError
-    if the snapshot cannot be used, StoreError.
+    `own`, `others`: names of the members; the log or the snapshot overrule `others` if they name members. Raises
+    ConfigError if the snapshot cannot be used, StoreError.
     """
 
     def __init__(
@@ -249,13 +249,13 @@ class RaftMember(SyncObj):  # type: ignore[misc]
             message["commit_index"] = min(message["commit_index"], end)
 
     def up(self, name: str) -> None:
-        """The way to another member is open."""
+        """Note that the way to another member is open."""
         node = self._node(name)
         if node is not None:
             self._wire._onNodeConnected(node)
 
     def down(self, name: str) -> None:
-        """It is closed: whatever was on it is lost."""
+        """Note that the way to another member has ended, and lost whatever was on it."""
         node = self._node(name)
         if node is None:
             return
@@ -269,7 +269,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
             self._SyncObj__raftElectionDeadline = min(deadline, soon)
 
     def step(self) -> None:
-        """Go on: time has passed, or something was taken. Raises StoreError, ConfigError."""
+        """Let the library work: time has passed, or a message was taken. Raises StoreError, ConfigError."""
         if not self._may_be_elected:
             self._SyncObj__raftElectionDeadline = machine.monotonic() + ELECTION_S_MAX
         if self._log.is_long:
@@ -284,14 +284,16 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         self._log.flush()
 
     def propose(self, entry: bytes, done: Callable[[bool | None, int], None]) -> None:
-        """Ask for an entry, as the leader. `done` is told whether it was taken by the state, and the library's code: 0
-        once it is agreed on. It is not told if this member leads no more.
+        """Propose an entry, as the leader.
+
+        `done` is called with whether the entry changed the state, and with the library's code, 0 once the entry is
+        agreed on. It is not called if this member stops being the leader.
         """
         self._applyCommand(_REGULAR + entry, done)
         self._send_now()
 
     def change_members(self, what: str, name: str, done: Callable[[Any, int], None]) -> None:
-        """Ask, as the leader, to "add" or "rem" a member."""
+        """Propose, as the leader, to "add" or "rem" (`what`) the member `name`; `done` is called with the outcome."""
         self._applyCommand(_MEMBERSHIP + msgspec.json.encode([what, name]), done)
         self._send_now()
 
@@ -310,7 +312,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
 
     @property
     def leader(self) -> str | None:
-        """The name of the leader; None if none is known, or the one that is cannot be reached."""
+        """The name of the leader; None if none is known, or if the known one cannot be reached."""
         found = self._getLeader()
         if found is None or (found != self.selfNode and not self.isNodeConnected(found)):
             return None
@@ -435,7 +437,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
 
 
 def write_first(folder: str, state: State, members: Iterable[str], files: OsFiles) -> None:
-    """Put a snapshot of a state into a new member's folder, as if it had been agreed on. Raises StoreError."""
+    """Write a state into a new member's folder as a snapshot, as if it had been agreed on. Raises StoreError."""
     noop = b"\1"
     # Later than anything that a member without a state has: it wins each comparison.
     first = Snapshot(state, LogEntry(noop, 3, 1), LogEntry(noop, 2, 1), tuple(sorted(members)))

@@ -1,8 +1,7 @@
-"""The thread of one member: the library is driven, and waits for its disk, beside the controller's loop.
+"""The thread of one member, in which the library works and waits for its disk, so that the controller's loop goes on.
 
-Rule: a member whose disk fails is silent, says so in one line, and begins anew from what its disk holds: it answers
-nothing that it could not keep.
-"""
+Rule: a member whose disk fails is silent, logs one line, and begins anew from what its disk holds: it answers nothing
+that it could not keep."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ TURN_MAX = 200
 
 
 class Status(NamedTuple):
-    """What a member knows of its group, and how it stands in it."""
+    """What a member knows of its group, and how it stands there: who leads, the term, the members."""
 
     leads: bool = False
     leader: str | None = None
@@ -35,16 +34,16 @@ class Status(NamedTuple):
 
 
 class Hears(Protocol):
-    """Who is told of what happens, each in the member's thread."""
+    """What a member's thread calls when something happens, in that thread."""
 
     def send(self, name: str, message: dict[str, Any]) -> None:
         """Send a message to another member."""
 
     def state(self, state: State) -> None:
-        """The state has changed."""
+        """Take the new state that the group agreed on."""
 
     def status(self, status: Status) -> None:
-        """The status has changed."""
+        """Take the member's new status."""
 
 
 # True: it was taken. False: it was not, and never will be. None: nobody knows.
@@ -53,7 +52,7 @@ Done = Callable[[Outcome], None]
 
 
 class RaftThread:
-    """A member that runs until `stop`. `own`: its name; `others`: those of the members when the group began."""
+    """Runs a member until `stop`. `own`: its name; `others`: names of the other members when the group began."""
 
     def __init__(
         self, own: str, others: Iterable[str], folder: str, hears: Hears, files: OsFiles | None = None
@@ -72,11 +71,11 @@ class RaftThread:
         self._waiting: set[Done] = set()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._steps = machine.start_steps(self._run(), "rocketspark-controller")
 
     def stop(self) -> None:
-        """End, and wait until the thread has; it may be in a write."""
+        """End the thread, and wait for that; it may be in a write."""
         self._stopping = True
         self._put("stop")
         if self._steps is not None:
@@ -93,19 +92,19 @@ class RaftThread:
         self._put("received", sender, message)
 
     def way(self, name: str, *, is_open: bool) -> None:
-        """The way to another member was opened, or has ended."""
+        """Tell the member that the way to another one was opened or has ended."""
         self._put("way", name, is_open)
 
     def propose(self, entry: bytes, done: Done) -> None:
-        """Ask for an entry; `done` is told in the member's thread."""
+        """Propose an entry; `done` is called with the outcome, in the member's thread."""
         self._put("propose", entry, done)
 
     def change_members(self, what: str, name: str, done: Done) -> None:
-        """Ask to "add" or "rem" a member; `done`: False if this cannot be now."""
+        """Propose to "add" or "rem" a member; `done` is called with the outcome, False if it is impossible now."""
         self._put("members", what, name, done)
 
     def hand_over(self) -> None:
-        """Have another member lead."""
+        """Have another member become the leader."""
         self._put("hand_over")
 
     # -- in the thread ----------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from rocketspark.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class AccountChange:
-    """UPDATE_AND_CREATE_ACL_CONFIG (50). None: not said, which keeps what an account has."""
+    """What a request UPDATE_AND_CREATE_ACL_CONFIG (50) says of an account; a field that is None is not changed."""
 
     access_key: str | None
     secret_key: str | None = field(default=None, repr=False)
@@ -46,7 +46,7 @@ class AccountChange:
     groups: tuple[str, ...] | None = None
 
     def check(self) -> None:
-        """Raise ConfigError for what no account can be."""
+        """Raise ConfigError if the keys are too short, or a permission on a topic or group cannot be understood."""
         if len(self.access_key or "") < KEY_LENGTH_MIN or len(self.secret_key or "") < KEY_LENGTH_MIN:
             key = "null" if self.access_key is None else self.access_key
             raise ConfigError(f"The accessKey={key} and secretKey=… cannot be null and length should longer than 6")
@@ -65,7 +65,10 @@ class AccountChange:
                 )
 
     def of(self, entry: AccountEntry | None) -> AccountEntry:
-        """Return the account after the change. Raises ConfigError if no rule can be made of it."""
+        """Return the account after the change; `entry`: the account before it, None for a new one.
+
+        Raises ConfigError if the result is no valid account.
+        """
         assert self.access_key is not None
         assert self.secret_key is not None
         old = entry or AccountEntry(self.access_key, self.secret_key)
@@ -96,7 +99,7 @@ def without_account(document: Document, access_key: str) -> Document:
 
 
 def with_white(document: Document, addresses: tuple[str, ...]) -> Document:
-    """Return a document with another white list. Raises ConfigError for an address that cannot be read."""
+    """Return a document with another global white list. Raises ConfigError for an address that cannot be read."""
     new = replace(document, white=addresses)
     new.white_patterns()
     return _next(new)
@@ -108,7 +111,7 @@ def _next(document: Document) -> Document:
 
 
 def split(text: str | None) -> tuple[str, ...] | None:
-    """Return the parts of a list with commas; None for none (rule: UtilAll.split)."""
+    """Return the parts of a text that is separated by commas; None for None (rule: UtilAll.split)."""
     if text is None:
         return None
     if not text.strip():
@@ -126,7 +129,10 @@ _ACTIONS = {PUB: (MAY_PUB,), SUB: (MAY_SUB,), PUB | SUB: (MAY_PUB, MAY_SUB)}
 def migrated(
     entries: Iterable[AccountEntry], users: Mapping[str, User], acls: Mapping[str, Acl]
 ) -> tuple[dict[str, User], dict[str, Acl], list[str]]:
-    """Return the tables with the accounts whose users are missing, and the names of those."""
+    """Turn accounts of access control 1.0 into users and rules of 2.0; a user who exists already is left as he is.
+
+    Returns (all users, all rules, names of the users that were added).
+    """
     users, acls, added = dict(users), dict(acls), []
     for entry in entries:
         name = entry.access_key

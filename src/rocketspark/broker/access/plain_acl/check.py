@@ -47,10 +47,10 @@ _AUTHENTICATION_RULES = ("no access key", "unknown access key", "signature", "un
 
 
 class PlainAcl:
-    """The check of one broker. `complete`: what RocketMQ lets everybody do who can sign needs a permission too.
+    """The check of access control 1.0 of one broker. The files are read at once; raises ConfigError.
 
-    `decided`: hears of each refusal, and of each change that is let through;
-    `allowed`: how many requests passed. The files are read at once, before the broker serves; raises ConfigError.
+    `complete`: requests that RocketMQ lets everybody make who can sign need a permission as well; `decided`: called for
+    each refusal, and for each change that is let through; `allowed`: how many requests passed.
     """
 
     def __init__(self, files: RuleFiles, *, complete: bool = True, decided: Decided) -> None:
@@ -118,13 +118,13 @@ class PlainAcl:
     # -- what the broker sends of itself -------------------------------------------------------------------------
 
     def trusts(self, sender: Sender) -> bool:
-        """Return whether a sender may do everything, so that he may speak for others."""
+        """Return whether a sender may do everything, and therefore send requests on behalf of other users."""
         return rules.is_free(self.loaded.rules, plain_address(sender.host), sender.user)
 
     def may(self, sender: Sender, contexts: Iterable[Context]) -> bool:
-        """Return whether a client may be sent something for which it needs the rights in `contexts`.
+        """Return whether a client has the rights in `contexts`, which it needs before the broker sends it something.
 
-        Where one of them is on the cluster, only a sender that may do everything is.
+        A right on the whole cluster has only a sender that may do everything.
         """
         needed: dict[str, int] = {}
         for context in contexts:
@@ -143,7 +143,7 @@ class PlainAcl:
     # -- files ---------------------------------------------------------------------------------------------------
 
     async def look(self) -> None:
-        """Take files that were changed, added or removed since the last time."""
+        """Read the rule files again if one was changed, added or removed since the last call."""
         if self._changing.locked():
             return
         async with self._changing:
@@ -174,14 +174,14 @@ class PlainAcl:
     # -- changes by requests -------------------------------------------------------------------------------------
 
     async def update_account(self, change: AccountChange) -> None:
-        """Add or change an account (50). Raises ConfigError with what RocketMQ answers."""
+        """Add or change an account (request 50). Raises ConfigError with the text that RocketMQ answers."""
         change.check()
         assert change.access_key is not None
         path = self.loaded.owners.get(change.access_key, self.files.plain_path)
         await self._change(path, lambda document: changes.with_account(document, change))
 
     async def delete_account(self, access_key: str) -> bool:
-        """Remove an account (51); False if there is none."""
+        """Remove an account (request 51); return False if there is no such account."""
         path = self.loaded.owners.get(access_key)
         if path is None:
             return False
@@ -189,7 +189,7 @@ class PlainAcl:
         return True
 
     async def update_white(self, addresses: tuple[str, ...], path: str = "") -> bool:
-        """Set the white list of a file of rules (53); False for a path that is none of them."""
+        """Set the global white list of a rule file (request 53); return False if `path` is no rule file."""
         path = path or self.files.plain_path
         if path != self.files.plain_path and path not in self.loaded.documents:
             return False

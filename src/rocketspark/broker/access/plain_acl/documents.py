@@ -24,7 +24,7 @@ _NO_YAML = "the rules of access control 1.0 are YAML, which needs PyYAML: pip in
 
 
 def parse_yaml(data: bytes) -> Any:
-    """Return what a document holds: dict, list, str or None. Raises ConfigError for what is no such, in one line."""
+    """Return what a YAML document holds: dict, list, str or None. Raises ConfigError if it cannot be read."""
     yaml = _yaml()
     if len(data) > FILE_BYTES_MAX:
         raise ConfigError(f"it has {len(data):,} bytes, {FILE_BYTES_MAX:,} may be read")
@@ -78,7 +78,7 @@ class _Builder:
         self._root: Any = None
 
     def build(self, events: Any) -> Any:
-        """Return the value of the only document."""
+        """Return the value of the document that the YAML events describe; there may be one document only."""
         kinds = self._yaml.events
         for event in events:
             if isinstance(event, kinds.DocumentStartEvent):
@@ -140,7 +140,7 @@ _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
 @dataclass(frozen=True, slots=True)
 class AccountEntry:
-    """One account as it is written: texts, None for what is not given."""
+    """One account as the rule file has it: its fields as texts, None for a field that the file does not name."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -152,7 +152,7 @@ class AccountEntry:
     groups: tuple[str, ...] | None = None
 
     def account(self) -> Account:
-        """Return what the rules hold of it. Raises ConfigError."""
+        """Return the account with its permissions and addresses understood. Raises ConfigError if one cannot be."""
         if len(self.access_key) < KEY_LENGTH_MIN or len(self.secret_key) < KEY_LENGTH_MIN:
             raise ConfigError(f"accessKey and secretKey of at least {KEY_LENGTH_MIN} characters are needed")
         resources = {}
@@ -181,7 +181,7 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What one file holds. `white`: None where nothing is written."""
+    """What one rule file holds. `white`: the global white list, where an entry is None if nothing is written."""
 
     white: tuple[str | None, ...] = ()
     accounts: tuple[AccountEntry, ...] = ()
@@ -192,11 +192,11 @@ class Document:
         return tuple(address_pattern(text) for text in self.white)
 
     def without(self, access_key: str) -> Document:
-        """Return the same without one account."""
+        """Return the same document without the account of an access key."""
         return replace(self, accounts=tuple(a for a in self.accounts if a.access_key != access_key))
 
     def entry(self, access_key: str) -> AccountEntry | None:
-        """Return the first account of that key."""
+        """Return the first account with an access key; None if there is none."""
         return next((a for a in self.accounts if a.access_key == access_key), None)
 
 

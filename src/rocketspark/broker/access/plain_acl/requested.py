@@ -1,8 +1,8 @@
-"""What a request asks for in access control 1.0 (rule: PlainAccessResource.parse). Pure.
+"""Which permissions a request needs in access control 1.0 (rule: PlainAccessResource.parse). Pure.
 
-Requests that are not named here need a right signature and nothing else in RocketMQ, which knows no pop: whoever can
-sign reads every topic by it. `forgotten` tells what they need here, by the table of access control 2.0.
-"""
+RocketMQ asks for nothing but a right signature in requests that its rules do not name. Its 1.0 does not know pop, so
+whoever can sign may pop every topic. `forgotten` tells what such requests need here, by the table of access control
+2.0."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _SAME: dict[int, int] = {RequestCode.LITE_PULL_MESSAGE: RequestCode.PULL_MESSAGE
 
 
 def resources(code: int, ext: Mapping[str, str], body: bytes, *, complete: bool = False) -> dict[str, int]:
-    """Return the permission that a request needs on each topic and group, groups by their retry topics.
+    """Return the permission that a request needs on each topic and group, groups under the names of their retry topics.
 
-    `complete`: requests that do what a checked one does, and that RocketMQ does not check, count as that one. Raises
-    ProtocolError for a heartbeat that cannot be read.
+    `complete`: a request that RocketMQ does not check, though it does the same as one that it checks, needs the same
+    permission. Raises ProtocolError for a heartbeat that cannot be read.
     """
     if complete:
         code = _SAME.get(code, code)
@@ -60,7 +60,7 @@ def resources(code: int, ext: Mapping[str, str], body: bytes, *, complete: bool 
 
 
 class Needed(NamedTuple):
-    """What a request needs besides: permissions on topics and groups, or the account of an admin."""
+    """What a request needs beyond RocketMQ's rules: permissions on topics and groups; `admin`: an admin's account."""
 
     resources: dict[str, int]
     admin: bool = False
@@ -73,12 +73,12 @@ _MASTERS_ADDRESS = "masterHaAddress"
 
 
 def forgotten(code: int, ext: Mapping[str, str], body: bytes, stored: Iterable[Context] = ()) -> Needed:
-    """Return what a request needs that RocketMQ does not ask for: as much as by access control 2.0.
+    """Return what a request needs that RocketMQ's 1.0 does not ask for: the same as in access control 2.0.
 
-    There are two permissions alone here: who sends needs PUB, who reads or acknowledges SUB. Figures of topics, groups
-    and the broker are shown to whoever can sign; what changes the cluster, or is about topics where messages of all
-    topics wait, is for admins. `stored`: what the message needs that the request names by its place. Raises
-    NotReadable or ProtocolError.
+    Access control 1.0 has two permissions only: a request that sends needs PUB, one that reads or acknowledges SUB.
+    Figures of topics, groups and the broker are shown to whoever can sign. A request that changes the cluster, or names
+    a topic in which messages of all topics wait, needs an administrator. `stored`: the rights needed on the stored
+    message that the request names by its physical offset. Raises NotReadable or ProtocolError.
     """
     found = _asked(code, ext, body)
     needed: dict[str, int] = {}

@@ -29,7 +29,7 @@ Stamps = dict[str, tuple[int, int, int]]
 
 @dataclass(frozen=True, slots=True)
 class LoadedRules:
-    """What all files say together. `owners`: the file of each account; `warnings`: what an operator should know."""
+    """What all rule files say together. `owners`: in which file each account is; `warnings`: texts for the operator."""
 
     rules: Rules
     documents: Mapping[str, Document]
@@ -38,7 +38,7 @@ class LoadedRules:
     loaded_ms: int
 
     def entries(self) -> list[AccountEntry]:
-        """Return the accounts that count, as they are written."""
+        """Return the accounts in force, as they are written: of several with one access key the first."""
         return [
             entry
             for path, document in self.documents.items()
@@ -47,7 +47,7 @@ class LoadedRules:
         ]
 
     def version(self, path: str) -> Version:
-        """Return how often a file was changed by requests; one that does not say it is of when it was read."""
+        """Return how often, and when last, requests changed a file; when it was read, if it does not say."""
         document = self.documents.get(path)
         return (document.version if document else None) or Version(self.loaded_ms, 0)
 
@@ -75,7 +75,7 @@ class RuleFiles:
                     yield os.path.join(folder, name)
 
     def stamps(self) -> Stamps:
-        """Return what changes when a file is changed, added or removed."""
+        """Return time, size and inode of each file by path, which differ once a file is changed, added or removed."""
         stamps = {}
         for path in self.paths():
             try:
@@ -111,7 +111,7 @@ class RuleFiles:
         return LoadedRules(Rules(accounts, tuple(white)), read, owners, tuple(warnings), loaded_ms)
 
     def write(self, path: str, document: Document) -> None:
-        """Replace a file: whole, closed to others, on the disk when this returns. Raises ConfigError."""
+        """Replace a rule file as a whole, readable by its owner only, and put it on the disk. Raises ConfigError."""
         text = documents.write(document).encode("utf-8", "surrogatepass")
         if len(text) > FILE_BYTES_MAX:
             raise ConfigError(f"{shown(path)} would have {len(text):,} bytes, {FILE_BYTES_MAX:,} may be read")

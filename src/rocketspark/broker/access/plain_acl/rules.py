@@ -50,17 +50,17 @@ MORE_ADMIN_CODES = frozenset(
 
 
 def permission(text: str | None) -> int:
-    """Return the bits of a permission's text; DENY for none and for an unknown one."""
+    """Return the permission bits that a text such as "PUB|SUB" names; DENY for None and for an unknown text."""
     return _BY_TEXT.get((text or "").strip(), DENY)
 
 
 def is_permission(text: str) -> bool:
-    """Return whether a permission's text means something."""
+    """Return whether a text names a permission, such as "PUB" or "PUB|SUB"."""
     return text.strip() in _BY_TEXT
 
 
 def allows(needed: int, owned: int) -> bool:
-    """Return whether what is owned lets through what is needed (rule: checkPermission)."""
+    """Return whether the permission bits that an account has satisfy those that are needed (rule: checkPermission)."""
     if owned & DENY:
         return False
     if needed & ANY:
@@ -69,7 +69,7 @@ def allows(needed: int, owned: int) -> bool:
 
 
 def resource_permission(text: str) -> tuple[str, str]:
-    """Return name and permission's text of "name=permission". Raises ConfigError."""
+    """Split "name=permission" into its two texts. Raises ConfigError if the text has another form."""
     items = [item for item in text.split("=") if item]
     if len(items) != 2:
         raise ConfigError(f"{shown(text, characters_max=80)!r}: name=permission is needed, such as orders=PUB|SUB")
@@ -77,12 +77,12 @@ def resource_permission(text: str) -> tuple[str, str]:
 
 
 def retry_resource(group: str) -> str:
-    """Return the name by which a group is held."""
+    """Return the name under which the rules hold a consumer group: that of its retry topic."""
     return RETRY_PREFIX + group
 
 
 def in_java_order(names: Iterable[str]) -> list[str]:
-    """Return the names in the order of a Java HashMap: it decides which of two refusals is told."""
+    """Return the names in the order of a Java HashMap, in which RocketMQ checks them and names the first it refuses."""
     ordered = list(dict.fromkeys(names))
     slots = 16
     while len(ordered) > slots * 3 // 4:
@@ -115,7 +115,7 @@ _CHECK = "org.apache.rocketmq.acl.plain.PlainPermissionChecker.check(PlainPermis
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One account. `resources`: what it may do with topics and, by their retry topics, groups."""
+    """One account. `resources`: its permission bits by topic, and by retry topic for consumer groups."""
 
     access_key: str
     secret: bytes = field(repr=False)
@@ -128,7 +128,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """All accounts by access key, and from where everybody may do everything."""
+    """All accounts by access key, and the addresses from which everybody may do everything."""
 
     accounts: Mapping[str, Account]
     white: tuple[Matches, ...] = ()
@@ -136,7 +136,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asks for. `address`: of its sender; `resources`: permissions needed, in Java's order of checks."""
+    """A request to be decided on. `address`: its sender's; `resources`: the permissions needed, in order of checks."""
 
     address: str
     code: int
@@ -148,7 +148,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the rules say. `remark`: "" for a request that passes; `rule`: what decided; `resource`: the refused one."""
+    """The decision about a request.
+
+    `remark`: why it is refused, "" if it passes; `rule`: the name of the rule that decided; `resource`: the topic or
+    group that is refused; `needed`: the permission bits that the request lacks there.
+    """
 
     remark: str
     rule: str
@@ -157,7 +161,7 @@ class Verdict:
 
 
 def decide(rules: Rules, asked: Asked, admin_codes: frozenset[int] = ADMIN_CODES) -> Verdict:
-    """Decide about a request (rule: PlainPermissionManager.validate, the order of checks is its)."""
+    """Decide about a request, with the checks in RocketMQ's order (rule: PlainPermissionManager.validate)."""
     if any(matches(asked.address) for matches in rules.white):
         return Verdict("", "global white list")
     access_key = asked.ext.get("AccessKey")
@@ -195,7 +199,11 @@ def _decide_by_permissions(account: Account, asked: Asked, admin_codes: frozense
 
 
 def decide_besides(rules: Rules, asked: Asked, resources: Mapping[str, int], *, admin: bool, told: Verdict) -> Verdict:
-    """Return whether an account may that was allowed a request (`told`) and needs more for it, or an admin's rights."""
+    """Decide about a request that RocketMQ's rules let pass, and that needs more here than RocketMQ asks for.
+
+    `resources`: the further permissions needed; `admin`: whether it needs an administrator; `told`: the decision by
+    RocketMQ's rules, which is returned as it is if the account's permissions had no part in it.
+    """
     account = rules.accounts.get(asked.ext.get("AccessKey", ""))
     if told.rule != PERMISSIONS or account is None or not (resources or admin):
         return told
@@ -242,5 +250,5 @@ def _refused(text: str, place: str, rule: str, resource: str = "", needed: int =
 
 
 def exception_text(text: str, place: str) -> str:
-    """Return a remark as RocketMQ writes an exception's: class, text, place."""
+    """Return a remark in the form in which RocketMQ writes an exception: class, text, place."""
     return f"{_EXCEPTION}: {text}, {place}"

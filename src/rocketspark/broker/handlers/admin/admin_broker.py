@@ -1,4 +1,4 @@
-"""The broker itself as an operator sees it: settings, state, statistics, the cleaning up, and its quarantine."""
+"""Requests of operators about the broker itself: settings, state, statistics, clean-up, quarantine."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ UNITS_MAX = 10_000
 
 
 class BrokerActs(NamedTuple):
-    """What an operator makes the running broker do, or asks it.
+    """What an operator's requests make the running broker do.
 
-    `settled`: wait until the NameServers know its topics; `expire`: delete expired files now; `ha_status`: tell how its
-    slaves follow.
+    `settled`: waits until the NameServers know its topics; `expire`: deletes expired files now; `ha_status`: returns
+    how replication stands, as RocketMQ's HARuntimeInfo.
     """
 
     settled: Callable[[], Awaitable[None]]
@@ -57,10 +57,9 @@ class BrokerActs(NamedTuple):
 
 
 class AdminHandler:
-    """Serves the requests about the broker. `address`: its own, as clients are told.
+    """Serves operators' requests about the broker. `address`: the broker's own "host:port", as clients are told.
 
-    `settled`: waits until the NameServers know of every change; `expire`: removes expired files, if there are any;
-    `ha_status`: how replication stands, as RocketMQ's HARuntimeInfo.
+    `acts`: what the requests make the broker do.
     """
 
     def __init__(
@@ -257,7 +256,7 @@ class AdminHandler:
         return reply(request.opaque, body=bodies.encode(bodies.TopicList(topic_list=topics)))
 
     async def create_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """UPDATE_AND_CREATE_TOPIC_LIST (18): all of them, or none if one may not be."""
+        """UPDATE_AND_CREATE_TOPIC_LIST (18): create or change several topics; if one is invalid, none."""
         wanted = java_json.decode_request(body, bodies.TopicConfigList).topic_config_list
         async for part in self._long_scans.pieces(wanted):
             for config in part:
@@ -275,12 +274,12 @@ class AdminHandler:
         return reply(request.opaque)
 
     def expire(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """CLEAN_EXPIRED_CONSUMEQUEUE (306) and DELETE_EXPIRED_COMMITLOG (329)."""
+        """CLEAN_EXPIRED_CONSUMEQUEUE (306) and DELETE_EXPIRED_COMMITLOG (329): delete expired files now."""
         self._acts.expire()
         return reply(request.opaque)
 
     async def clean_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """CLEAN_UNUSED_TOPIC (316): queues of topics that the broker does not have (any more), and offsets in them."""
+        """CLEAN_UNUSED_TOPIC (316): delete the queues and offsets of topics that the broker does not have."""
         for topic in list(self._store.queues()):
             if self._topics.get(topic) is None and not topic_names.is_system_topic(topic):
                 self._pops.delete_topic(topic)
@@ -291,7 +290,7 @@ class AdminHandler:
         return reply(request.opaque)
 
     def queue_units(self, peer: Peer, request: Request[QueueUnitsHeader], body: bytes) -> bytes:
-        """QUERY_CONSUME_QUEUE (321): positions, sizes and tags codes, and whether a group's filter takes them."""
+        """QUERY_CONSUME_QUEUE (321): units of a queue (position, size, hash of tags), and if a group's filter fits."""
         h = request.ext
         if h.queue_id not in self._store.queues().get(h.topic, ()):
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"{h.queue_id}@{h.topic} is not exist!")
@@ -349,7 +348,7 @@ class AdminHandler:
         return reply(request.opaque)
 
     def drop_quarantined(self, peer: Peer, request: Request[QuarantinedHeader], body: bytes) -> bytes:
-        """DROP_QUARANTINED (7310003): one leaves the quarantine; it stays in the log. Code 22: no such message."""
+        """DROP_QUARANTINED (7310003): a message leaves the quarantine, not the log. Code 22: there is no such one."""
         self._quarantine.drop(request.ext.name)
         return reply(request.opaque)
 

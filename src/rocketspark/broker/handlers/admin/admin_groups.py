@@ -155,7 +155,7 @@ class GroupHandler:
         config.attributes = merged_attributes(known.attributes if known else {}, change)
 
     async def delete(self, peer: Peer, request: Request[DeleteGroupHeader], body: bytes) -> bytes:
-        """DELETE_SUBSCRIPTIONGROUP (207), its offsets too if asked."""
+        """DELETE_SUBSCRIPTIONGROUP (207): delete a consumer group, and its offsets if the request asks for it."""
         self._groups.delete(request.ext.group)
         self._pops.delete_group(request.ext.group)
         # A new group of this name starts at its own offsets.
@@ -181,7 +181,7 @@ class GroupHandler:
         return reply(request.opaque, body=bodies.encode(config))
 
     def show_all(self, peer: Peer, request: Request[GroupPageHeader], body: bytes) -> Answer:
-        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201): all, or a page of them with what is forbidden to these."""
+        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201): all groups, or a page of them with the topics they may not read."""
         wanted = page_wanted(request.ext, self._settings.page_rows())
         if wanted is None:
             return self._all_groups.answer(peer, request, "totalGroupNum")
@@ -203,7 +203,7 @@ class GroupHandler:
         )
 
     async def forbid(self, peer: Peer, request: Request[ForbiddenHeader], body: bytes) -> bytes:
-        """UPDATE_AND_GET_GROUP_FORBIDDEN (353): may the group read the topic?"""
+        """UPDATE_AND_GET_GROUP_FORBIDDEN (353): allow or forbid a group to read a topic, and tell which it is."""
         h = request.ext
         if h.readable is not None:
             # Only valid names of topics and groups are kept.
@@ -493,7 +493,7 @@ class GroupHandler:
                 yield topic, queue_id, offset
 
     async def correction(self, peer: Peer, request: Request[CorrectionHeader], body: bytes) -> bytes:
-        """QUERY_CORRECTION_OFFSET (308): the lowest offset per queue of all groups but those left out."""
+        """QUERY_CORRECTION_OFFSET (308): the lowest offset per queue of all groups but those that are filtered out."""
         h = request.ext
         left_out = {g.strip() for g in (h.filtered or "").split(",")} | {h.compared}
         lowest = self._offsets.of(h.compared, h.topic)
@@ -504,7 +504,7 @@ class GroupHandler:
         return reply(request.opaque, body=b'{"correctionOffsets":%b}' % java_json.encode_number_keys(lowest))
 
     def all_offsets(self, peer: Peer, request: Request[KnownStateHeader], body: bytes) -> Answer:
-        """GET_ALL_CONSUMER_OFFSET (43). A slave of ours that tells this state of the table is not sent it again."""
+        """GET_ALL_CONSUMER_OFFSET (43): the offsets of all groups; no table if the slave that asks has this state."""
         known, mark = request.ext.known, self._offsets.mark()
         if known is None:
             return self._all_offsets.answer(peer, request)

@@ -85,7 +85,7 @@ class TopicHandler:
         routes.add(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
 
     async def create(self, peer: Peer, request: Request[CreateTopicHeader], body: bytes) -> bytes:
-        """UPDATE_AND_CREATE_TOPIC (17). The NameServers know the topic before the reply (rule: the 5.5.0 broker)."""
+        """UPDATE_AND_CREATE_TOPIC (17): create or change a topic. The NameServers know it before the reply (5.5.0)."""
         h = request.ext
         check_new(h.topic, h.read_queue_count, h.write_queue_count, h.filter_type)
         known = self._topics.get(h.topic)
@@ -158,7 +158,7 @@ class TopicHandler:
         return reply(request.opaque)
 
     def show(self, peer: Peer, request: Request[TopicConfigHeader], body: bytes) -> bytes:
-        """GET_TOPIC_CONFIG (351): the settings of one topic, if asked with its mapping as a static topic."""
+        """GET_TOPIC_CONFIG (351): the settings of one topic, and its mapping as a static topic if the request asks."""
         config = self._known(request.ext.topic)
         mapping = self._topics.statics.table.get(config.topic_name) if request.ext.lo else None
         if mapping is None:
@@ -243,7 +243,7 @@ def check_message_type(attributes: dict[str, str]) -> None:
 
 
 def merged_attributes(known: dict[str, str], change: str | None) -> dict[str, str]:
-    """Return a topic's attributes after "+name=value,-name"."""
+    """Return a topic's attributes after a change such as "+name=value,-name" (add or set, remove)."""
     attributes = dict(known)
     for part in (change or "").split(","):
         part = part.strip()

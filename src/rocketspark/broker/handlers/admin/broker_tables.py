@@ -24,7 +24,7 @@ from rocketspark.transport.request_frames import reply
 
 
 class BrokerTablesHandler:
-    """Serves the requests of the other brokers of this name. `deleted_topics`: each with its place in the log."""
+    """Serves the other brokers of this name. `deleted_topics`: the log's end when each topic was deleted, by topic."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class BrokerTablesHandler:
         return reply(request.opaque, body=sorted_json(self._request_modes.table))
 
     def timer_checkpoint(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """GET_TIMER_CHECK_POINT (60): 56 bytes."""
+        """GET_TIMER_CHECK_POINT (60): how far the timer messages are read and delivered, as 56 bytes."""
         return reply(request.opaque, body=self._timers.checkpoint().encode())
 
     def timer_metrics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
@@ -92,7 +92,7 @@ class BrokerTablesHandler:
         return reply(request.opaque, header=header_of(self._ha_info.own()))
 
     def reset_flush_offset(self, peer: Peer, request: Request[MasterFlushOffsetHeader], body: bytes) -> bytes:
-        """RESET_MASTER_FLUSH_OFFSET (908): sets what a slave knows of its master. A master changes nothing and answers.
+        """RESET_MASTER_FLUSH_OFFSET (908): set what a slave takes for the end of its master's log; not on a master.
 
         Rule: AdminBrokerProcessor, 5.x.
         """

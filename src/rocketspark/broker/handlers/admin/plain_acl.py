@@ -27,7 +27,7 @@ UPDATE_FAILED, DELETE_FAILED, WHITE_FAILED = 209, 210, 211
 
 
 class PlainAclHandler:
-    """Serves the requests about the rules. `broker`: name, cluster and address of this one."""
+    """Serves the requests about the rules. `broker`: the name, cluster and address of this broker, for replies."""
 
     def __init__(self, acl: PlainAcl, broker_name: str, cluster_name: str, address: str) -> None:
         self._acl = acl
@@ -42,7 +42,7 @@ class PlainAclHandler:
         routes.add(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG, self.show, NoHeader)
 
     async def update(self, peer: Peer, request: Request[PlainAccountHeader], body: bytes) -> bytes:
-        """UPDATE_AND_CREATE_ACL_CONFIG (50). Code 209: it is no account, or the file cannot be written."""
+        """UPDATE_AND_CREATE_ACL_CONFIG (50): add or change an account. Code 209: it is invalid or not writable."""
         e = request.ext
         change = AccountChange(
             access_key=e.access_key,
@@ -61,7 +61,7 @@ class PlainAclHandler:
         return reply(request.opaque)
 
     async def delete(self, peer: Peer, request: Request[PlainAccountNameHeader], body: bytes) -> bytes:
-        """DELETE_ACL_CONFIG (51). Code 210: there is no such account, or the file cannot be written."""
+        """DELETE_ACL_CONFIG (51): remove an account. Code 210: it does not exist, or its file cannot be written."""
         access_key = request.ext.access_key
         try:
             if access_key and await self._acl.delete_account(access_key):
@@ -74,7 +74,7 @@ class PlainAclHandler:
         )
 
     async def update_white(self, peer: Peer, request: Request[PlainWhiteHeader], body: bytes) -> bytes:
-        """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53). Code 211: an address or the file is wrong, or cannot be written."""
+        """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53): set a white list. Code 211: it is invalid, or cannot be written."""
         addresses = split(request.ext.addresses)
         try:
             if addresses is not None and await self._acl.update_white(addresses, request.ext.path or ""):

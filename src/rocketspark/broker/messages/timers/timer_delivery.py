@@ -1,9 +1,8 @@
-"""Delivery of timer messages: one slot of the wheel, without what was recalled; the quarantine's, once more.
+"""Delivers the timer messages of a slot of the wheel, but for those that were recalled, and retries quarantined ones.
 
 Rules (TimerMessageStore, 5.x): messages of a slot are delivered in the order of sending; one that is not due yet is
 stored again under the timers' topic (rolled). What was delivered before a kill is not delivered again. A message that
-can never be delivered goes into the quarantine, the others of its slot are delivered.
-"""
+can never be delivered goes into the quarantine, the others of its slot are delivered."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ Recalled = tuple[str, bytes | None]
 
 
 class TimerDelivery:
-    """Delivers timer messages from the wheel. `delivered`: what was delivered before a kill, while that matters."""
+    """Delivers timer messages from the wheel. `delivered`: finds what was delivered before a kill, if needed."""
 
     def __init__(
         self,
@@ -70,16 +69,19 @@ class TimerDelivery:
         self._topic_now: Callable[[str], str] = lambda topic: topic
 
     def doubt(self, topic: str, is_unneeded: Callable[[int], bool]) -> None:
-        """Ask of each message of a topic, by its place in the log, whether it is needed any more."""
+        """Have messages of a topic that nobody needs any more left undelivered.
+
+        `is_unneeded`: called with the physical offset of each due message of the topic.
+        """
         self.doubted_topic, self.doubted_hash = topic, string_hash(topic)
         self.is_unneeded = is_unneeded
 
     def send_on(self, topic_now: Callable[[str], str]) -> None:
-        """Ask of each topic which one its messages go to: another where its name changed meanwhile."""
+        """Have messages delivered to another topic where theirs has a new name; `topic_now` returns that."""
         self._topic_now = topic_now
 
     def recover(self, since_ms: int) -> None:
-        """Recognize from now on what was delivered before the last run ended, from slots since then."""
+        """Look out for deliveries that the last run made from slots since a time (in ms), so that none is repeated."""
         self.delivered = DeliveryRecovery(
             self._store, since_ms, self._store.last_store_time_ms, b"TIMER_DEQUEUE_MS", _delivery_key
         )
@@ -94,9 +96,9 @@ class TimerDelivery:
         return self._files.wheel.precision_ms
 
     def stored(self, position: int, queue_offset: int = -1) -> Record:
-        """Return the record of a timer message, with a queue offset if one is given.
+        """Return the timer message's record at a physical offset. Raises RecordError if it is another or none.
 
-        Raises RecordError if it is not there or is another.
+        `queue_offset`: what the record must say of itself; -1 for any.
         """
         found = self._store.record_at(position)
         if found is None:
@@ -111,7 +113,7 @@ class TimerDelivery:
         return stored
 
     def read_for(self, topic: str, position: int) -> Iterator[tuple[Record, dict[bytes, bytes]]]:
-        """Yield the (record, properties) of a timer message if it is for a topic and can be read."""
+        """Yield (record, properties) of the timer message at a physical offset, if it is for a topic and readable."""
         try:
             stored = self.stored(position)
         except RecordError:
@@ -122,7 +124,10 @@ class TimerDelivery:
             yield stored, pairs
 
     def slot(self, time_ms: int) -> Iterator[float]:
-        """Deliver a slot piece by piece; yields s to wait. A failed one is tried again, or goes to the quarantine."""
+        """Deliver the slot of a time in pieces; yields how many seconds to wait before the next piece.
+
+        A delivery that fails is tried again, or the message goes into the quarantine.
+        """
         positions = self._files.positions(time_ms)
         recalled: set[Recalled] = set()
         self._looked_back = None
@@ -224,7 +229,7 @@ class TimerDelivery:
         return stored, pairs, target[0]
 
     def retry(self, entry: Quarantined) -> bool:
-        """Deliver one of the quarantine; True if it is not due, and was stored for the wheel again."""
+        """Deliver a quarantined message; returns True if it is not due yet, and was stored for the wheel once more."""
         position = entry.physical_offset
         low, high = self._store.stored_range(topic_names.TIMER_TOPIC, 0)
         if low <= entry.queue_offset < high:
@@ -242,7 +247,10 @@ class TimerDelivery:
         return roll
 
     def put_back(self, stored: Record, pairs: dict[bytes, bytes], topic: str, enqueue_ms: int, *, roll: bool) -> None:
-        """Store a message under its real topic, or once more under the timers' to be rolled."""
+        """Store a message under its real topic, or (`roll`) once more under the timers' topic, as it is not due yet.
+
+        `pairs`: its properties; `topic`: its real topic; `enqueue_ms`: when it came onto the wheel.
+        """
         rolled = whole_number(pairs.get(b"TIMER_ROLL_TIMES"), high=INT_MAX)
         if roll:
             target, queue_id, rolls = topic_names.TIMER_TOPIC, 0, b"%d" % ((rolled or 0) + 1)
@@ -267,13 +275,16 @@ class TimerDelivery:
 
 
 def key_of(pairs: dict[bytes, bytes], rolls: bytes) -> Key:
-    """Return the identity of a timer message's delivery; a recall may have the id of the message it recalls."""
+    """Return the identity of a timer message's delivery, with the id of the message that it recalls, if it does.
+
+    `rolls`: how often it was rolled on, as text.
+    """
     recalled = pairs.get(b"TIMER_DEL_UNIQKEY", b"")
     return pairs.get(b"UNIQ_KEY", b""), pairs.get(b"TIMER_OUT_MS", b""), rolls, recalled
 
 
 def grid_of(pairs: dict[bytes, bytes]) -> int:
-    """Return the grid on which the message has its time, if that is not the broker's; else 0."""
+    """Return the grid in ms (timerPrecisionMs) of a message's due time if it has one of its own; else 0."""
     grid_ms = whole_number(pairs.get(GRID_PROPERTY), high=GRIDS_MS[0])
     return grid_ms if grid_ms in GRIDS_MS else 0
 

@@ -49,7 +49,11 @@ FLUSH_WAIT_S = 0.1
 
 
 class TimerProgress(NamedTuple):
-    """Messages not on the wheel yet and the age of the oldest; those due and how late; those waiting; rates."""
+    """How far the timer messages of a broker are behind.
+
+    `unread`: those not on the wheel yet; `unread_ms`: the age of the oldest of them; `due`: those due and not
+    delivered; `late_ms`: how late these are; `waiting`: all that wait; the rates are of the last second.
+    """
 
     unread: int
     unread_ms: int
@@ -63,7 +67,8 @@ class TimerProgress(NamedTuple):
 class TimerMessages:
     """The timer messages of one broker.
 
-    `clock`: the time in ms. `start` opens the files; `work` does the next piece by itself, for tests without a loop.
+    `clock`: returns the time in ms. `start` opens the files and begins; in tests without a loop `work` does the next
+    piece.
     """
 
     def __init__(
@@ -363,21 +368,21 @@ class TimerMessages:
 
     @property
     def window_ms(self) -> int:
-        """How far ahead a message waits in one place; one that is due later is stored again meanwhile."""
+        """How far ahead of now the wheel reaches, in ms; a message due later is stored again (rolled) meanwhile."""
         return self._files.window_ms
 
     def doubt(self, topic: str, is_unneeded: Callable[[int], bool]) -> None:
-        """Ask of each due message of a topic, by its place in the log, whether it is needed any more."""
+        """Have due messages of a topic that nobody needs left undelivered; see `TimerDelivery.doubt`."""
         self._delivery.doubt(topic, is_unneeded)
 
     def send_on(self, topic_now: Callable[[str], str]) -> None:
-        """Ask of each due message's topic which one it goes to: another where its name changed meanwhile."""
+        """Have due messages delivered to another topic where theirs has a new name; `topic_now` returns that."""
         self._delivery.send_on(topic_now)
 
     def waiting(self, topic: str) -> Iterator[tuple[Record, dict[bytes, bytes]]]:
-        """Yield (record, properties) of what waits for a topic, on the wheel and before it, once `start` was called.
+        """Yield (record, properties) of each message that waits for a topic, on the wheel or before it.
 
-        What cannot be read is left out, and some may be given twice.
+        `start` must have been called. Messages that cannot be read are left out, and some may be yielded twice.
         """
         wanted = string_hash(topic)
         for time_ms in sorted(self._slots):
@@ -388,7 +393,7 @@ class TimerMessages:
         yield from self.sent_for(topic, self._offset)
 
     def sent_for(self, topic: str, offset: int) -> Iterator[tuple[Record, dict[bytes, bytes]]]:
-        """Yield (record, properties) of what was sent for a topic from an offset on, whether it waits or not."""
+        """Yield (record, properties) of messages for a topic, waiting or not, from a timers' queue offset on."""
         low, high = self._store.stored_range(topic_names.TIMER_TOPIC, 0)
         at, mark = max(low, offset), b"REAL_TOPIC\x01%b\x02" % topic.encode()
         while at < high:
@@ -403,7 +408,7 @@ class TimerMessages:
 
     @property
     def read_ms(self) -> int:
-        """The time before which all slots are done."""
+        """The time in ms before which all slots are done."""
         return self._read_ms
 
     # -- progress -------------------------------------------------------------------------------------------------
@@ -444,7 +449,7 @@ class TimerMessages:
     # -- for the other brokers of the name ------------------------------------------------------------------------
 
     def checkpoint(self) -> TimerCheckpoint:
-        """Return how far delivering and reading came, as far as it is on the disk."""
+        """Return how far the queue is read and the wheel delivered, so far as that is on the disk."""
         saved = self._files.saved_checkpoint()
         if not self._running or saved.read_time_ms:
             return saved
@@ -453,9 +458,9 @@ class TimerMessages:
         return saved._replace(read_time_ms=read_ms - read_ms % self._precision_ms)
 
     def take_checkpoint(self, taken: TimerCheckpoint) -> bool:
-        """Take how far another broker of the name came, for `start`; False while this one delivers by itself.
+        """Take another broker's progress for the next `start`; returns False while this broker delivers by itself.
 
-        The positions in the files here stay. Raises StoreError.
+        The positions in this broker's own files stay. Raises StoreError.
         """
         if self._running:
             return False
@@ -466,7 +471,7 @@ class TimerMessages:
         return True
 
     def queue_was_cut(self) -> None:
-        """Read the queue anew at the next `start`: the wheel may lead to records that are gone. Raises StoreError."""
+        """Have the next `start` read the queue anew, as the wheel may lead to lost records. Raises StoreError."""
         known = self._files.saved_checkpoint()
         high = self._store.stored_range(topic_names.TIMER_TOPIC, 0)[1]
         self._files.remove()
@@ -537,7 +542,7 @@ class TimerMessages:
         return self._version
 
     def finish(self) -> None:
-        """After the store's last flush: write everything down. Raises StoreError."""
+        """Write all progress to the disk; called after the store's last flush. Raises StoreError."""
         if self._is_open and self._files.used and self._store.flushed_position >= self._store.written_position:
             self._quarantine.save()
             self._files.flush(self._next_checkpoint(self._clock()))

@@ -17,7 +17,7 @@ _NUMBER = re.compile(rb"[+-]?[0-9]{1,18}\Z")
 
 
 def without_times(stored: bytes) -> bytes:
-    """Return stored properties without a delivery time, e.g. as a delay level overrides it."""
+    """Return properties without a delivery time, as for a message whose delay level overrides it."""
     return _ASKED.sub(b"", stored)
 
 
@@ -31,9 +31,9 @@ class TimerRules:
         self._delay_max_ms = delay_max_ms
 
     def out_ms(self, pairs: dict[bytes, bytes], now_ms: int) -> int | None:
-        """Return the slot of a message that asks for a time, on the wheel's grid; None: it is due, store it at once.
+        """Return the slot of the wheel for a message with a delivery time; None if it is due, and to be stored at once.
 
-        Raises ServerError: 13 too far ahead or no number, 1 if timer messages are turned off.
+        Raises ServerError: 13 if the time is too far ahead or no number, 1 if timer messages are turned off.
         """
         if not self._enabled:
             raise ServerError(
@@ -65,11 +65,11 @@ class TimerRules:
         )
 
     def handle(self, topic: str, out_ms: int, message_id: str) -> str:
-        """Return the text by which the sender may recall a message."""
+        """Return the recall handle, the text by which the sender may recall a timer message."""
         return RecallHandle(topic, self._broker_name, out_ms + 1, message_id).encode()
 
     def recalled(self, topic: str, text: str, now_ms: int) -> RecallHandle:
-        """Return the message that a recall names. Raises ServerError 604 if the handle is invalid here or too late."""
+        """Decode a recall handle. Raises ServerError 604 if it is invalid for this topic or broker, or too late."""
         try:
             handle = decode_handle(text)
         except ProtocolError as e:

@@ -17,7 +17,7 @@ SAVE_MS = 10_000
 
 
 class TimerStatistics:
-    """The counts of one broker, by real topic. `clock`: the time in ms."""
+    """The counts of one broker's timer messages, by real topic. `clock`: returns the time in ms."""
 
     def __init__(self, file: JsonFile[TimerCounts], clock: Callable[[], int]) -> None:
         self._file = file
@@ -55,7 +55,7 @@ class TimerStatistics:
         return self._counts
 
     def take(self, counts: TimerCounts) -> None:
-        """Make the counts a master's; they are written soon."""
+        """Replace the counts by the master's, on a slave; they are written soon."""
         if counts.data_version != self._counts.data_version:
             self._counts = counts
             self._changed = True
@@ -74,7 +74,7 @@ class TimerStatistics:
         return {topic: c.count for topic, c in self._counts.counts.items() if c.count}
 
     def measure(self, now: int) -> None:
-        """Take the rates since the last call."""
+        """Compute the rates (messages put on the wheel, and delivered) since the last call."""
         enqueued, dequeued = sum(self.enqueued.values()), sum(self.dequeued.values())
         from_ms, before_in, before_out = self._rates_from
         if now > from_ms:
@@ -83,7 +83,7 @@ class TimerStatistics:
         self._rates_from = now, enqueued, dequeued
 
     def save_at_times(self, now: int) -> None:
-        """Write timermetrics if it changed, every some seconds."""
+        """Write timermetrics if it changed and the last write is some seconds ago."""
         if now - self._saved_ms >= SAVE_MS:
             self.save(now)
 

@@ -53,15 +53,15 @@ class Course(Enum):
 
 
 def lowest(members: dict[int, str]) -> Lowest | None:
-    """Return the broker with the lowest id; None if there are no members."""
+    """Return the broker with the lowest id, from addresses by broker id; None if there are none."""
     return Lowest(*min(members.items())) if members else None
 
 
 def course(own_id: int, lowest_id: int, *, copying: bool, returning: bool) -> Course:
-    """Return what a slave does.
+    """Return what a slave does, by its own id and the lowest id among the live brokers of its name.
 
-    `copying`: a master's log arrives here, so it lives though no NameServer knows it; `returning`: a master told that
-    it is about to register.
+    `copying`: a master's log arrives here, so the master lives even if no NameServer knows it; `returning`: a master
+    told that it is about to register.
     """
     if lowest_id == MASTER_ID:
         return Course.FOLLOW
@@ -71,12 +71,12 @@ def course(own_id: int, lowest_id: int, *, copying: bool, returning: bool) -> Co
 
 
 def pass_over_notices(routes: Routes) -> None:
-    """Answer request 905 on a broker for which no slave acts: nothing is changed by it."""
+    """Answer requests 905 (a new lowest id) without doing anything, on a broker that is not in acting mode."""
     routes.add(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, lambda peer, request, body: reply(request.opaque))
 
 
 class ActingMaster:
-    """What one slave knows of its master and the others, and does about it. `bridge`: by which messages escape."""
+    """Acts for the master on one slave, if that has the lowest id. `bridge`: sends due messages to other brokers."""
 
     def __init__(self, parts: ReplicationParts, peers: PeerLinks, steps: MasterSteps, bridge: EscapeBridge) -> None:
         self._settings = parts.settings
@@ -102,7 +102,7 @@ class ActingMaster:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def routes(self, routes: Routes) -> None:
-        """Add what this serves."""
+        """Add the request that this handler serves."""
         routes.add(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, self.notified, MinBrokerIdHeader)
 
     def notified(self, peer: Peer, request: Request[MinBrokerIdHeader], body: bytes) -> bytes:
@@ -113,10 +113,9 @@ class ActingMaster:
         return reply(request.opaque)
 
     def begin(self) -> None:
-        """Note that this broker is registered.
+        """Note that this broker has just registered.
 
-        For a while it acts for no master: one that lives may be unknown to a NameServer that has just started,
-        too.
+        For a while it acts for no master: a NameServer that has just started may not know a master that lives.
         """
         s = self._settings
         wait_ms = max(s.not_active_timeout_ms, s.registration_ms)
@@ -125,7 +124,7 @@ class ActingMaster:
     async def told(self, info: HaInfo) -> bytes:
         """Hand the work back to a master that announced its return (906); ends once nothing is delivered here.
 
-        Returns the notes of what left.
+        Returns the notes of the messages that left for other brokers.
         """
         await asyncio.shield(self._soon(self._hand_back(info)))
         return self._left.all()

@@ -36,11 +36,11 @@ JOIN_S = 3.0
 
 
 class Heartbeats:
-    """Sends one broker's heartbeats to every NameServer each brokerHeartbeatInterval, as one-way requests.
+    """Sends a one-way heartbeat to every NameServer each brokerHeartbeatInterval.
 
-    They are requests 904, or with compatibleWithOldNameSrv 322, which NameServers before 5.0 know and count the
-    same. `version`: returns that of its topics; `may_tell` raises RocketSparkError while no NameServer must hear of
-    it.
+    It is request 904, or with compatibleWithOldNameSrv 322, which NameServers before 5.0 know and treat the same.
+    `version`: returns the version of the broker's topics; `may_tell`: raises RocketSparkError while no NameServer may
+    hear of the broker.
     """
 
     def __init__(
@@ -132,7 +132,10 @@ class ActingMode:
         self.is_online = False
 
     async def join(self, address: str) -> None:
-        """Join the brokers of the name; what takes longer than JOIN_S goes on in the background. Raises as `start`."""
+        """Prepare the return among the brokers of the name, and register. `address`: this broker's "host:port".
+
+        What takes longer than JOIN_S seconds goes on in the background; an error before that is raised.
+        """
         if not self._role.is_master:
             self._put_message.door = self.bridge
         elif self._office is not None:

@@ -57,14 +57,14 @@ ANY_HOST = ""
 
 
 def sure_for_s(settings: BrokerSettings) -> float:
-    """Return for how long after a NameServer was asked no other broker takes the place that it told."""
+    """Return for how many seconds after a NameServer named this broker as lowest no other broker acts in its place."""
     return _SHARE * settings.not_active_timeout_ms / 1000
 
 
 class Office:
-    """Tells whether one master may act as the master now, or is away.
+    """Tells whether one master may act as the master now, or is away: a slave may be acting for it.
 
-    `is_held`: tells whether all other brokers of the name copy from here, so that none of them acts.
+    `is_held`: returns whether all other brokers of the name copy from here, so that none of them acts.
     """
 
     def __init__(self, settings: BrokerSettings, is_held: Callable[[], bool]) -> None:
@@ -75,7 +75,7 @@ class Office:
         self._timer: asyncio.TimerHandle | None = None
 
     def guard(self, routes: Routes) -> None:
-        """Have the requests of READS_ON answered with SYSTEM_BUSY while this broker is away."""
+        """Have the requests of READS_ON refused with SYSTEM_BUSY while this broker is away."""
         for code in READS_ON:
             routes.wrap(code, self._guarded)
 
@@ -92,16 +92,16 @@ class Office:
             self._timer.cancel()
 
     def sure(self, at_s: float) -> None:
-        """Note that a NameServer knew this broker as the master at that time."""
+        """Note that at this time (of the loop, in s) a NameServer knew this broker as the master."""
         self._sure_s = max(self._sure_s, at_s)
 
     def doubt(self) -> None:
-        """Note that a NameServer knows of no master."""
+        """Note that a NameServer knows of no master: this broker is away, unless all others copy from it."""
         self._away |= not self._is_held()
 
     @property
     def is_away(self) -> bool:
-        """True once a slave may act: also in the first turn of the loop of a process that hung."""
+        """True once a slave may act, also in the first turn of the loop after the process hung."""
         if self._timer is not None and asyncio.get_running_loop().time() - self._looked_s > self._limit_s:
             self._away = True
         return self._away
@@ -172,11 +172,11 @@ def return_plan(broker_id: int, own_address: str, members: dict[int, str]) -> Re
 
 
 class PreOnline:
-    """Prepares the return of one broker.
+    """Prepares the return of one broker among those of its name.
 
     `own_info`: returns this master's addresses; `is_linked`: tells whether a slave on a host copies from here;
-    `take_back`: takes what the slave at an address did, `take_left` its notes of what left it; `follow`: begins to copy
-    from a master; `is_copying`: tells whether the log arrives.
+    `take_back`: takes over what the slave at an address did while it acted; `take_left`: takes its notes of the
+    messages that left; `follow`: begins to copy from a master; `is_copying`: tells whether the log arrives.
     """
 
     def __init__(

@@ -61,9 +61,9 @@ class TrustedHosts:
 
 
 class Hall:
-    """The connections at a master's replication port that have not proved who they are.
+    """Keeps the connections at a master's replication port that have not proved yet that they are brokers.
 
-    `takes`: whether any are taken now.
+    `takes`: returns whether the port takes connections now.
     """
 
     def __init__(self, settings: BrokerSettings, *, descriptors: Descriptors = OF_PROCESS) -> None:
@@ -79,13 +79,13 @@ class Hall:
         self.takes: Callable[[], bool] = lambda: True
 
     def start(self, host: str) -> None:
-        """Read the certificate. Raises ConfigError."""
+        """Read the server certificate for `host`. Raises ConfigError."""
         if self.contexts.settings.concerns_first_bytes:
             self.contexts.load([host, self.settings.host])
             self.contexts.watch()
 
     def close(self) -> None:
-        """Close the connections that wait, and watch the certificate no longer."""
+        """Close the connections that have not proved who they are, and stop watching the certificate."""
         self.contexts.stop()
         self.handshakes.close()
         for door in list(self.waiting):
@@ -95,7 +95,7 @@ class Hall:
 class MasterDoor(asyncio.Protocol):
     """A slave's connection at the master's replication port, until the slave has proved who it is.
 
-    `make` returns the protocol that takes the connection over from then on.
+    `make`: returns the protocol that takes the connection over then.
     """
 
     def __init__(self, hall: Hall, make: Callable[[], asyncio.Protocol]) -> None:
@@ -224,7 +224,7 @@ def _channel(transport: asyncio.BaseTransport | None) -> bytes:
 
 
 class SlaveDoor(asyncio.Protocol):
-    """A slave's connection until the master has proved who it is; `make` returns the protocol that continues it."""
+    """A slave's connection until the master has proved who it is; `make` returns the protocol that takes it over."""
 
     def __init__(self, credentials: Credentials, make: Callable[[], asyncio.Protocol], address: str) -> None:
         self._credentials = credentials

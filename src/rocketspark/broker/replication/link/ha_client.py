@@ -96,7 +96,7 @@ class _Connection(asyncio.Protocol):
         self._look_again()
 
     def leave(self) -> None:
-        """Send and take nothing more; the connection stays open for a while."""
+        """Send and take nothing more; the connection stays open for a while, for the master to close."""
         if not self.ended.done():
             self._left = True
             self.end(None)
@@ -119,12 +119,10 @@ class _Connection(asyncio.Protocol):
 class HaClient:
     """A slave's link to whichever master it is told.
 
-    Args:
-        make_link: the machine of a new connection, given the time.
-        on_appended: called after bytes were appended, once a turn of the loop.
-        check: called with an address before each connection; raises ReplicationError for another's master.
-        connect: connects a protocol to a host and port; raises OSError, or ReplicationError for a stranger.
-        retry_s, trouble_pause_s: pauses between tries.
+    Args: make_link: makes the state machine of a new connection, given the time. on_appended: called after bytes were
+    appended, once a turn of the loop. check: called with an address before each connection; raises ReplicationError for
+    the master of another name. connect: connects a protocol to a host and port; raises OSError, or ReplicationError for
+    a stranger. retry_s, trouble_pause_s: seconds between attempts, the latter after trouble that will last.
     """
 
     def __init__(
@@ -184,7 +182,7 @@ class HaClient:
             await asyncio.wait([self._connection.ended], timeout=limit_s)
 
     def leave(self) -> None:
-        """Stop copying, but leave the connection open: the master closes it, or after LEFT_OPEN_S this side does."""
+        """Stop copying, but leave the connection open for the master to close; after LEFT_OPEN_S it is closed here."""
         self.address = None
         self._changed.set()
         if self._connection is not None:
@@ -284,12 +282,12 @@ class HaClient:
         self._changed.set()
 
     def fitted(self) -> None:
-        """Note that the master's log continues this one, so that earlier troubles with it are over."""
+        """Note that the master's log continues this one, so that earlier trouble with this master is over."""
         if self.address is not None:
             self._troubles.ended(self.address)
 
     def appended_soon(self) -> None:
-        """Call `on_appended` in the next turn."""
+        """Have `on_appended` called in the next turn of the loop."""
         if not self._appended_due:
             self._appended_due = True
             asyncio.get_running_loop().call_soon(self._appended)

@@ -51,7 +51,7 @@ class HaConnection(asyncio.Protocol):
 
     @property
     def place(self) -> str:
-        """What counts as its host among those that take places."""
+        """The address (or IPv6 network) under which this connection's host is counted."""
         return place_of(self.host)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -179,11 +179,9 @@ class HaConnection(asyncio.Protocol):
 class HaListener:
     """Listens for slaves and sends them the log.
 
-    Args:
-        make_link: the machine of a new connection, given the time.
-        waits: told of every report.
-        on_report: called after it for each report with the connection; on_lost: when one ended.
-        hall: where those stand that have to say who they are; None where everybody may come.
+    Args: make_link: makes the state machine of a new connection, given the time. waits: the sends that wait for copies,
+    told of every report. on_report: called with the connection after each report; on_lost: called when a connection
+    ended. hall: keeps connections until they proved who they are; None where everybody may connect.
     """
 
     def __init__(
@@ -278,7 +276,7 @@ class HaListener:
         return True
 
     def wake(self) -> None:
-        """The log has grown: send it. Cheap; several calls in one turn of the loop count as one."""
+        """Send the log, which has grown. It costs little; several calls in one turn of the loop count as one."""
         if self.connections and not self._woken:
             self._woken = True
             assert self._loop is not None
@@ -323,7 +321,7 @@ class HaListener:
             self.lost(connection)
 
     def in_sync_count(self, end_position: int, heard_since_s: float = 0.0) -> int:
-        """Return how many slaves are close to the log's end, of those that said something since a time."""
+        """Return how many slaves are close to a log's end, and sent something since a time (of the loop, in s)."""
         links = (connection.link for connection in self.connections)
         return sum(link.last_read_s >= heard_since_s and link.is_in_sync(end_position) for link in links)
 

@@ -24,7 +24,7 @@ NOWHERE = -1
 
 
 def another_log(position: int) -> ReplicationError:
-    """Return the error of a slave whose last record, at a position, is another one than the master's there."""
+    """Return the error for a slave whose last record differs from the master's record at the same position."""
     return ReplicationError(
         f"the log here is no copy of this master's: at {position}, where its last record is, the master has another"
         " one. Nothing is copied. Stop this broker, save what it alone has, remove its store and start it again",
@@ -275,7 +275,7 @@ class MasterLink:
 
     @property
     def lacks(self) -> int:
-        """How many bytes of the log the slave does not hold, as far as it said; one more before it said anything."""
+        """How many bytes of the log the slave does not hold, by its reports; the whole log before the first one."""
         return self._log.end_position - self.acked
 
     def is_in_sync(self, end_position: int) -> bool:
@@ -466,12 +466,12 @@ class SlaveLink:
 class SwitchSlaveLink(SlaveLink):
     """The slave's end of a link, in the switching protocol.
 
-    This log is cut first where the master's epochs show that the two logs differ. `epochs`: those of this log;
-    `confirm`: called with the position up to which the members of the in-sync set hold what this log holds;
-    `learner`: this slave must not become a member of the in-sync set; `other_at`: where this log's last record begins
-    if the master has another one there, else NOWHERE.
+    This log is first cut back to where, by the master's epochs, the two logs are the same. `epochs`: of this log;
+    `confirm`: called with the position up to which the members of the in-sync set hold what this log holds; `learner`:
+    this slave must not become a member of the in-sync set; `other_at`: where this log's last record begins if the
+    master has another one there, else NOWHERE.
 
-    Epochs do not tell the logs of one master apart that lost its end and went on in its epoch: nothing is cut for it.
+    If a master lost its log's end and went on in the same epoch, epochs do not show that; nothing is cut then.
     """
 
     def __init__(

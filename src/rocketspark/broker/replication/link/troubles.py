@@ -30,7 +30,7 @@ class _Told(NamedTuple):
 
 
 class Troubles:
-    """`counts`: how often, by reason (a word: diverged, ahead, removed, file-size, frame, state, stalled, …)."""
+    """Counts and logs the troubles of replication. `counts`: how often, by reason (diverged, ahead, stalled, …)."""
 
     def __init__(self, now: Callable[[], float] = lambda: machine.monotonic()) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
