@@ -63,7 +63,7 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The ids of those that hold all that was acknowledged, in order: those in sync, and the heirs."""
+        """The ids of those that hold all that was acknowledged, in order: the in-sync set, and the heirs."""
         return tuple(sorted({*self.in_sync, *self.heirs}))
 
 

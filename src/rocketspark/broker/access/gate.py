@@ -124,7 +124,7 @@ class BrokerCheck(Gate, Protocol):
 
 
 class BrokerGate:
-    """The checks of one broker, in their order."""
+    """The gate of one broker: it asks all checks, in their order."""
 
     def __init__(self) -> None:
         self.checks: list[BrokerCheck] = []
@@ -132,7 +132,7 @@ class BrokerGate:
         self.decided: Decided = nobody_told
 
     def tell(self, decision: Decision) -> None:
-        """Tell the observer of a decision; the checks call it."""
+        """Tell the observer of a decision; the checks call this for each of theirs that is to be told."""
         self.decided(decision)
 
     def refuses(self, request: ReceivedRequest) -> Refusal | None:

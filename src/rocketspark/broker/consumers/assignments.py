@@ -124,7 +124,7 @@ MODES_MAX = 10_000
 
 
 class RequestModes:
-    """The modes of one broker, by topic and group."""
+    """Whether the consumers of a group pull or pop a topic, for all groups and topics of one broker."""
 
     def __init__(self, file: JsonFile[RequestModeTable]) -> None:
         self._file = file

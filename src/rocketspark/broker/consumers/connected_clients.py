@@ -101,7 +101,7 @@ class ConnectedClient(msgspec.Struct):
 
 
 class ConsumerGroup(msgspec.Struct):
-    """A consumer group with live members; `subscriptions` by topic."""
+    """A consumer group with live members. `subscriptions`: what it reads, by topic."""
 
     name: str
     consume_type: str

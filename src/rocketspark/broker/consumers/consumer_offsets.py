@@ -80,7 +80,7 @@ class ReadersAnew:
         return bool(self.readers or self.resets)
 
     def add(self, readers: Iterable[Reader], broadcasting: Members = NO_MEMBERS) -> None:
-        """Remember readers of a deleted topic, the newest READERS_MAX. `broadcasting`: client ids by such a group."""
+        """Remember readers of a deleted topic, READERS_MAX at most. `broadcasting`: client ids by group."""
         readers = list(readers)
         self._members |= {reader: set(broadcasting[reader[0]]) for reader in readers if reader[0] in broadcasting}
         added = [reader for reader in readers if reader not in self.readers]
@@ -249,10 +249,7 @@ def is_kept_number(topic: str, group: str) -> bool:
 
 
 def is_of_before(store: Store, group: str, topic: str, queue_id: int, offset: int) -> bool:
-    """Tell whether an offset of a topic made anew lies beyond its end: it is of the deleted topic of that name.
-
-    Committed, it would make its group skip the new topic's messages up to there.
-    """
+    """Tell whether an offset lies beyond the end of a topic made anew, as it counts messages of the deleted topic."""
     if store.made_at(topic) is None or is_kept_number(topic, group):
         return False
     return offset > store.stored_range(topic, queue_id)[1]

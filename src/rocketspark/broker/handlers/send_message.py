@@ -199,7 +199,7 @@ class SendHandler:
         """SEND_HALF_BATCH (7310005): store each message of a batch as a half message of its own.
 
         The reply is that of a batch: `queueOffset` is the first message's offset in the half queue. Code 3 tells the
-        client to send half messages one by one: the topic does not exist yet, is static, or has batch queues.
+        client to send the half messages one by one: the topic does not exist yet, is static, or has batch queues.
         """
         h = request.ext
         try:

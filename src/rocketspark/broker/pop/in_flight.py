@@ -219,7 +219,7 @@ class InFlightMessages:
             )
 
     def skip(self, topic: str, group: str, queue_id: int, next_offset: int) -> None:
-        """Note that no message before an offset is for the group, e.g. because none has its tags."""
+        """Note that a group needs no message of a queue before an offset, e.g. because none has its tags."""
         self.offsets.popped(topic, group, queue_id, next_offset, 0)
 
     def next_offset(self, topic: str, group: str, queue_id: int) -> int | None:

@@ -107,7 +107,7 @@ class Pops:
         return any(of != topic and of in self._topics.table and group in self._groups.table for group, of in pairs)
 
     def delete_topic(self, topic: str) -> None:
-        """Forget a topic that is deleted; called before its offsets are."""
+        """Forget the pops of a topic that is being deleted; called before its offsets are deleted."""
         for group in self._offsets.groups_of(topic):
             for queue_id in self._offsets.of(group, topic):
                 self.in_flight.forget(topic, group, queue_id)
@@ -116,7 +116,7 @@ class Pops:
         self.ordered.delete_topic(topic)
 
     def delete_group(self, group: str) -> None:
-        """Forget a group that is deleted; called before its offsets are."""
+        """Forget the pops of a group that is being deleted; called before its offsets are deleted."""
         for topic in self._offsets.topics_of(group):
             for queue_id in self._offsets.of(group, topic):
                 self.in_flight.forget(topic, group, queue_id)

@@ -106,7 +106,7 @@ class ControllerClient:
         self._asker, self._asked = machine.randbits(62), 0
 
     async def find_leader(self) -> str:
-        """Ask the controllers in turn who leads, until one knows. Raises TransportError if none does."""
+        """Return the address of the controller that leads, by asking one after the other. Raises TransportError."""
         failed: list[str] = []
         for address in dict.fromkeys([*([self.leader] if self.leader else []), *self.addresses]):
             try:

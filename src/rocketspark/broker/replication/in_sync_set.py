@@ -67,7 +67,7 @@ class InSyncSet:
 
     @property
     def wanted(self) -> frozenset[int] | None:
-        """The set to ask for; None if none is wanted, or if the controller must first be asked which one it has."""
+        """The set to ask the controller for; None if its set is the one wanted, or must be asked for first."""
         return None if self._is_refused or self.target == self.members else self.target
 
     def begin(self, members: Set[int], epoch: int, now_s: float) -> None:

@@ -151,7 +151,7 @@ class NamedBroker(Body):
 
 
 async def ask_who(connections: Connections, address: str) -> NamedBroker:
-    """Ask a broker under a controller who it is. Raises RocketSparkError."""
+    """Ask a broker under a controller for its name, number and epochs. Raises RocketSparkError."""
     peer = await connections.get(address)
     reply = await peer.request(RequestCode.GET_BROKER_EPOCH_CACHE, Header(), timeout_ms=TIMEOUT_MS)
     return java_json.decode(reply.raise_for_code("ask for a broker's number").body, NamedBroker)

@@ -144,7 +144,7 @@ class Standing:
         return self._listener.in_sync_count(self._store.end_position)
 
     def heard_slaves(self) -> int:
-        """Return how many of these sent something lately; each does so at least every haSendHeartbeatInterval."""
+        """Return how many slaves close to the log's end sent something lately, as each haSendHeartbeatInterval."""
         return self._listener.in_sync_count(self._store.end_position, lately_s(self._settings))
 
     def alive_members(self) -> int:

@@ -214,13 +214,13 @@ class ReplicaWaits:
 
 
 class CopiesHeld(Protocol):
-    """What `Durability` asks about copies; `Standing` answers it."""
+    """What `Durability` asks about the copies of the log on other brokers; `Standing` answers it."""
 
     def in_sync_slaves(self) -> int:
         """Return how many slaves are connected and close to the log's end."""
 
     def heard_slaves(self) -> int:
-        """Return how many of these were heard of lately."""
+        """Return how many slaves that are close to the log's end sent something lately."""
 
     def alive_members(self) -> int:
         """Return how many brokers of the name are alive for a NameServer, this one among them."""

@@ -427,7 +427,7 @@ def _day_of(now_ms: int) -> int:
 
 
 def count(table: dict[str, TrafficStats], topic: str, size: int) -> None:
-    """Add one message of `size` bytes to a topic's row."""
+    """Add one message of `size` bytes to a topic's row in a table of traffic."""
     flow = table.get(topic)
     if flow is None:
         flow = table[topic] = TrafficStats()
@@ -439,7 +439,7 @@ def count(table: dict[str, TrafficStats], topic: str, size: int) -> None:
 
 
 def count_all(table: dict[str, TrafficStats], topic: str, sizes: NDArray[np.int64]) -> None:
-    """Add messages of these sizes, in bytes, to a topic's row."""
+    """Add messages of these sizes, in bytes, to a topic's row in a table of traffic."""
     flow = table.get(topic)
     if flow is None:
         flow = table[topic] = TrafficStats()

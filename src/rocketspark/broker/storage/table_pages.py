@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class PageHeader(Protocol):
-    """A request for a page."""
+    """The fields of a request for a page of a table."""
 
     start: int | None
     version: str | None

@@ -27,7 +27,7 @@ _GROUP = re.compile(r"[0-9a-fA-F]{1,4}")
 
 
 def plain_address(host: str) -> str:
-    """Return the one text of an address: without a zone, an IPv4 address in an IPv6 socket as what it is."""
+    """Return an address in one form: without an IPv6 zone, and an IPv4 address of an IPv6 socket as IPv4."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0].removeprefix("[").removesuffix("]"))
     except ValueError:
@@ -37,7 +37,7 @@ def plain_address(host: str) -> str:
 
 
 def address_pattern(text: str | None) -> Matches:
-    """Return what tells whether an address fits a pattern. Raises ConfigError for one that cannot be read."""
+    """Return a function that tells whether an address fits a pattern. Raises ConfigError for an invalid pattern."""
     if text is None or not text.strip():
         return _nobody
     if text in _ALL:

@@ -87,7 +87,7 @@ class AccountChange:
 
 
 def with_account(document: Document, change: AccountChange) -> Document:
-    """Return a document with an account changed, or added; a changed one goes last, as RocketMQ puts it."""
+    """Return a document with an account added or changed; a changed account goes to the end, as in RocketMQ."""
     assert change.access_key is not None
     new = change.of(document.entry(change.access_key))
     return _next(replace(document, accounts=(*document.without(new.access_key).accounts, new)))

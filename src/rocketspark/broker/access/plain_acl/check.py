@@ -70,7 +70,7 @@ class PlainAcl:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def refuses(self, request: ReceivedRequest) -> Refusal | None:
-        """Return the answer to a request that may not be served, or None."""
+        """Return the answer to a request that is refused; None if it passes."""
         verdict = self._verdict(request)
         if not verdict.remark:
             self.allowed += 1

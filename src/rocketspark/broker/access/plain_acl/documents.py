@@ -201,7 +201,7 @@ class Document:
 
 
 def read(data: bytes) -> Document:
-    """Return the document of a file. Raises ConfigError: what is wrong, in one line."""
+    """Return the document in a rule file's bytes. Raises ConfigError with what is wrong, in one line."""
     table = parse_yaml(data)
     if table is None:
         return Document()

@@ -61,7 +61,7 @@ class RuleFiles:
         self._folder = os.path.join(self.home, FOLDER)
 
     def paths(self) -> list[str]:
-        """Return the files that are there, in the order in which they count."""
+        """Return the paths of the rule files that exist, in the order in which their accounts count."""
         found = [path for path in self._in_folder() if path != self.plain_path]
         if len(found) >= FILES_MAX:
             raise ConfigError(f"{shown(self._folder)}: {len(found):,} files of rules, {FILES_MAX:,} may be there")

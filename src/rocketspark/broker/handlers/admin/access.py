@@ -83,7 +83,7 @@ class AccessHandler:
         return reply(request.opaque)
 
     def update_user(self, peer: Peer, request: Request[UserHeader], body: bytes) -> bytes:
-        """AUTH_UPDATE_USER (3002): what the body leaves out stays as it is."""
+        """AUTH_UPDATE_USER (3002): change a user; what the body leaves out stays as it is."""
         username, info = self._user_told(request, body)
         user_type = user_type_of(info.user_type)
         if user_type == SUPER and self._is_not_super(request):
@@ -117,7 +117,7 @@ class AccessHandler:
         return reply(request.opaque)
 
     def get_user(self, peer: Peer, request: Request[UserHeader], body: bytes) -> bytes:
-        """AUTH_GET_USER (3004): the reply has no body if no such user exists."""
+        """AUTH_GET_USER (3004): return a user; the reply has no body if no such user exists."""
         username = request.ext.username or ""
         if not username.strip():
             raise ServerError(ResponseCode.INVALID_PARAMETER, "The username is blank")
@@ -125,7 +125,7 @@ class AccessHandler:
         return reply(request.opaque, body=msgspec.json.encode(user_info(user)) if user is not None else b"")
 
     def list_users(self, peer: Peer, request: Request[ListUsersHeader], body: bytes) -> bytes:
-        """AUTH_LIST_USER (3005): the users whose names hold the filter. The reply has no body if there are none."""
+        """AUTH_LIST_USER (3005): return the users whose names contain the filter; no body if there are none."""
         part = request.ext.filter or ""
         users = self._users_table().users
         found = [user_info(users[name]) for name in sorted(users) if not part.strip() or part in name]
@@ -151,7 +151,7 @@ class AccessHandler:
     # -- rules ---------------------------------------------------------------------------------------------------
 
     def put_acl(self, peer: Peer, request: Request[SubjectHeader], body: bytes) -> bytes:
-        """AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007): the user's rules for other resources stay."""
+        """AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007): set a user's rules for resources; his others stay."""
         self._on_master()
         told = java_json.decode_request(body, AclInfo)
         if not told.policies:
@@ -189,13 +189,13 @@ class AccessHandler:
         return reply(request.opaque)
 
     def get_acl(self, peer: Peer, request: Request[SubjectHeader], body: bytes) -> bytes:
-        """AUTH_GET_ACL (3009): the reply has no body if the user has no rules."""
+        """AUTH_GET_ACL (3009): return a user's rules; the reply has no body if the user has none."""
         username = self._subject(request)
         acl = self._acls_table().acls.get(username)
         return reply(request.opaque, body=msgspec.json.encode(acl_info(username, acl)) if acl is not None else b"")
 
     def list_acls(self, peer: Peer, request: Request[ListAclHeader], body: bytes) -> bytes:
-        """AUTH_LIST_ACL (3010): the rules whose subjects and resources hold the filters. No body if there are none."""
+        """AUTH_LIST_ACL (3010): return the rules whose subjects and resources contain the filters; else no body."""
         subject_part, resource_part = request.ext.subject_filter or "", request.ext.resource_filter or ""
         acls = self._acls_table().acls
         found = []

@@ -321,7 +321,7 @@ class AdminHandler:
         return reply(request.opaque, body=bodies.encode(answer))
 
     def resume_check(self, peer: Peer, request: Request[ResumeCheckHeader], body: bytes) -> bytes:
-        """RESUME_CHECK_HALF_MESSAGE (323): a half message whose checks were given up is checked again."""
+        """RESUME_CHECK_HALF_MESSAGE (323): check a half message again whose checks were given up."""
         try:
             _, _, position = parse_offset_message_id(request.ext.message_id)
         except UsageError as e:

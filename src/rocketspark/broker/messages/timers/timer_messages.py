@@ -433,7 +433,7 @@ class TimerMessages:
         )
 
     def within(self, bounds_s: Sequence[int]) -> list[int]:
-        """Count the waiting messages by delivery time: for each bound (s from now) those after the bound before it."""
+        """Count waiting messages by delivery time: for each bound (in s from now) those after the bound before it."""
         now = self._clock()
         found = [0] * len(bounds_s)
         for time_ms in self._slots:

@@ -22,7 +22,10 @@ def without_times(stored: bytes) -> bytes:
 
 
 class TimerRules:
-    """The limits of one broker. `precision_ms`: the wheel's grid; `delay_max_ms`: how far ahead messages are taken."""
+    """The limits of one broker's timer messages.
+
+    `precision_ms`: the grid of the wheel's slots; `delay_max_ms`: how far ahead a delivery time may be.
+    """
 
     def __init__(self, *, broker_name: str, enabled: bool, precision_ms: int, delay_max_ms: int) -> None:
         self._broker_name = broker_name

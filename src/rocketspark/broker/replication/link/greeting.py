@@ -37,7 +37,11 @@ def frame(kind: int, payload: bytes) -> bytes:
 
 
 def code(credentials: Credentials, who: bytes, theirs: bytes, mine: bytes, channel: bytes) -> bytes:
-    """Return the code that only somebody who knows the secret can make for this greeting and this channel."""
+    """Return the code that only somebody who knows the secret can make for this greeting and this channel.
+
+    `who`: b"slave" or b"master", the side that proves itself; `theirs`, `mine`: the random bytes of the other side and
+    of that side; `channel`: bytes that only the two ends of this TLS channel know.
+    """
     name, secret = credentials
     told = who + theirs + mine + hashlib.sha256(channel).digest() + name.encode("utf-8", "replace")
     return hmac.digest(secret.encode("utf-8", "replace"), told, hashlib.sha256)
@@ -75,7 +79,7 @@ class MasterGreeting(_Greeting):
     """The master's side of the greeting."""
 
     def received(self, data: bytes) -> bytes:
-        """Return what to answer. Raises ReplicationError for somebody who does not know the secret."""
+        """Take what the slave sent; return what to answer. Raises ReplicationError if it does not know the secret."""
         answer = b""
         for kind, payload in self._frames(data):
             if kind == HELLO and not self._theirs and len(payload) == RANDOM_BYTES:
@@ -101,7 +105,10 @@ class SlaveGreeting(_Greeting):
         return frame(HELLO, self._mine)
 
     def received(self, data: bytes) -> bytes:
-        """Return what to answer. Raises ReplicationError for a master that does not know the secret, or refuses."""
+        """Take what the master sent; return what to answer.
+
+        Raises ReplicationError for a master that does not know the secret, or refuses.
+        """
         answer = b""
         for kind, payload in self._frames(data):
             if kind == CHALLENGE and not self._theirs and len(payload) == RANDOM_BYTES:

@@ -159,12 +159,12 @@ class HaClient:
 
     @property
     def state(self) -> LinkState:
-        """How far the link is; READY without a connection."""
+        """How far the link is: LinkState.READY without a connection."""
         link = self.link
         return LinkState.READY if link is None else link.state
 
     def start(self) -> None:
-        """Begin, once an address is known."""
+        """Begin to connect; without an address, once one is set."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def set_address(self, address: str | None) -> None:

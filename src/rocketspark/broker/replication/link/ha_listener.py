@@ -67,7 +67,7 @@ class HaConnection(asyncio.Protocol):
         self._look_again()
 
     def data_received(self, data: bytes) -> None:
-        """Take reports."""
+        """Take a slave's reports."""
         if not self.is_open:
             return
         try:
@@ -141,11 +141,11 @@ class HaConnection(asyncio.Protocol):
             self._look_again()
 
     def pause_writing(self) -> None:
-        """The slave does not keep up."""
+        """Stop writing: the slave does not read as fast as the log is sent."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """The slave reads again."""
+        """Write again: the slave has read what was sent."""
         self._paused = False
         self.push()
 

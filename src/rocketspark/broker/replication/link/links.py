@@ -496,7 +496,7 @@ class SwitchSlaveLink(SlaveLink):
         self._epoch = -1
 
     def hello(self, now_s: float) -> bytes:
-        """Return the handshake."""
+        """Return the handshake, which is sent first."""
         self.last_write_s = now_s
         settings = self._settings
         return ha.encode_slave_handshake(
