@@ -392,11 +392,14 @@ class Receives:
         good: list[Popped] = []
         wrong: list[Held] = []
         dead: list[tuple[Held, str]] = []
+        # Messages of a batch have one handle: it is acknowledged with those of them that are wanted.
+        kept = {one.pairs[RECEIPT_HANDLE] for one in found if not tags or one.pairs.get(TAGS) in tags}
         for one in found:
             held = Held(wanted.group, wanted.topic, one.handle)
             if tags and one.pairs.get(TAGS) not in tags:
-                # Another tag with the same hash code.
-                wrong.append(held)
+                # Another tag with the same hash code, or another message of a batch.
+                if one.pairs[RECEIPT_HANDLE] not in kept:
+                    wrong.append(held)
             elif one.record.reconsume_times >= wanted.attempts_max:
                 dead.append((held, _message_id(one)))
             else:

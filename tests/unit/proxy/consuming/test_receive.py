@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import zlib
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketspark.errors import FrameError
+from rocketspark.model import subscribe
 from rocketspark.protocol.headers import PopReply
 from rocketspark.protocol.message import batch, compression, record, sysflags
-from rocketspark.proxy.consuming.receive import popped
+from rocketspark.proxy.consuming.receive import Receives, popped
 from rocketspark.proxy.message_form import fill, message_of
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import Encoding
@@ -94,6 +96,23 @@ def test_a_stored_batch_that_comes_again_gives_its_handle_to_each_message() -> N
     )
     found = popped(told, whole, "broker-a")
     assert [(one.record.body, one.handle.encode()) for one in found] == [(b"a", f"{own} 400"), (b"b", f"{own} 400")]
+
+
+def test_a_batch_is_acknowledged_for_its_tags_only_if_none_of_its_messages_is_wanted() -> None:
+    def whole(offset: int, *tags: bytes) -> bytes:
+        inner = batch.encode([batch.BatchItem(0, tag, b"TAGS\x01%b\x02" % tag) for tag in tags])
+        flags = sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
+        return stored(offset, body=inner, sys_flag=flags, properties=b"INNER_BASE\x01%d\x02" % offset)
+
+    told = PopReply(start_offsets="0 1 5", message_offsets="0 1 5,7,9")
+    found = popped(told, whole(5, b"x", b"y") + whole(7, b"z", b"y") + whole(9, b"y"), "broker-a")
+    calls = mock.Mock()
+    wanted = mock.Mock(filter=subscribe("T", "x || w"), attempts_max=16, group="G", topic="T")
+    good = Receives._sifted(mock.Mock(_calls=calls), wanted, found)
+    assert [one.record.body for one in good] == [b"x"]
+    [(wrong, dead)] = [call.args for call in calls.put_aside.call_args_list]
+    assert [held.handle.queue_offset for held in wrong] == [7, 7, 9]
+    assert dead == []
 
 
 def test_what_does_not_inflate_is_delivered_as_it_is() -> None:
