@@ -31,7 +31,7 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import Header, Request
 from rocketspark.transport.processor_table import Answer, Handler, Routes
 from rocketspark.transport.request_frames import Parts
-from rocketspark.transport.server_bounds import place_of
+from rocketspark.transport.server_bounds import host_of, place_of
 
 if TYPE_CHECKING:
     from rocketspark.transport.peer import Peer
@@ -308,7 +308,7 @@ class Audit:
             return
         self._last = None
         self.refusals[decision.check, decision.code] += 1
-        if self._has_room(place_of(decision.source.rpartition(":")[0])):
+        if self._has_room(place_of(host_of(decision.source))):
             self._put("refused", {**_who(decision), **_asked(decision), "outcome": "refused"}, remark=decision.remark)
 
     def _has_room(self, host: str) -> bool:
@@ -378,7 +378,7 @@ class Audit:
     def _decision_on(self, peer: Peer, code: int) -> Decision:
         """Return what let the request pass: the gate decided about it just now, if there is one."""
         last, self._last = self._last, None
-        if last is not None and last.code == code and last.source.rpartition(":")[0] == _host(peer):
+        if last is not None and last.code == code and host_of(last.source) == host_of(peer.address):
             return last
         return Decision(Check.AUTHORIZATION, "", peer.address, code, "", (), allowed=True, rule="no access control")
 
@@ -434,10 +434,6 @@ def _asked(decision: Decision) -> dict[str, Any]:
     if decision.actions:
         asked["actions"] = list(decision.actions)
     return asked | {"check": decision.check.value, "rule": shown(decision.rule, characters_max=TEXT_MAX)}
-
-
-def _host(peer: Peer) -> str:
-    return peer.address.rpartition(":")[0]
 
 
 def _outcome(answer: bytes | None) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.transport.server_bounds import place_of
+from rocketspark.transport.server_bounds import host_of, place_of
 
 log = LimitedLog("rocketspark.broker")
 
@@ -66,7 +66,7 @@ class AutomaticCreation:
         if not 0 <= now - self._since < PERIOD_S:
             self._since = now
             self._made.clear()
-        host = place_of(address.rpartition(":")[0])
+        host = place_of(host_of(address))
         counted = (kind is Made.OFFSETS, host)
         if counted not in self._made and len(self._made) >= ADDRESSES_MAX:
             counted = (kind is Made.OFFSETS, "")

@@ -17,6 +17,7 @@ from rocketspark import machine
 from rocketspark.model.histogram import Histogram
 from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.proxy.wire.statuses import Refused
+from rocketspark.transport.server_bounds import host_of
 
 CLIENT_ID = "x-mq-client-id"
 LANGUAGE = "x-mq-language"
@@ -93,7 +94,7 @@ class Call:
     @property
     def remote_host(self) -> str:
         """The client's address without its port."""
-        return self.remote_address.rpartition(":")[0].strip("[]")
+        return host_of(self.remote_address)
 
     @property
     def remaining_ms(self) -> float | None:

@@ -37,6 +37,7 @@ from rocketspark.proxy.clients import Clients, ProxyClient
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire.enumerations import ClientType, Code
 from rocketspark.proxy.wire.statuses import Refused
+from rocketspark.transport.server_bounds import host_of
 
 log = LimitedLog("rocketspark.proxy")
 
@@ -296,7 +297,7 @@ class AccessControl:
         if not self._authorizes:
             return True
         await self.tables.fresh(client.user)
-        host = client.address.rpartition(":")[0].strip("[]")
+        host = host_of(client.address)
         needed = [topic_context(topic, action)] if topic else []
         if action == SUB:
             needed.append(_group(client.group))

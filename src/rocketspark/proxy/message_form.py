@@ -18,6 +18,7 @@ from rocketspark.protocol.message.message_ids import offset_message_id, unpack_h
 from rocketspark.protocol.message.record import Record
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import DigestType, Encoding
+from rocketspark.transport.server_bounds import host_of
 
 TAGS = properties.TAGS
 KEYS = properties.KEYS
@@ -120,7 +121,7 @@ def fill(made: Any, record: Record, topic: str, pairs: dict[str, str], now_ms: i
     system.body_encoding = int(encoding)
     system.message_type = WIRE_TYPES[type_of(pairs)]
     _set_ms(system.born_timestamp, record.born_time_ms)
-    system.born_host = pairs.get(BORN_HOST) or unpack_host(record.born_host).rpartition(":")[0].strip("[]")
+    system.born_host = pairs.get(BORN_HOST) or host_of(unpack_host(record.born_host))
     _set_ms(system.store_timestamp, record.store_time_ms)
     system.store_host = unpack_host(record.store_host)
     delay_s = whole_number(pairs.get(DELIVERY_DELAY_S))

@@ -136,6 +136,11 @@ class Bounded(Writing, Protocol):
         """The number of the frame that has begun to arrive and is not whole; None if there is none."""
 
 
+def host_of(address: str) -> str:
+    """Return the host of an address "host:port" or "[v6]:port", as peers have it."""
+    return address.rpartition(":")[0].strip("[]")
+
+
 @lru_cache(maxsize=4096)
 def place_of(host: str) -> str:
     """Return what counts as one address: an IPv4 address, or the network of 64 bits of an IPv6 one.

@@ -18,7 +18,7 @@ from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.waits import ReplicaWaits
 from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.transport.server_bounds import OF_PROCESS, Descriptors, place_of
+from rocketspark.transport.server_bounds import OF_PROCESS, Descriptors, host_of, place_of
 
 log = LimitedLog("rocketspark.broker.replication")
 
@@ -47,7 +47,7 @@ class HaConnection(asyncio.Protocol):
     @property
     def host(self) -> str:
         """The slave's address without its port, which is another one each time."""
-        return self.address.rpartition(":")[0].strip("[]")
+        return host_of(self.address)
 
     @property
     def place(self) -> str:
