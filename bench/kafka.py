@@ -41,6 +41,15 @@ class Case(NamedTuple):
 
 def cases(consume_count: int, seconds: float, latency_count: int) -> dict[str, Case]:
     """All cases, by the last part of their names in bench.kafka_perf."""
+    consume = Case(
+        "consume",
+        CONSUME_TOPIC,
+        {"confluent": "consume", "aiokafka": "consume-async"},
+        consume_count,
+        consume_count // 5,
+        measures=("rate", "first_ms"),
+    )
+    columns = dict.fromkeys(consume.ways, "consume-columns")
     return {
         "sync": Case("sync send", SEND_TOPIC, {"confluent": "sync", "aiokafka": "await"}, seconds, 1.5 * seconds),
         "batch": Case(
@@ -51,22 +60,8 @@ def cases(consume_count: int, seconds: float, latency_count: int) -> dict[str, C
             1.5 * seconds,
             WINDOW,
         ),
-        "consume": Case(
-            "consume",
-            CONSUME_TOPIC,
-            {"confluent": "consume", "aiokafka": "consume-async"},
-            consume_count,
-            consume_count // 5,
-            measures=("rate", "first_ms"),
-        ),
-        "columns": Case(
-            "consume as columns",
-            CONSUME_TOPIC,
-            {"confluent": "consume-columns", "aiokafka": "consume-columns"},
-            consume_count,
-            consume_count // 5,
-            measures=("rate", "first_ms"),
-        ),
+        "consume": consume,
+        "columns": consume._replace(name="consume as columns", ways=columns),
         "latency": Case(
             "send to consumer",
             LATENCY_TOPIC,
