@@ -212,11 +212,11 @@ class FetchedTables:
         """Wait until the tables are no older than `refresh_s`; for a user who is not in them they are fetched sooner.
         If they count still, a silent broker is not waited for long.
         """
-        limit_s, now_s = self._refresh_s, machine.monotonic()
+        now_s = machine.monotonic()
+        is_known = username is None or username in self.users
+        limit_s = self._refresh_s if is_known else min(self._refresh_s, LOOK_AGAIN_S)
         # Past its life a copy lets nobody in while a broker is asked: it may be of before a proxy was idle for hours.
-        counts = bool(self.users) and now_s - self._fetched_s <= self._life_s
-        if username is not None and username not in self.users:
-            limit_s = min(limit_s, LOOK_AGAIN_S)
+        counts = bool(self.users) and not self._is_past_life()
         if now_s - self._tried_s < limit_s:
             if self._task is not None and not counts:
                 await asyncio.shield(self._task)
@@ -224,7 +224,7 @@ class FetchedTables:
         if self._task is None or self._task.done():
             self._tried_s = now_s
             self._task = asyncio.ensure_future(self._fetch())
-        elif counts and (username is None or username in self.users):
+        elif counts and is_known:
             # Others waited for it when it began: the last copy holds until it has ended.
             return
         await asyncio.wait((self._task,), timeout=WAIT_S if counts else None)
@@ -250,8 +250,11 @@ class FetchedTables:
             log.exception("users and rules could not be fetched")
             why = e
         log.warning("users and rules could not be fetched: %s", why)
-        if machine.monotonic() - self._fetched_s > self._life_s:
+        if self._is_past_life():
             self._take({}, {})
+
+    def _is_past_life(self) -> bool:
+        return machine.monotonic() - self._fetched_s > self._life_s
 
     def _take(self, users: dict[str, User], acls: dict[str, Acl]) -> None:
         if users != self.users or acls != self.acls:

@@ -389,19 +389,16 @@ class Receives:
     def _sifted(self, wanted: Wanted, found: list[Popped]) -> list[Popped]:
         """Return what is to be delivered; the rest is acknowledged, or becomes dead letters."""
         tags = wanted.filter.tags
+        # Others have another tag with the same hash code, or came with their batch. A batch has one handle for all its
+        # messages: it is acknowledged with those of them that are wanted.
+        right = [one for one in found if not tags or one.pairs.get(TAGS) in tags]
+        kept = {one.pairs[RECEIPT_HANDLE] for one in right}
+        wrong = [Held(wanted.group, wanted.topic, one.handle) for one in found if one.pairs[RECEIPT_HANDLE] not in kept]
         good: list[Popped] = []
-        wrong: list[Held] = []
         dead: list[tuple[Held, str]] = []
-        # Messages of a batch have one handle: it is acknowledged with those of them that are wanted.
-        kept = {one.pairs[RECEIPT_HANDLE] for one in found if not tags or one.pairs.get(TAGS) in tags}
-        for one in found:
-            held = Held(wanted.group, wanted.topic, one.handle)
-            if tags and one.pairs.get(TAGS) not in tags:
-                # Another tag with the same hash code, or another message of a batch.
-                if one.pairs[RECEIPT_HANDLE] not in kept:
-                    wrong.append(held)
-            elif one.record.reconsume_times >= wanted.attempts_max:
-                dead.append((held, _message_id(one)))
+        for one in right:
+            if one.record.reconsume_times >= wanted.attempts_max:
+                dead.append((Held(wanted.group, wanted.topic, one.handle), _message_id(one)))
             else:
                 good.append(one)
         self._calls.put_aside(wrong, dead)
