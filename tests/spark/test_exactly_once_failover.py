@@ -32,10 +32,18 @@ __all__ = ["pieces"]
 
 
 @pytest.fixture(scope="module")
-def pairs() -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     """Two brokers of two replicas each."""
     with run_cluster(brokers=2, replicas=2) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def pairs(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, whole again afterwards, also if the test fails between a kill and its end."""
+    yield cluster
+    for broker in (COMMIT_BROKER, TARGET_BROKER):
+        in_sync(cluster, broker)
 
 
 def in_sync(cluster: Cluster, broker: str) -> None:

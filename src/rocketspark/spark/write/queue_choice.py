@@ -16,11 +16,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rocketspark.client.producer.producer import AsyncProducer
-from rocketspark.errors import ConfigError, RouteNotFound
+from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.message import properties
 from rocketspark.spark.write.rows import CheckedRows
 from rocketspark.store.index.key_hashes import hashes
+from rocketspark.transport.retries import RetryRule, again
 
 
 class FindQueues(Protocol):
@@ -172,10 +173,14 @@ def _chosen(topic: str, queues: Sequence[MessageQueue], broker: str | None, queu
 
 
 class TargetQueues:
-    """Finds the queues of topics, and chooses the next queue of each target."""
+    """Finds the queues of topics, and chooses the next queue of each target.
 
-    def __init__(self, producer: AsyncProducer) -> None:
+    `timeout_ms`: how long an election of a master is waited for, while no broker takes messages for a topic.
+    """
+
+    def __init__(self, producer: AsyncProducer, timeout_ms: float) -> None:
         self._producer = producer
+        self._timeout_s = timeout_ms / 1000
         self._queues: dict[str, list[MessageQueue]] = {}
         self._assumed: dict[str, list[MessageQueue]] = {}
         self._turns: dict[QueueTarget, int] = {}
@@ -224,8 +229,23 @@ class TargetQueues:
                 queues = await self._producer.queues(topic)
             except RouteNotFound:
                 return None
-            if not queues:
+            queues = self._queues[topic] = queues or await self._after_election(topic)
+        return queues
+
+    async def _after_election(self, topic: str) -> list[MessageQueue]:
+        """Return the queues of a topic that no broker takes messages for, once a master is elected, as a send waits for
+        it. Raises RouteNotFound if none is in time, or its brokers have masters.
+        """
+        producer, full = self._producer, namespace.wrap(self._producer._namespace, topic)
+
+        async def look() -> list[MessageQueue]:
+            found = (await producer._routes.refresh(full)).producer_queues()
+            if not found:
                 text = f"no broker takes messages for topic {topic!r}: none is up, or all refuse"
                 raise RouteNotFound(topic, remark=text)
-            self._queues[topic] = queues
-        return queues
+            return [producer._bare_queue(queue) for queue in found]
+
+        def may_pass(error: Exception) -> bool:
+            return isinstance(error, RocketSparkError) and producer._routes.is_without_master(full)
+
+        return await again(look, RetryRule(budget_s=self._timeout_s, may_pass=may_pass))

@@ -36,7 +36,7 @@ class RowSender:
         self._options = options
         self._packing = PackingSettings(over_bytes=options.compress_over_bytes, kind=options.compression or "zlib")
         self._ids = UniqueIdBlocks()
-        self.queues = TargetQueues(producer)
+        self.queues = TargetQueues(producer, options.timeout_ms)
 
     def encode(self, rows: CheckedRows) -> BatchItems:
         """Encode rows as items, each with a new unique id. Raises MessageIllegal."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -18,8 +20,10 @@ from tests.unit.client.fake import in_loop
 from rocketspark.client.producer.prepared_message import queue_of_key
 from rocketspark.errors import ConfigError, RouteNotFound
 from rocketspark.model import MessageQueue
+from rocketspark.spark.write import queue_choice
 from rocketspark.spark.write.queue_choice import QueueTarget, TargetQueues, targets
 from rocketspark.spark.write.rows import CheckedRows
+from rocketspark.transport.retries import RetryRule
 
 pytestmark = pytest.mark.shows(
     "batch and stream, all columns and options, delivery times, bounded memory, order per queue, a killed "
@@ -105,16 +109,34 @@ TOPIC_QUEUES = [MessageQueue("t", broker, i) for broker in ("a", "b") for i in (
 
 
 class Producer:
-    """Knows topic t with four queues, and topic shut with none that takes messages."""
+    """Knows topic t with four queues, and topic shut with none that takes messages; of topic elects none of the brokers
+    has a master before the route was fetched so often.
+    """
 
-    def __init__(self) -> None:
+    _namespace = ""
+
+    def __init__(self, looks: int = 0) -> None:
         self.asked: list[str] = []
+        self.looks = looks
+        self._routes = self
+
+    def _bare_queue(self, queue: MessageQueue) -> MessageQueue:
+        return queue
+
+    async def refresh(self, topic: str) -> mock.Mock:
+        self.asked.append(f"route of {topic}")
+        self.looks -= 1
+        taking = TOPIC_QUEUES if topic == "elects" and self.looks < 0 else []
+        return mock.Mock(producer_queues=lambda: taking)
+
+    def is_without_master(self, topic: str) -> bool:
+        return topic == "elects" and self.looks >= 0
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         self.asked.append(topic)
         if topic == "t":
             return TOPIC_QUEUES
-        if topic == "shut":
+        if topic in ("shut", "elects"):
             return []
         raise RouteNotFound(topic)
 
@@ -122,7 +144,7 @@ class Producer:
 @in_loop
 async def test_targets_take_turns_each_among_its_own_queues() -> None:
     producer = Producer()
-    queues = TargetQueues(producer)  # type: ignore[arg-type]
+    queues = TargetQueues(producer, 10_000)  # type: ignore[arg-type]
     everywhere, on_b, one = QueueTarget("t"), QueueTarget("t", "b"), QueueTarget("t", None, TOPIC_QUEUES[1])
     taken = [(await queues.next(everywhere), await queues.next(on_b), await queues.next(one)) for _ in range(8)]
     assert Counter(queue for queue, _, _ in taken) == dict.fromkeys(TOPIC_QUEUES, 2)
@@ -134,7 +156,7 @@ async def test_targets_take_turns_each_among_its_own_queues() -> None:
 @in_loop
 async def test_a_topic_that_does_not_exist_has_no_next_queue_and_is_asked_for_again() -> None:
     producer = Producer()
-    queues = TargetQueues(producer)  # type: ignore[arg-type]
+    queues = TargetQueues(producer, 10_000)  # type: ignore[arg-type]
     assert await queues.next(QueueTarget("new")) is None
     with pytest.raises(RouteNotFound, match="'new' does not exist: a row with queueId or broker needs"):
         await queues.find("new")
@@ -143,7 +165,20 @@ async def test_a_topic_that_does_not_exist_has_no_next_queue_and_is_asked_for_ag
 
 @in_loop
 async def test_a_topic_that_no_broker_takes_messages_for_is_an_error() -> None:
-    queues = TargetQueues(Producer())  # type: ignore[arg-type]
+    queues = TargetQueues(Producer(), 10_000)  # type: ignore[arg-type]
     for call in (queues.find("shut"), queues.next(QueueTarget("shut"))):
         with pytest.raises(RouteNotFound, match="no broker takes messages for topic 'shut'"):
             await call
+
+
+@in_loop
+async def test_a_master_that_is_elected_just_now_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_choice, "RetryRule", partial(RetryRule, pauses_s=(0,)))
+    producer = Producer(looks=3)
+    queues = TargetQueues(producer, 10_000)  # type: ignore[arg-type]
+    assert await queues.next(QueueTarget("elects")) in TOPIC_QUEUES
+    assert await queues.find("elects") == TOPIC_QUEUES
+    assert producer.asked == ["elects"] + ["route of elects"] * 4
+    late = TargetQueues(Producer(looks=1 << 30), 20)  # type: ignore[arg-type]
+    with pytest.raises(RouteNotFound, match="no broker takes messages for topic 'elects'"):
+        await late.next(QueueTarget("elects"))
