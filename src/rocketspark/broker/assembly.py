@@ -11,9 +11,9 @@ from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.assignments import FILE_NAME as REQUEST_MODES
 from rocketspark.broker.consumers.assignments import RequestModes
 from rocketspark.broker.consumers.connected_clients import ConnectedClients, ConsumerGroup
-from rocketspark.broker.consumers.consumer_offsets import FILE_NAME as READERS_ANEW
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.consumers.long_polling import LongPolling
+from rocketspark.broker.consumers.readers_anew import FILE_NAME as READERS_ANEW
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import PutMessage

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketspark.broker.consumers import consumer_offsets
-from rocketspark.broker.consumers.consumer_offsets import Reader, ReadersAnew
+from rocketspark.broker.consumers import readers_anew
+from rocketspark.broker.consumers.readers_anew import Reader, ReadersAnew
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.protocol.json.bodies import ReadersTable
 
@@ -23,7 +23,7 @@ READERS = st.lists(st.tuples(NAMES, NAMES, st.integers(0, 3)), unique=True)
 
 
 def kept(folder: Path) -> JsonFile[ReadersTable]:
-    return JsonFile(folder / consumer_offsets.FILE_NAME, ReadersTable)
+    return JsonFile(folder / readers_anew.FILE_NAME, ReadersTable)
 
 
 @given(READERS, READERS, READERS)
@@ -51,8 +51,8 @@ def test_a_start_and_another_broker_know_those_that_were_not_told(
 def test_a_save_takes_the_state_of_now_and_makes_its_text_where_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of 65,536 offsets set by hand held the loop for 30 ms at each queue that followed."""
     found, made = ReadersAnew(), []
-    pieces = consumer_offsets.pieces
-    monkeypatch.setattr(consumer_offsets, "pieces", lambda *table: made.append(table) or pieces(*table))
+    pieces = readers_anew.pieces
+    monkeypatch.setattr(readers_anew, "pieces", lambda *table: made.append(table) or pieces(*table))
     found.add([("G", "T", 0)])
     found.set(("G", "T", 1), 7)
     taken = found._snapshot()
@@ -63,7 +63,7 @@ def test_a_save_takes_the_state_of_now_and_makes_its_text_where_it_is_written(mo
 
 
 def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_offsets, "READERS_MAX", 2)
+    monkeypatch.setattr(readers_anew, "READERS_MAX", 2)
     found = ReadersAnew()
     found.add(("G", "T", number) for number in range(4))
     assert list(found.readers) == [("G", "T", 2), ("G", "T", 3)]
@@ -73,7 +73,7 @@ def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_written_once_after_each_change(tmp_path: Path) -> None:
     found = ReadersAnew(kept(tmp_path))
-    path = tmp_path / consumer_offsets.FILE_NAME
+    path = tmp_path / readers_anew.FILE_NAME
     found.save()
     assert not path.exists()
     found.add([("G", "T", 0)])
