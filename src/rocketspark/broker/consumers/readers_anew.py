@@ -33,16 +33,15 @@ class ReadersAnew:
 
     def __init__(self, file: JsonFile[ReadersTable] | None = None) -> None:
         found = (file.load() if file is not None else None) or ReadersTable()
-        self.readers: dict[Reader, None] = dict.fromkeys(_readers(found.readers))
+        # Of broadcasting groups with the ids of the members that did not pull there yet: each has an offset of its own.
+        # These are in memory alone; with None the first member that asks is told.
+        self.readers: dict[Reader, set[str] | None] = dict.fromkeys(_readers(found.readers))
         self.resets: dict[Reader, int] = {
             (group, topic, queue_id): found.resets[f"{topic}@{group}"][queue_id]
             for group, topic, queue_id in _readers(found.resets)
         }
         # Those that were told, and did not pull there yet.
         self._told: set[Reader] = set()
-        # Of broadcasting groups the ids of the members that did not pull there yet: each has an offset of its own. In
-        # memory alone; without it the first member that asks is told.
-        self._members: dict[Reader, set[str]] = {}
         self.changes = self._noted = 0
         self.unsaved = UnsavedChanges(
             FILE_NAME,
@@ -56,19 +55,15 @@ class ReadersAnew:
 
     def add(self, readers: Iterable[Reader], broadcasting: Members = NO_MEMBERS) -> None:
         """Remember readers of a deleted topic, READERS_MAX at most. `broadcasting`: client ids by group."""
-        readers = list(readers)
-        self._members |= {reader: set(broadcasting[reader[0]]) for reader in readers if reader[0] in broadcasting}
         added = [reader for reader in readers if reader not in self.readers]
-        self.readers |= dict.fromkeys(added)
+        self.readers |= {r: set(broadcasting[r[0]]) if r[0] in broadcasting else None for r in added}
         for oldest in list(self.readers)[: max(len(self.readers) - READERS_MAX, 0)]:
             del self.readers[oldest]
-            self._members.pop(oldest, None)
         self.changes += bool(added)
 
     def take(self, reader: Reader) -> bool:
         """Forget a reader, because it asks where to begin or was told; return False if it is not known here."""
         self._told.discard(reader)
-        self._members.pop(reader, None)
         if reader not in self.readers:
             return False
         del self.readers[reader]
@@ -96,7 +91,7 @@ class ReadersAnew:
         set by hand, and never of a topic made anew. `member`: returns the client id.
         """
         # What an operator said since is for all, also where some member never came.
-        if reader not in self.resets and (members := self._members.get(reader)) is not None:
+        if reader not in self.resets and (members := self.readers.get(reader)) is not None:
             return self._member_sent_to(reader, members, at, member()) if follows else None
         is_anew = reader in self.readers
         wanted = self.resets.get(reader, 0 if is_anew else None)
@@ -131,10 +126,9 @@ class ReadersAnew:
 
     def replace(self, table: Mapping[str, Iterable[int]]) -> None:
         """Replace the readers of deleted topics by those of a master's table."""
-        readers = dict.fromkeys(itertools.islice(_readers(table), READERS_MAX))
+        readers: dict[Reader, set[str] | None] = dict.fromkeys(itertools.islice(_readers(table), READERS_MAX))
         if readers.keys() != self.readers.keys():
             self.readers = readers
-            self._members.clear()
             self.changes += 1
 
     def replace_resets(self, resets: Mapping[Reader, int]) -> None:
