@@ -10,7 +10,7 @@ import functools
 import msgspec
 
 from rocketspark.controller.headed_content import HeadedFormat
-from rocketspark.controller.replica_sets import Event, Looked, MasterElected, Sets, apply
+from rocketspark.controller.replica_sets import Event, Looked, Sets, apply
 
 # What the changes of one entry may take.
 ENTRY_BYTES_MAX = 1 << 19
@@ -36,17 +36,11 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def advance(state: State, events: tuple[Event, ...], looked: tuple[Looked, ...]) -> State:
-    """Return the state after these changes; it is the same, with the same `version`, if there are none.
-
-    An election removes the `Looked` of its set: a request of an earlier epoch is refused by its epoch, and the elected
-    broker may be another process than the one that looked when the same broker was master before.
-    """
+    """Return the state after these changes; it is the same, with the same `version`, if there are none."""
     if not events and not looked:
         return state
     sets = functools.reduce(apply, events, state.sets)
-    elected = {event.broker_name for event in events if isinstance(event, MasterElected)}
-    seen = {name: each for name, each in state.looked.items() if name not in elected}
-    seen |= {each.broker_name: each for each in looked}
+    seen = state.looked | {each.broker_name: each for each in looked}
     return State(state.version + 1, sets, {name: each for name, each in seen.items() if name in sets})
 
 
