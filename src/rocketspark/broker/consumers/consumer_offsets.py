@@ -16,7 +16,7 @@ from rocketspark.broker.automatic_creation import AutomaticCreation, Made
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.readers_anew import NO_MEMBERS, Members, Reader, ReadersAnew
 from rocketspark.broker.storage.json_tables import JsonFile, next_version
-from rocketspark.broker.storage.table_saving import SMALL_ROWS, UnsavedChanges, pieces
+from rocketspark.broker.storage.table_saving import SMALL_ROWS, UnsavedChanges, all_but_last, pieces
 from rocketspark.errors import StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json import bodies
@@ -388,11 +388,8 @@ def _around(
     mark = b',"offsetTable":{'
     head, _, rest = next(snapshot).partition(mark)
     yield head + b',"groupTopicMap":' + bodies.encode(topics) + mark + rest
-    part = next(snapshot)
-    for following in snapshot:
-        yield part
-        part = following
-    assert part == b"}}"
+    last = yield from all_but_last(snapshot)
+    assert last == b"}}"
     pulls: dict[str, dict[str, int]] = {}
     for (group, topic, queue_id), offset in pulled.items():
         pulls.setdefault(f"{topic}@{group}", {})[str(queue_id)] = offset

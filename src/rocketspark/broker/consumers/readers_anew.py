@@ -10,7 +10,7 @@ from types import MappingProxyType
 import msgspec
 
 from rocketspark.broker.storage.json_tables import JsonFile
-from rocketspark.broker.storage.table_saving import UnsavedChanges, pieces
+from rocketspark.broker.storage.table_saving import UnsavedChanges, all_but_last, pieces
 from rocketspark.protocol.json.bodies import ReadersTable
 
 FILE_NAME = "readersAnew.json"
@@ -178,9 +178,6 @@ def _readers_json(readers: Iterable[Reader], resets: Mapping[Reader, int]) -> It
         pieces(ReadersTable(), "readers", _queues_of(readers)),
         pieces(ReadersTable(), "resets", offsets, lambda rows: msgspec.json.encode(dict(rows))[1:-1]),
     )
-    part = next(first)
-    for following in first:
-        yield part
-        part = following
+    yield from all_but_last(first)
     yield next(second).partition(b'"readers":{')[2]
     yield from second

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rocketspark import machine
@@ -66,6 +66,15 @@ def _pieces(
 
 def _sorted_rows(rows: list[tuple[str, T]]) -> bytes:
     return sorted_json(dict(rows))[1:-1]
+
+
+def all_but_last(parts: Iterator[bytes]) -> Generator[bytes, None, bytes]:
+    """Yield all pieces but the last, and return that one: something else stands in its place."""
+    part = next(parts)
+    for following in parts:
+        yield part
+        part = following
+    return part
 
 
 def joined(parts: Iterable[bytes]) -> bytes:

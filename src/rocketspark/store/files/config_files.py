@@ -101,7 +101,7 @@ def write(
             _replace(files, f"{path}.bak", before, mode)
         _replace(files, path, text, mode)
         # So that after a power cut there is this text, not the one before.
-        files.sync_directory(os.path.dirname(path) or ".")
+        files.sync_directory(folder)
     except OSError as e:
         raise failure(e, "write", path, len(text)) from e
 
