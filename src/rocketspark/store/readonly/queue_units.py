@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from rocketspark.protocol.message.record_layout import Ints
 from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_TYPE
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_TYPE
 from rocketspark.store.readonly.log_scan import LogScan
 from rocketspark.store.readonly.read_only_files import ReadOnlyFiles
-
-Ints = npt.NDArray[Any]
 
 _CHUNK_UNITS = 1 << 16
 _SIZES_SEEN = 64

@@ -18,11 +18,12 @@ import numpy as np
 
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.message import sysflags
+from rocketspark.protocol.message.record_layout import Ints
 from rocketspark.store.commitlog.dispatch import enters_queue
 from rocketspark.store.deleted_topics import topics_of
 from rocketspark.store.files import checkpoint
 from rocketspark.store.readonly.log_scan import LogScan, WholeRecord
-from rocketspark.store.readonly.queue_units import NO_TAIL, Ints, LogTail, QueueFiles, QueueUnitFiles
+from rocketspark.store.readonly.queue_units import NO_TAIL, LogTail, QueueFiles, QueueUnitFiles
 from rocketspark.store.readonly.read_only_files import listed, unreadable
 
 # Bytes of the log before the safe position that are read again, to notice a tail that was cut.

@@ -20,12 +20,13 @@ from rocketspark.protocol.message.record_layout import (
     MAGIC_V2,
     PROPERTIES_LENGTH_BYTES,
     RECORD_BYTES_MIN,
+    Ints,
 )
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
 from rocketspark.store.consumequeue.consume_queue_ext import ADDRESS_MAX
 from rocketspark.store.consumequeue.consume_queue_store import SCHEDULE_TOPIC
 from rocketspark.store.readonly.log_scan import RECORD_BYTES_MAX, LogScan
-from rocketspark.store.readonly.queue_units import Ints, QueueFiles, QueueUnits
+from rocketspark.store.readonly.queue_units import QueueFiles, QueueUnits
 
 RECORDS_PER_PIECE = 16_384
 BYTES_PER_PIECE = 8 << 20
