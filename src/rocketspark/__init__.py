@@ -51,7 +51,7 @@ _HOME = {
     "TransactionResult": "client.producer.transactions",
     "TransactionState": "client.producer.transactions",
     "split": "client.producer.prepared_message",
-    "MessageBatch": "client.results",
+    "MessageBatch": "client.message_batch",
     "SendResult": "client.results",
     "SendStatus": "client.results",
     "RocketSparkError": "errors",

@@ -71,7 +71,7 @@ ALLOWED = {
     # Notes of what left an acting slave: they guard against a kill, not against a loss of power.
     "broker/storage/left_messages.py": {"Path.mkdir", "Path.write_bytes", "os.replace"},
     # Threads of applications that use clients without an event loop.
-    "client/real_threads.py": {"threading.Thread"},
+    "client/connection/real_threads.py": {"threading.Thread"},
     # The place for sockets, and that for files.
     "transport/dialing.py": {"socket.socket"},
     "store/files/system_calls.py": {

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rocketspark.client.consumer.pop.simple_consumer import AsyncSimpleConsumer
     from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
     from rocketspark.client.consumer.push_consumer import AsyncPushConsumer
+    from rocketspark.client.message_batch import MessageBatch
     from rocketspark.client.producer.prepared_message import split
     from rocketspark.client.producer.producer import AsyncProducer
     from rocketspark.client.producer.transactions import (
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
         TransactionResult,
         TransactionState,
     )
-    from rocketspark.client.results import MessageBatch, SendResult, SendStatus
+    from rocketspark.client.results import SendResult, SendStatus
     from rocketspark.client.sync import Producer, PullConsumer, PushConsumer, SimpleConsumer
 
 _HOME = {
@@ -40,7 +41,7 @@ _HOME = {
     "TransactionProducer": "producer.transactions",
     "TransactionResult": "producer.transactions",
     "TransactionState": "producer.transactions",
-    "MessageBatch": "results",
+    "MessageBatch": "message_batch",
     "SendResult": "results",
     "SendStatus": "results",
 }

@@ -18,6 +18,7 @@ from rocketspark.client.consumer.pop.simple_consumer import AsyncSimpleConsumer
 from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
 from rocketspark.client.consumer.push_consumer import AsyncPushConsumer, ColumnsListenerT, ListenerT
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
+from rocketspark.client.message_batch import MessageBatch
 from rocketspark.client.producer.prepared_message import make_message, pack
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.client.producer.program_end import open_producers
@@ -29,7 +30,7 @@ from rocketspark.client.producer.thread_sends import (
     WaitingSend,
 )
 from rocketspark.client.queries import Queries
-from rocketspark.client.results import MessageBatch, SendResult
+from rocketspark.client.results import SendResult
 from rocketspark.client.selectors import Selector
 from rocketspark.errors import StateError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage

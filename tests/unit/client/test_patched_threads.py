@@ -9,7 +9,7 @@ import pytest
 from tests.unit.client.fake import Fake
 from tests.unit.client.test_sync import fake
 
-from rocketspark.client.real_threads import DaemonThreads
+from rocketspark.client.connection.real_threads import DaemonThreads
 
 pytestmark = pytest.mark.shows(
     "gevent: sends, futures, push, ordered and pull consumers in greenlets; eventlet: one line",

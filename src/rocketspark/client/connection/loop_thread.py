@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
-from rocketspark.client.real_threads import DaemonThreads, RealThread, check_threads, hold_hub
+from rocketspark.client.connection.real_threads import DaemonThreads, RealThread, check_threads, hold_hub
 from rocketspark.errors import StateError
 
 T = TypeVar("T")

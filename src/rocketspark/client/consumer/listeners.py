@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from rocketspark import machine
 from rocketspark.client.callbacks import in_thread, on_loop, passes_on
+from rocketspark.client.connection.real_threads import DaemonThreads, RealThread, SimpleQueue, real_lock
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.hooks import is_coroutine_function
-from rocketspark.client.real_threads import DaemonThreads, RealThread, SimpleQueue, real_lock
 from rocketspark.model import MessageQueue, ReceivedMessage
 
 log = logging.getLogger("rocketspark.client")

@@ -27,8 +27,8 @@ from rocketspark.client.consumer.offsets import BrokerOffsets, LocalOffsets
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.consumer.rebalance import END_S, Rebalance, RebalanceCalls
 from rocketspark.client.hooks import Consuming, OnQueues, call_with_queues, guarded
+from rocketspark.client.message_batch import MessageBatch, without_namespace
 from rocketspark.client.options import named_arguments, take_settings
-from rocketspark.client.results import MessageBatch, without_namespace
 from rocketspark.errors import RocketSparkError, RouteNotFound, StateError, UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
 from rocketspark.model.text import LONG_MAX

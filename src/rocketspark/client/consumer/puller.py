@@ -18,7 +18,7 @@ from rocketspark.client.connection.instance import Instance
 from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
 from rocketspark.client.consume_stats import TopicCounts
 from rocketspark.client.consumer.refusals import is_refusal
-from rocketspark.client.results import MessageBatch
+from rocketspark.client.message_batch import MessageBatch
 from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import FilterIllegal, RecordError, RocketSparkError, RouteNotFound, ServerError, TransportError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, is_logical

@@ -38,8 +38,8 @@ from rocketspark.client.consumer.rebalance import END_S, Rebalance, RebalanceCal
 from rocketspark.client.consumer.refusals import ErrorCalls
 from rocketspark.client.consumer.returned_messages import ReturnedMessages
 from rocketspark.client.hooks import hooked, is_coroutine_function
+from rocketspark.client.message_batch import MessageBatch, without_namespace
 from rocketspark.client.options import named_arguments, take_settings
-from rocketspark.client.results import MessageBatch, without_namespace
 from rocketspark.errors import StateError, UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
 

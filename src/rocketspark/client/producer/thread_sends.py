@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from rocketspark import machine
+from rocketspark.client.connection.real_threads import RealThread, SimpleQueue
 from rocketspark.client.producer.in_flight_send import InFlightSend
-from rocketspark.client.real_threads import RealThread, SimpleQueue
 from rocketspark.client.results import SendResult
 from rocketspark.errors import StateError, TooManyInFlight
 from rocketspark.model.limited_log import LimitedLog

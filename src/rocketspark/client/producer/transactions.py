@@ -17,12 +17,12 @@ import msgspec
 
 from rocketspark.client.callbacks import passes_on
 from rocketspark.client.connection import client_api
+from rocketspark.client.connection.real_threads import DaemonThreads
 from rocketspark.client.facade import arguments_of, blocking
 from rocketspark.client.hooks import Ending, guarded, is_coroutine_function
 from rocketspark.client.options import ProducerOptions
 from rocketspark.client.producer.prepared_message import make_message, pack
 from rocketspark.client.producer.producer import GROUP, AsyncProducer
-from rocketspark.client.real_threads import DaemonThreads
 from rocketspark.client.results import SendResult, SendStatus
 from rocketspark.client.sync import ProducerFacade
 from rocketspark.errors import ConfigError, MessageIllegal, RocketSparkError, StateError

@@ -19,8 +19,8 @@ from rocketspark.client.callbacks import Tasks, end_all, trouble_log
 from rocketspark.client.consumer.lifecycle import ConsumerLife, filter_of
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX, INVISIBLE_MS_MAX, PopCalls, Wanted, every_broker
 from rocketspark.client.consumer.refusals import OtherSubscriptions, is_refusal
+from rocketspark.client.message_batch import MessageBatch
 from rocketspark.client.options import ClientOptions
-from rocketspark.client.results import MessageBatch
 from rocketspark.errors import (
     ConfigError,
     RocketSparkError,
