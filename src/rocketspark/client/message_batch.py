@@ -66,14 +66,13 @@ class MessageBatch(Sequence[ReceivedMessage]):
     @classmethod
     def of_parts(cls, parts: Iterable[Sequence[ReceivedMessage]]) -> Self:
         """Return one batch of several batches and lists of messages."""
-        self = cls()
-        self._parts = []
+        found: list[_Part] = []
         for part in parts:
             if isinstance(part, MessageBatch):
-                self._parts += part._parts
+                found += part._parts
             else:
-                self._parts.append(list(part))
-        return self
+                found.append(list(part))
+        return cls._of(found)
 
     @classmethod
     def of_records(cls, data: bytes, queue: MessageQueue) -> Self | None:
@@ -91,8 +90,12 @@ class MessageBatch(Sequence[ReceivedMessage]):
             return None
         if not rows.is_of(queue.topic.encode()) or rows.wrong_crcs():
             return None
-        self = cls()
-        self._parts = [_Records(rows, queue.broker_name, queue.topic)]
+        return cls._of([_Records(rows, queue.broker_name, queue.topic)])
+
+    @classmethod
+    def _of(cls, parts: list[_Part]) -> Self:
+        self = cls.__new__(cls)
+        self._parts = parts
         return self
 
     # -- as a sequence -------------------------------------------------------------------------------------------
@@ -138,28 +141,26 @@ class MessageBatch(Sequence[ReceivedMessage]):
         return self._only(mask)
 
     def _between(self, first: int, end: int) -> MessageBatch:
-        found = MessageBatch()
-        found._parts = []
+        found: list[_Part] = []
         for part in self._parts:
             some = slice(max(first, 0), max(end, 0))
             if some.start < min(some.stop, len(part)):
                 if isinstance(part, _Records):
-                    found._parts.append(replace(part, rows=part.rows.between(some.start, some.stop)))
+                    found.append(replace(part, rows=part.rows.between(some.start, some.stop)))
                 else:
-                    found._parts.append(part[some])
+                    found.append(part[some])
             first, end = first - len(part), end - len(part)
-        return found
+        return MessageBatch._of(found)
 
     def _only(self, mask: NDArray[np.bool_]) -> MessageBatch:
-        found = MessageBatch()
-        found._parts = []
+        found: list[_Part] = []
         for part in self._parts:
             chosen, mask = mask[: len(part)], mask[len(part) :]
             if isinstance(part, _Records):
-                found._parts.append(replace(part, rows=part.rows.only(chosen)))
+                found.append(replace(part, rows=part.rows.only(chosen)))
             else:
-                found._parts.append([part[i] for i in np.flatnonzero(chosen).tolist()])
-        return found
+                found.append([part[i] for i in np.flatnonzero(chosen).tolist()])
+        return MessageBatch._of(found)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MessageBatch) and self._messages() == other._messages()
