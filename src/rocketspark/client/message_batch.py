@@ -348,7 +348,11 @@ class MessageBatch(Sequence[ReceivedMessage]):
         return found
 
 
-def without_namespace(messages: Sequence[ReceivedMessage], space: str) -> Sequence[ReceivedMessage]:
+# Messages on their way to an application: objects, or columns.
+Messages = list[ReceivedMessage] | MessageBatch
+
+
+def without_namespace(messages: Messages, space: str) -> Messages:
     """Return messages, which were just decoded, with the topics' names as they are within the namespace `space`."""
     if isinstance(messages, MessageBatch):
         messages._parts = [

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from rocketspark import machine
 from rocketspark.client.consumer.puller import Puller
+from rocketspark.client.message_batch import Messages
 from rocketspark.model import ReceivedMessage
 
 # Messages of one queue, in order, with the puller that read them.
-Run = tuple[Puller, Sequence[ReceivedMessage]]
+Run = tuple[Puller, Messages]
 
 
 class MessageIterator:

@@ -27,7 +27,7 @@ from rocketspark.client.consumer.offsets import BrokerOffsets, LocalOffsets
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.consumer.rebalance import END_S, Rebalance, RebalanceCalls
 from rocketspark.client.hooks import Consuming, OnQueues, call_with_queues, guarded
-from rocketspark.client.message_batch import MessageBatch, without_namespace
+from rocketspark.client.message_batch import MessageBatch, Messages, without_namespace
 from rocketspark.client.options import named_arguments, take_settings
 from rocketspark.errors import RocketSparkError, RouteNotFound, StateError, UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
@@ -278,7 +278,7 @@ class AsyncPullConsumer(ConsumerLife):
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def _deliver(self, puller: Puller, messages: Sequence[ReceivedMessage]) -> None:
+    def _deliver(self, puller: Puller, messages: Messages) -> None:
         if self._namespace:
             messages = without_namespace(messages, self._namespace)
         self._handed_out.fetched.append((puller, messages))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from rocketspark import machine
@@ -18,7 +18,7 @@ from rocketspark.client.connection.instance import Instance
 from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
 from rocketspark.client.consume_stats import TopicCounts
 from rocketspark.client.consumer.refusals import is_refusal
-from rocketspark.client.message_batch import MessageBatch
+from rocketspark.client.message_batch import MessageBatch, Messages
 from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import FilterIllegal, RecordError, RocketSparkError, RouteNotFound, ServerError, TransportError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, is_logical
@@ -94,7 +94,7 @@ class ProcessQueue:
         self._paused = paused
         self._wake()
 
-    def add(self, messages: Collection[ReceivedMessage], *, inflated: bool = False) -> None:
+    def add(self, messages: Messages, *, inflated: bool = False) -> None:
         """Take in messages that were fetched, in the order of their offsets. `inflated`: some of their bodies were
         compressed.
         """
@@ -110,14 +110,16 @@ class ProcessQueue:
             total += size
         self._bytes += total
 
-    def finish(self, messages: Collection[ReceivedMessage]) -> None:
+    def finish(self, messages: Messages) -> None:
         """Remove messages that are finished. A message that is not in here is ignored."""
         pending = self._pending
-        if isinstance(messages, MessageBatch):
-            self._bytes -= sum([pending.pop(offset, 0) for offset in messages.queue_offsets.tolist()])
-        else:
+        # Lists first: a message that is polled alone comes here too, and to tell a batch, a class of an abstract one,
+        # took a quarter of what it costs to hand it out.
+        if isinstance(messages, list):
             for message in messages:
                 self._bytes -= pending.pop(message.queue_offset, 0)
+        else:
+            self._bytes -= sum([pending.pop(offset, 0) for offset in messages.queue_offsets.tolist()])
         if self._room is not None:
             self._wake()
 
@@ -193,7 +195,7 @@ class PullerCalls(NamedTuple):
     gets the errors that no retry mends; the puller tries again all the same.
     """
 
-    deliver: Callable[[Puller, Sequence[ReceivedMessage]], None]
+    deliver: Callable[[Puller, Messages], None]
     moved: Callable[[Puller, int, bool], None]
     set_aside: Callable[[Puller, list[ReceivedMessage]], None] | None = None
     refused: Callable[[RocketSparkError], None] | None = None

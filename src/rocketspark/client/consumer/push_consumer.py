@@ -38,7 +38,7 @@ from rocketspark.client.consumer.rebalance import END_S, Rebalance, RebalanceCal
 from rocketspark.client.consumer.refusals import ErrorCalls
 from rocketspark.client.consumer.returned_messages import ReturnedMessages
 from rocketspark.client.hooks import hooked, is_coroutine_function
-from rocketspark.client.message_batch import MessageBatch, without_namespace
+from rocketspark.client.message_batch import MessageBatch, Messages, without_namespace
 from rocketspark.client.options import named_arguments, take_settings
 from rocketspark.errors import StateError, UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
@@ -261,7 +261,7 @@ class AsyncPushConsumer(ConsumerLife):
     def _batched(self) -> bool:
         return self._in_columns or self._how.batch_max > 1
 
-    def _cut(self, messages: Sequence[ReceivedMessage]) -> Sequence[Any]:
+    def _cut(self, messages: Messages) -> Sequence[Any]:
         """Return messages of one queue as the calls of the listener take them."""
         if not self._batched:
             return messages
@@ -343,7 +343,7 @@ class AsyncPushConsumer(ConsumerLife):
 
     # -- messages ------------------------------------------------------------------------------------------------
 
-    def _deliver(self, puller: Puller, messages: Sequence[ReceivedMessage]) -> None:
+    def _deliver(self, puller: Puller, messages: Messages) -> None:
         assert self._listeners is not None
         if self._namespace:
             messages = without_namespace(messages, self._namespace)

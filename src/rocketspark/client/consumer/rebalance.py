@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -25,6 +25,7 @@ from rocketspark.client.consumer.puller import Puller, PullerCalls, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.consumer.refusals import OtherSubscriptions, is_refusal, refusal_text
 from rocketspark.client.hooks import OnQueues, call_with_queues
+from rocketspark.client.message_batch import Messages
 from rocketspark.errors import RocketSparkError, RouteNotFound, StateError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, TopicRoute, subscribe
 from rocketspark.model.subscription import TAG
@@ -67,7 +68,7 @@ class RebalanceCalls(msgspec.Struct, frozen=True, kw_only=True):
     the errors that no retry mends.
     """
 
-    deliver: Callable[[Puller, Sequence[ReceivedMessage]], None]
+    deliver: Callable[[Puller, Messages], None]
     to_commit: Callable[[Puller], int] = _lowest
     settled: Callable[[Puller], Awaitable[None]] | None = None
     set_aside: Callable[[Puller, list[ReceivedMessage]], None] | None = None
