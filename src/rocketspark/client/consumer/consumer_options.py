@@ -24,8 +24,13 @@ from rocketspark.errors import ConfigError
 from rocketspark.model.text import INT_MAX
 
 # How much is pulled and fetched ahead where messages are read as columns, and nothing else was asked for.
-COLUMNS_PULLING = {"pull_count_max": 16_384, "pull_bytes_max": 2 << 20, "backlog_count_max": 65_536}
-COLUMNS_SPAN_MAX = 65_536
+COLUMNS_PULLING = {
+    "pull_count_max": 16_384,
+    "pull_bytes_max": 2 << 20,
+    "backlog_count_max": 65_536,
+    # Of push consumers.
+    "span_max": 65_536,
+}
 # Attempts until a message is a dead letter, where neither the application nor the group says another number.
 ATTEMPTS_MAX = 16
 
@@ -71,17 +76,18 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
             **more,
         )
 
-    def pulling_columns(self, given: Collection[str], **more: Any) -> PullSettings:
+    def pulling_columns(self, given: Collection[str]) -> PullSettings:
         """Return the settings of pullers that deliver messages as columns (MessageBatch), which pull more at once.
 
         `given`: the names of the settings that the application chose; they stay. A pull asks for no more than a backlog
         bound that was given.
         """
-        wide = {name: value for name, value in COLUMNS_PULLING.items() if name not in given}
+        own = self.__struct_fields__
+        wide = {name: value for name, value in COLUMNS_PULLING.items() if name in own and name not in given}
         for name, bound in (("pull_count_max", "backlog_count_max"), ("pull_bytes_max", "backlog_bytes_max")):
             if name in wide and bound in given:
                 wide[name] = min(wide[name], getattr(self, bound))
-        return msgspec.structs.replace(self, **wide).pulling(columns=True, **more)
+        return msgspec.structs.replace(self, **wide).pulling(columns=True)
 
     def by_rocketmq_s_names(self) -> dict[str, object]:
         """Return the settings by the names of RocketMQ's properties, which its tools show."""
@@ -111,6 +117,10 @@ class PullConsumerSettings(ConsumerSettings, frozen=True, kw_only=True):
     on_assigned: OnQueues | None = None
     on_revoked: OnQueues | None = None
     watch_interval_ms: float = 30_000
+
+    def pulling(self, **more: Any) -> PullSettings:
+        """Return the settings of this consumer's pullers, whose pulls bring the subscription and no commits."""
+        return super().pulling(send_subscription=True, send_commits=False, **more)
 
     def by_rocketmq_s_names(self) -> dict[str, object]:
         """Return the settings by the names of RocketMQ's properties, which its tools show."""
@@ -170,6 +180,16 @@ class PushConsumerSettings(ConsumerSettings, frozen=True, kw_only=True):
             )
         if self.on_error is not None and not callable(self.on_error):
             raise ConfigError(f"on_error {self.on_error!r} is no function: name it, without calling it")
+
+    def pulling(self, **more: Any) -> PullSettings:
+        """Return the settings of this consumer's pullers, which bound a topic and, unless in order, a queue's span."""
+        return super().pulling(
+            topic_count_max=self.topic_count_max,
+            topic_bytes_max=self.topic_bytes_max,
+            span_max=0 if self.ordered else self.span_max,
+            send_commits=not self.broadcast,
+            **more,
+        )
 
     @property
     def attempts_max(self) -> int:

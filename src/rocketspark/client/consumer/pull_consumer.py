@@ -113,7 +113,7 @@ class AsyncPullConsumer(ConsumerLife):
         validators.check_intervals(watch_interval_ms=how.watch_interval_ms, commit_interval_ms=how.commit_interval_ms)
         super().__init__(namesrv, options, group, offset_file=how.broadcast)
         self._how = how
-        self._pulling = how.pulling(send_subscription=True, send_commits=False)
+        self._pulling = how.pulling()
         self._handed_out = HandedOut()
         # Bound once: a poll for one message after the other pays for each look-up.
         self._take, self._settle = self._handed_out.take, self._handed_out.settle
@@ -137,7 +137,7 @@ class AsyncPullConsumer(ConsumerLife):
             offsets=self._offsets,
         )
         # Behind the rebalance, which refuses bounds that are no numbers.
-        self._pulling_columns = how.pulling_columns(given, send_subscription=True, send_commits=False)
+        self._pulling_columns = how.pulling_columns(given)
         self._arrived = asyncio.Event()
         self._by_hand = False
         self._one_assign = asyncio.Lock()

@@ -9,7 +9,6 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import groupby, repeat
 from operator import attrgetter, itemgetter
 from typing import Any, Literal, TypeVar, Unpack, overload
@@ -17,7 +16,7 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 import msgspec
 
 from rocketspark import machine
-from rocketspark.client.consumer.consumer_options import COLUMNS_SPAN_MAX, PushConsumerOptions, PushConsumerSettings
+from rocketspark.client.consumer.consumer_options import PushConsumerOptions, PushConsumerSettings
 from rocketspark.client.consumer.consumer_status import PushConsumerStatus
 from rocketspark.client.consumer.lifecycle import ConsumerLife, filter_of
 from rocketspark.client.consumer.listeners import (
@@ -32,7 +31,7 @@ from rocketspark.client.consumer.offsets import LocalOffsets
 from rocketspark.client.consumer.pop.pop_calls import PopCalls
 from rocketspark.client.consumer.pop.pop_reading import STRATEGIES, PopReading
 from rocketspark.client.consumer.pop.popper import PopBatch, PopSettings, check_settings
-from rocketspark.client.consumer.puller import Puller, PullSettings
+from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.consumer.rebalance import END_S, Rebalance, RebalanceCalls
 from rocketspark.client.consumer.refusals import ErrorCalls
@@ -90,7 +89,7 @@ class AsyncPushConsumer(ConsumerLife):
 
     @named_arguments(PushConsumerSettings)
     def __init__(self, namesrv: str | None = None, group: str = "", **options: Unpack[PushConsumerOptions]) -> None:
-        self._given = frozenset(options)
+        given = frozenset(options)
         how = take_settings(PushConsumerSettings, options)
         how.check()
         super().__init__(namesrv, options, group, offset_file=how.broadcast)
@@ -110,7 +109,7 @@ class AsyncPushConsumer(ConsumerLife):
             self._instance,
             self.group,
             how,
-            self._pulling(how.pulling, how.span_max),
+            how.pulling(),
             RebalanceCalls(
                 deliver=self._deliver,
                 settled=self._settled if how.ordered else None,
@@ -122,6 +121,8 @@ class AsyncPushConsumer(ConsumerLife):
             offsets=LocalOffsets(how.offset_folder, self._instance, self.group) if how.broadcast else None,
             locks=self._locks,
         )
+        # Behind the rebalance, which refuses bounds that are no numbers.
+        self._pulling_columns = how.pulling_columns(given)
         self._popping: PopReading | None = None
         if how.pop:
             self._popping = self._rebalance.assignment = PopReading(
@@ -220,7 +221,7 @@ class AsyncPushConsumer(ConsumerLife):
             listener = hooked(listener, self.group, hooks, asyncio.get_running_loop())
         self._listeners = self._make_listeners(listener)
         if self._in_columns:
-            self._rebalance.use(self._pulling_columns())
+            self._rebalance.use(self._pulling_columns)
         await self._enter()
         await self._rebalance.offsets.store.load()
         if self._tracer is not None:
@@ -236,20 +237,6 @@ class AsyncPushConsumer(ConsumerLife):
         )
         self._rebalance.keep_committing()
         await self._rebalance.join()
-
-    def _pulling(self, pulling: Callable[..., PullSettings], span_max: int) -> PullSettings:
-        how = self._how
-        return pulling(
-            topic_count_max=how.topic_count_max,
-            topic_bytes_max=how.topic_bytes_max,
-            span_max=0 if how.ordered else span_max,
-            send_commits=not how.broadcast,
-        )
-
-    def _pulling_columns(self) -> PullSettings:
-        how, given = self._how, self._given
-        span_max = how.span_max if "span_max" in given else COLUMNS_SPAN_MAX
-        return self._pulling(partial(how.pulling_columns, given), span_max)
 
     def _given_one(self, message: ReceivedMessage) -> ReceivedMessage | Sequence[ReceivedMessage]:
         """Return one message as the listener takes it."""

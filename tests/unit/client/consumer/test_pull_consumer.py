@@ -136,10 +136,10 @@ async def test_positions_and_seeks() -> None:
 def test_columns_are_pulled_within_what_was_asked_for(given: dict[str, Any], pulling: tuple[int, ...]) -> None:
     for how in (
         AsyncPullConsumer("127.0.0.1:1", "g", **given)._pulling_columns,
-        AsyncPushConsumer("127.0.0.1:1", "g", **given)._pulling_columns(),
+        AsyncPushConsumer("127.0.0.1:1", "g", **given)._pulling_columns,
     ):
         assert (how.count_max, how.bytes_max, how.backlog_count_max, how.backlog_bytes_max) == pulling
-    assert AsyncPushConsumer("127.0.0.1:1", "g", span_max=7)._pulling_columns().span_max == 7
+    assert AsyncPushConsumer("127.0.0.1:1", "g", span_max=7)._pulling_columns.span_max == 7
 
 
 @in_loop
