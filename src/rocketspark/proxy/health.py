@@ -14,11 +14,11 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from rocketspark.proxy.call import Call
 from rocketspark.proxy.checks import Shares
 from rocketspark.proxy.service import Asked, Service
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.statuses import Refused
+from rocketspark.transport.server_bounds import host_of
 
 HEALTH = "grpc.health.v1.Health"
 REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
@@ -131,7 +131,7 @@ class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _counted(self, calls: Shares, context: Any) -> AsyncIterator[None]:
         """Count a call as one of its client's host, or end it."""
         try:
-            host = Call("", context, self._service.address_of).remote_host
+            host = host_of(self._service.address_of(context.peer()))
             calls.take(host, 1)
         except Refused as e:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(e))
