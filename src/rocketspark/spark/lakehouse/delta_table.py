@@ -4,7 +4,7 @@ each number once."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
@@ -123,13 +123,20 @@ class DeltaTable(ArchiveTable):
 
     def _stands(self, state: ArchiveState) -> bool:
         """Tell whether no RESTORE came after the commit of a state; one that is forgotten counts as standing."""
-        for limit in (COMMITS_AT_ONCE, None) if state.commit else ():
-            for said, row in self._commits(limit):
-                if said is not None and said.commit == state.commit:
-                    return True
-                if row.operation == "RESTORE":
-                    return False
+        for said, row in self._history() if state.commit else ():
+            if said is not None and said.commit == state.commit:
+                return True
+            if row.operation == "RESTORE":
+                return False
         return True
+
+    def _history(self) -> Iterator[tuple[ArchiveState | None, Any]]:
+        """Yield what `_commits` returns of all commits; those before the last COMMITS_AT_ONCE are read if need be."""
+        commits = self._commits(COMMITS_AT_ONCE)
+        yield from commits
+        if len(commits) >= COMMITS_AT_ONCE:
+            oldest = commits[-1][1].version
+            yield from (one for one in self._commits(None) if one[1].version < oldest)
 
     def _commits(self, limit: int | None) -> list[tuple[ArchiveState | None, Any]]:
         """Return what commits say and their rows of the history, the newest first."""
@@ -158,23 +165,21 @@ class DeltaTable(ArchiveTable):
                 raise ConfigError(damage_of(name))
 
     def _committed(self) -> ArchiveState | None:
-        newest: ArchiveState | None = None
-        for limit in (COMMITS_AT_ONCE, None):
-            newest, is_set_back = None, False
-            for said, row in self._commits(limit):
-                is_set_back |= row.operation == "RESTORE"
-                if newest is None and is_set_back:
-                    # Rows of the commits before it may be gone: those that are there tell.
+        newest, is_set_back = None, False
+        for said, row in self._history():
+            is_set_back |= row.operation == "RESTORE"
+            if newest is None and is_set_back:
+                # Rows of the commits before it may be gone: those that are there tell.
+                return None
+            if said is None:
+                continue
+            if newest is not None:
+                if is_set_back and said.sequence + 1 == newest.sequence:
+                    # It came after the writer had looked. The rows that it took back are to come before these.
+                    self._remove(said, newest)
                     return None
-                if said is None:
-                    continue
-                if newest is not None:
-                    if is_set_back and said.sequence + 1 == newest.sequence:
-                        # It came after the writer had looked. The rows that it took back are to come before these.
-                        self._remove(said, newest)
-                        return None
-                    return newest
-                newest = said
+                break
+            newest = said
         return newest
 
     def _remove(self, before: ArchiveState, state: ArchiveState) -> None:

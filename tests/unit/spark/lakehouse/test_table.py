@@ -12,7 +12,7 @@ from pyspark.sql import Row
 from rocketspark.errors import ConfigError, NoReply, RocketSparkError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.lakehouse import object_store
-from rocketspark.spark.lakehouse.delta_table import DeltaTable
+from rocketspark.spark.lakehouse.delta_table import COMMITS_AT_ONCE, DeltaTable
 from rocketspark.spark.lakehouse.iceberg_table import IcebergTable, catalog_fails, check_location, set_catalog
 from rocketspark.spark.lakehouse.table import (
     COLUMNS,
@@ -378,7 +378,8 @@ class DeltaHistory(DeltaTable):
         self.commits = commits
 
     def _commits(self, limit: int | None) -> list[tuple[ArchiveState | None, Any]]:
-        return [(said, Row(operation=operation)) for operation, said in self.commits]
+        found = [(said, Row(version=-at, operation=kind)) for at, (kind, said) in enumerate(self.commits)]
+        return found[:limit]
 
 
 def test_what_a_restore_took_back_is_not_said_to_be_there() -> None:
@@ -386,6 +387,12 @@ def test_what_a_restore_took_back_is_not_said_to_be_there() -> None:
     assert DeltaHistory(("OPTIMIZE", None), ("WRITE", older))._committed() == older
     assert DeltaHistory(("OPTIMIZE", None), ("RESTORE", None), ("WRITE", older))._committed() is None
     assert DeltaHistory(("WRITE", older), ("RESTORE", None))._committed() == older
+    # Others' commits, as many as are not read at once.
+    others = [("OPTIMIZE", None)] * COMMITS_AT_ONCE
+    assert DeltaHistory(*others, ("WRITE", older))._committed() == older
+    assert DeltaHistory(*others, ("RESTORE", None), ("WRITE", older))._committed() is None
+    assert DeltaHistory(*others, ("WRITE", older))._stands(older)
+    assert not DeltaHistory(*others, ("RESTORE", None), ("WRITE", older))._stands(older)
 
 
 @pytest.mark.shows("mended: an archive passes rows over that Delta's RESTORE took back while it was written")
