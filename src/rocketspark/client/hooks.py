@@ -17,6 +17,7 @@ import msgspec
 
 from rocketspark import machine
 from rocketspark.client.callbacks import in_thread, on_loop, passes_on
+from rocketspark.client.message_batch import messages_given
 from rocketspark.client.results import SendResult
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue, ReceivedMessage
@@ -147,7 +148,7 @@ def hooked(
 
     @contextmanager
     def around(given: Any) -> Iterator[Consuming]:
-        consuming = Consuming(group=group, messages=[given] if isinstance(given, ReceivedMessage) else list(given))
+        consuming = Consuming(group=group, messages=messages_given(given))
         for each in hooks:
             guarded(each.before_consume, consuming)
         began_s = machine.monotonic()

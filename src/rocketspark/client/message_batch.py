@@ -352,6 +352,11 @@ class MessageBatch(Sequence[ReceivedMessage]):
 Messages = list[ReceivedMessage] | MessageBatch
 
 
+def messages_given(given: ReceivedMessage | Messages) -> list[ReceivedMessage]:
+    """Return the messages that a call of a listener got: one, a list or a batch."""
+    return [given] if isinstance(given, ReceivedMessage) else list(given)
+
+
 def without_namespace(messages: Messages, space: str) -> Messages:
     """Return messages, which were just decoded, with the topics' names as they are within the namespace `space`."""
     if isinstance(messages, MessageBatch):

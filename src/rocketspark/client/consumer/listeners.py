@@ -19,6 +19,7 @@ from rocketspark.client.callbacks import in_thread, on_loop, passes_on
 from rocketspark.client.connection.real_threads import DaemonThreads, RealThread, SimpleQueue, real_lock
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.hooks import is_coroutine_function
+from rocketspark.client.message_batch import messages_given
 from rocketspark.model import MessageQueue, ReceivedMessage
 
 log = logging.getLogger("rocketspark.client")
@@ -504,7 +505,7 @@ class OrderedListeners:
 
     async def _failed(self, queue_calls: QueueCalls, unit: Unit) -> None:
         puller, given = unit
-        messages = [given] if isinstance(given, ReceivedMessage) else list(given)
+        messages = messages_given(given)
         spent = 0
         for message in messages:
             if 0 <= self._attempts_max <= message.reconsume_times:

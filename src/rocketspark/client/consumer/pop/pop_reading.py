@@ -19,6 +19,7 @@ from rocketspark.client.consume_stats import ConsumeStats
 from rocketspark.client.consumer.listeners import Unit
 from rocketspark.client.consumer.pop.pop_calls import PopCalls
 from rocketspark.client.consumer.pop.popper import PopBatch, Popper, PopSettings
+from rocketspark.client.message_batch import messages_given
 from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import ReceiptExpired, RocketSparkError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, TopicRoute, subscribe
@@ -167,16 +168,15 @@ class PopReading:
         acked: list[ReceivedMessage] = []
         for batch, units in groupby(done, key=itemgetter(0)):
             if isinstance(batch, PopBatch):
-                messages = [m for unit in units for m in _messages(unit)]
+                messages = [m for _, given in units for m in messages_given(given)]
                 batch.counts.taken += len(messages)
                 batch.finish(messages)
                 acked += batch.to_acknowledge(messages)
         if acked:
             self._finishing.begin(self._ack(acked))
-        for unit in failed:
-            batch = unit[0]
+        for batch, given in failed:
             if isinstance(batch, PopBatch):
-                messages = _messages(unit)
+                messages = messages_given(given)
                 batch.counts.failed += len(messages)
                 batch.finish(messages)
                 for message in messages:
@@ -254,8 +254,3 @@ class PopReading:
 
 def _pulled(units: list[Unit]) -> list[Unit]:
     return [unit for unit in units if not isinstance(unit[0], PopBatch)]
-
-
-def _messages(unit: Unit) -> list[ReceivedMessage]:
-    given = unit[1]
-    return [given] if isinstance(given, ReceivedMessage) else list(given)
