@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.recipes.conftest import Tables
 
-from rocketspark import ReceivedMessage
+from rocketspark import MessageBatch, ReceivedMessage
 from rocketspark.errors import ConfigError, DatabaseFailed, StateError, UsageError
 from rocketspark.recipes import SeenStore, deduplicate, outbox_key
 
@@ -70,7 +71,9 @@ def test_a_message_that_comes_again_is_not_processed_again(database: Tables, see
     assert done(database) == ["1", "2"]
 
 
-@pytest.mark.parametrize("fails", [lambda: False, lambda: 1 / 0], ids=["false", "raises"])
+@pytest.mark.parametrize(
+    "fails", [lambda: False, lambda: np.False_, lambda: 1 / 0], ids=["false", "false of numpy", "raises"]
+)
 def test_a_failure_rolls_back_the_work_and_the_id(database: Tables, seen: SeenStore, fails: Callable[[], Any]) -> None:
     outcomes = iter([fails, lambda: None])
     listener = deduplicate(store=seen)(worker(database, lambda: next(outcomes)()))
@@ -93,6 +96,24 @@ def test_a_batch_is_handed_over_without_what_was_seen(database: Tables, seen: Se
     )
     listener([message(1), message(2)])
     assert (got, done(database)) == ([[4, 2]], ["1", "3"])
+
+
+def test_columns_are_handed_over_as_columns_without_what_was_seen(database: Tables, seen: SeenStore) -> None:
+    got: list[Any] = []
+
+    def work(batch: MessageBatch, connection: Any) -> np.bool_:
+        got.append((type(batch), batch.bodies))
+        return np.bool_(len(got) > 1)
+
+    async def work_in_loop(batch: MessageBatch, connection: Any) -> np.bool_:
+        return work(batch, connection)
+
+    listener = deduplicate(store=seen)(work)
+    assert listener(MessageBatch([message(3)])) is False
+    listener(MessageBatch([message(3), message(1), message(3)]))
+    asyncio.run(deduplicate(store=seen)(work_in_loop)(MessageBatch([message(4), message(3), message(2), message(4)])))
+    listener(MessageBatch([message(1), message(2)]))
+    assert got == [(MessageBatch, [b"3"]), (MessageBatch, [b"3", b"1"]), (MessageBatch, [b"4", b"2"])]
 
 
 @pytest.mark.parametrize("first_fails", [False, True])

@@ -61,7 +61,7 @@ def in_thread(returned: Any, loop: asyncio.AbstractEventLoop) -> Any:
         return returned
     _check(returned)
     if not inspect.isawaitable(returned):
-        return _plain(returned)
+        return plain(returned)
     awaited = _awaited(returned)
     try:
         running = asyncio.run_coroutine_threadsafe(awaited, loop)
@@ -81,12 +81,13 @@ async def on_loop(returned: Any) -> Any:
     while returned is not None and returned is not True and returned is not False:
         _check(returned)
         if not inspect.isawaitable(returned):
-            return _plain(returned)
+            return plain(returned)
         returned = await returned
     return returned
 
 
-def _plain(returned: Any) -> Any:
+def plain(returned: Any) -> Any:
+    """Return a truth value of numpy as Python's own, anything else as it is."""
     # What `(batch.queue_offsets > 0).all()` gives: a False that is not `False`.
     return bool(returned) if isinstance(returned, np.bool_) else returned
 

@@ -17,7 +17,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
+from rocketspark.client.callbacks import plain
 from rocketspark.client.hooks import is_coroutine_function
+from rocketspark.client.message_batch import MessageBatch, messages_given
 from rocketspark.client.validators import names_arguments
 from rocketspark.errors import ConfigError, RocketSparkError, UsageError
 from rocketspark.model import ReceivedMessage
@@ -147,12 +149,13 @@ def deduplicate(
 ) -> Callable[[Listener], Callable[[Any], Any]]:
     """Wrap a listener so that each message is processed once, however often it is delivered.
 
-    The listener is called with what the consumer hands over, a message or a list of them, and a connection in the
-    transaction that also records the ids: what it does with that connection is done once. A list holds only messages
-    that are new; if none is, the listener is not called. If it raises or returns False, all is rolled back and the
-    messages are delivered again. It neither commits nor rolls back itself. A plain function gets a `sqlite3.Connection`
-    or a `psycopg.Connection`; a coroutine function a `psycopg.AsyncConnection`, or with SQLite a `sqlite3.Connection`.
-    Two consumers that get one message at once: the second waits for the first, and has nothing to do if that commits.
+    The listener is called with what the consumer hands over, a message, a list of them or columns, and a connection in
+    the transaction that also records the ids: what it does with that connection is done once. A list, or a batch of
+    columns, holds only messages that are new; if none is, the listener is not called. If it raises or returns False,
+    all is rolled back and the messages are delivered again. It neither commits nor rolls back itself. A plain function
+    gets a `sqlite3.Connection` or a `psycopg.Connection`; a coroutine function a `psycopg.AsyncConnection`, or with
+    SQLite a `sqlite3.Connection`. Two consumers that get one message at once: the second waits for the first, and has
+    nothing to do if that commits.
 
     Args:
         store: where ids are recorded: a SeenStore, or the URL of a database for one with the defaults.
@@ -185,7 +188,7 @@ def _wrap_function(
         try:
             with seen.database.transaction() as connection:
                 new = seen.record(connection, scope, firsts)
-                result = listener(_only(given, firsts, new), connection) if new else None
+                result = plain(listener(_only(given, firsts, new), connection)) if new else None
                 if result is False:
                     raise _Undo
                 if inspect.isawaitable(result):
@@ -209,7 +212,7 @@ def _wrap_coroutine(
         try:
             async with seen.database.transaction_async() as connection:
                 new = await seen.record_async(connection, scope, firsts)
-                result = await listener(_only(given, firsts, new), connection) if new else None
+                result = plain(await listener(_only(given, firsts, new), connection)) if new else None
                 if result is False:
                     raise _Undo
         except _Undo:
@@ -232,15 +235,16 @@ def _no_coroutine(result: Any) -> UsageError:
 def _firsts(given: Any, id_of: Callable[[ReceivedMessage], str]) -> dict[str, ReceivedMessage]:
     """Return the first message of each id, in order."""
     firsts: dict[str, ReceivedMessage] = {}
-    for message in given if isinstance(given, list) else [given]:
+    for message in messages_given(given):
         firsts.setdefault(_short(id_of(message)), message)
     return firsts
 
 
 def _only(given: Any, firsts: dict[str, ReceivedMessage], new: set[str]) -> Any:
-    if not isinstance(given, list):
+    if isinstance(given, ReceivedMessage):
         return given
-    return [message for i, message in firsts.items() if i in new]
+    messages = [message for i, message in firsts.items() if i in new]
+    return messages if isinstance(given, list) else MessageBatch(messages)
 
 
 def _short(text: str) -> str:
