@@ -144,11 +144,14 @@ class ConsumeQueueStore:
 
     def set_kind(self, topic: bytes, *, is_batch: bool) -> None:
         """Note whether a topic's settings say that its queues are batch queues; queues that exist keep their kind."""
-        told = {topic} if is_batch else set()
-        self._told_batch_topics = self._told_batch_topics - {topic} | told
+        noted = [self._told_batch_topics]
         if topic.decode() not in self._known:
-            self.batch_topics.discard(topic)
-            self.batch_topics.update(told)
+            noted.append(self.batch_topics)
+        for topics in noted:
+            if is_batch:
+                topics.add(topic)
+            else:
+                topics.discard(topic)
 
     def wrong_since(self, topic: bytes) -> int | None:
         """Return the physical offset of the oldest message in a topic's queues, if these are not of the kind that its
