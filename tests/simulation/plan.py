@@ -192,10 +192,7 @@ class Faults:
         match kind:
             case "remove":
                 await self._council.add(node)
-            case "kill" | "power" | "kill at call" | "power at call" | "wipe":
-                node.kill_at_call(0)
-                self._cluster.restart(node)
-            case "power of a controller" | "power of a controller at call":
+            case _ if kind == "wipe" or kind.startswith(("kill", "power")):
                 node.kill_at_call(0)
                 self._cluster.restart(node)
             case "halt":

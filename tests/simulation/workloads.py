@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from tests.simulation.histories import Acked, Committed, Ended, Read, Recalled, Sent, noted
@@ -123,7 +123,13 @@ class Workload:
 
     # -- producers -----------------------------------------------------------------------------------------------
 
-    async def produce(self, node: Node, operations: list[Operation]) -> None:
+    async def in_turn(self, steps: Iterable[Operation], do: Callable[[Operation], Awaitable[Any]]) -> None:
+        """Do steps one after the other, each at its time or as soon after it as may be."""
+        for step in steps:
+            await asyncio.sleep(max(0.0, step["at"] - self.world.now_s))
+            await do(step)
+
+    async def produce(self, node: Node, operations: Iterable[Operation]) -> None:
         """Do the operations of one client, one after the other."""
         options: dict[str, Any] = {"send_timeout_ms": SEND_TIMEOUT_MS, "retries": self.retries}
         async with (
@@ -132,9 +138,7 @@ class Workload:
                 self.cluster.namesrv_address, "transactions", listener=_Listener(self), **options
             ) as transactions,
         ):
-            for operation in operations:
-                await asyncio.sleep(max(0.0, operation["at"] - self.world.now_s))
-                await self._do(node, producer, transactions, operation)
+            await self.in_turn(operations, lambda operation: self._do(node, producer, transactions, operation))
             # Who goes away is asked about no transaction.
             while not self.stopped:
                 await asyncio.sleep(0.5)
@@ -206,11 +210,13 @@ class Workload:
         async with AsyncProducer(
             self.cluster.namesrv_address, f"{node.name}-g", send_timeout_ms=SEND_TIMEOUT_MS, retries=self.retries
         ) as producer:
-            for step in steps:
-                await asyncio.sleep(max(0.0, step["at"] - self.world.now_s))
+
+            async def send(step: Operation) -> None:
                 queue = MessageQueue(topic, self.cluster.name, step["number"] % queues)
                 message = Message(topic, _content(step["body"], 0))
-                await self.sent(topic, node, (step["body"],), lambda m=message, q=queue: producer.send(m, queue=q))
+                await self.sent(topic, node, (step["body"],), lambda: producer.send(message, queue=queue))
+
+            await self.in_turn(steps, send)
 
     async def _keyed(self, node: Node, producer: AsyncProducer, operation: Operation) -> None:
         """Send messages of one key without waiting for the one before: the producer keeps their order."""
@@ -306,15 +312,6 @@ class Workload:
 
     async def push(self, node: Node, ended: IsOver, group: str = "push", topics: Sequence[str] = PUSHED) -> None:
         """Read as a member of a group that listens."""
-        consumer = AsyncPushConsumer(
-            self.cluster.namesrv_address,
-            group,
-            consume_from="first",
-            commit_interval_ms=1000,
-            rebalance_interval_ms=5000,
-        )
-        for topic in topics:
-            consumer.subscribe(topic)
 
         async def listen(message: ReceivedMessage) -> bool:
             self.read(group, group, node, "", message, self.world.now_s)
@@ -322,6 +319,27 @@ class Workload:
             fails = message.topic == PLAIN and zlib.crc32(message.body) % 20 == 0
             return not fails or message.reconsume_times > 0
 
+        await self.listened(ended, group, topics, listen)
+
+    async def listened(
+        self,
+        ended: IsOver,
+        group: str,
+        topics: Sequence[str],
+        listen: Callable[[ReceivedMessage], Awaitable[bool]],
+        **options: Any,
+    ) -> None:
+        """Be a member of a group whose listener is `listen`, until it is over; `options`: more of the consumer's."""
+        consumer = AsyncPushConsumer(
+            self.cluster.namesrv_address,
+            group,
+            consume_from="first",
+            commit_interval_ms=1000,
+            rebalance_interval_ms=5000,
+            **options,
+        )
+        for topic in topics:
+            consumer.subscribe(topic)
         consumer.listen(listen)
         async with consumer:
             while not ended():

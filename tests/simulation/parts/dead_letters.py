@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.checker import View, body_of, rule
 from tests.simulation.parts.part import Part, Step, members, of_kind, sends
 
-from rocketspark import AsyncPushConsumer, ReceivedMessage
+from rocketspark import ReceivedMessage
 
 if TYPE_CHECKING:
     from tests.simulation.workloads import Workload
@@ -34,38 +34,19 @@ def draw(chance: random.Random, end_s: float) -> list[Step]:
 
 
 def start(work: Workload, steps: list[Step]) -> list[Any]:
-    async def listen(node: Node, is_over: Callable[[], bool]) -> None:
-        await _consume(work, node, is_over)
-
     sender = work.world.node("fail-sender")
     return [
-        *(
-            work.begin(member, lambda node, is_over: _consume(work, node, is_over))
-            for member in of_kind(steps, "member")
-        ),
+        *(work.begin(member, partial(_consume, work)) for member in of_kind(steps, "member")),
         sender.start(lambda node: work.send_each(node, TOPIC, QUEUES, of_kind(steps, "send"))),
     ]
 
 
 async def _consume(work: Workload, node: Node, is_over: Callable[[], bool]) -> None:
-    consumer = AsyncPushConsumer(
-        work.cluster.namesrv_address,
-        GROUP,
-        consume_from="first",
-        commit_interval_ms=1000,
-        rebalance_interval_ms=5000,
-        max_reconsume_times=RETRIES,
-    )
-    consumer.subscribe(TOPIC)
-
     async def listen(message: ReceivedMessage) -> bool:
         work.read("fail", GROUP, node, "", message, work.world.now_s)
         return message.reconsume_times >= failures(body_of(message.body.decode()))
 
-    consumer.listen(listen)
-    async with consumer:
-        while not is_over():
-            await asyncio.sleep(0.5)
+    await work.listened(is_over, GROUP, [TOPIC], listen, max_reconsume_times=RETRIES)
 
 
 # Levels 3 and 4 are those of the first attempts again; the first three are as ever.

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tests.simulation.checker import View, rule
 from tests.simulation.histories import kind
 from tests.simulation.parts.audit import audit
-from tests.simulation.parts.part import Part, Step, in_turn, of_kind, times
+from tests.simulation.parts.part import Part, Step, of_kind, times
 
 from rocketspark.spark.exactly_once import TaskAttempt
 from rocketspark.spark.exactly_once import batch_commit as writing
@@ -131,8 +131,8 @@ def start(work: Workload, steps: list[Step]) -> list[Any]:
 
     return [
         operator.start(watch),
-        operator.start(lambda node: in_turn(work, of_kind(steps, "death"), die)),
-        operator.start(lambda node: in_turn(work, of_kind(steps, "second"), second)),
+        operator.start(lambda node: work.in_turn(of_kind(steps, "death"), die)),
+        operator.start(lambda node: work.in_turn(of_kind(steps, "second"), second)),
     ]
 
 

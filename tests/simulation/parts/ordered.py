@@ -7,6 +7,7 @@ import random
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from tests.simulation.checker import View, body_of, rule
 from tests.simulation.histories import kind
 from tests.simulation.parts.part import Part, Step, members, of_kind, sends
 
-from rocketspark import AsyncPushConsumer, ReceivedMessage
+from rocketspark import ReceivedMessage
 
 if TYPE_CHECKING:
     from tests.simulation.workloads import Workload
@@ -48,30 +49,14 @@ def draw(chance: random.Random, end_s: float) -> list[Step]:
 
 
 def start(work: Workload, steps: list[Step]) -> list[Any]:
-    async def listen(node: Node, is_over: Callable[[], bool]) -> None:
-        await _consume(work, node, is_over)
-
     sender = work.world.node("order-sender")
     return [
-        *(
-            work.begin(member, lambda node, is_over: _consume(work, node, is_over))
-            for member in of_kind(steps, "member")
-        ),
+        *(work.begin(member, partial(_consume, work)) for member in of_kind(steps, "member")),
         sender.start(lambda node: work.send_each(node, TOPIC, QUEUES, of_kind(steps, "send"))),
     ]
 
 
 async def _consume(work: Workload, node: Node, is_over: Callable[[], bool]) -> None:
-    consumer = AsyncPushConsumer(
-        work.cluster.namesrv_address,
-        GROUP,
-        consume_from="first",
-        commit_interval_ms=1000,
-        rebalance_interval_ms=5000,
-        ordered=True,
-        suspend_ms=500,
-    )
-    consumer.subscribe(TOPIC)
     tried: set[str] = set()
 
     async def listen(message: ReceivedMessage) -> bool:
@@ -86,10 +71,7 @@ async def _consume(work: Workload, node: Node, is_over: Callable[[], bool]) -> N
         work.note(Worked(*about, work.world.now_s, is_ok))
         return is_ok
 
-    consumer.listen(listen)
-    async with consumer:
-        while not is_over():
-            await asyncio.sleep(0.5)
+    await work.listened(is_over, GROUP, [TOPIC], listen, ordered=True, suspend_ms=500)
 
 
 PART = Part(draw, start, {TOPIC: QUEUES}, settings={"strict_locks": True}, quiet_s=LOCK_KEPT_S + 25)

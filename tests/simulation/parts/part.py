@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,13 +29,6 @@ class Part(NamedTuple):
     finish: Callable[[Workload], Awaitable[None]] = _nothing
     settings: dict[str, Any] = {}
     quiet_s: float = 0.0
-
-
-async def in_turn(work: Workload, steps: Iterable[Step], do: Callable[[Step], Awaitable[Any]]) -> None:
-    """Do steps one after the other, each at its time or as soon after it as may be."""
-    for step in steps:
-        await asyncio.sleep(max(0.0, step["at"] - work.world.now_s))
-        await do(step)
 
 
 def of_kind(steps: Iterable[Step], kind: str) -> list[Step]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.simulation.checker import View, body_of, rule
 from tests.simulation.histories import Stored, kind
-from tests.simulation.parts.part import Part, Step, in_turn, members, of_kind, sends, times
+from tests.simulation.parts.part import Part, Step, members, of_kind, sends, times
 
 from rocketspark import MessageQueue
 from rocketspark.admin.cluster_client import ClusterClient
@@ -110,7 +110,7 @@ async def _operate(work: Workload, steps: list[Step]) -> None:
                 work.note(Reset(*given, began_s, now_s, offset is not None))
                 work.world.states["resets of offsets"] += offset is not None
 
-    await in_turn(work, steps, reset)
+    await work.in_turn(steps, reset)
 
 
 PART = Part(draw, start, {TOPIC: QUEUES})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tests.simulation.checker import View, rule
 from tests.simulation.histories import Sent, kind
 from tests.simulation.parts.audit import Held, audit
-from tests.simulation.parts.part import Part, Step, in_turn, members, of_kind, times
+from tests.simulation.parts.part import Part, Step, members, of_kind, times
 
 from rocketspark import AsyncProducer, Message
 from rocketspark.admin.operations import Operations
@@ -83,7 +83,7 @@ async def _send(work: Workload, node: Node, steps: list[Step]) -> None:
             message = Message(step["topic"], f"{step['body']} ".encode())
             await work.sent("life", node, (step["body"],), lambda: producer.send(message))
 
-        await in_turn(work, steps, send)
+        await work.in_turn(steps, send)
 
 
 async def _operate(work: Workload, steps: list[Step]) -> None:
@@ -96,7 +96,7 @@ async def _operate(work: Workload, steps: list[Step]) -> None:
             while not await _change(work, step["topic"], what, value):
                 await asyncio.sleep(1)
 
-    await in_turn(work, steps, change)
+    await work.in_turn(steps, change)
 
 
 async def _change(work: Workload, topic: str, what: str, value: int) -> bool:
