@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import greenlet
+import msgspec
 
 # What a turn of a strand takes: without it a loop that waits for time to pass would never see it do so.
 TURN_S = 5e-6
@@ -186,7 +187,7 @@ class SimTask(asyncio.Task):  # type: ignore[type-arg]
 
 
 def number_objects() -> None:
-    """Have the place of the product's own objects in sets not depend on where they are in memory either."""
+    """Have the place of the product's own objects in sets not depend on where they or their classes are in memory."""
 
     def numbered(self: Any) -> int:
         found: int | None = self.__dict__.get("_simulation_number")
@@ -194,10 +195,20 @@ def number_objects() -> None:
             found = self.__dict__["_simulation_number"] = next(_hashes)
         return found
 
+    def of_fields(self: Any) -> int:
+        return hash(msgspec.structs.astuple(self))
+
     modules = [module for name, module in sys.modules.items() if name.startswith("rocketspark")]
     for kind in {id(each): each for module in modules for each in vars(module).values()}.values():
         if not isinstance(kind, type) or not kind.__module__.startswith("rocketspark"):
             continue
+        # What a struct has for a hash has the address of its class in it.
+        if (
+            kind.__hash__ is msgspec.Struct.__hash__
+            and issubclass(kind, msgspec.Struct)
+            and kind.__struct_config__.frozen
+        ):
+            kind.__hash__ = of_fields  # type: ignore[method-assign,assignment]
         # One that has slots alone has no room for a number.
         if kind.__hash__ is object.__hash__ and kind.__dictoffset__:
             kind.__hash__ = numbered  # type: ignore[method-assign,assignment]
