@@ -105,10 +105,7 @@ class StaticTopics:
         moved, where nobody reads on.
         """
         detail = self.table.get(topic)
-        if detail is None:
-            return queue_id
-        last = [items[-1] for items in detail.hosted_queues.values() if items]
-        led = [item.queue_id for item in last if item.bname == self._broker_name]
+        led = [] if detail is None else list(static_topics.info_of(detail).curr_id_map.values())
         return queue_id if queue_id in led or not led else led[0]
 
     async def changed(self, timeout_s: float) -> None:
