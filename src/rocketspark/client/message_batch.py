@@ -358,7 +358,9 @@ def messages_given(given: ReceivedMessage | Messages) -> list[ReceivedMessage]:
 
 
 def without_namespace(messages: Messages, space: str) -> Messages:
-    """Return messages, which were just decoded, with the topics' names as they are within the namespace `space`."""
+    """Take the namespace `space`, "" for none, off the topics of messages that were just decoded, and return these."""
+    if not space:
+        return messages
     if isinstance(messages, MessageBatch):
         messages._parts = [
             replace(part, topic=namespace.unwrap(space, part.topic))

@@ -15,6 +15,7 @@ from tests.unit.client.consumer.test_fast_decode import RECORDS
 from rocketspark import MessageBatch, MessageQueue, ReceivedMessage
 from rocketspark.arrow.columns import COLUMNS
 from rocketspark.arrow.row_by_row import VALUES
+from rocketspark.client.message_batch import without_namespace
 from rocketspark.errors import UsageError
 from rocketspark.protocol.message import compression, record, sysflags
 
@@ -169,6 +170,18 @@ def test_a_batch_stays_what_it_was() -> None:
     messages[0].reconsume_times += 1
     assert batch.reconsume_times.tolist() == [1, 0]
     assert batch[0] is messages[0]
+
+
+@pytest.mark.parametrize(("space", "topic"), [("ns", "t"), ("", "ns%t"), ("other", "ns%t")])
+def test_a_namespace_is_taken_off_columns_and_messages(space: str, topic: str) -> None:
+    data = one(topic=b"ns%t") + one(topic=b"ns%t", queue_offset=8)
+    batch = MessageBatch.of_records(data, MessageQueue("ns%t", "b", 3))
+    assert batch is not None
+    whole = without_namespace(MessageBatch.of_parts([batch, record.decode_messages(data, "b")]), space)
+    assert isinstance(whole, MessageBatch)
+    assert (whole.topics, whole.queues) == ([topic] * 4, [MessageQueue(topic, "b", 3)])
+    assert [m.topic for m in whole] == [topic] * 4
+    assert [m.topic for m in without_namespace(record.decode_messages(data, "b"), space)] == [topic] * 2
 
 
 @pytest.mark.parametrize(("wanted", "says"), [([True], "as many truth values"), ([0, 1], "as many truth values")])

@@ -279,9 +279,7 @@ class AsyncPullConsumer(ConsumerLife):
     # -- reading -------------------------------------------------------------------------------------------------
 
     def _deliver(self, puller: Puller, messages: Messages) -> None:
-        if self._namespace:
-            messages = without_namespace(messages, self._namespace)
-        self._handed_out.fetched.append((puller, messages))
+        self._handed_out.fetched.append((puller, without_namespace(messages, self._namespace)))
         self._arrived.set()
 
     async def poll(self, timeout_ms: float = 1000, *, count_max: int = 1000) -> list[ReceivedMessage]:

@@ -238,11 +238,9 @@ class AsyncPushConsumer(ConsumerLife):
         self._rebalance.keep_committing()
         await self._rebalance.join()
 
-    def _given_one(self, message: ReceivedMessage) -> ReceivedMessage | Sequence[ReceivedMessage]:
+    def _given_one(self, message: ReceivedMessage) -> Any:
         """Return one message as the listener takes it."""
-        if self._in_columns:
-            return MessageBatch([message])
-        return message if self._how.batch_max == 1 else [message]
+        return self._cut([message])[0]
 
     @property
     def _batched(self) -> bool:
@@ -332,9 +330,7 @@ class AsyncPushConsumer(ConsumerLife):
 
     def _deliver(self, puller: Puller, messages: Messages) -> None:
         assert self._listeners is not None
-        if self._namespace:
-            messages = without_namespace(messages, self._namespace)
-        self._listeners.put(zip(repeat(puller), self._cut(messages)))
+        self._listeners.put(zip(repeat(puller), self._cut(without_namespace(messages, self._namespace))))
 
     def _deliver_popped(self, batch: PopBatch, messages: list[ReceivedMessage]) -> None:
         assert self._listeners is not None
@@ -362,13 +358,14 @@ class AsyncPushConsumer(ConsumerLife):
             done, failed = self._popping.finished(done, failed)
         now_ms = int(machine.time() * 1000)
         for puller, units in groupby(done, key=itemgetter(0)):
-            given: list[Any] = [unit[1] for unit in units]
+            calls: list[Any] = [unit[1] for unit in units]
             # Lists, or batches, of messages: each by itself, so that no column becomes messages.
-            for finished in given if self._batched else [given]:
+            for finished in calls if self._batched else [calls]:
                 puller.process_queue.finish(finished)
                 puller.counts.taken += len(finished)
             puller.consumed_ms = now_ms
-        for puller, messages in [(puller, given if self._batched else [given]) for puller, given in failed]:
+        for puller, given in failed:
+            messages = given if self._batched else [given]
             puller.counts.failed += len(messages)
             puller.consumed_ms = now_ms
             if puller.dropped or not self._takes_back:

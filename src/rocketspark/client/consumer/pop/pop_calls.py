@@ -15,6 +15,7 @@ from rocketspark.client.callbacks import Tasks
 from rocketspark.client.connection import admin_api, pop_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
+from rocketspark.client.message_batch import without_namespace
 from rocketspark.errors import BrokerNotFound, ProtocolError, ReceiptExpired, RocketSparkError, ServerError, UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, namespace
 from rocketspark.model.allocation import ALL_QUEUES
@@ -124,9 +125,7 @@ class PopCalls:
     def _chosen(self, messages: list[ReceivedMessage], subscription: Subscription) -> list[ReceivedMessage]:
         tags = subscription.tags
         others = [m for m in messages if m.tag not in tags] if tags else []
-        if self._namespace:
-            for message in messages:
-                message.topic = namespace.unwrap(self._namespace, message.topic)
+        without_namespace(messages, self._namespace)
         if not others:
             return messages
         chosen = [m for m in messages if m.tag in tags]
