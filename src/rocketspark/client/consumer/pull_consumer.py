@@ -78,6 +78,9 @@ class QueueWatches:
 # Polls in a row that may find messages without a turn of the loop.
 IN_A_ROW_MAX = 32
 WAIT_MAX_S = 1e8
+# Python's own first: of an abstract class alone the question takes 0.1 us, at each poll for one message.
+_NUMBERS = (float, int, Real)
+_WHOLE_NUMBERS = (int, Integral)
 
 
 class AsyncPullConsumer(ConsumerLife):
@@ -333,9 +336,9 @@ class AsyncPullConsumer(ConsumerLife):
         if columns is not self._in_columns:
             self._in_columns = columns
             self._rebalance.use(self._pulling_columns if columns else self._pulling)
-        if not isinstance(timeout_ms, Real) or math.isnan(timeout_ms):
+        if not isinstance(timeout_ms, _NUMBERS) or math.isnan(timeout_ms):
             raise UsageError(f"timeout_ms {timeout_ms!r} is no number: give milliseconds, 0 or more")
-        if not isinstance(count_max, Integral) or count_max < 1:
+        if not isinstance(count_max, _WHOLE_NUMBERS) or count_max < 1:
             raise UsageError(f"count_max {count_max!r}: a whole number of 1 or more is needed")
         self._settle(self._rebalance.pullers.values())
         self._poller = asyncio.current_task()
