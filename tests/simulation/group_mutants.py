@@ -5,24 +5,7 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
-
-from tests.simulation.mutants import plant
-from tests.simulation.world import World
-
-
-class Planted(NamedTuple):
-    """`text` of `file` (below src/rocketspark) becomes `defect`; then `rules`, by commas, break in `scenario`."""
-
-    rules: str
-    file: str
-    text: str
-    defect: str
-    scenario: str
-    seed: int
-
+from tests.simulation.mutants import Planted, Scenario, scenario_of
 
 JOURNAL = "controller/group/group_journal.py"
 TABLE = {
@@ -31,16 +14,14 @@ TABLE = {
         JOURNAL,
         "            outcome = await self._outcome(functools.partial(self._thread.propose, entry))\n",
         "            self._thread.propose(entry, lambda outcome: None)\n            outcome = True\n",
-        "council",
-        1,
+        scenario="group:council",
     ),
     "who_is_elected_is_told_the_epoch_before": Planted(
         "an epoch has one master",
         "controller/replicas_info.py",
         "        master_epoch=s.master_epoch + 1,\n",
         "        master_epoch=s.master_epoch,\n",
-        "council",
-        1,
+        scenario="group:council",
     ),
     "what_changes_nothing_is_answered_at_once": Planted(
         "what was decided stays",
@@ -48,16 +29,15 @@ TABLE = {
         "            outcome = await self._outcome(functools.partial(self._thread.propose, entry))\n",
         "            outcome = not (events or looked) or await self._outcome(\n"
         "                functools.partial(self._thread.propose, entry)\n            )\n",
-        "a_leader_was_asleep",
-        3,
+        seed=3,
+        scenario="group:a_leader_was_asleep",
     ),
     "who_has_an_empty_disk_votes": Planted(
         "none decides alone",
         "controller/group/raft_member.py",
         "        if self._log.standing == LEARNER and (",
         "        if not kind and (",
-        "a_disk_is_lost",
-        1,
+        scenario="group:a_disk_is_lost",
     ),
     "an_entry_is_told_before_it_is_on_the_disk": Planted(
         "it goes on",
@@ -66,8 +46,7 @@ TABLE = {
         '            raise failure(e, "write", self.path, len(record)) from e\n',
         "            pass\n        except OSError as e:\n"
         '            raise failure(e, "write", self.path, len(record)) from e\n',
-        "all_lose_power",
-        1,
+        scenario="group:all_lose_power",
     ),
     "a_master_without_controllers_gives_way": Planted(
         "sends in sync go on",
@@ -76,31 +55,20 @@ TABLE = {
         '            done = await self._tried("look at the controller\'s data", self._look)\n'
         "            if not done and self._role.epoch:\n"
         '                await self._controlled.become_slave("10.9.9.9:1", self._role.epoch)\n',
-        "two_of_three_are_lost",
-        1,
+        scenario="group:two_of_three_are_lost",
     ),
     "a_flush_is_not_waited_for": Planted(
         "acknowledged messages are not where they were",
         "broker/replication/waits.py",
         "        self.flushes = s.sync_flush\n",
         "        self.flushes = False\n",
-        "rack:alone",
-        1,
+        scenario="rack:alone",
     ),
 }
 
 
-def __getattr__(name: str) -> Callable[[World], Coroutine[Any, Any, Any]]:
+def __getattr__(name: str) -> Scenario:
     """Return the scenario of a planted defect."""
     if name not in TABLE:
         raise AttributeError(name)
-    # Not before: the table is read by who runs no world, too.
-    planted = TABLE[name]
-    module, _, function = planted.scenario.rpartition(":")
-    run = getattr(importlib.import_module(f"tests.simulation.{module or 'group'}"), function)
-
-    async def scenario(world: World) -> Any:
-        plant(planted.file, planted.text, planted.defect)
-        return await run(world)
-
-    return scenario
+    return scenario_of(TABLE[name])

@@ -11,6 +11,7 @@ import ast
 import importlib
 import textwrap
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +21,14 @@ from tests.simulation.world import World
 import rocketspark
 
 PACKAGE = Path(rocketspark.__file__).parent
+Scenario = Callable[[World], Coroutine[Any, Any, Any]]
 
 
 class Planted(NamedTuple):
     """`text` of `file` (below src/rocketspark) becomes `defect`; then `rules`, by commas, break in a run of `seed`.
 
-    `shape`: what the run has to be like for the defect to show, as arguments of `mixed.run`.
+    `shape`: what the run has to be like for the defect to show, as arguments of `mixed.run`; or `scenario`, a
+    module:name of tests.simulation, is run in its place.
     """
 
     rules: str
@@ -34,6 +37,7 @@ class Planted(NamedTuple):
     defect: str
     seed: int = 1
     shape: dict[str, Any] = {}
+    scenario: str = ""
 
 
 # The first master hears no other server for longer than the controller waits, and clients hear it all the time.
@@ -289,17 +293,26 @@ def plant(file: str, text: str, defect: str) -> None:
     replace_everywhere(getattr(module, node.name), planted)
 
 
-def __getattr__(name: str) -> Callable[[World], Coroutine[Any, Any, Any]]:
-    """Return the scenario of a planted defect."""
-    if name not in TABLE:
-        raise AttributeError(name)
+def scenario_of(planted: Planted) -> Scenario:
+    """Return what runs a planted defect."""
     # Not before: the table is read by who runs no world, too.
-    from tests.simulation import mixed
+    if planted.scenario:
+        module, _, function = planted.scenario.partition(":")
+        run = getattr(importlib.import_module(f"tests.simulation.{module}"), function)
+    else:
+        from tests.simulation import mixed
 
-    planted = TABLE[name]
+        run = partial(mixed.run, adds=False, **planted.shape)
 
     async def scenario(world: World) -> Any:
         plant(planted.file, planted.text, planted.defect)
-        return await mixed.run(world, adds=False, **planted.shape)
+        return await run(world)
 
     return scenario
+
+
+def __getattr__(name: str) -> Scenario:
+    """Return the scenario of a planted defect."""
+    if name not in TABLE:
+        raise AttributeError(name)
+    return scenario_of(TABLE[name])

@@ -7,15 +7,19 @@ from typing import Any
 import pytest
 from tests.simulation import parts  # noqa: F401  Its rules are of the checker, too.
 from tests.simulation.checker import RULES
-from tests.simulation.mutants import TABLE
+from tests.simulation.mutants import TABLE, Planted
 from tests.simulation.test_world import outcomes_of
+
+
+def outcomes_of_planted(module: str, table: dict[str, Planted]) -> dict[str, dict[str, Any]]:
+    """What came of each defect of a module's table, by its name; one process makes ready for all."""
+    ran = outcomes_of([(f"tests.simulation.{module}:{name}", planted.seed) for name, planted in table.items()])
+    return dict(zip(table, ran, strict=True))
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[str, Any]]:
-    """What came of each, by its name; one process makes ready for all."""
-    ran = outcomes_of([(f"tests.simulation.mutants:{name}", planted.seed) for name, planted in TABLE.items()])
-    return dict(zip(TABLE, ran, strict=True))
+    return outcomes_of_planted("mutants", TABLE)
 
 
 @pytest.mark.shows("nemesis, planted defects")
