@@ -6,7 +6,7 @@ Rule: what a client was not told may have happened or not; only what was acknowl
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
@@ -342,9 +342,8 @@ class PromiseBroken(AssertionError):
     """A rule of `checker` does not hold."""
 
 
-def check(history: History) -> None:
-    """Raise PromiseBroken, which names each broken rule, if one is."""
-    if found := broken(history):
-        counts = Counter({name: len(lines) for name, lines in found.items()})
-        told = [f"{name} ({counts[name]}): " + "; ".join(lines[:4]) for name, lines in found.items()]
+def raise_for(found: dict[str, list[str]]) -> None:
+    """Raise PromiseBroken, which names each rule that `broken` found, if it found one."""
+    if found:
+        told = [f"{name} ({len(lines)}): " + "; ".join(lines[:4]) for name, lines in found.items()]
         raise PromiseBroken("\n".join(told))

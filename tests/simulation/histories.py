@@ -206,6 +206,11 @@ def log_of(store: Path) -> tuple[int, bytes]:
     return first, bytes(scan.read(first, scan.end_found - first)) if scan.end_found > first else b""
 
 
+def ends_of(stores: dict[str, Path]) -> set[int]:
+    """Return where the logs end: one position once no replica lacks anything."""
+    return {first + len(log) for first, log in map(log_of, stores.values())}
+
+
 def records_of(store: Path) -> Iterable[Stored]:
     """Yield the records of a log; of a batch in one record nothing is told apart."""
     scan = LogScan([str(store / "commitlog")])

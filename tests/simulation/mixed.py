@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.simulation import checker, workloads
-from tests.simulation.histories import gather, log_of
+from tests.simulation.histories import ends_of, gather
 from tests.simulation.nodes import Cluster
 from tests.simulation.parts import PARTS
 from tests.simulation.plan import Faults, draw_faults
@@ -130,12 +130,12 @@ async def run(
             await process.wait()
     # Nothing of ours is stored any more; slaves have the rest in a moment.
     for _ in range(20):
-        if len({first + len(log) for first, log in map(log_of, cluster.stores().values())}) == 1:
+        if len(ends_of(cluster.stores())) == 1:
             break
         await asyncio.sleep(0.5)
     history = gather(world.history, cluster.stores())
     await cluster.stop()
-    checker.check(history)
+    checker.raise_for(checker.broken(history))
     return {
         "sent": sum(sent.is_ok for sent in history.sent),
         "tried": len(history.sent),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.failovers import TRADING, ReplicaSet, freeze, kill, leave, turn
+from tests.support.failovers import ReplicaSet, freeze, kill, leave, turn
 from tests.support.nemesis_runs import failed_over
 
 pytestmark = pytest.mark.shows(
@@ -46,9 +46,8 @@ def test_no_promise_is_broken_by_failovers(tmp_path: Path, capsys: pytest.Captur
             print(line, flush=True)
 
     say(f"\nfailovers of {kinds}, SOAK_SEED={seed}")
-    config: dict[str, Any] = TRADING | {"recallMessageEnable": "true"}
     controller: Any = "official" if kinds[0] == "J" else "ours"
-    found = ReplicaSet(tmp_path, kinds, controller, config)
+    found = ReplicaSet(tmp_path, kinds, controller, {"recallMessageEnable": "true"})
     acts = [chance.choice(JAVA_ACTS if "J" in kinds else ACTS) for _ in range(count)]
 
     def done(act: str, seconds: float) -> None:

@@ -107,7 +107,7 @@ class Attacked(ReplicaSet):
     """Brokers whose ways to controllers, and those to a log of ours, go through relays.
 
     `words`: of each broker, to all controllers; `links`: to the log of each of ours. An official broker listens for
-    slaves at every address of the machine, so no relay can stand before it.
+    slaves at every address of the machine, so no relay can stand before it; nor before a controller of jRaft's kind.
     """
 
     def __init__(
@@ -118,11 +118,10 @@ class Attacked(ReplicaSet):
         config: dict[str, Any] | None = None,
         *,
         controllers: int = 1,
-        raft: Literal["dledger"] = "dledger",
     ) -> None:
         self.links: list[Relay | None] = []
         self.words: list[list[Relay]] = []
-        super().__init__(folder, kinds, controller, QUICK | (config or {}), controllers=controllers, raft=raft)
+        super().__init__(folder, kinds, controller, QUICK | (config or {}), controllers=controllers, raft="dledger")
 
     def add(self, kind: str) -> Member:
         number = len(self.members)
@@ -150,9 +149,6 @@ class Attacked(ReplicaSet):
         self._servers.append(found)
         self.members.append(found)
         return found
-
-    def stores(self) -> dict[str, Path]:
-        return {f"broker-{number}": member.store for number, member in enumerate(self.members)}
 
     def close(self) -> None:
         super().close()

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 from tests.simulation import checker
 from tests.simulation.checker import SETTLED_WITHIN_S
-from tests.simulation.histories import History, Sent, gather, log_of
+from tests.simulation.histories import History, Sent, ends_of, gather
 from tests.simulation.workloads import Operation, Workload, draw_members, draw_operations
 
 from rocketspark import AsyncProducer, Message
@@ -131,7 +131,7 @@ class Run:
     ) -> None:
         self.world = RealWorld()
         self._stores, self._folder, self._allowed = stores, folder, allowed
-        self._namesrv, self._retries = namesrv, retries
+        self._namesrv = namesrv
         self.work = RealWorkload(self.world, namesrv, retries=retries)
         self._operations = draw_operations(
             chance, clients=PRODUCERS, count=int(HORIZON_S * a_second), begin_s=1.0, end_s=HORIZON_S
@@ -189,7 +189,7 @@ class Run:
             self.work.stopped = True
             await asyncio.gather(*tasks)
             await self._until_equal()
-            history = self._history()
+            history = gather(self._lines(), self._stores)
         finally:
             doing.cancel()
             self.work.stopped = self._halted = True
@@ -197,7 +197,7 @@ class Run:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             (self._folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in self._lines()))
-        self._raise_for(await asyncio.to_thread(self._broken, history))
+        checker.raise_for(await asyncio.to_thread(self._broken, history))
         return _counted(history)
 
     async def _do(self, acts: Callable[[RealWorld], None], wait_whole: Callable[[], Any]) -> None:
@@ -217,44 +217,32 @@ class Run:
             lines += [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
         return sorted(lines, key=lambda line: line["t"])
 
-    def _history(self, *, equal: bool = True) -> History:
-        stores = self._stores if equal else dict(list(self._stores.items())[:1])
-        return gather(self._lines(), stores)
-
     def _broken(self, history: History) -> dict[str, list[str]]:
         found = checker.broken(history)
         kept = {rule: [line for line in lines if not self._allowed(rule, line)] for rule, lines in found.items()}
         return {rule: lines for rule, lines in kept.items() if lines}
 
-    def _raise_for(self, found: dict[str, list[str]]) -> None:
-        if found:
-            told = [f"{rule} ({len(lines)}): " + "; ".join(lines[:4]) for rule, lines in found.items()]
-            raise checker.PromiseBroken("\n".join(told))
-
     async def _settle(self) -> None:
         """Wait until nothing is left to come, which the checker says, or the bound is over."""
+        # Slaves may lack the newest yet.
+        one = dict(list(self._stores.items())[:1])
         end_s = self.world.now_s + SETTLED_WITHIN_S
         while self.world.now_s < end_s:
             await asyncio.sleep(LOOK_S)
             self.world.history = [line for line in self.world.history if line.get("what") != "committed"]
             await self.work.commits(Client("asker"))  # type: ignore[arg-type]
-            found = await asyncio.to_thread(lambda: self._broken(self._history(equal=False)))
+            found = await asyncio.to_thread(lambda: self._broken(gather(self._lines(), one)))
             if not found.keys() - {"it settles"}:
                 self.world.record("settled")
                 return
-        self._raise_for(found)
+        checker.raise_for(found)
 
     async def _until_equal(self) -> None:
         """Nothing of ours is stored any more; slaves have the rest in a moment."""
         for _ in range(60):
-            ends = await asyncio.to_thread(lambda: {sum(map(_length, log_of(path))) for path in self._stores.values()})
-            if len(ends) == 1:
+            if len(await asyncio.to_thread(ends_of, self._stores)) == 1:
                 return
             await asyncio.sleep(0.5)
-
-
-def _length(part: int | bytes) -> int:
-    return part if isinstance(part, int) else len(part)
 
 
 def _counted(history: History) -> dict[str, int]:
