@@ -40,14 +40,19 @@ class Relayed:
 
 
 class Relay:
-    """`address`: where it listens; what comes goes to `target`. `replaced`: texts and what stands for them."""
+    """`address`: where it listens, a free port if not given; what comes goes to `target`.
 
-    def __init__(self, target: str, replaced: Mapping[str, str] | None = None) -> None:
+    `replaced`: texts and what stands for them. `refuses`: who comes is turned away.
+    """
+
+    def __init__(self, target: str, replaced: Mapping[str, str] | None = None, address: str = "") -> None:
         self._target = target
         self._replaced = {old.encode(): new.encode() for old, new in (replaced or {}).items()}
         assert all(len(old) == len(new) for old, new in self._replaced.items())
-        self._listener = socket.create_server(("127.0.0.1", free_ports()))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.address = address or f"127.0.0.1:{free_ports()}"
+        host, _, port = self.address.rpartition(":")
+        self._listener = socket.create_server((host, int(port)))
+        self.refuses = False
         self.connections: list[Relayed] = []
         self._flows = threading.Event()
         self._flows.set()
@@ -64,6 +69,9 @@ class Relay:
                 near, _ = self._listener.accept()
             except OSError:
                 return
+            if self.refuses:
+                near.close()
+                continue
             # Who comes while it stands still is not let through either.
             self._flows.wait()
             try:
@@ -81,20 +89,7 @@ class Relay:
     def _copy(self, kept: Relayed, side: str, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                for old, new in self._replaced.items():
-                    data = data.replace(old, new)
-                if self._left is not None and side == "master":
-                    passed, data = data[: self._left], data[self._left :]
-                    self._left -= len(passed)
-                    if passed:
-                        kept.add(side, passed)
-                        target.sendall(passed)
-                    if not self._left:
-                        self._flows.clear()
-                self._flows.wait()
-                if data:
-                    kept.add(side, data)
-                    target.sendall(data)
+                self._pass(kept, side, data, target)
         # An end is not passed on either while it stands still.
         self._flows.wait()
         kept.ended = True
@@ -102,6 +97,22 @@ class Relay:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+    def _pass(self, kept: Relayed, side: str, data: bytes, target: socket.socket) -> None:
+        for old, new in self._replaced.items():
+            data = data.replace(old, new)
+        if self._left is not None and side == "master":
+            passed, data = data[: self._left], data[self._left :]
+            self._left -= len(passed)
+            if passed:
+                kept.add(side, passed)
+                target.sendall(passed)
+            if not self._left:
+                self._flows.clear()
+        self._flows.wait()
+        if data:
+            kept.add(side, data)
+            target.sendall(data)
 
     def freeze(self, after_bytes: int = 0) -> None:
         """Pass nothing more, or only so many bytes of the master's; connections stay open, new ones are taken."""

@@ -11,14 +11,14 @@ import random
 import resource
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.java import ha_relay
 from tests.java.apache_pair import PairBroker, elect
-from tests.support.failovers import FILES, Member, OurMember, ReplicaSet
+from tests.support.failovers import Member, OurMember, ReplicaSet
 from tests.support.real_world import RealWorld
 
 # Short times: what is drawn lasts up to 5 s.
@@ -36,71 +36,30 @@ QUICK = {
 }
 # Files may grow no further than this on a full disk.
 FULL_BYTES = 4096
+# Whose bytes stand still.
+SIDES = {"up": frozenset({"slave"}), "down": frozenset({"master"}), "both": frozenset({"slave", "master"})}
 
 
-class Relay:
-    """What comes to `address` goes to `target`. `held`: sides whose bytes stand still.
+class Relay(ha_relay.Relay):
+    """Keeps nothing. `held`: sides whose bytes stand still, "slave" (which came) or "master", while the other's pass.
 
-    `renamed`: texts in what the target answers, and what of the same length stands for them.
+    Texts are replaced in what the target answers.
     """
 
-    def __init__(self, address: str, target: str, renamed: dict[str, str] | None = None) -> None:
-        self._target = target.rpartition(":")
-        self._renamed = {old.encode(): new.encode() for old, new in (renamed or {}).items()}
-        assert all(len(old) == len(new) for old, new in self._renamed.items())
-        host, _, port = address.rpartition(":")
-        self._listener = socket.create_server((host, int(port)))
-        self._ends: list[socket.socket] = []
+    def __init__(self, address: str, target: str, replaced: dict[str, str] | None = None) -> None:
         self.held: frozenset[str] = frozenset()
-        self.refuses = False
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(target, replaced, address)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-                if self.refuses:
-                    near.close()
-                    continue
-            except OSError:
-                return
-            try:
-                far = socket.create_connection((self._target[0], int(self._target[2])), 5)
-            except OSError:
-                near.close()
-                continue
-            far.settimeout(None)
-            self._ends += [near, far]
-            for side, source, target in (("up", near, far), ("down", far, near)):
-                threading.Thread(target=self._copy, args=(side, source, target), daemon=True).start()
-
-    def _copy(self, side: str, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                while side in self.held:
-                    time.sleep(0.01)
-                for old, new in self._renamed.items() if side == "down" else ():
-                    data = data.replace(old, new)
-                target.sendall(data)
-        for end in (source, target):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def reset(self) -> None:
-        """End all connections."""
-        ends, self._ends = self._ends, []
-        for end in ends:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+    def _pass(self, kept: ha_relay.Relayed, side: str, data: bytes, target: socket.socket) -> None:
+        while side in self.held:
+            time.sleep(0.01)
+        for old, new in self._replaced.items() if side == "master" else ():
+            data = data.replace(old, new)
+        target.sendall(data)
 
     def close(self) -> None:
-        """End it."""
-        # A thread that accepts holds the port until it hears of the end.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
         self.held = frozenset()
-        self.reset()
+        super().close()
 
 
 class Attacked(ReplicaSet):
@@ -123,7 +82,7 @@ class Attacked(ReplicaSet):
         self.words: list[list[Relay]] = []
         super().__init__(folder, kinds, controller, QUICK | (config or {}), controllers=controllers, raft="dledger")
 
-    def add(self, kind: str) -> Member:
+    def _made(self, kind: str, folder: Path, store: Path, controller: str) -> Member:
         number = len(self.members)
         assert self.group is not None
         near = f"127.0.0.{5 + number}"
@@ -131,23 +90,16 @@ class Attacked(ReplicaSet):
         told = {address: f"{near}:{address.rpartition(':')[2]}" for address in self.group.addresses.values()}
         # The addresses' lengths are the same: of 127.0.0.1 and of 127.0.0.5.
         self.words.append([Relay(new, old, told) for old, new in told.items()])
-        folder, store = self._folder / f"broker-{number}", self._folder / f"store-{number}"
-        word = ";".join(told.values())
-        found: Member
+        controller = ";".join(told.values())
         if kind == "J":
-            config = FILES | self._config
-            found = PairBroker(folder, self.namesrv, store, "controller", controller=word, config=config)
             self.links.append(None)
-        else:
-            host = f"127.0.0.{2 + number}"
-            config = self._config | {"brokerIP2": host, "haBindAddress": "127.0.0.1"}
-            folder.mkdir()
-            clock = set_clock(folder, 0.0)
-            found = OurMember(folder, self.namesrv, store, word, config, clock=clock)
-            port = int(found.broker.rpartition(":")[2]) + 1
-            self.links.append(Relay(f"{host}:{port}", f"127.0.0.1:{port}"))
-        self._servers.append(found)
-        self.members.append(found)
+            return super()._made(kind, folder, store, controller)
+        host = f"127.0.0.{2 + number}"
+        folder.mkdir()
+        config = self._config | {"brokerIP2": host, "haBindAddress": "127.0.0.1"}
+        found = OurMember(folder, self.namesrv, store, controller, config, clock=set_clock(folder, 0.0))
+        port = int(found.broker.rpartition(":")[2]) + 1
+        self.links.append(Relay(f"{host}:{port}", f"127.0.0.1:{port}"))
         return found
 
     def close(self) -> None:
@@ -238,9 +190,9 @@ class Nemesis:
         for relay in relays:
             if how in ("refuse", "reset"):
                 relay.refuses = how == "refuse"
-                relay.reset()
+                relay.break_off()
             else:
-                relay.held = frozenset(["up", "down"] if how == "both" else [how])
+                relay.held = SIDES[how]
         # Of a link that stood still the ends go too, sometimes.
         resets = self._chance.random() < 0.5
 
@@ -248,7 +200,7 @@ class Nemesis:
             for relay in relays:
                 relay.held, relay.refuses = frozenset(), False
                 if resets:
-                    relay.reset()
+                    relay.break_off()
 
         self._mends.append(mend)
         return told

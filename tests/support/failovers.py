@@ -141,18 +141,18 @@ class ReplicaSet:
 
     def add(self, kind: str) -> Member:
         """Start one more broker of the name."""
-        number = len(self.members) + 1
+        number = len(self.members)
         folder, store = self._folder / f"broker-{number}", self._folder / f"store-{number}"
-        found: Member
-        if kind == "P":
-            found = OurMember(folder, self.namesrv, store, self.controller, self._config)
-        else:
-            found = PairBroker(
-                folder, self.namesrv, store, "controller", controller=self.controller, config=FILES | self._config
-            )
+        found = self._made(kind, folder, store, self.controller)
         self._servers.append(found)
         self.members.append(found)
         return found
+
+    def _made(self, kind: str, folder: Path, store: Path, controller: str) -> Member:
+        if kind == "P":
+            return OurMember(folder, self.namesrv, store, controller, self._config)
+        config = FILES | self._config
+        return PairBroker(folder, self.namesrv, store, "controller", controller=controller, config=config)
 
     def leading(self) -> str:
         """The address of the controller that leads. Raises OSError if none of several does."""
