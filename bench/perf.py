@@ -1,9 +1,10 @@
 """What our client does in a second, everything at its default: python -m bench.perf NAMESRV TOPIC CASE [WINDOW].
 
-Cases: sync (WINDOW threads), future and async (WINDOW in flight), gathered to requests as batch-future and batch,
-await (one at a time on asyncio), consume and latency, also as consume-async, consume-columns and latency-async. Each
-line of input is one round (seconds for the sends, messages for the others), answered by one line of JSON; whoever
-asks drops the first, the warm-up. bench/java/Perf.java is the same for the Java client.
+Cases: sync (WINDOW threads), future and async (WINDOW in flight), gathered to requests as batch-future and batch, with
+sharding keys as keyed and batch-keyed, await (one at a time on asyncio), consume and latency, also as consume-async,
+consume-columns and latency-async. Each line of input is one round (seconds for the sends, messages for the others),
+answered by one line of JSON; whoever asks drops the first, the warm-up. bench/java/Perf.java is the same for the Java
+client.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -31,6 +32,7 @@ ROUND_S_MAX = 120.0
 GROUP = "bench_perf"
 # The Java client's defaults of autoBatch: batchMaxDelayMs, batchMaxBytes.
 GATHERED: ProducerOptions = {"linger_ms": 10, "batch_bytes": 32 << 10}
+KEYS = 10_000
 # Who sent it, its number, the sender's clock.
 STAMP = struct.Struct(">qiq")
 
@@ -114,8 +116,14 @@ def future(namesrv: str, topic: str, window: int, options: ProducerOptions | Non
         serve(round_of)
 
 
-async def send_async(namesrv: str, topic: str, window: int, options: ProducerOptions | None = None) -> None:
-    """As many coroutines as may be in flight, each sends and awaits."""
+async def send_async(
+    namesrv: str,
+    topic: str,
+    window: int,
+    options: ProducerOptions | None = None,
+    keys: Iterator[str] | None = None,
+) -> None:
+    """As many coroutines as may be in flight, each sends and awaits; `keys`: the sharding keys of the messages."""
     async with AsyncProducer(namesrv, GROUP, **(options or {})) as producer:
 
         async def round_of(seconds: float) -> Result:
@@ -126,7 +134,10 @@ async def send_async(namesrv: str, topic: str, window: int, options: ProducerOpt
             async def work() -> None:
                 nonlocal count
                 while time.perf_counter() < end:
-                    await producer.send(topic, BODY)
+                    if keys is None:
+                        await producer.send(topic, BODY)
+                    else:
+                        await producer.send(topic, BODY, sharding_key=next(keys))
                     count += 1
 
             await asyncio.gather(*(work() for _ in range(window)))
@@ -342,6 +353,16 @@ async def batch(namesrv: str, topic: str, window: int) -> None:
     await send_async(namesrv, topic, window, GATHERED)
 
 
+async def keyed(namesrv: str, topic: str, window: int, options: ProducerOptions | None = None) -> None:
+    """As `async`; each message has the sharding key of one of many customers."""
+    await send_async(namesrv, topic, window, options, itertools.cycle([f"customer-{n}" for n in range(KEYS)]))
+
+
+async def batch_keyed(namesrv: str, topic: str, window: int) -> None:
+    """As `keyed`; many messages in one request."""
+    await keyed(namesrv, topic, window, GATHERED)
+
+
 CASES: Cases = {
     "sync": sync,
     "future": future,
@@ -349,6 +370,8 @@ CASES: Cases = {
     "async": send_async,
     "batch": batch,
     "batch-future": batch_future,
+    "keyed": keyed,
+    "batch-keyed": batch_keyed,
     "consume": consume,
     "consume-async": consume_async,
     "consume-columns": consume_columns,

@@ -19,11 +19,13 @@ from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
 from rocketspark.client.consumer.push_consumer import AsyncPushConsumer, ColumnsListenerT, ListenerT
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
 from rocketspark.client.message_batch import MessageBatch
+from rocketspark.client.producer.gathered_sends import EncodedMessage, PlainMessage
 from rocketspark.client.producer.prepared_message import make_message, pack
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.client.producer.program_end import open_producers
 from rocketspark.client.producer.thread_sends import (
     CallbackThreads,
+    FuturePart,
     FutureSend,
     SendFuture,
     ThreadInFlightLimit,
@@ -149,11 +151,23 @@ class ProducerFacade(QueriesFacade[P]):
         """
         loop = self._loop
         core = self._core
-        message = make_message(message, body, fields)
+        future = SendFuture(self._room, self._executor)
         # Packed here, so that the caller may change the message as soon as this returns.
+        accumulator = core.accumulator
+        if accumulator is not None and selector is None and timeout_ms is None:
+            packed: PlainMessage | EncodedMessage | None = None
+            if not fields and queue is None:
+                packed = accumulator.plain(message, body)
+            if packed is None:
+                message, body, fields = make_message(message, body, fields), None, {}
+                packed = accumulator.encode(message, queue)
+            if packed is not None:
+                self._room.enter(core.send_path.attempts.end_s(None), loop.thread)
+                loop.put(FuturePart(future, accumulator, packed))
+                return future
+        message = make_message(message, body, fields)
         out = pack(message, core.packing)
         choose = None if selector is None else core._chooser(copy(message), queue, selector, argument)
-        future = SendFuture(self._room, self._executor)
         send = FutureSend(
             core.send_path,
             out,

@@ -11,7 +11,7 @@ import sys
 import threading
 
 # The one in C, which gevent does not replace.
-from _queue import SimpleQueue
+from _queue import Empty, SimpleQueue
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from rocketspark import machine
 from rocketspark.errors import StateError
 
-__all__ = ["DaemonThreads", "RealThread", "SimpleQueue", "check_threads", "hold_hub", "real_lock"]
+__all__ = ["DaemonThreads", "Empty", "RealThread", "SimpleQueue", "check_threads", "hold_hub", "real_lock"]
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -5,24 +5,88 @@ one queue goes in order.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
+from functools import lru_cache
 
+import msgspec
+
+from rocketspark.client import validators
 from rocketspark.client.callbacks import Tasks
+from rocketspark.client.producer.gathered_sends import (
+    BatchOutcome,
+    EncodedMessage,
+    Gatherable,
+    PlainMessage,
+    encode,
+)
 from rocketspark.client.producer.in_flight_send import InFlightSend
-from rocketspark.client.producer.prepared_message import PreparedMessage, queue_of_key
+from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, queue_of_key
 from rocketspark.client.producer.send_path import SendPath
 from rocketspark.client.results import SendResult
 from rocketspark.errors import ConfigError, NotSent
-from rocketspark.model import MessageQueue
+from rocketspark.model import Message, MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch, properties
-from rocketspark.protocol.message.message_ids import unique_ids
+from rocketspark.protocol.message.message_ids import ID_CHARACTERS, UniqueIdBlocks, unique_ids
 
-log = logging.getLogger("rocketspark.client")
+# The topic alone; or with the queue and whether the flush is waited for, if a queue is given or it is not.
+Kind = str | tuple[str, MessageQueue | None, bool]
 
-# By topic, queue if it is given, and whether the flush is waited for.
-Kind = tuple[str, MessageQueue | None, bool]
+_pack_head = batch.pack_head
+# Of a message without properties of its own: what stands around its id, and the bytes of all but its body.
+_TAIL = b"\x02WAIT\x01true\x02"
+_LEAD = (len("UNIQ_KEY\x01") + ID_CHARACTERS + len(_TAIL)).to_bytes(2, "big") + b"UNIQ_KEY\x01"
+_AROUND_BYTES = batch.HEAD_BYTES + len(_LEAD) + ID_CHARACTERS + len(_TAIL)
+
+
+class Gathered(msgspec.Struct, eq=False):
+    """What one request will hold: messages of one kind, encoded but for their ids, and who waits for each.
+
+    `own_ids`: by number, of messages that had an id before; then `heads` holds all of the message.
+    """
+
+    topic: str
+    queue: MessageQueue | None
+    wait_store_ok: bool
+    timer: asyncio.Handle
+    sends: list[Gatherable] = []
+    heads: list[bytes] = []
+    tails: list[bytes] = []
+    own_ids: dict[int, str] = {}
+    size: int = 0
+
+    def __len__(self) -> int:
+        return len(self.sends)
+
+    def drop_cancelled(self) -> list[Gatherable]:
+        """Drop the messages that nobody waits for any more, and return who waited for them."""
+        dropped = [send for send in self.sends if send.cancelled()]
+        if dropped:
+            left = [number for number, send in enumerate(self.sends) if not send.cancelled()]
+            self.own_ids = {at: self.own_ids[number] for at, number in enumerate(left) if number in self.own_ids}
+            self.sends = [self.sends[number] for number in left]
+            self.heads = [self.heads[number] for number in left]
+            self.tails = [self.tails[number] for number in left]
+        return dropped
+
+    def packed(self, new_ids: str) -> tuple[PreparedMessage, Sequence[str]]:
+        """Return the message of the request, a batch or the only message by itself, and the ids of the messages.
+
+        `new_ids`: an id for each, comma separated.
+        """
+        ids, in_body = new_ids.split(","), new_ids.encode().split(b",")
+        for number, own in self.own_ids.items():
+            ids[number], in_body[number] = own, b""
+        # Three copies in C: a piece for each by itself costs more than all else here.
+        pieces = [b""] * (3 * len(ids))
+        pieces[::3], pieces[1::3], pieces[2::3] = self.heads, in_body, self.tails
+        body = b"".join(pieces)
+        if len(ids) == 1:
+            flag, body, text = batch.decode(body)[0]
+            return PreparedMessage(self.topic, body, text.decode(), 0, flag, ids[0]), ids
+        wait = "true" if self.wait_store_ok else "false"
+        outer = properties.encode({properties.UNIQUE_ID: unique_ids.next(), properties.WAIT: wait})
+        return PreparedMessage(self.topic, body, outer, 0, 0, ",".join(ids), RequestCode.SEND_BATCH_MESSAGE), ids
 
 
 class Accumulator:
@@ -34,103 +98,200 @@ class Accumulator:
     they came: each batch, and each send that goes alone, waits for the one before.
     """
 
-    def __init__(self, path: SendPath[InFlightSend], attempts: int, *, linger_ms: float, bytes_max: int) -> None:
+    def __init__(
+        self,
+        path: SendPath[InFlightSend],
+        attempts: int,
+        packing: PackingSettings,
+        *,
+        linger_ms: float,
+        bytes_max: int,
+    ) -> None:
         if not linger_ms >= 0 or bytes_max < 1:
             raise ConfigError("linger_ms must be 0 or more, batch_bytes 1 or more")
         self._path = path
         self._attempts = attempts
+        self._packing = packing
         self._linger_s = linger_ms / 1000
         self._bytes_max = bytes_max
+        # Larger bodies do not go the shortest way; nor any of a producer with a namespace, which `encode` puts before.
+        self._plain_max = 0 if packing.namespace else min(packing.over_bytes - 1, packing.body_bytes_max)
         # By topic: sends by sharding key that wait for the route, in the order in which they came.
-        self._unrouted: dict[str, list[InFlightSend]] = {}
+        self._unrouted: dict[str, list[tuple[str, Gatherable, EncodedMessage | None]]] = {}
         self._routing = Tasks()
-        self._waiting: dict[Kind, list[InFlightSend]] = {}
-        self._sizes: dict[Kind, int] = {}
-        self._timers: dict[Kind, asyncio.Handle] = {}
+        self._waiting: dict[Kind, Gathered] = {}
+        # Made on the loop: a fork of the process that made the producer must not have the same ones.
+        self._ids: UniqueIdBlocks | None = None
+
+    # -- messages of which nothing but their part of a batch is made ---------------------------------------------
+
+    def encode(self, message: Message, queue: MessageQueue | None) -> EncodedMessage | None:
+        """Encode a message for `add_part`, in any thread; None if it has to go alone, or may have to.
+
+        Raises MessageIllegal as a send does.
+        """
+        made = encode(message, self._packing)
+        if made is None or queue is None:
+            return made
+        return made._replace(queue=self._path.full_queue(made.topic, queue), sharding_key=None)
+
+    def plain(self, topic: Message | str, body: bytes | None) -> PlainMessage | None:
+        """Return a message without fields, for `add_plain` or later `encode`; in any thread. None if it may have to go
+        alone.
+
+        Raises MessageIllegal for a topic that nobody may send to.
+        """
+        if type(topic) is str and type(body) is bytes and 0 < len(body) <= self._plain_max and _takes_batches(topic):
+            return PlainMessage(topic, body)
+        return None
+
+    def add_plain(self, topic: str, body: bytes | None, waiting: Gatherable) -> bool:
+        """Take a message without fields, if others of its topic are gathered already and there is room for it: a third
+        of what the general way costs.
+
+        False if not: then `encode` and `add_part` take it. Called on the loop, by a producer that is started.
+        """
+        together = self._waiting.get(topic)
+        if together is None or type(body) is not bytes:
+            return False
+        length = len(body)
+        size = together.size + length + _AROUND_BYTES
+        if not 0 < length <= self._plain_max or size > self._bytes_max:
+            return False
+        together.heads.append(b"%b%b%b" % (_pack_head(length + _AROUND_BYTES, 0, 0, 0, length), body, _LEAD))
+        together.tails.append(_TAIL)
+        sends = together.sends
+        sends.append(waiting)
+        together.size = size
+        if size >= self._bytes_max or len(sends) >= batch.COUNT_MAX:
+            self._flush(topic)
+        return True
+
+    def add_part(self, message: EncodedMessage, waiting: Gatherable) -> None:
+        """Take a message, to be sent with others later. Raises StateError if the producer is not started."""
+        self._path.check_started()
+        queue, key = message.queue, message.sharding_key
+        if key and queue is None:
+            queue = self._queue_of(message.topic, key, waiting, message)
+            if queue is None:
+                return
+        self._gather(message.topic, queue, message.wait_store_ok, waiting, message.head, message.tail)
+
+    # -- whole sends ---------------------------------------------------------------------------------------------
 
     def add(self, send: InFlightSend) -> bool:
         """Take a send, to be sent with others later. False if it cannot be gathered: then the caller sends it alone,
         now.
         """
         if send.queue is None and send.sharding_key:
-            topic = send.out.topic
-            unrouted = self._unrouted.get(topic)
-            if unrouted is not None:
-                unrouted.append(send)
+            send.queue = self._queue_of(send.out.topic, send.sharding_key, send, None)
+            if send.queue is None:
                 return True
-            queues = self._path.attempts.known_queues(topic)
-            if not queues:
-                self._unrouted[topic] = [send]
-                self._routing.begin(self._route(topic))
-                return True
-            send.queue = queue_of_key(send.sharding_key, queues)
         return self._place(send)
+
+    def _queue_of(
+        self, topic: str, key: str, waiting: Gatherable, message: EncodedMessage | None
+    ) -> MessageQueue | None:
+        """Return the queue of a sharding key; None if the route is not known, or others wait for it: then `waiting`
+        waits with them.
+        """
+        unrouted = self._unrouted.get(topic)
+        if unrouted is None:
+            queues = self._path.attempts.known_queues(topic)
+            if queues:
+                return queue_of_key(key, queues)
+            unrouted = self._unrouted[topic] = []
+            self._routing.begin(self._route(topic))
+        unrouted.append((key, waiting, message))
+        return None
 
     async def _route(self, topic: str) -> None:
         path = self._path
         try:
             queues = await path.attempts.queues(topic, path.attempts.end_s(None))
         except BaseException as e:
-            for send in self._unrouted.pop(topic):
-                send.finish(None, e)
+            BatchOutcome(None, e).tell([waiting for _, waiting, _ in self._unrouted.pop(topic)])
             if not isinstance(e, Exception):
                 raise
             return
-        for send in self._unrouted.pop(topic):
+        for key, waiting, message in self._unrouted.pop(topic):
             try:
-                send.queue = queue_of_key(send.sharding_key or "", queues)
-                if not send.done() and not self._place(send):
-                    send.begin_now()
+                queue = queue_of_key(key, queues)
+                if message is not None:
+                    self._gather(topic, queue, message.wait_store_ok, waiting, message.head, message.tail)
+                    continue
+                assert isinstance(waiting, InFlightSend)
+                waiting.queue = queue
+                if not waiting.done() and not self._place(waiting):
+                    waiting.begin_now()
             except Exception as e:
-                send.finish(None, e)
+                BatchOutcome(None, e).tell([waiting])
 
     def _place(self, send: InFlightSend) -> bool:
         out, queue = send.out, send.queue
         if not send.gathers:
             assert queue is not None
-            self._flush((out.topic, queue, True))
-            self._flush((out.topic, queue, False))
+            self._flush(_kind(out.topic, queue, True))
+            self._flush(_kind(out.topic, queue, False))
             send.follow(queue)
             return False
-        kind = (out.topic, queue, send.wait_store_ok)
-        if queue is not None:
-            self._flush((out.topic, queue, not send.wait_store_ok))
-        send.item = item = batch.encode_item(out.flag, out.body, out.properties.encode())
-        size = self._sizes.get(kind, 0)
-        if size and size + len(item) > self._bytes_max:
-            self._flush(kind)
-            size = 0
-        waiting = self._waiting.get(kind)
-        if waiting is None:
-            waiting = self._waiting[kind] = []
-            loop = asyncio.get_running_loop()
-            if self._linger_s:
-                self._timers[kind] = loop.call_later(self._linger_s, self._flush, kind)
-            else:
-                self._timers[kind] = loop.call_soon(self._flush, kind)
-        waiting.append(send)
-        self._sizes[kind] = size = size + len(item)
-        if size >= self._bytes_max or len(waiting) >= batch.COUNT_MAX:
-            self._flush(kind)
+        item = batch.encode_item(out.flag, out.body, out.properties.encode())
+        self._gather(out.topic, queue, send.wait_store_ok, send, item, b"", out.message_id)
         return True
 
+    # -- batches -------------------------------------------------------------------------------------------------
+
+    def _gather(
+        self,
+        topic: str,
+        queue: MessageQueue | None,
+        wait_store_ok: bool,
+        waiting: Gatherable,
+        head: bytes,
+        tail: bytes,
+        own_id: str | None = None,
+    ) -> None:
+        kind = _kind(topic, queue, wait_store_ok)
+        if queue is not None:
+            self._flush(_kind(topic, queue, not wait_store_ok))
+        size = len(head) + len(tail) + (ID_CHARACTERS if own_id is None else 0)
+        together = self._waiting.get(kind)
+        if together is not None and together.size + size > self._bytes_max:
+            self._flush(kind)
+            together = None
+        if together is None:
+            loop = asyncio.get_running_loop()
+            if self._linger_s:
+                timer: asyncio.Handle = loop.call_later(self._linger_s, self._flush, kind)
+            else:
+                timer = loop.call_soon(self._flush, kind)
+            together = self._waiting[kind] = Gathered(topic, queue, wait_store_ok, timer)
+        if own_id is not None:
+            together.own_ids[len(together)] = own_id
+        together.sends.append(waiting)
+        together.heads.append(head)
+        together.tails.append(tail)
+        together.size += size
+        if together.size >= self._bytes_max or len(together) >= batch.COUNT_MAX:
+            self._flush(kind)
+
     def _flush(self, kind: Kind) -> None:
-        sends = self._waiting.pop(kind, None)
-        if sends is None:
+        together = self._waiting.pop(kind, None)
+        if together is None:
             return
-        self._sizes.pop(kind)
-        self._timers.pop(kind).cancel()
-        wanted = [send for send in sends if not send.cancelled()]
-        if len(wanted) < len(sends):
-            for send in sends:
-                if send.cancelled():
-                    send.finish(None, NotSent("nobody waits for it: nothing was sent"))
-        if wanted:
-            out = _joined(kind, wanted)
-            together = Batch(self._path, out, None, None, None, self._attempts, sends=wanted)
-            if kind[1] is not None:
-                together.follow(kind[1])
-            together.begin_now()
+        together.timer.cancel()
+        dropped = together.drop_cancelled()
+        if dropped:
+            BatchOutcome(None, NotSent("nobody waits for it: nothing was sent")).tell(dropped)
+        if not together.sends:
+            return
+        if self._ids is None:
+            self._ids = UniqueIdBlocks()
+        out, ids = together.packed(self._ids.joined(len(together)))
+        whole = Batch(self._path, out, None, None, None, self._attempts, sends=together.sends, ids=ids)
+        if together.queue is not None:
+            whole.follow(together.queue)
+        whole.begin_now()
 
     async def close(self) -> None:
         """Send what waits, and wait for all."""
@@ -144,33 +305,18 @@ class Accumulator:
 class Batch(InFlightSend, kw_only=True):
     """Sends that go in one request; each gets its own part of the result, or the error."""
 
-    sends: Sequence[InFlightSend]
+    sends: Sequence[Gatherable]
+    ids: Sequence[str]
 
     def tell(self, result: SendResult | None, error: BaseException | None) -> None:
         """Give each send of the batch its part of the result, or the error."""
-        sends = self.sends
-        part = result
-        places: list[str] | None = None
-        if result is not None and len(sends) > 1:
-            places = result.offset_message_id.split(",")
-            if len(places) != len(sends):
-                places = [result.offset_message_id] * len(sends)
-            status, queue, offset = result.status, result.queue, result.queue_offset
-        for number, send in enumerate(sends):
-            if places is not None:
-                message_id = send.out.message_id
-                part = SendResult(status, message_id, places[number], queue, offset + number, message_id)
-            try:
-                send.finish(part, error)
-            except Exception:
-                log.exception("a send of a batch could not be ended; the others are")
+        BatchOutcome(result, error, self.ids).tell(self.sends)
 
 
-def _joined(kind: Kind, sends: Sequence[InFlightSend]) -> PreparedMessage:
-    if len(sends) == 1:
-        return sends[0].out
-    wait = "true" if kind[2] else "false"
-    outer = properties.encode({properties.UNIQUE_ID: unique_ids.next(), properties.WAIT: wait})
-    ids = ",".join([send.out.message_id for send in sends])
-    body = b"".join([send.item for send in sends])
-    return PreparedMessage(kind[0], body, outer, 0, 0, ids, RequestCode.SEND_BATCH_MESSAGE)
+@lru_cache(maxsize=4096)
+def _takes_batches(topic: str) -> bool:
+    return not validators.check_target(topic).startswith(validators.RETRY_PREFIX)
+
+
+def _kind(topic: str, queue: MessageQueue | None, wait_store_ok: bool) -> Kind:
+    return topic if queue is None and wait_store_ok else (topic, queue, wait_store_ok)

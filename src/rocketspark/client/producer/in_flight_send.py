@@ -17,6 +17,7 @@ import msgspec
 from rocketspark import machine
 from rocketspark.client import validators
 from rocketspark.client.callbacks import trouble_log
+from rocketspark.client.producer.gathered_sends import BatchOutcome
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.program_end import cancelled_sends
 from rocketspark.client.producer.send_attempts import Lack, not_in_time, result_of
@@ -84,10 +85,9 @@ class InFlightSend(msgspec.Struct, eq=False):
     _brokers: tuple[str, ...] = ()
     _task: asyncio.Task[None] | None = None
     accumulator: Gatherer[InFlightSend] | None = None
-    # It may go in one request with others: then `item` is its part of the body.
+    # It may go in one request with others.
     gathers: bool = False
     wait_store_ok: bool = True
-    item: bytes = b""
 
     def __post_init__(self) -> None:
         path, out = self.path, self.out
@@ -472,6 +472,10 @@ class InFlightSend(msgspec.Struct, eq=False):
         if self._what is None:
             limit = self.path.oneway_limit if self.oneway else self.path.limit
             self._has_room = limit.give_up(awaited)
+
+    def take_part(self, outcome: BatchOutcome, number: int) -> None:
+        """End the send as one message of a batch, which has ended."""
+        self.finish(outcome.part(number), outcome.error)
 
     def refuse(self, error: BaseException) -> None:
         """End the send with an error, as its loop has ended or the send could not begin."""

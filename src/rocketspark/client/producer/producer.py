@@ -15,6 +15,7 @@ from rocketspark.client.hooks import LogSends
 from rocketspark.client.options import ProducerOptions, producer_settings
 from rocketspark.client.producer.accumulator import Accumulator
 from rocketspark.client.producer.fault_detector import FaultDetector
+from rocketspark.client.producer.gathered_sends import AwaitedPart
 from rocketspark.client.producer.in_flight_send import AwaitedSend, Choose, InFlightSend
 from rocketspark.client.producer.latency_faults import LatencyFaults, table_of
 from rocketspark.client.producer.prepared_message import (
@@ -105,9 +106,14 @@ class AsyncProducer(Queries):
             oneway_in_flight_max=settings.oneway_in_flight_max,
             in_flight_bytes_max=settings.in_flight_bytes_max,
         )
+        self.accumulator: Accumulator | None = None
         if settings.linger_ms is not None:
-            self.send_path.accumulator = Accumulator(
-                self.send_path, self.attempts, linger_ms=settings.linger_ms, bytes_max=settings.batch_bytes
+            self.accumulator = self.send_path.accumulator = Accumulator(
+                self.send_path,
+                self.attempts,
+                self.packing,
+                linger_ms=settings.linger_ms,
+                bytes_max=settings.batch_bytes,
             )
         self.in_flight_max = settings.in_flight_max
         self.callback_executor = settings.callback_executor
@@ -181,6 +187,23 @@ class AsyncProducer(Queries):
             SendFailed: all attempts failed, or the broker's code allows no retry.
             StateError: before start or after close.
         """
+        accumulator = self.accumulator
+        if accumulator is not None and selector is None and timeout_ms is None and self._state == "started":
+            loop = asyncio.get_running_loop()
+            part = AwaitedPart(loop)
+            if (
+                type(message) is str
+                and not fields
+                and queue is None
+                and loop is self._loop
+                and accumulator.add_plain(message, body, part)
+            ):
+                return await part
+            message, body, fields = make_message(message, body, fields), None, {}
+            encoded = accumulator.encode(message, queue)
+            if encoded is not None:
+                accumulator.add_part(encoded, part)
+                return await part
         message = make_message(message, body, fields)
         choose = None if selector is None else self._chooser(message, queue, selector, argument)
         out = pack(message, self.packing)

@@ -14,17 +14,20 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
 import msgspec
 
 from rocketspark import machine
-from rocketspark.client.connection.real_threads import RealThread, SimpleQueue
+from rocketspark.client.connection.real_threads import Empty, RealThread, SimpleQueue
+from rocketspark.client.producer.accumulator import Accumulator
+from rocketspark.client.producer.gathered_sends import BatchOutcome, EncodedMessage, PlainMessage
 from rocketspark.client.producer.in_flight_send import InFlightSend
 from rocketspark.client.results import SendResult
 from rocketspark.errors import StateError, TooManyInFlight
+from rocketspark.model import Message
 from rocketspark.model.limited_log import LimitedLog
 
 T = TypeVar("T")
@@ -34,6 +37,8 @@ log = logging.getLogger("rocketspark.client")
 once_log = LimitedLog("rocketspark.client", lines_max=1)
 
 THREADS_MAX = 4
+# After so long a callback that waits has another thread join.
+LOOK_S = 0.005
 _PENDING, _FINISHED = "PENDING", "FINISHED"
 _guard = threading.Lock()
 
@@ -48,33 +53,87 @@ if hasattr(os, "register_at_fork"):
 
 
 class CallbackThreads:
-    """Up to four threads that run callbacks; they are begun when they are needed, and keep no process alive."""
+    """Threads that run callbacks, in the order in which they were submitted; they are begun when they are needed, and
+    keep no process alive.
+
+    One of them runs all: others would only wait for it. Where callbacks take their time, so that some have waited for
+    `LOOK_S`, another helps, up to `THREADS_MAX`.
+    """
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._jobs: deque[Callable[[], object]] = deque()
+        # A True for each thread that is to run callbacks, a False for one that is to end.
+        self._calls: SimpleQueue[bool] = SimpleQueue()
+        self._looks: SimpleQueue[bool] = SimpleQueue()
         self._threads: list[RealThread] = []
-        self._left = 0
         self._changed = threading.Condition()
+        # Guarded by `_changed`: threads that run callbacks, callbacks submitted, whether somebody looks at them.
+        self._busy = self._given = 0
+        self._looked_at = False
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Have `job` run in one of the threads; it must not raise. Only one thread may call this."""
+        """Have `job` run in one of the threads; it must not raise."""
+        self.submit_all([job])
+
+    def submit_all(self, jobs: Collection[Callable[[], object]]) -> None:
+        """Have jobs run; none of them must raise."""
         with self._changed:
-            self._left += 1
-            wanted = min(self._left, THREADS_MAX)
-        self._jobs.put(job)
-        if len(self._threads) < wanted:
-            thread = RealThread(self._work, "rocketspark-callbacks")
-            self._threads.append(thread)
-            thread.start()
+            self._jobs.extend(jobs)
+            self._given += len(jobs)
+            if self._busy:
+                return
+            self._call_one()
+            if not self._looked_at:
+                self._looked_at = True
+                self._looks.put(True)
+
+    def _call_one(self) -> None:
+        self._busy += 1
+        self._calls.put(True)
+        if not self._threads:
+            self._begin(self._look)
+        # The first one looks.
+        if len(self._threads) <= self._busy:
+            self._begin(self._work)
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        thread = RealThread(work, "rocketspark-callbacks")
+        self._threads.append(thread)
+        thread.start()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            del job
-            with self._changed:
-                self._left -= 1
-                if not self._left:
-                    self._changed.notify_all()
+        jobs = self._jobs
+        while self._calls.get():
+            while True:
+                try:
+                    job = jobs.popleft()
+                except IndexError:
+                    with self._changed:
+                        if jobs:
+                            continue
+                        self._busy -= 1
+                        if not self._busy:
+                            self._changed.notify_all()
+                        break
+                job()
+                del job
+
+    def _look(self) -> None:
+        while self._looks.get():
+            given = self._given
+            while True:
+                try:
+                    if not self._looks.get(timeout=LOOK_S):
+                        return
+                except Empty:
+                    pass
+                with self._changed:
+                    if not self._busy:
+                        self._looked_at = False
+                        break
+                    if self._given - len(self._jobs) < given and self._busy < THREADS_MAX:
+                        self._call_one()
+                    given = self._given
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until all jobs have run; False if they did not within the time. Called within a job it returns True at
@@ -83,13 +142,14 @@ class CallbackThreads:
         if any(thread.is_current for thread in self._threads):
             return True
         with self._changed:
-            return self._changed.wait_for(lambda: not self._left, timeout_s)
+            return self._changed.wait_for(lambda: not self._busy, timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Wait as `wait` does, and end the threads."""
         self.wait(timeout_s)
+        self._looks.put(False)
         for _ in self._threads:
-            self._jobs.put(None)
+            self._calls.put(False)
 
 
 class QuickFuture(Future[T]):
@@ -101,12 +161,14 @@ class QuickFuture(Future[T]):
 
     executor: Executor | CallbackThreads | None = None
 
+    # Before there is one, it is the class's: an attribute less to make.
+    _made: threading.Condition | None = None
+    _state = _PENDING
+    _result: T | None = None
+    _exception: BaseException | None = None
+
     def __init__(self) -> None:
         # Not the base's: what it makes is made here, or later.
-        self._made: threading.Condition | None = None
-        self._state = _PENDING
-        self._result: T | None = None
-        self._exception: BaseException | None = None
         self._waiters: list[Any] = []
         self._done_callbacks: list[Callable[[Future[T]], Any]] = []
 
@@ -126,18 +188,32 @@ class QuickFuture(Future[T]):
         """Tell whether the future has its outcome."""
         return self._state == _FINISHED
 
+    def result(self, timeout: float | None = None) -> T:
+        """Return the result, or raise the error; wait for it up to `timeout` seconds. As every future's."""
+        if self._state == _FINISHED and self._exception is None:
+            return self._result  # type: ignore[return-value]
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the error, None without one; wait for it up to `timeout` seconds. As every future's."""
+        return self._exception if self._state == _FINISHED else super().exception(timeout)
+
     def end(self, result: T | None, error: BaseException | None) -> None:
         """Set the outcome, and wake those who wait."""
         self._result, self._exception = result, error
+        if self._finish():
+            self.call_all([self])
+
+    def _finish(self) -> bool:
+        """Let everybody see the outcome; returns whether there are callbacks to call."""
         # A thread that makes the lock after this line sees the state; a lock made before is seen below.
         self._state = _FINISHED
         if self._made is not None:
             with self._made:
                 for waiter in self._waiters:
-                    (waiter.add_result if error is None else waiter.add_exception)(self)
+                    (waiter.add_result if self._exception is None else waiter.add_exception)(self)
                 self._made.notify_all()
-        if self._done_callbacks:
-            self._call_all()
+        return bool(self._done_callbacks)
 
     def add_done_callback(self, callback: Callable[[Future[T]], Any]) -> None:
         """Call `callback` with this future when it has ended; at once if it has."""
@@ -151,15 +227,21 @@ class QuickFuture(Future[T]):
                 return
         self._call(callback)
 
-    def _call_all(self) -> None:
-        """Call them by `executor`, or on the thread that ended the future."""
-        try:
-            if self.executor is not None:
-                self.executor.submit(self._called)
-                return
-        except RuntimeError:
-            once_log.warning("the callbacks' executor takes no more calls: they are called on the client's own thread")
-        self._called()
+    @staticmethod
+    def call_all(futures: Sequence[QuickFuture[Any]]) -> None:
+        """Call the callbacks of futures that ended together, by their executor, or on the thread that ended them."""
+        executor = futures[0].executor
+        if type(executor) is CallbackThreads:
+            executor.submit_all([future._called for future in futures])
+            return
+        for future in futures:
+            try:
+                if executor is not None:
+                    executor.submit(future._called)
+                    continue
+            except RuntimeError:
+                once_log.warning("the callbacks' executor takes no more calls: they are called on the client's thread")
+            future._called()
 
     def _called(self) -> None:
         while self._done_callbacks:
@@ -236,9 +318,9 @@ class ThreadInFlightLimit:
         """
         return sys.is_finalizing() or machine.getpid() != self._process
 
-    def leave(self) -> None:
-        """Note that one send less is in flight. Called by the loop's thread alone."""
-        self._left += 1
+    def leave(self, count: int = 1) -> None:
+        """Note that so many sends less are in flight. Called by the loop's thread alone."""
+        self._left += count
         while self._given_back:
             self._given_back.pop()
             self._left += 1
@@ -260,6 +342,8 @@ class ThreadSend(InFlightSend):
 class SendFuture(QuickFuture[SendResult]):
     """The future of a send's result. `room`: the limit that counts the send; `executor`: what runs the callbacks."""
 
+    _told: SendResult | tuple[BatchOutcome, int] | None = None
+
     def __init__(self, room: ThreadInFlightLimit, executor: Executor | CallbackThreads) -> None:
         super().__init__()
         self.room = room
@@ -272,6 +356,26 @@ class SendFuture(QuickFuture[SendResult]):
             self.end(None, StateError("nobody sends it any more: this process forked, or is about to end"))
         return super()._condition
 
+    @property
+    def _result(self) -> SendResult | None:
+        told = self._told
+        if isinstance(told, tuple):
+            outcome, number = told
+            told = self._told = outcome.part(number)
+        return told
+
+    @_result.setter
+    def _result(self, result: SendResult | None) -> None:
+        self._told = result
+
+    def take_part(self, outcome: BatchOutcome, number: int) -> None:
+        """End as one message of a batch; the result is made of the batch's when somebody asks for it."""
+        self.room.leave()
+        self._exception = outcome.error
+        self._told = (outcome, number)
+        if self._finish():
+            outcome.called.append(self)
+
 
 class FutureSend(ThreadSend, kw_only=True):
     """A send whose thread has a future of its result."""
@@ -282,6 +386,38 @@ class FutureSend(ThreadSend, kw_only=True):
         """Give the future its result or its error, and count one send less in flight."""
         self.future.room.leave()
         self.future.end(result, error)
+
+
+class FuturePart(msgspec.Struct, eq=False):
+    """A message for a batch, on its way from a thread to the loop, and the future of its result."""
+
+    future: SendFuture
+    accumulator: Accumulator
+    message: EncodedMessage | PlainMessage
+
+    def run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have it gathered; on the loop."""
+        accumulator, message = self.accumulator, self.message
+        if isinstance(message, PlainMessage):
+            if accumulator.add_plain(message.topic, message.body, self):
+                return
+            encoded = accumulator.encode(Message(*message), None)
+            assert encoded is not None
+            message = encoded
+        accumulator.add_part(message, self)
+
+    def cancelled(self) -> bool:
+        """Return False: a send that was handed over cannot be taken back."""
+        return False
+
+    def take_part(self, outcome: BatchOutcome, number: int) -> None:
+        """Give the future its part of a batch's outcome."""
+        self.future.take_part(outcome, number)
+
+    def refuse(self, error: BaseException) -> None:
+        """End it with an error, as its loop has ended or it could not be gathered."""
+        self.future.room.leave()
+        self.future.end(None, error)
 
 
 def _held_lock() -> _thread.LockType:

@@ -16,6 +16,8 @@ from rocketspark.errors import RecordError
 
 _HEAD = struct.Struct(">iiiii")
 HEAD_BYTES = _HEAD.size
+# Makes what stands before a body, of: size of the message, magic, crc, flag, length of the body.
+pack_head = _HEAD.pack
 _SIZE = struct.Struct(">i")
 # Fewer messages are read one by one as quickly.
 SCAN_COUNT_MIN = 24

@@ -28,7 +28,13 @@ from rocketspark.client.producer.accumulator import Accumulator, Batch
 from rocketspark.client.producer.in_flight_send import AwaitedSend, InFlightSend
 from rocketspark.client.producer.prepared_message import pack
 from rocketspark.client.producer.send_states import TRANSITIONS, State
-from rocketspark.client.producer.thread_sends import FutureSend, SendFuture, ThreadInFlightLimit, WaitingSend
+from rocketspark.client.producer.thread_sends import (
+    FuturePart,
+    FutureSend,
+    SendFuture,
+    ThreadInFlightLimit,
+    WaitingSend,
+)
 from rocketspark.client.results import SendResult
 from rocketspark.client.selectors import by_hash
 from rocketspark.errors import ConnectionLost, NoReply, NotSent
@@ -155,6 +161,16 @@ class Watch:
         return seen
 
 
+class CountedFuture(SendFuture):
+    """Counts how often it was ended."""
+
+    ends = 0
+
+    def _finish(self) -> bool:
+        self.ends += 1
+        return super()._finish()
+
+
 class Ended(BaseException):
     """No Exception."""
 
@@ -189,6 +205,7 @@ class Sends(RuleBasedStateMachine):
         self.stored: list[bytes] = []
         self.numbers = itertools.count()
         self.of_threads: list[WaitingSend | FutureSend] = []
+        self.parts: list[CountedFuture] = []
         self.room = ThreadInFlightLimit(1 << 30)
         self.raising = Raising()
         self.tasks: list[asyncio.Task[SendResult]] = []
@@ -235,7 +252,7 @@ class Sends(RuleBasedStateMachine):
     def message(self, key: str | None, size: int) -> Message:
         return Message(topic="t", body=b"%05d" % next(self.numbers) + b"z" * size, sharding_key=key, tag=key)
 
-    def runs(self, send: WaitingSend | FutureSend) -> None:
+    def runs(self, send: WaitingSend | FutureSend | FuturePart) -> None:
         """Begin it as LoopThread does."""
 
         def run() -> None:
@@ -251,7 +268,7 @@ class Sends(RuleBasedStateMachine):
         key=st.sampled_from([None, "x", "y"]),
         size=st.sampled_from([0, 5000]),
         timeout_ms=st.sampled_from([None, 2000.0]),
-        how=st.sampled_from(["coroutine", "thread", "future", "packed"]),
+        how=st.sampled_from(["coroutine", "thread", "future", "part", "packed"]),
     )
     def send(self, key: str | None, size: int, timeout_ms: float | None, how: str) -> None:
         message, core = self.message(None if how == "packed" else key, size), self.core
@@ -263,6 +280,13 @@ class Sends(RuleBasedStateMachine):
         elif how == "future":
             self.of_threads.append(self.future(*fields, future=SendFuture(self.room, None)))
             self.runs(self.of_threads[-1])
+        elif how == "part":
+            # What a future of a thread is, if it can be gathered.
+            accumulator = core.accumulator
+            encoded = None if accumulator is None or timeout_ms else accumulator.encode(message, None)
+            if accumulator is not None and encoded is not None:
+                self.parts.append(CountedFuture(self.room, None))
+                self.runs(FuturePart(self.parts[-1], accumulator, encoded))
         elif how == "packed":
             # As transactions and Spark send: past the accumulator.
             self.tasks.append(self.loop.create_task(core.send_packed(out, None, None, timeout_ms)))
@@ -374,6 +398,7 @@ class Sends(RuleBasedStateMachine):
     @invariant()
     def nobody_is_told_twice(self) -> None:
         assert set(self.watch.told.values()) <= {1}
+        assert {future.ends for future in self.parts} <= {0, 1}
         assert self.core.send_path.limit.count >= 0
 
     @invariant()
@@ -403,6 +428,7 @@ class Sends(RuleBasedStateMachine):
             self.loop.turns(50)
             assert [send for send in self.of_threads if self.watch.told.get(id(send)) != 1] == []
             assert [t for t in self.tasks if not t.done()] == []
+            assert [future for future in self.parts if future.ends != 1] == []
             for task in self.tasks:
                 task.cancelled() or task.exception()  # Looked at: asyncio would complain.
             assert self.closing is not None

@@ -1,0 +1,220 @@
+"""Messages of gathered sends: one in a batch, and who waits for it.
+
+Rule: the batch alone is a send with states, attempts and an exit; its messages have their ids, their results and their
+callers, who are told in one pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextvars import Context
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from rocketspark.client.producer.prepared_message import PackingSettings, pack
+from rocketspark.client.producer.program_end import cancelled_sends
+from rocketspark.client.results import SendResult
+from rocketspark.client.validators import RETRY_PREFIX
+from rocketspark.model import Message, MessageQueue
+from rocketspark.protocol.message import batch
+from rocketspark.protocol.message.message_ids import ID_CHARACTERS
+
+log = logging.getLogger("rocketspark.client")
+
+# While a message's id is not known, this stands for it, so far behind the begin of its body.
+_STAND_IN = "0" * ID_CHARACTERS
+_ID_AT = batch.HEAD_BYTES + 2 + len("UNIQ_KEY\x01")
+
+
+class PlainMessage(NamedTuple):
+    """A message without fields."""
+
+    topic: str
+    body: bytes
+
+
+class EncodedMessage(NamedTuple):
+    """A message as its part of a batch's body but for its id, which stands between `head` and `tail`. `topic`, `queue`:
+    with their namespace.
+    """
+
+    topic: str
+    queue: MessageQueue | None
+    sharding_key: str | None
+    wait_store_ok: bool
+    head: bytes
+    tail: bytes
+
+
+def encode(message: Message, packing: PackingSettings) -> EncodedMessage | None:
+    """Encode a message for a batch; None if it has to go alone, or may have to. Raises MessageIllegal, as `pack`."""
+    body = message.body
+    if (
+        type(body) is not bytes
+        or len(body) >= packing.over_bytes
+        or message.delay_level
+        or message.delay_ms
+        or message.deliver_at_ms
+    ):
+        return None
+    out = pack(message, packing, _STAND_IN)
+    if out.topic.startswith(RETRY_PREFIX):
+        return None
+    item = batch.encode_item(out.flag, body, out.properties.encode())
+    at = _ID_AT + len(body)
+    key = message.sharding_key
+    return EncodedMessage(out.topic, None, key, message.wait_store_ok, item[:at], item[at + ID_CHARACTERS :])
+
+
+class Gatherable(Protocol):
+    """Who waits for one message of a batch."""
+
+    def cancelled(self) -> bool:
+        """Tell whether nobody waits for it any more."""
+
+    def take_part(self, outcome: BatchOutcome, number: int) -> None:
+        """Take the batch's outcome, of which the message with this number is one's own."""
+
+
+class CalledTogether(Protocol):
+    """A future with callbacks."""
+
+    def call_all(self, futures: Sequence[Any], /) -> None:
+        """Call the callbacks of all of these."""
+
+
+class BatchOutcome(msgspec.Struct, eq=False):
+    """What became of a batch: the `result` of all, of which each message has a part, or the `error`.
+
+    `ids`: the unique ids of the messages.
+    """
+
+    result: SendResult | None
+    error: BaseException | None
+    ids: Sequence[str] = ()
+    # By number, the broker's ids, once one is asked for.
+    _places: Sequence[str] | None = None
+    # Of those told: whose task is to be woken, and futures whose callbacks are to be called.
+    woken: list[AwaitedPart] = []
+    called: list[CalledTogether] = []
+
+    def part(self, number: int) -> SendResult | None:
+        """Return the result of one message; None if the batch failed."""
+        result = self.result
+        ids = self.ids
+        if result is None or len(ids) == 1:
+            return result
+        places = self._places
+        if places is None:
+            places = result.offset_message_id.split(",")
+            if len(places) != len(ids):
+                places = [result.offset_message_id] * len(ids)
+            self._places = places
+        message_id = ids[number]
+        return SendResult(
+            result.status, message_id, places[number], result.queue, result.queue_offset + number, message_id
+        )
+
+    def tell(self, sends: Iterable[Gatherable]) -> None:
+        """Give each message's caller its part; called once, on the loop."""
+        for number, send in enumerate(sends):
+            try:
+                send.take_part(self, number)
+            except Exception:
+                log.exception("a send of a batch could not be ended; the others are")
+        if self.called:
+            called, self.called = self.called, []
+            called[0].call_all(called)
+        if self.woken:
+            # Not at once: the callers' own code would run within what ends the batch.
+            asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        woken, self.woken = self.woken, []
+        waking = iter(woken)
+        for part in waking:
+            try:
+                part.wake()
+            except BaseException:
+                # Ctrl-C in one of them: the others go on in the next turn.
+                self.woken = list(waking)
+                if self.woken:
+                    asyncio.get_running_loop().call_soon(self._wake)
+                raise
+
+
+class AwaitedPart(msgspec.Struct, eq=False):
+    """What a coroutine awaits for the result of its message: to its task it is a future.
+
+    One of asyncio's would have the loop call each task by itself; these are called one after another.
+    """
+
+    _loop: asyncio.AbstractEventLoop
+    _asyncio_future_blocking: bool = False
+    _wakeup: Callable[[Any], object] | None = None
+    _context: Context | None = None
+    _given_up: bool = False
+    _why: Any = None
+    _outcome: BatchOutcome | None = None
+    _number: int = 0
+
+    def __await__(self) -> Generator[Any, None, SendResult]:
+        if self._outcome is None:
+            self._asyncio_future_blocking = True
+            try:
+                yield self
+            except BaseException as e:
+                self._given_up = True
+                if isinstance(e, asyncio.CancelledError):
+                    cancelled_sends.add()
+                raise
+        outcome, self._outcome = self._outcome, None
+        assert outcome is not None
+        error = outcome.error
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, outcome
+        return outcome.part(self._number)  # type: ignore[return-value]
+
+    def cancelled(self) -> bool:
+        """Tell whether its task was cancelled."""
+        return self._given_up
+
+    def take_part(self, outcome: BatchOutcome, number: int) -> None:
+        """Keep the outcome, and have the task woken."""
+        self._outcome = outcome
+        self._number = number
+        if self._wakeup is not None:
+            outcome.woken.append(self)
+
+    def wake(self) -> None:
+        """Have the task go on."""
+        wakeup, self._wakeup = self._wakeup, None
+        if wakeup is not None:
+            assert self._context is not None
+            self._context.run(wakeup, self)
+
+    # -- what a task asks of a future ----------------------------------------------------------------------------
+
+    def add_done_callback(self, wakeup: Callable[[Any], object], *, context: Context) -> None:
+        """Keep the call by which the task goes on."""
+        self._wakeup = wakeup
+        self._context = context
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Give the message up, and have the task go on with its cancellation. False if the outcome is there already."""
+        if self._given_up or self._outcome is not None:
+            return False
+        self._given_up, self._why = True, msg
+        self._loop.call_soon(self.wake)
+        return True
+
+    def result(self) -> None:
+        """Raise CancelledError if the task was cancelled; what the send came to is returned by `await`."""
+        if self._given_up:
+            raise asyncio.CancelledError() if self._why is None else asyncio.CancelledError(self._why)
