@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from pyspark.sql import SparkSession
+from tests.spark.standalone import until
 from tests.spark.topics import messages_of
 from tests.support import postgres
 
@@ -173,6 +175,38 @@ def test_claims_never_change(tmp_path: Path, database: str) -> None:
     assert [row.columns["id"] for row in claims.rows(3, 4)] == [1]
     claims.close()
     other.close()
+
+
+@pytest.mark.shows("mended: two runs of `outbox` under one name: rows of one join a batch that the other sent")
+def test_a_batch_gets_no_rows_of_another_who_claims_at_the_same_time(database: str) -> None:
+    one, other = (RowClaims(database, "orders", "id", "twice") for _ in range(2))
+    one.create()
+    one.columns()
+    one.hold()
+    insert(database, 1, 2, 3)
+    newest = other._newest
+
+    def beaten(connection: Any) -> int:
+        """The first one claims, and sends what it claimed, while the other one knows which batch is the newest."""
+        found = newest(connection)
+        first.start()
+        until(lambda: not first.is_alive() or waits(database))
+        return found
+
+    first = threading.Thread(target=one.claim, args=(2,))
+    other._newest = beaten  # type: ignore[method-assign]
+    assert other.claim(1) == 1
+    first.join()
+    assert one.newest() == 2
+    assert [[row.columns["id"] for row in one.rows(n, n + 1)] for n in (0, 1)] == [[1], [2, 3]]
+    one.close()
+    other.close()
+
+
+def waits(url: str) -> bool:
+    """Whether somebody waits for a lock; of SQLite all do who come second."""
+    asked = "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    return url.startswith("sqlite") or bool(execute(url, asked)[0][0])
 
 
 @pytest.mark.shows(

@@ -188,12 +188,13 @@ class RowClaims:
         """Put up to `rows_max` rows that are in no batch into a new one; return the number of the newest batch, which
         is an old one if there were no rows.
         """
-        # Of two that claim at once, the key lets one through; the other fails and is tried again by its query.
         insert = (
             f"INSERT INTO {CLAIMS} (pipeline, id, batch) SELECT ?, {self._id('t')}, ?"
             f" {self._unclaimed()} ORDER BY t.{self._order} LIMIT {rows_max}"
         )
         with self._database.work() as connection:
+            # Of two that claim at once one waits: a batch that the other has sent already would get its rows.
+            self._run(connection, f"UPDATE {CLAIMED_BY} SET source = source WHERE pipeline = ?", (self.pipeline,))
             batch = self._newest(connection)
             added = self._run(connection, insert, (self.pipeline, batch + 1, self.pipeline)).rowcount
             return batch + 1 if added else batch
