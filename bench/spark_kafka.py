@@ -33,7 +33,7 @@ from bench.raw_pull import pull_all
 from bench.report import Figure, Row, progress, rates_row, show
 from bench.spark_peers import KAFKA, ROCKETMQ, Peaks, Spark, Usage, settle, spark_session
 from bench.spark_versions import Query, measure
-from rocketspark.spark.cluster_queries import ClusterQueries
+from rocketspark.tables.cluster_queries import ClusterQueries
 
 TOPIC, WRITTEN_TOPIC, JAVA_TOPIC, LONG_TOPIC = "bench-spark", "bench-spark-written", "bench-spark-java", "bench-long"
 ONCE_TOPIC = "bench-spark-once"

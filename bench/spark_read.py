@@ -23,9 +23,9 @@ from bench.plan import Plan
 from bench.report import Row, show
 from rocketspark.arrow import records
 from rocketspark.model import MessageQueue
-from rocketspark.spark.offset_ranges import OffsetRange
-from rocketspark.spark.options import parse_read
-from rocketspark.spark.read.pull_records import PulledPiece, fetch
+from rocketspark.tables.offset_ranges import OffsetRange
+from rocketspark.tables.options import parse_read
+from rocketspark.tables.read.pull_records import PulledPiece, fetch
 
 TOPIC = "bench-spark"
 BODY_BYTES = 128

@@ -10,7 +10,7 @@ mkdir -p .setup
 wanted="3.11 3.12 3.13 3.14"
 parts="tests/unit tests/live tests/clients tests/recipes"
 # Of Spark, in all their files.
-left_out="tests/unit/arrow tests/unit/bench tests/unit/examples tests/unit/spark"
+left_out="tests/unit/arrow tests/unit/bench tests/unit/examples tests/unit/spark tests/unit/tables"
 
 say() { printf '==> %s\n' "$*" >&2; }
 

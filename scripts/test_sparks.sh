@@ -32,7 +32,7 @@ for version in ${SPARKS:-$known}; do
   say "Spark $release"
   # Its programs first on the path: Spark takes the first python3.
   if PATH="$place/bin:$PATH" PYSPARK_PYTHON=$place/bin/python PYSPARK_DRIVER_PYTHON=$place/bin/python \
-      "$place/bin/python" -m pytest tests/unit/spark tests/spark -m "every_spark and not official and not soak" \
+      "$place/bin/python" -m pytest tests/unit/spark tests/unit/tables tests/spark -m "every_spark and not official and not soak" \
       -n "${WORKERS:-2}" --dist loadscope -p no:cacheprovider "$@"; then
     passed+=("$release")
   else

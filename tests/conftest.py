@@ -23,7 +23,7 @@ from rocketspark.model.limited_log import LimitedLog
 
 HERE = Path(__file__).resolve().parent
 MARKED_FOLDERS = ("java", "spark")
-UNITS_OF_SPARK = HERE / "unit" / "spark"
+UNITS_OF_SPARK = (HERE / "unit" / "spark", HERE / "unit" / "tables")
 
 _logs: weakref.WeakSet[LimitedLog] = weakref.WeakSet()
 _make_log = LimitedLog.__init__
@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(HERE).parts[0]
         if folder in MARKED_FOLDERS:
             item.add_marker(folder)
-        if item.path.is_relative_to(UNITS_OF_SPARK):
+        if any(map(item.path.is_relative_to, UNITS_OF_SPARK)):
             item.add_marker("every_spark")
         if drives_official_software(item, folder) and item.nodeid not in SMOKE:
             item.add_marker("official")

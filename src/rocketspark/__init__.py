@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from rocketspark.errors import RocketSparkError
     from rocketspark.model import Message, MessageQueue, ReceivedMessage
+    from rocketspark.tables.read_table import read_batches, read_table
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,8 @@ _HOME = {
     "Message": "model",
     "MessageQueue": "model",
     "ReceivedMessage": "model",
+    "read_batches": "tables.read_table",
+    "read_table": "tables.read_table",
 }
 
 __all__ = [
@@ -81,6 +84,8 @@ __all__ = [
     "TransactionProducer",
     "TransactionResult",
     "TransactionState",
+    "read_batches",
+    "read_table",
     "split",
 ]
 

@@ -24,7 +24,7 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import properties, record
 from rocketspark.spark import exactly_once
 from rocketspark.spark.exactly_once import SentAttempt, TaskAttempt, half_messages
-from rocketspark.spark.options import WriteOptions, parse_write
+from rocketspark.tables.options import WriteOptions, parse_write
 from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes

@@ -127,16 +127,16 @@ STEPS = [
         r"^    list_topics = blocking\(",
         "    greet = blocking(Operations.greet)\n",
     ),
-    Step(OPTION, "spark/options.py", r"^_READ_NAMES = \($", '    "greeting",\n'),
+    Step(OPTION, "tables/options.py", r"^_READ_NAMES = \($", '    "greeting",\n'),
     Step(
         OPTION,
-        "spark/options.py",
+        "tables/options.py",
         r"^class ReadOptions\b",
         '    """With one more."""\n\n    greeting: str\n',
     ),
     Step(
         OPTION,
-        "spark/options.py",
+        "tables/options.py",
         r"^    parsed = ReadOptions\($",
         '        greeting=given.choice("greeting", "hello", "hi"),\n',
     ),
@@ -171,7 +171,7 @@ print(json.dumps({
 """
 PARSING = """
 import json
-from rocketspark.spark.options import parse_read
+from rocketspark.tables.options import parse_read
 
 given = {"namesrv": "127.0.0.1:9876", "topic": "t"}
 print(json.dumps([parse_read(given | more, streaming=False).greeting for more in ({}, {"greeting": "hi"})]))

@@ -21,10 +21,10 @@ from rocketspark.client import (
 )
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue, ReceivedMessage
-from rocketspark.spark.cluster_queries import ClusterQueries
 from rocketspark.spark.exactly_once import batch_commit
-from rocketspark.spark.options import parse_write
 from rocketspark.spark.write.batch_sender import send_rows
+from rocketspark.tables.cluster_queries import ClusterQueries
+from rocketspark.tables.options import parse_write
 from rocketspark.transport.peer import Peer
 
 pytestmark = pytest.mark.shows(

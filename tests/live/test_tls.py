@@ -22,8 +22,8 @@ from rocketspark.cli import main
 from rocketspark.client import AsyncProducer, AsyncPushConsumer
 from rocketspark.errors import NotSent
 from rocketspark.namesrv.server import NameServer
-from rocketspark.spark.client_access import Access
-from rocketspark.spark.read.pipelined_connection import PipelinedConnection
+from rocketspark.tables.client_access import Access
+from rocketspark.tables.read.pipelined_connection import PipelinedConnection
 from rocketspark.transport.connections import dial
 from rocketspark.transport.tls import ClientTls, TlsSettings, server_contexts
 from rocketspark.transport.tls.settings import from_values

@@ -96,10 +96,10 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "spark": (
         [
             "spark/exactly_once",
-            *(f"spark/{name}.py" for name in ("cluster_queries", "given_options", "offset_ranges", "option_values")),
+            *(f"tables/{name}.py" for name in ("cluster_queries", "given_options", "offset_ranges", "option_values")),
         ],
         [
-            "tests/unit/spark",
+            *("tests/unit/spark", "tests/unit/tables"),
             *(SPARK + f"{name}.py" for name in ("exactly_once", "exactly_once_failover", "fetch", "failover", "gaps")),
             *(SPARK + f"{name}.py" for name in ("times", "progress")),
         ],

@@ -22,10 +22,10 @@ from tests.spark.conftest import await_stored, read_rows
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import Producer
 from rocketspark.errors import ConfigError
-from rocketspark.spark.options import parse_write
 from rocketspark.spark.pipelines import archive, restore
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.write.batch_sender import send_rows
+from rocketspark.tables.options import parse_write
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows(

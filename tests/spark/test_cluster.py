@@ -15,11 +15,11 @@ from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import OffsetReply, RouteHeader
 from rocketspark.protocol.json import bodies
-from rocketspark.spark.cluster_queries import ClusterQueries, OffsetBounds
-from rocketspark.spark.offset_ranges import OffsetRange
-from rocketspark.spark.options import parse_read
-from rocketspark.spark.read.data_loss import DataLost
-from rocketspark.spark.read.partitions import ranges
+from rocketspark.tables.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.tables.offset_ranges import OffsetRange
+from rocketspark.tables.options import parse_read
+from rocketspark.tables.read.data_loss import DataLost
+from rocketspark.tables.read.partitions import ranges
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply

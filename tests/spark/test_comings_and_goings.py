@@ -20,13 +20,13 @@ from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import NotSent, RocketSparkError, RouteNotFound
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.offset_ranges import from_json
-from rocketspark.spark.options import parse_read
-from rocketspark.spark.read import pull_records
-from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.partition_discovery import QueueGone
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable
+from rocketspark.tables.offset_ranges import from_json
+from rocketspark.tables.options import parse_read
+from rocketspark.tables.read import pull_records
+from rocketspark.tables.read.data_loss import DataLost
 from rocketspark.transport.connections import dial
 
 pytestmark = pytest.mark.shows(

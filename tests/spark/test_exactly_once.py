@@ -46,9 +46,9 @@ from rocketspark.spark.exactly_once import (
 from rocketspark.spark.exactly_once import half_messages as halves
 from rocketspark.spark.exactly_once.batch_commit import TakenOver
 from rocketspark.spark.exactly_once.commit_topic import CommitTopic
-from rocketspark.spark.options import parse_write
 from rocketspark.spark.write import row_sender
 from rocketspark.spark.write import rows as rows_module
+from rocketspark.tables.options import parse_write
 
 pytestmark = pytest.mark.shows(
     "exactly once: each row of the table of kills on our broker and on Apache's",

@@ -23,7 +23,7 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import RocketSparkError
 from rocketspark.spark.exactly_once import batch_commit as exactly_once
 from rocketspark.spark.exactly_once.batch_commit import TaskAttempt
-from rocketspark.spark.options import parse_write
+from rocketspark.tables.options import parse_write
 from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.every_spark

@@ -19,12 +19,12 @@ from rocketspark.errors import ConnectionLost, NoReply, NotSent, ServerError
 from rocketspark.model import MessageQueue, subscribe
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import batch, sysflags
-from rocketspark.spark.offset_ranges import OffsetRange
-from rocketspark.spark.options import parse_read
-from rocketspark.spark.read import pipelined_connection
-from rocketspark.spark.read import pull_records as fetching
-from rocketspark.spark.read.data_loss import DataLost
-from rocketspark.spark.read.pull_records import fetch
+from rocketspark.tables.offset_ranges import OffsetRange
+from rocketspark.tables.options import parse_read
+from rocketspark.tables.read import pipelined_connection
+from rocketspark.tables.read import pull_records as fetching
+from rocketspark.tables.read.data_loss import DataLost
+from rocketspark.tables.read.pull_records import fetch
 
 pytestmark = pytest.mark.shows(
     "Arrow from the socket to Spark, many pulls in flight",

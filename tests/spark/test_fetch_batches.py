@@ -13,9 +13,9 @@ from rocketspark import Message, Producer
 from rocketspark.arrow import records
 from rocketspark.client.connection import admin_api
 from rocketspark.model import MessageQueue
-from rocketspark.spark.offset_ranges import OffsetRange
-from rocketspark.spark.options import parse_read
-from rocketspark.spark.read.pull_records import fetch
+from rocketspark.tables.offset_ranges import OffsetRange
+from rocketspark.tables.options import parse_read
+from rocketspark.tables.read.pull_records import fetch
 from rocketspark.testing import run_cluster
 from rocketspark.transport.connections import dial
 

@@ -24,13 +24,13 @@ from rocketspark.filters import sql92
 from rocketspark.model import Message, MessageQueue, subscribe
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.offset_ranges import OffsetRange
-from rocketspark.spark.options import parse_read
-from rocketspark.spark.read import pull_records
-from rocketspark.spark.read.pipelined_connection import PipelinedConnection, PipelinedReply
-from rocketspark.spark.read.pull_records import fetch
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadMaxRows
+from rocketspark.tables.offset_ranges import OffsetRange
+from rocketspark.tables.options import parse_read
+from rocketspark.tables.read import pull_records
+from rocketspark.tables.read.pipelined_connection import PipelinedConnection, PipelinedReply
+from rocketspark.tables.read.pull_records import fetch
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.connections import dial
 

@@ -6,19 +6,18 @@ import logging
 from typing import Any
 
 import pytest
-from pyspark.sql.types import StructType
 from tests.spark.fake_broker import FakeBroker, make_records, running
 
 from rocketspark.errors import RecordError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.message import batch, record_layout, sysflags
-from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.offset_ranges import OffsetRange
-from rocketspark.spark.options import parse_read
-from rocketspark.spark.read import pull_records as fetching
-from rocketspark.spark.read.data_loss import DataLost
-from rocketspark.spark.read.partitions import QueuePartition, read_partition
-from rocketspark.spark.read.read_filter import ReadFilter
+from rocketspark.tables.columns import ReadColumns
+from rocketspark.tables.offset_ranges import OffsetRange
+from rocketspark.tables.options import parse_read
+from rocketspark.tables.read import pull_records as fetching
+from rocketspark.tables.read.data_loss import DataLost
+from rocketspark.tables.read.partitions import QueuePartition, read_partition
+from rocketspark.tables.read.read_filter import ReadFilter
 
 pytestmark = pytest.mark.shows(
     "mended: silent loss despite failOnDataLoss=true while a broker removes old files (the reader's half: "
@@ -38,9 +37,8 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 def rows(broker: FakeBroker, first: int, end: int, *columns: str, **options: Any) -> list[dict[str, Any]]:
     given = {"namesrv": "127.0.0.1:1", "topic": "T", **{k: str(v) for k, v in options.items()}}
     parsed = parse_read(given, streaming=False)
-    schema = StructType([READ_SCHEMA[name] for name in columns or ("queueOffset",)])
     partition = QueuePartition(OffsetRange(QUEUE, first, end), (broker.address,))
-    found = read_partition(partition, schema, parsed, ReadFilter.of(parsed))
+    found = read_partition(partition, ReadColumns(columns or ("queueOffset",)), parsed, ReadFilter.of(parsed))
     return [row for batch in found for row in batch.to_pylist()]
 
 

@@ -17,9 +17,9 @@ from tests.support.ports import free_ports
 
 from rocketspark.client import Producer, PushConsumer
 from rocketspark.model import Message
-from rocketspark.spark.client_access import Access
 from rocketspark.spark.metrics.listening import listen_to_pipeline
 from rocketspark.spark.pipelines.parts.progress import Progress
+from rocketspark.tables.client_access import Access
 from rocketspark.testing import run_cluster
 
 pytestmark = pytest.mark.shows("Grafana board and alerts, their queries held to what is told")

@@ -16,10 +16,10 @@ from tests.spark.conftest import Place
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.offset_ranges import from_json
-from rocketspark.spark.options import parse_read
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ADMISSION_CONTROL, ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
+from rocketspark.tables.offset_ranges import from_json
+from rocketspark.tables.options import parse_read
 from rocketspark.testing import Cluster
 
 pytestmark = [
@@ -53,7 +53,7 @@ class Reading:
         end = self.reader.latestOffset(self.at, limit or self.reader.getDefaultReadLimit())
         count = sum(from_json(end).values()) - sum(from_json(self.at).values())
         assert (end == self.at) == (count == 0)
-        assert sum(p.end - p.first for p in self.reader.partitions(self.at, end)) == count
+        assert sum(p.value.end - p.value.first for p in self.reader.partitions(self.at, end)) == count
         self.at = end
         return count
 
@@ -193,7 +193,7 @@ def test_a_stream_s_queues_are_split(reading: Callable[..., Reading], load: Load
         end = one.reader.latestOffset(one.at, ReadAllAvailable())
         parts = one.reader.partitions(one.at, end)
         assert len(parts) >= least
-        assert max(p.end - p.first for p in parts) <= 50
+        assert max(p.value.end - p.value.first for p in parts) <= 50
         places = [
             (r["broker"], r["queueId"], r["queueOffset"])
             for p in parts

@@ -20,12 +20,12 @@ from rocketspark.client import Producer
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue
-from rocketspark.spark.cluster_queries import ClusterQueries as Asked
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.offset_ranges import from_json
-from rocketspark.spark.options import parse_read
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable
+from rocketspark.tables.cluster_queries import ClusterQueries as Asked
+from rocketspark.tables.offset_ranges import from_json
+from rocketspark.tables.options import parse_read
 from rocketspark.testing import Cluster
 from rocketspark.transport.connections import dial
 

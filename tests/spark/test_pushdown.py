@@ -25,11 +25,7 @@ from tests.spark.conftest import PUSH_DOWN
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.offset_ranges import OffsetRange
-from rocketspark.spark.options import parse_read
 from rocketspark.spark.read.batch_read import PushingReader
-from rocketspark.spark.read.partitions import QueuePartition
-from rocketspark.spark.read.store_read import StorePartition
 from rocketspark.spark.spark_features import (
     EqualTo,
     Filter,
@@ -39,6 +35,10 @@ from rocketspark.spark.spark_features import (
     LessThan,
     LessThanOrEqual,
 )
+from rocketspark.tables.offset_ranges import OffsetRange
+from rocketspark.tables.options import parse_read
+from rocketspark.tables.read.partitions import QueuePartition
+from rocketspark.tables.read.store_read import StorePartition
 from rocketspark.testing import Cluster
 
 pytestmark = [
@@ -224,12 +224,13 @@ def read_pushed(source: dict[str, str], *filters: Filter, **options: str) -> tup
     assert list(reader.pushFilters(list(filters))) == [f for f in filters if isinstance(f, In)]
     parts: list[Part] = []
     rows = []
-    for part in reader.partitions():
+    for task in reader.partitions():
+        part = task.value
         if isinstance(part, QueuePartition):
             parts.append((part.broker_name, part.queue_id, part.first, part.end))
         elif isinstance(part, StorePartition):
             parts.append((part.broker_name, part.queue.queue_id, part.queue.first, part.queue.next))
-        rows += [row for batch in reader.read(part) for row in batch.to_pylist()]
+        rows += [row for batch in reader.read(task) for row in batch.to_pylist()]
     return parts, rows
 
 

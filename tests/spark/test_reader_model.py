@@ -23,10 +23,10 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.spark.columns import read_schema
-from rocketspark.spark.offset_ranges import from_json
-from rocketspark.spark.options import parse_read
 from rocketspark.spark.read.batch_read import BatchReader
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.tables.offset_ranges import from_json
+from rocketspark.tables.options import parse_read
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.connections import dial
 

@@ -14,8 +14,8 @@ from tests.support.patience import LIMIT_S
 from tests.support.ports import server_ports
 
 from rocketspark.client import Producer
-from rocketspark.spark.options import parse_write
 from rocketspark.spark.write.batch_sender import send_rows
+from rocketspark.tables.options import parse_write
 from rocketspark.testing.process import ServerProcess, run_server_process
 
 pytestmark = pytest.mark.shows(

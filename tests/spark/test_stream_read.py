@@ -17,12 +17,12 @@ from tests.support.ports import server_ports
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.offset_ranges import from_json
-from rocketspark.spark.options import parse_read
-from rocketspark.spark.read.data_loss import DataLost
-from rocketspark.spark.read.partitions import QueuePartition
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ADMISSION_CONTROL, ReadAllAvailable, ReadMaxRows, reported_offset
+from rocketspark.tables.offset_ranges import from_json
+from rocketspark.tables.options import parse_read
+from rocketspark.tables.read.data_loss import DataLost
+from rocketspark.tables.read.partitions import QueuePartition
 from rocketspark.testing import Cluster
 from rocketspark.testing.process import run_server_process
 
@@ -259,7 +259,7 @@ def test_first_micro_batch_run_again_is_the_same(cluster: Cluster, load: Load, t
         assert {(r["broker"], r["queueId"], r["queueOffset"]) for r in rows} == set(placed)
         assert len(rows) == 50
         after = again.latestOffset(end, ReadAllAvailable())
-        assert sum(p.end - p.first for p in again.partitions(end, after)) == 30
+        assert sum(p.value.end - p.value.first for p in again.partitions(end, after)) == 30
         assert again.partitions(end, end) == []
     finally:
         first.stop()
@@ -294,7 +294,7 @@ def test_first_micro_batch_without_messages_run_again(cluster: Cluster, load: Lo
         load(topic, 30, first=100)
         assert again.partitions(again.initialOffset(), end) == []
         after = again.latestOffset(end, ReadAllAvailable())
-        assert sum(p.end - p.first for p in again.partitions(end, after)) == 30
+        assert sum(p.value.end - p.value.first for p in again.partitions(end, after)) == 30
     finally:
         first.stop()
         again.stop()
@@ -356,7 +356,7 @@ def test_queue_made_anew_is_data_loss(cluster: Cluster, load: Load, topic: str) 
             # Within the limits, too: the topic may have grown to millions.
             for rows_max, rows in ((1000, 100), (30, 30)):
                 parts = reader.partitions(start, reader.latestOffset(start, ReadMaxRows(rows_max)))
-                assert all(isinstance(p, QueuePartition) for p in parts)
+                assert all(isinstance(p.value, QueuePartition) for p in parts)
                 assert sum(b.num_rows for p in parts for b in reader.read(p)) == rows
         finally:
             reader.stop()

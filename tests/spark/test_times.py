@@ -20,7 +20,7 @@ from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue
 from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.message_ids import unique_ids
-from rocketspark.spark.cluster_queries import ClusterQueries as Asked
+from rocketspark.tables.cluster_queries import ClusterQueries as Asked
 from rocketspark.testing import Cluster
 from rocketspark.transport.connections import dial
 

@@ -20,9 +20,9 @@ from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.spark.exactly_once.batch_commit import TakenOver
 from rocketspark.spark.exactly_once.commit_topic import NotSafelyStored
 from rocketspark.spark.exactly_once.end_transactions import NoRanges
-from rocketspark.spark.offset_ranges import OffsetRange
-from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.partition_discovery import QueueGone
+from rocketspark.tables.offset_ranges import OffsetRange
+from rocketspark.tables.read.data_loss import DataLost
 
 pytestmark = pytest.mark.shows("every error of the tree pickles and copies")
 

@@ -15,7 +15,7 @@ SOURCES = Path(__file__).resolve().parents[2] / "src" / "rocketspark"
 OPENERS = {
     "create_connection": {
         "transport/dialing.py": "connect_protocol itself",
-        "spark/read/pipelined_connection.py": "takes an Access",
+        "tables/read/pipelined_connection.py": "takes an Access",
         "proxy/port.py": "within the proxy: from its port to its gRPC server",
     },
     "connect_protocol": {
@@ -36,12 +36,12 @@ OPENERS = {
         "controller/server.py": "the controller's settings",
         "controller/group/group_journal.py": "the controller's settings",
         "cli/commands/controllers.py": "the command's options",
-        "spark/client_access.py": "Access",
+        "tables/client_access.py": "Access",
         "proxy/brokers.py": "the proxy's own keys and TLS",
     },
     "RouteCache": {
         "client/connection/instance.py": "a client's options",
-        "spark/client_access.py": "Access",
+        "tables/client_access.py": "Access",
         "proxy/brokers.py": "the proxy's own keys and TLS",
     },
 }

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from rocketspark.arrow.columns import schema_of
 from rocketspark.errors import ConfigError
-from rocketspark.spark.spark_features import arrow_schema
+from rocketspark.tables.columns import REPEATED, check_names
+from rocketspark.tables.decode import sql_types
 
 # The columns of a read without a schema.
 READ_SCHEMA: StructType = from_arrow_schema(schema_of())
-# Columns that only a schema can name, and those that they repeat: RocketMQ's word beside the one published first.
-REPEATED = {"physicalOffset": "logPosition"}
 
 # Columns that a write understands, with the Spark types each may have.
 WRITE_TYPES: dict[str, tuple[str, ...]] = {
@@ -39,42 +37,13 @@ _READ_TYPES |= {name: _READ_TYPES[column] for name, column in REPEATED.items()}
 READ_ONLY = frozenset(_READ_TYPES) - WRITE_TYPES.keys()
 
 
-class ReadColumns:
-    """The columns that a read gives, and the columns that have to be decoded for them. Raises ConfigError for a schema
-    with a column that no read has.
-    """
-
-    def __init__(self, schema: StructType) -> None:
-        columns = [REPEATED.get(name, name) for name in wanted_columns(schema)]
-        self.decoded = list(dict.fromkeys(columns))
-        self._places = [self.decoded.index(column) for column in columns]
-        self._as_decoded = columns == schema.fieldNames()
-        self._schema: pa.Schema = arrow_schema(schema)
-
-    def given(self, decoded: pa.RecordBatch) -> pa.RecordBatch:
-        """Turn a batch of decoded columns into one with the columns, names and types that the read gives."""
-        batch = decoded
-        if not self._as_decoded:
-            batch = pa.RecordBatch.from_arrays([decoded.column(i) for i in self._places], names=self._schema.names)
-        if batch.schema.equals(self._schema):
-            return batch
-        try:
-            return batch.cast(self._schema)
-        except ValueError as e:
-            raise ConfigError(f"schema: {e}: leave out that it is not null") from e
-
-
 def read_schema(columns: Sequence[str] = ()) -> StructType:
     """Return the schema of a read: these columns in this order, or all if none is named. Raises ConfigError for a name
     that is unknown or repeated.
     """
     if not columns:
         return READ_SCHEMA
-    for name in columns:
-        if name not in _READ_TYPES:
-            raise ConfigError(f"option columns: there is no column {name!r}; there are: {', '.join(_READ_TYPES)}")
-    if len(set(columns)) != len(columns):
-        raise ConfigError(f"option columns: a column stands there twice: {', '.join(columns)}")
+    check_names(columns)
     return StructType([StructField(name, READ_SCHEMA[REPEATED.get(name, name)].dataType) for name in columns])
 
 
@@ -123,3 +92,16 @@ def check_written(schema: StructType, topic: str | None) -> None:
             raise ConfigError(f"column {name!r} is not understood: drop it; columns that are: {listing}")
         if kind not in WRITE_TYPES[name]:
             raise ConfigError(f"column {name!r} is {kind}, not {' or '.join(WRITE_TYPES[name])}: cast it")
+
+
+def sql_type(kind: DataType) -> sql_types.DataType:
+    """Return one of Spark's types as decoding has it."""
+    return sql_types.of_json(kind.jsonValue())
+
+
+def quoted(kind: DataType) -> str:
+    """Return a type in the form that Spark's SQL reads, with the names of its fields in backquotes."""
+    # Not with the module: each stream starts a process that imports it.
+    from rocketspark.tables.decode import json_bodies
+
+    return json_bodies.quoted(sql_type(kind))

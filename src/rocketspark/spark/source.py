@@ -18,12 +18,13 @@ from pyspark.sql.types import StructType
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.spark.columns import check_written, read_schema
 from rocketspark.spark.decode.read_columns import checked, decoded_schema, is_asked, without_bounds
-from rocketspark.spark.options import parse_columns, parse_read, parse_write
 from rocketspark.spark.python_workers import plain_errors, settle
-from rocketspark.spark.read.batch_read import BatchReader, PushingReader, sampled_bodies
-from rocketspark.spark.read.read_filter import pushing
+from rocketspark.spark.read.batch_read import BatchReader, PushingReader
+from rocketspark.spark.read.pushed_filters import pushing
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
 from rocketspark.spark.spark_features import FILTERS, VERSION, for_this_spark
+from rocketspark.tables.options import parse_columns, parse_read, parse_write
+from rocketspark.tables.read.batch import sampled_bodies
 
 log = logging.getLogger("rocketspark.spark")
 

@@ -14,9 +14,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from rocketspark.spark import exactly_once
 from rocketspark.spark.exactly_once import SentAttempt, TaskAttempt
-from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.spark_features import DataSourceStreamArrowWriter
 from rocketspark.spark.write.batch_sender import send_rows
+from rocketspark.tables.options import WriteOptions
 
 # Local properties that Spark's stream execution gives its tasks.
 _BATCH, _QUERY = "streaming.sql.batchId", "sql.streaming.queryId"

@@ -16,7 +16,7 @@ from tests.simulation.parts.part import Part, Step, of_kind, times
 
 from rocketspark.spark.exactly_once import TaskAttempt
 from rocketspark.spark.exactly_once import batch_commit as writing
-from rocketspark.spark.options import WriteOptions, parse_write
+from rocketspark.tables.options import WriteOptions, parse_write
 
 if TYPE_CHECKING:
     from tests.simulation.workloads import Workload

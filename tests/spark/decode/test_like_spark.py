@@ -21,8 +21,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from rocketspark.spark.decode.bodies import BodyDecoder, resolve
-from rocketspark.spark.options import parse_decode_options
+from rocketspark.tables.decode.bodies import BodyDecoder, resolve
+from rocketspark.tables.options import parse_decode_options
 
 pytestmark = pytest.mark.shows(
     "every type of Spark, JSON and Avro at its limits against `to_json`, `from_json` and Spark's own equality",

@@ -19,8 +19,8 @@ from rocketspark.spark.pipelines import archive
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.options import ArchiveOptions
 from rocketspark.spark.pipelines.parts.progress import Progress
-from rocketspark.spark.read.data_loss import DataLost
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.tables.read.data_loss import DataLost
 from rocketspark.testing import Cluster
 
 pytestmark = [

@@ -18,12 +18,12 @@ from rocketspark.errors import ConfigError, NoReply, RouteNotFound
 from rocketspark.model import Message, ReceivedMessage
 from rocketspark.protocol.message import properties
 from rocketspark.protocol.trace import Consumed, Received, encode
-from rocketspark.spark.client_access import Access
 from rocketspark.spark.metrics.listening import listen_to_pipeline
 from rocketspark.spark.pipelines import dlq, dlq_resend
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.options import Choice, ResendOptions
 from rocketspark.spark.pipelines.parts.progress import Progress
+from rocketspark.tables.client_access import Access
 from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.shows("`dlq`: counted, sampled, chosen, sent again once")

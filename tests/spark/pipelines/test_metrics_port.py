@@ -16,13 +16,13 @@ from tests.support.cli_calls import call
 from tests.support.patience import LIMIT_S
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.client_access import Access
 from rocketspark.spark.metrics import listen
 from rocketspark.spark.metrics.listening import listen_to_pipeline
 from rocketspark.spark.pipelines import archive
 from rocketspark.spark.pipelines.options import ArchiveOptions, RestoreOptions
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.restore import replay
+from rocketspark.tables.client_access import Access
 from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.shows(

@@ -7,7 +7,9 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.columns import READ_ONLY, READ_SCHEMA, ReadColumns, check_written, read_schema, wanted_columns
+from rocketspark.spark.columns import READ_ONLY, READ_SCHEMA, check_written, read_schema, wanted_columns
+from rocketspark.spark.spark_features import arrow_schema
+from rocketspark.tables.columns import ReadColumns
 
 pytestmark = pytest.mark.shows(
     "`seek_to_beginning`, `ReceivedMessage.physical_offset`, Spark's column `physicalOffset`",
@@ -25,7 +27,7 @@ def decoded(*names: str) -> pa.RecordBatch:
 def test_without_a_schema_the_physical_offset_has_its_published_name() -> None:
     assert "logPosition" in READ_SCHEMA.fieldNames()
     assert "physicalOffset" not in READ_SCHEMA.fieldNames()
-    assert len(ReadColumns(READ_SCHEMA).decoded) == len(READ_SCHEMA.fields) == 18
+    assert len(ReadColumns(READ_SCHEMA.fieldNames()).decoded) == len(READ_SCHEMA.fields) == 18
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def test_without_a_schema_the_physical_offset_has_its_published_name() -> None:
     ],
 )
 def test_a_column_with_two_names_is_decoded_once(names: tuple[str, ...], columns: list[str]) -> None:
-    found = ReadColumns(schema(*names))
+    found = ReadColumns(names, arrow_schema(schema(*names)))
     assert found.decoded == columns
     batch = decoded(*columns)
     given = found.given(batch)
@@ -49,7 +51,7 @@ def test_a_column_with_two_names_is_decoded_once(names: tuple[str, ...], columns
 
 def test_a_batch_that_needs_nothing_is_given_as_it_is() -> None:
     batch = decoded("queueOffset", "logPosition")
-    assert ReadColumns(schema("queueOffset", "logPosition")).given(batch) is batch
+    assert ReadColumns(("queueOffset", "logPosition")).given(batch) is batch
 
 
 def test_the_name_is_checked_as_others_are() -> None:
@@ -93,10 +95,11 @@ def test_the_option_and_a_schema_say_the_same() -> None:
 
 def test_a_null_in_a_column_that_may_hold_none_is_one_clear_line() -> None:
     wanted = StructType([READ_SCHEMA["queueOffset"], StructField("tag", StringType(), nullable=False)])
+    columns = ReadColumns(wanted.fieldNames(), arrow_schema(wanted))
     batch = pa.RecordBatch.from_pydict({"queueOffset": [1, 2], "tag": ["A", None]})
-    assert ReadColumns(wanted).given(batch.slice(0, 1)).schema.field("tag").nullable is False
+    assert columns.given(batch.slice(0, 1)).schema.field("tag").nullable is False
     with pytest.raises(ConfigError, match=r"^schema: .*'tag' with null values .*: leave out that it is not null"):
-        ReadColumns(wanted).given(batch)
+        columns.given(batch)
 
 
 def test_rows_that_hold_it_can_be_written() -> None:

@@ -20,8 +20,8 @@ if hasattr(reader, "getDefaultReadLimit"):  # Before Spark 4.2 limits are kept b
 print(*sorted(name for name in sys.modules if name.startswith(("rocketspark.", "pyarrow.compute"))))
 """
 # Of bodies that are decoded, files that are read, rows that are written: none of it is for every stream.
-LATER = ("rocketspark.store", "rocketspark.spark.write", "rocketspark.spark.writers", "rocketspark.spark.decode.b")
-LATER += ("rocketspark.spark.decode.json_bodies", "rocketspark.spark.decode.registry", "rocketspark.arrow.records")
+LATER = ("rocketspark.store", "rocketspark.spark.write", "rocketspark.spark.writers", "rocketspark.tables.decode.b")
+LATER += ("rocketspark.tables.decode.json_bodies", "rocketspark.tables.decode.registry", "rocketspark.arrow.records")
 
 
 def test_a_stream_is_planned_without_what_only_some_need() -> None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.decode import json_bodies
-from rocketspark.spark.decode.bodies import PLACE, Decoded, resolve, value_type
-from rocketspark.spark.decode.options import CONFLUENT, DROPMALFORMED, FAILFAST, JSON, DecodeOptions
-from rocketspark.spark.options import parse_decode_options
 from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.spark_features import arrow_schema
+from rocketspark.tables.decode import json_bodies
+from rocketspark.tables.decode.bodies import PLACE, Decoded, resolve
+from rocketspark.tables.decode.options import CONFLUENT, DROPMALFORMED, FAILFAST, JSON, DecodeOptions
+from rocketspark.tables.options import parse_decode_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -136,7 +136,8 @@ def _by_spark(frame: DataFrame, options: DecodeOptions, own: list[str], at: int)
 def _by_python(frame: DataFrame, options: DecodeOptions, own: list[str], at: int) -> DataFrame:
     import pyspark.sql.types as t
 
-    added = [t.StructField(_VALUE, value_type(options)), t.StructField(_ERROR, t.StringType())]
+    kind = t._parse_datatype_json_string(options.value_type)
+    added = [t.StructField(_VALUE, kind), t.StructField(_ERROR, t.StringType())]
     schema = t.StructType([*frame.schema.fields, *added])
     return frame.mapInArrow(_decoding(options, own, at, arrow_schema(schema).names), schema)
 

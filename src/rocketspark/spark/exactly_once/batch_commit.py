@@ -32,9 +32,9 @@ from rocketspark.spark.exactly_once.commit_topic import CommitTopic
 from rocketspark.spark.exactly_once.end_transactions import EndTransactions
 from rocketspark.spark.exactly_once.failpoints import passing
 from rocketspark.spark.exactly_once.half_messages import HalfMessageSender
-from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.write.bounded_flow import ReadAhead
+from rocketspark.tables.options import WriteOptions
 
 log = logging.getLogger("rocketspark.spark")
 

@@ -33,8 +33,8 @@ from rocketspark.protocol.message.record import Record as StoredRecord
 from rocketspark.protocol.message.record_layout import CRC_MASK
 from rocketspark.spark.exactly_once import commit_records
 from rocketspark.spark.exactly_once.commit_records import CommitRecord, HalfOutcome, LastCommit, TransactionalIdState
-from rocketspark.spark.option_values import COMMIT_PREFIX
-from rocketspark.spark.options import WriteOptions
+from rocketspark.tables.option_values import COMMIT_PREFIX
+from rocketspark.tables.options import WriteOptions
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.retries import RetryRule, again
 

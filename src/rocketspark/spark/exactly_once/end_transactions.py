@@ -30,7 +30,7 @@ from rocketspark.spark.exactly_once.broker_abilities import Abilities, BrokerAbi
 from rocketspark.spark.exactly_once.commit_records import AttemptPart, HandleManifest
 from rocketspark.spark.exactly_once.commit_topic import PAUSE_S, CommitTopic
 from rocketspark.spark.exactly_once.failpoints import passing
-from rocketspark.spark.options import WriteOptions
+from rocketspark.tables.options import WriteOptions
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
 from rocketspark.transport.request_frames import request as request_frame

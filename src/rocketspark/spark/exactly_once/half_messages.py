@@ -26,12 +26,12 @@ from rocketspark.spark.exactly_once.broker_abilities import BrokerAbilities
 from rocketspark.spark.exactly_once.commit_records import AttemptPart, HandleHead, HandleManifest
 from rocketspark.spark.exactly_once.commit_topic import DEDUPE_KEY, CommitTopic, safely_stored
 from rocketspark.spark.exactly_once.failpoints import passing
-from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.write.batch_encoding import BatchItems
 from rocketspark.spark.write.bounded_flow import SendsInFlight
 from rocketspark.spark.write.queue_choice import QueueTarget
 from rocketspark.spark.write.row_sender import RowSend, RowSender
 from rocketspark.spark.write.rows import CheckedRows, Text, parts
+from rocketspark.tables.options import WriteOptions
 
 # No question about a half message for so long: a batch is ended, or its rows are known to its successor, before.
 IMMUNITY_S = 600

@@ -20,7 +20,7 @@ from rocketspark.spark.lakehouse.table import (
     damage_of,
     decode_state,
 )
-from rocketspark.spark.offset_ranges import START_KEY, from_json
+from rocketspark.tables.offset_ranges import START_KEY, from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

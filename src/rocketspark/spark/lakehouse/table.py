@@ -20,10 +20,9 @@ from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import MessageQueue, typed_json
-from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.decode.json_bodies import quoted
+from rocketspark.spark.columns import READ_SCHEMA, quoted
 from rocketspark.spark.lakehouse import decoded_columns, object_store
-from rocketspark.spark.offset_ranges import to_json
+from rocketspark.tables.offset_ranges import to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError, TransportError
 from rocketspark.model import MessageQueue
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.spark.cluster_queries import OffsetBounds
-from rocketspark.spark.offset_ranges import Offsets
+from rocketspark.tables.cluster_queries import OffsetBounds
+from rocketspark.tables.offset_ranges import Offsets
 
 log = LimitedLog("rocketspark.spark")
 

@@ -17,12 +17,12 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.spark.client_access import Access
-from rocketspark.spark.given_options import snake_case
 from rocketspark.spark.metrics.lag_watch import LagWatch
 from rocketspark.spark.metrics.progress_reports import parse_report
 from rocketspark.spark.metrics.query_figures import QueryFigures, wall_s
-from rocketspark.spark.options import ACCESS_NAMES, READER_GROUP, parse_access
+from rocketspark.tables.client_access import Access
+from rocketspark.tables.given_options import snake_case
+from rocketspark.tables.options import ACCESS_NAMES, READER_GROUP, parse_access
 from rocketspark.transport.connections import parse_addresses
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _access(given: dict[str, str | bool | None]) -> Access:
 
 
 def _open(settings: Settings) -> Any:
-    from rocketspark.spark.cluster_queries import ClusterQueries
+    from rocketspark.tables.cluster_queries import ClusterQueries
 
     addresses = ";".join(parse_addresses(settings.namesrv))
     return ClusterQueries(addresses, group=settings.consumer_group, access=settings.access)

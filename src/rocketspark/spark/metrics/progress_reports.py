@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rocketspark.model import MessageQueue
-from rocketspark.spark.offset_ranges import START_KEY, Offsets
 from rocketspark.spark.spark_features import reported_offset
+from rocketspark.tables.offset_ranges import START_KEY, Offsets
 
 OFFSET_MAX = 2**63 - 1
 # Much longer texts are no offsets that anybody parses for a figure.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rocketspark.model.histogram import Histogram
 from rocketspark.model.text import shown
 from rocketspark.spark.metrics.progress_reports import Report
-from rocketspark.spark.offset_ranges import Offsets
+from rocketspark.tables.offset_ranges import Offsets
 
 OTHER = "other"
 CHARACTERS_MAX = 128

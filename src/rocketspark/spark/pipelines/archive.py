@@ -19,7 +19,6 @@ from rocketspark.model import MessageQueue, typed_json
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.formats import read_table
 from rocketspark.spark.lakehouse.table import TablePlace, archive_at, archive_for
-from rocketspark.spark.offset_ranges import Offsets
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.options import ArchiveOptions
 from rocketspark.spark.pipelines.parts import archive_table, archive_tasks
@@ -39,6 +38,7 @@ from rocketspark.spark.pipelines.parts.archive_manifest import (
 )
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.tables.offset_ranges import Offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,8 +16,6 @@ from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import ConfigError, RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.message import properties
-from rocketspark.spark.offset_ranges import to_json
-from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.options import AuditOptions
 from rocketspark.spark.pipelines.parts.audit_figures import (
@@ -35,6 +33,8 @@ from rocketspark.spark.pipelines.parts.audit_figures import (
 )
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.report import fields
+from rocketspark.tables.offset_ranges import to_json
+from rocketspark.tables.option_values import check_range
 
 COLUMNS = "topic string, broker string, queueId int, queueOffset bigint, messageId string, storeTime timestamp_ltz"
 PLACES_MAX = 10

@@ -14,11 +14,11 @@ from rocketspark.errors import UsageError
 from rocketspark.protocol.message import properties
 from rocketspark.spark.exactly_once.commit_topic import DEDUPE_KEY
 from rocketspark.spark.lakehouse.table import TablePlace
-from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines import archive
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.parts import restore_plan
 from rocketspark.spark.pipelines.parts.progress import Progress
+from rocketspark.tables.option_values import check_range
 
 COLUMNS = (
     "topic string, broker string, queueId int, queueOffset bigint, messageId string, tag string, keys array<string>,"

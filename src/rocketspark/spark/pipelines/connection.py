@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import ConfigError
-from rocketspark.spark.client_access import Access
-from rocketspark.spark.decode.options import NAMES as DECODE_NAMES
-from rocketspark.spark.options import ACCESS_NAMES, over, parse_access
+from rocketspark.tables.client_access import Access
+from rocketspark.tables.decode.options import NAMES as DECODE_NAMES
+from rocketspark.tables.options import ACCESS_NAMES, over, parse_access
 from rocketspark.transport.tls.client_tls import ClientTls
 
 OPERATION_MS = 10_000.0

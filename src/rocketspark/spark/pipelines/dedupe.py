@@ -25,7 +25,6 @@ from rocketspark.arrow.columns import TIME, numbers
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.text import shown
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.options import ReadOptions, parse_read
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.options import DedupeOptions
 from rocketspark.spark.pipelines.parts.progress import Progress
@@ -41,6 +40,7 @@ from rocketspark.spark.pipelines.parts.streaming import (
 from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
 from rocketspark.spark.spark_features import ReadLimit, for_this_spark
+from rocketspark.tables.options import ReadOptions, parse_read
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

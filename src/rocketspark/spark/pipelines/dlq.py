@@ -20,15 +20,15 @@ from rocketspark.client.producer.prepared_message import PackingSettings, Prepar
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue, namespace
 from rocketspark.protocol.message import properties
-from rocketspark.spark.offset_ranges import to_json
-from rocketspark.spark.option_values import check_range
-from rocketspark.spark.options import over
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.options import Choice
 from rocketspark.spark.pipelines.parts import restore_plan
 from rocketspark.spark.pipelines.parts import trace_records as records
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.report import fields
+from rocketspark.tables.offset_ranges import to_json
+from rocketspark.tables.option_values import check_range
+from rocketspark.tables.options import over
 
 # The property in which 5.x brokers note a letter's topic; if that is a retry topic, another property has the first one.
 DEAD_FROM_TOPIC = "DLQ_ORIGIN_TOPIC"

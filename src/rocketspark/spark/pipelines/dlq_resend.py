@@ -19,12 +19,12 @@ from rocketspark.client.producer.prepared_message import PackingSettings, Prepar
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.errors import MessageIllegal, RocketSparkError, RouteNotFound, UsageError
 from rocketspark.model import namespace
-from rocketspark.spark.option_values import check_range
-from rocketspark.spark.options import over
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.dlq import DeadLetter, choose, find, letters, outgoing, resend_id
 from rocketspark.spark.pipelines.options import Choice, ResendOptions
 from rocketspark.spark.pipelines.parts.progress import Progress, step_report
+from rocketspark.tables.option_values import check_range
+from rocketspark.tables.options import over
 
 PRODUCER_GROUP = "rocketspark_dlq"
 SEND_TIMEOUT_MS = 10_000.0

@@ -22,7 +22,6 @@ from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown
-from rocketspark.spark.options import EXACTLY_ONCE, over
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.options import OutboxOptions
 from rocketspark.spark.pipelines.parts.outbox_claims import REFUSED, ClaimedRow, JsonText, RowClaims
@@ -38,6 +37,7 @@ from rocketspark.spark.pipelines.parts.streaming import (
 from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.spark_features import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow, for_this_spark
 from rocketspark.spark.write.batch_encoding import refused_rows
+from rocketspark.tables.options import EXACTLY_ONCE, over
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,7 +28,6 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.formats import read_table
 from rocketspark.spark.lakehouse.object_store import refuse_object_store
 from rocketspark.spark.lakehouse.table import TablePlace, archive_at
-from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines.archive import run_tasks
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.options import RestoreOptions
@@ -57,6 +56,7 @@ from rocketspark.spark.pipelines.parts.restore_tasks import (
     topic_reader,
 )
 from rocketspark.spark.pipelines.parts.streaming import file_name
+from rocketspark.tables.option_values import check_range
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,12 +19,12 @@ from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.spark.columns import WRITE_TYPES
 from rocketspark.spark.lakehouse import object_store
 from rocketspark.spark.metrics.progress_reports import parse_report
-from rocketspark.spark.options import over
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.parts.progress import Progress, has_ended
 from rocketspark.spark.pipelines.parts.session import one_line_errors
 from rocketspark.spark.pipelines.parts.sql_file import ROCKETMQ, SqlPlan, SqlSink, SqlSource, options_of
 from rocketspark.spark.pipelines.parts.streaming import WantedEnd, end_of_topics, start_query
+from rocketspark.tables.options import over
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

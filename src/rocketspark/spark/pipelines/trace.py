@@ -10,7 +10,6 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from rocketspark.protocol import trace as records
-from rocketspark.spark.option_values import check_range
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.parts import trace_records as rows
 from rocketspark.spark.pipelines.parts.progress import Progress
@@ -28,6 +27,7 @@ from rocketspark.spark.pipelines.parts.trace_records import (
     latency,
     step_for,
 )
+from rocketspark.tables.option_values import check_range
 
 SLACK_MS = 3_600_000
 STEPS_MAX = 60

@@ -1,4 +1,4 @@
-"""Reading topics: batch, stream and store directories; how executors pull.
+"""Spark's reads: batch and stream, and what their tasks do.
 
-Imports spark.cluster_queries and spark.offset_ranges. Start with batch_read, then partitions.
+Imports tables.read. Start with batch_read, then tasks.
 """

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from rocketspark.errors import RocketSparkError, RouteNotFound, TransportError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.cluster_queries import ClusterQueries, OffsetBounds
-from rocketspark.spark.offset_ranges import Offsets
-from rocketspark.spark.option_values import assigned_of, matching
-from rocketspark.spark.options import ReadOptions
+from rocketspark.tables.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.tables.offset_ranges import Offsets
+from rocketspark.tables.option_values import assigned_of, matching
+from rocketspark.tables.options import ReadOptions
 
 log = logging.getLogger("rocketspark.spark")
 

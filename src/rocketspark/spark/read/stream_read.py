@@ -19,8 +19,20 @@ from pyspark.sql.types import StructType
 from rocketspark.errors import RocketSparkError, ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.spark.cluster_queries import TOPIC_DELETED, ClusterQueries, OffsetBounds
-from rocketspark.spark.offset_ranges import (
+from rocketspark.spark.python_workers import plain_errors
+from rocketspark.spark.read.partition_discovery import PartitionDiscovery, QueueGone
+from rocketspark.spark.read.tasks import read_task, tasks
+from rocketspark.spark.spark_features import (
+    ADMISSION_CONTROL,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from rocketspark.tables.cluster_queries import TOPIC_DELETED, ClusterQueries, OffsetBounds
+from rocketspark.tables.offset_ranges import (
     START_KEY,
     Made,
     OffsetRange,
@@ -33,20 +45,9 @@ from rocketspark.spark.offset_ranges import (
     made_of,
     to_json,
 )
-from rocketspark.spark.options import ReadOptions
-from rocketspark.spark.python_workers import plain_errors
-from rocketspark.spark.read.data_loss import lost
-from rocketspark.spark.read.partition_discovery import PartitionDiscovery, QueueGone
-from rocketspark.spark.read.partitions import open_cluster, plan, queues_of, read_partition, starts
-from rocketspark.spark.spark_features import (
-    ADMISSION_CONTROL,
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
+from rocketspark.tables.options import ReadOptions
+from rocketspark.tables.read.data_loss import lost
+from rocketspark.tables.read.partitions import open_cluster, plan, queues_of, starts
 
 log = logging.getLogger("rocketspark.spark")
 
@@ -304,11 +305,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for queue, why in self._watching().gone(wanted).items():
                 self._drop(wanted[queue], queue, why)
                 del last[queue]
-            return list(plan(self._open(), first, last, self._options, made=made_of(end)))
+            return tasks(plan(self._open(), first, last, self._options, made=made_of(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition; runs on an executor."""
-        return read_partition(partition, self._schema, self._options)
+        return read_task(partition, self._schema, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the offsets to the consumer group that an option names, for operators to see; the stream itself goes

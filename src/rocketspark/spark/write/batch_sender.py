@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.model import MessageQueue
-from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.python_workers import plain_errors, settle
 from rocketspark.spark.write.batch_encoding import BatchItems
 from rocketspark.spark.write.bounded_flow import ReadAhead, SendsInFlight
 from rocketspark.spark.write.queue_choice import QueueTarget
 from rocketspark.spark.write.row_sender import RowSender
 from rocketspark.spark.write.rows import CheckedRows, offsets_of, parts
+from rocketspark.tables.options import WriteOptions
 
 # A batch has no more rows: brokers count those of an inner batch in 15 bits.
 BATCH_ROWS_MAX = 0x7FFF

@@ -20,10 +20,10 @@ from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.message_ids import UniqueIdBlocks
-from rocketspark.spark.options import WriteOptions
 from rocketspark.spark.write.batch_encoding import BatchItems, encode, joined
 from rocketspark.spark.write.queue_choice import QueueTarget, RowGroup, TargetQueues, targets
 from rocketspark.spark.write.rows import CheckedRows
+from rocketspark.tables.options import WriteOptions
 
 
 class RowSender:

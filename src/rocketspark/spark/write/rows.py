@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rocketspark.client import validators
 from rocketspark.errors import MessageIllegal
 from rocketspark.protocol.message import properties
-from rocketspark.spark.option_values import COMMIT_PREFIX
+from rocketspark.tables.option_values import COMMIT_PREFIX
 
 # The most rows and bytes of bodies in a part of an Arrow batch, so that the memory for it is bounded.
 PART_ROWS_MAX = 16_384

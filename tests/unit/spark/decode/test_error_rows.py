@@ -9,9 +9,9 @@ import pytest
 
 from rocketspark.errors import RocketSparkError, TransportError
 from rocketspark.model import Message
-from rocketspark.spark.client_access import Access
-from rocketspark.spark.decode import error_rows
-from rocketspark.spark.decode.bodies import PLACE
+from rocketspark.tables.client_access import Access
+from rocketspark.tables.decode import error_rows
+from rocketspark.tables.decode.bodies import PLACE
 
 pytestmark = pytest.mark.shows(
     "mended: a `decodeErrorTopic` that is read itself, by name or pattern, went round for ever; a bad body "

@@ -7,7 +7,7 @@ from tests.unit.client.fake import Fake, in_loop
 
 from rocketspark.errors import ConfigError
 from rocketspark.spark.exactly_once.commit_topic import CommitTopic
-from rocketspark.spark.options import parse_write
+from rocketspark.tables.options import parse_write
 
 pytestmark = pytest.mark.shows("exactly once with a proxy's address as `namesrv` is refused in one line")
 

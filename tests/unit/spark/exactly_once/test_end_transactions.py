@@ -21,7 +21,7 @@ from rocketspark.spark.exactly_once import broker_abilities, end_transactions
 from rocketspark.spark.exactly_once.broker_abilities import Abilities, BrokerAbilities
 from rocketspark.spark.exactly_once.commit_records import HandleHead, HandleManifest
 from rocketspark.spark.exactly_once.end_transactions import EndTransactions
-from rocketspark.spark.options import parse_write
+from rocketspark.tables.options import parse_write
 
 pytestmark = pytest.mark.shows("mended: rows of one sharding key could swap at SYSTEM_BUSY")
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from rocketspark.spark.exactly_once.failpoints import MOMENTS
-from rocketspark.spark.options import parse_write
+from rocketspark.tables.options import parse_write
 
 PAGE = (Path(__file__).resolve().parents[4] / "docs" / "exactly_once.md").read_text("utf-8")
 

@@ -28,11 +28,11 @@ from rocketspark.spark.lakehouse.table import (
     decode_state,
     table_place,
 )
-from rocketspark.spark.offset_ranges import to_json
 from rocketspark.spark.pipelines.parts.archive_batches import may_pass
 from rocketspark.spark.pipelines.parts.archive_manifest import open_archive
 from rocketspark.spark.pipelines.parts.archive_table import Merges, TableTarget, with_hour
 from rocketspark.spark.pipelines.parts.restore_tasks import SHARE, hour_bounds, parts_by_share
+from rocketspark.tables.offset_ranges import to_json
 
 pytestmark = pytest.mark.shows(
     "files of a table that are gone or damaged: one line with what to do, nothing written: a commit of "

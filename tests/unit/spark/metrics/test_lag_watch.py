@@ -11,9 +11,9 @@ import pytest
 
 from rocketspark.errors import NotSent, RouteNotFound, ServerError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.cluster_queries import OffsetBounds
 from rocketspark.spark.metrics import lag_watch
 from rocketspark.spark.metrics.lag_watch import LagWatch, TopicLag
+from rocketspark.tables.cluster_queries import OffsetBounds
 
 Q = [MessageQueue("t", "a", n) for n in range(3)]
 NOW_S = 1000.0

@@ -12,7 +12,7 @@ from pyspark.sql import Row
 
 from rocketspark.model import MessageQueue
 from rocketspark.spark.metrics.progress_reports import OFFSET_MAX, Report, parse_offsets, parse_report
-from rocketspark.spark.offset_ranges import to_json
+from rocketspark.tables.offset_ranges import to_json
 
 pytestmark = pytest.mark.shows(
     "bad rows of option `decode` in `pipeline sql`: its metrics, `bad_rows` of each sink, an alert",

@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.cluster_queries import OffsetBounds
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.offset_ranges import OffsetRange
-from rocketspark.spark.options import parse_read
 from rocketspark.spark.pipelines.dedupe import SeenReader
 from rocketspark.spark.read.partition_discovery import DiscoveredQueues
-from rocketspark.spark.read.partitions import QueuePartition
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable
+from rocketspark.tables.cluster_queries import OffsetBounds
+from rocketspark.tables.offset_ranges import OffsetRange
+from rocketspark.tables.options import parse_read
+from rocketspark.tables.read.partitions import QueuePartition
 
 pytestmark = pytest.mark.shows("mended: `dedupe` loses messages after the driver's clock went back")
 
@@ -95,9 +96,9 @@ def test_nothing_new_is_the_same_offset() -> None:
 def test_rows_have_the_time_of_their_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def planned(self: StreamReader, start: Any, end: Any) -> list[QueuePartition]:
+    def planned(self: StreamReader, start: Any, end: Any) -> list[InputPartition]:
         asked.append((start, end))
-        return [QueuePartition(OffsetRange(QUEUE, 0, 1), ())]
+        return [InputPartition(QueuePartition(OffsetRange(QUEUE, 0, 1), ()))]
 
     monkeypatch.setattr(StreamReader, "partitions", planned)
     stream, _ = reader([9000])

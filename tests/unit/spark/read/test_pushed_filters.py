@@ -35,8 +35,9 @@ from pyspark.sql.datasource import (
 
 from rocketspark.arrow.decode_request import INT64_MAX
 from rocketspark.model import MessageQueue
-from rocketspark.spark.offset_ranges import OffsetRange
-from rocketspark.spark.read.read_filter import NumberRange, Pushed, ReadFilter, push, pushing
+from rocketspark.spark.read.pushed_filters import Pushed, push, pushing
+from rocketspark.tables.offset_ranges import OffsetRange
+from rocketspark.tables.read.read_filter import NumberRange, ReadFilter
 
 pytestmark = pytest.mark.shows("`where` pushed down, shown by `explain`, every test query with and without")
 
@@ -112,7 +113,7 @@ def is_true(one: Filter, row: Row) -> bool | None:
 
 def given_by(pushed: Pushed) -> list[Row]:
     """The rows that a read gives with these filters pushed down."""
-    rows = ReadFilter().narrowed(pushed)
+    rows = ReadFilter().narrowed(pushed.tags, pushed.stored_us)
     kept = []
     for row in ROWS:
         queue = MessageQueue(row.topic, row.broker, row.queueId)

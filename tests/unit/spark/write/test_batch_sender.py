@@ -16,8 +16,8 @@ from rocketspark.errors import MessageIllegal, NotSent, RouteNotFound, SendFaile
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch, compression, properties
-from rocketspark.spark.options import WriteOptions, parse_write
 from rocketspark.spark.write import batch_sender
+from rocketspark.tables.options import WriteOptions, parse_write
 
 pytestmark = pytest.mark.shows(
     "batch and stream, all columns and options, delivery times, bounded memory, order per queue, a killed "

@@ -13,10 +13,10 @@ from rocketspark.client.results import SendResult
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.spark.exactly_once.half_messages import HalfMessageSender
-from rocketspark.spark.options import parse_write
 from rocketspark.spark.write.bounded_flow import SendsInFlight
 from rocketspark.spark.write.queue_choice import QueueTarget
 from rocketspark.spark.write.row_sender import RowSender
+from rocketspark.tables.options import parse_write
 
 pytestmark = pytest.mark.shows("rows sent to a broker of Apache's exactly once")
 

@@ -246,7 +246,7 @@ _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 def check_times(since_ms: int | None, until_ms: int | None) -> None:
     """Raise BadParameter for a time range that is empty, before anything is started."""
     from rocketspark.errors import ConfigError
-    from rocketspark.spark.option_values import check_range
+    from rocketspark.tables.option_values import check_range
 
     try:
         check_range(since_ms, until_ms)
@@ -274,7 +274,7 @@ def moment(option: str, text: str | None, now_ms: int | None = None) -> int | No
         now_ms = int(time.time() * 1000) if now_ms is None else now_ms
         return max(0, now_ms - int(ago[1]) * _UNITS_MS[ago[2]])
     from rocketspark.errors import ConfigError
-    from rocketspark.spark.option_values import time_ms
+    from rocketspark.tables.option_values import time_ms
 
     try:
         return time_ms(option, text)

@@ -14,18 +14,17 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from pyspark.sql.types import ArrayType, MapType, StructType
 
 from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
-from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.decode.json_bodies import quoted
-from rocketspark.spark.decode.options import DROPMALFORMED, JSON
+from rocketspark.spark.columns import READ_SCHEMA, quoted
 from rocketspark.spark.decode.read_columns import checked, decoded_schema, without_bounds
 from rocketspark.spark.lakehouse.table import ArchiveTable
-from rocketspark.spark.offset_ranges import START_KEY, Offsets, from_json
-from rocketspark.spark.options import ReadOptions, parse_read
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.parts.progress import Progress, lag_of, step_report
 from rocketspark.spark.pipelines.parts.session import one_line
-from rocketspark.spark.read.batch_read import sampled_bodies
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.tables.decode.options import DROPMALFORMED, JSON
+from rocketspark.tables.offset_ranges import START_KEY, Offsets, from_json
+from rocketspark.tables.options import ReadOptions, parse_read
+from rocketspark.tables.read.batch import sampled_bodies
 from rocketspark.transport.retries import Retries, RetryRule
 
 T = TypeVar("T")

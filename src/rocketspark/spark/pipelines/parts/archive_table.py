@@ -17,7 +17,6 @@ from rocketspark.spark.lakehouse.decoded_columns import fitted, path_of
 from rocketspark.spark.lakehouse.formats import open_table
 from rocketspark.spark.lakehouse.object_store import scheme_of
 from rocketspark.spark.lakehouse.table import NO_COLUMNS, ArchiveState, ArchiveTable, TablePlace, ddl
-from rocketspark.spark.offset_ranges import Offsets, from_json
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.options import ArchiveOptions
 from rocketspark.spark.pipelines.parts import archive_tasks
@@ -31,6 +30,7 @@ from rocketspark.spark.pipelines.parts.archive_batches import (
 from rocketspark.spark.pipelines.parts.archive_manifest import HOUR_MS, hour_name
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.tables.offset_ranges import Offsets, from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

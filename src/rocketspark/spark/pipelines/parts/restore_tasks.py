@@ -29,8 +29,6 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import properties
 from rocketspark.protocol.message.message_ids import UniqueIdBlocks
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.offset_ranges import to_json
-from rocketspark.spark.options import parse_read
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.parts import archive_tasks, restore_plan
 from rocketspark.spark.pipelines.parts.archive_manifest import HOUR_MS, ArchivedRange, ArchiveFile, hour_name
@@ -39,6 +37,8 @@ from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan, Queue
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.write.batch_encoding import BatchItems, encode, joined, refused_rows
 from rocketspark.spark.write.rows import CheckedRows, parts
+from rocketspark.tables.offset_ranges import to_json
+from rocketspark.tables.options import parse_read
 from rocketspark.transport.retries import Retries, RetryRule
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from rocketspark.errors import ConfigError
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.object_store import literal
-from rocketspark.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, TRANSACTIONAL_ID, parse_read
 from rocketspark.spark.pipelines.parts.progress import Progress, QueryOutcome, leaves
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ADMISSION_CONTROL, reported_offset
+from rocketspark.tables.options import AT_LEAST_ONCE, EXACTLY_ONCE, TRANSACTIONAL_ID, parse_read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.options import TRANSACTIONAL_ID
 from rocketspark.spark.pipelines.parts import streaming
 from rocketspark.spark.pipelines.parts.streaming import (
     RUNS_IN_VAIN_MAX,
@@ -17,6 +16,7 @@ from rocketspark.spark.pipelines.parts.streaming import (
     default_name,
     file_name,
 )
+from rocketspark.tables.options import TRANSACTIONAL_ID
 
 pytestmark = pytest.mark.shows(
     "mended: default names that the writer refuses",

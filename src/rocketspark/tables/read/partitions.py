@@ -1,0 +1,324 @@
+"""Plans batch and stream reads, and reads a partition. How offset ranges are cut into partitions, and how a micro-batch
+is limited, is in `tables/offset_ranges`.
+
+Rule: a partition holds all that it needs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+import pyarrow as pa
+
+from rocketspark.arrow.decode_request import DecodeRequest
+from rocketspark.errors import ConfigError, RecordError
+from rocketspark.model import MessageQueue
+from rocketspark.tables.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.tables.columns import Columns
+from rocketspark.tables.offset_ranges import Made, OffsetRange, Offsets, from_json, place, split
+from rocketspark.tables.option_values import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes, assigned_of, check_all_there
+from rocketspark.tables.options import ReadOptions
+from rocketspark.tables.read.data_loss import ReadFindings, lost
+from rocketspark.tables.read.executor_queries import broker_away
+from rocketspark.tables.read.pull_records import PulledPiece, fetch
+from rocketspark.tables.read.read_filter import EVERY_MESSAGE, ReadFilter
+
+log = logging.getLogger("rocketspark.spark")
+
+# Leaves out of ranges what holds no message that is wanted.
+Narrow = Callable[[list[OffsetRange]], list[OffsetRange]]
+
+
+class QueueSource(Protocol):
+    """What is asked about queues to plan a read; a cluster answers it, or store directories."""
+
+    def topics(self, pattern: str) -> list[str]:
+        """Return the topics whose whole name matches a pattern, by the rule of `option_values.matching`."""
+
+    def queues(self, topics: Iterable[str]) -> list[MessageQueue]:
+        """Return every readable queue of the topics as of now."""
+
+    def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, OffsetBounds]:
+        """Return the offsets that each queue holds now."""
+
+    def offsets_at(self, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
+        """Return the offset of each queue's first message that was stored at or after a time; the end of the queue if
+        there is none.
+        """
+
+
+class QueuePartition:
+    """A partition: the offsets [first, end) of one queue, with the addresses of its broker.
+
+    `filters`: the broker's filter looks at each message by itself, so it may be used. `log_end`: the end of the log
+    when the partition was planned; messages behind it are of a topic that was made anew since.
+    """
+
+    def __init__(
+        self, source: OffsetRange, addresses: tuple[str, ...], filters: bool = True, log_end: int | None = None
+    ) -> None:
+        queue = source.queue
+        self.topic, self.broker_name, self.queue_id = queue.topic, queue.broker_name, queue.queue_id
+        self.first, self.end = source.first, source.end
+        self.addresses = addresses
+        self.filters = filters
+        self.log_end = log_end
+
+    @property
+    def source(self) -> OffsetRange:
+        """The partition's queue and offsets."""
+        return OffsetRange(MessageQueue(self.topic, self.broker_name, self.queue_id), self.first, self.end)
+
+    def __repr__(self) -> str:
+        return f"QueuePartition({self.topic}/{self.broker_name}/{self.queue_id} [{self.first}, {self.end}))"
+
+
+def open_cluster(options: ReadOptions) -> ClusterQueries:
+    """Open the cluster that the options name."""
+    return ClusterQueries(options.namesrv, group=options.group, access=options.access)
+
+
+def queues_of(cluster: QueueSource, options: ReadOptions) -> list[MessageQueue]:
+    """Return the queues that the options name, as of now. Raises RouteNotFound, ConfigError, NotSent."""
+    if options.topic_pattern is not None:
+        topics = cluster.topics(options.topic_pattern)
+        if not topics:
+            log.warning("option topicPattern: no topic matches %r now", options.topic_pattern)
+        return cluster.queues(topics)
+    queues = cluster.queues(options.topics)
+    if options.assigned is None:
+        return queues
+    check_all_there(queues, options.assigned)
+    return assigned_of(queues, options.assigned)
+
+
+def starts(cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], options: ReadOptions) -> Offsets:
+    """Return the offset at which the read of each queue of `bounds` begins, by the options. Raises ConfigError."""
+    where = options.starting
+    if where == COMMITTED:
+        return _committed(cluster, bounds, options)
+    if not isinstance(where, AtTime | AtTimes):
+        return place(where, _oldest(bounds), _newest(bounds), option="startingOffsets", default=EARLIEST)
+    found = _at(cluster, bounds, where, option="startingOffsetsByTimestamp")
+    option = "startingTimestamp" if isinstance(where, AtTime) else "startingOffsetsByTimestamp"
+    for queue, offset in found.items():
+        if where.strict and offset == bounds[queue].next:
+            raise ConfigError(
+                f"option {option}: queue {queue.queue_id} of topic {queue.topic!r} on broker"
+                f" {queue.broker_name!r} holds no message of that time or later; leave"
+                " startingOffsetsByTimestampStrategy out to begin at its end"
+            )
+    return _oldest(bounds) | found
+
+
+def ends(cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], options: ReadOptions) -> Offsets:
+    """Return the offset before which the read of each queue of `bounds` ends, by the options. Raises as `starts`."""
+    where = options.ending
+    if where == COMMITTED:
+        return _committed(cluster, bounds, options)
+    if isinstance(where, AtTime | AtTimes):
+        return _newest(bounds) | _at(cluster, bounds, where, option="endingOffsetsByTimestamp")
+    return place(where, _oldest(bounds), _newest(bounds), option="endingOffsets", default=LATEST)
+
+
+def _at(
+    cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], where: AtTime | AtTimes, *, option: str
+) -> Offsets:
+    """Return the offsets that times mean, without the queues for which no time is given."""
+    times = dict.fromkeys(bounds, where.time_ms) if isinstance(where, AtTime) else from_json(where.table)
+    if isinstance(where, AtTimes):
+        place(where.table, _oldest(bounds), _newest(bounds), option=option, default=EARLIEST)
+    found: Offsets = {}
+    for time_ms in sorted(set(times.values())):
+        found |= cluster.offsets_at([queue for queue, at in times.items() if at == time_ms], time_ms)
+    # Messages that came after the bounds were taken belong to a later read.
+    return {queue: min(offset, bounds[queue].next) for queue, offset in found.items()}
+
+
+def _committed(cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], options: ReadOptions) -> Offsets:
+    """Return the group's committed offsets, and the fallback for queues of which it has committed nothing."""
+    group = options.committed_group
+    assert group is not None
+    assert isinstance(cluster, ClusterQueries)
+    placed = {EARLIEST: _oldest, LATEST: _newest}.get(options.committed_fallback, _oldest)(bounds)
+    for queue, offset in cluster.committed(bounds, group).items():
+        if offset is not None and offset > bounds[queue].next and bounds[queue].of_master:
+            text = (
+                f"group {group!r} has committed offset {offset} of queue {queue.queue_id} of topic {queue.topic!r} on"
+                f" broker {queue.broker_name!r}, which ends at {bounds[queue].next}: it was made anew; set"
+                " failOnDataLoss to false to take it as read up to its start"
+            )
+            if options.fail_on_data_loss:
+                raise ConfigError(text)
+            log.warning("%s", text)
+            placed[queue] = bounds[queue].oldest
+        elif offset is not None:
+            placed[queue] = offset
+        elif options.committed_fallback == "error":
+            raise ConfigError(
+                f"group {group!r} has committed no offset of queue {queue.queue_id} of topic {queue.topic!r} on broker"
+                f" {queue.broker_name!r}: check its name, or set committedFallback to earliest or latest"
+            )
+    return placed
+
+
+def _oldest(bounds: dict[MessageQueue, OffsetBounds]) -> Offsets:
+    return {queue: found.oldest for queue, found in bounds.items()}
+
+
+def _newest(bounds: dict[MessageQueue, OffsetBounds]) -> Offsets:
+    return {queue: found.next for queue, found in bounds.items()}
+
+
+def plan(
+    cluster: ClusterQueries,
+    first: Offsets,
+    end: Offsets,
+    options: ReadOptions,
+    rows: ReadFilter | None = None,
+    narrow: Narrow = list,
+    *,
+    made: Made | None = None,
+) -> list[QueuePartition]:
+    """Plan the partitions of a read of the offsets from `first` up to `end`; DataLost is raised as by `ranges`.
+
+    `rows`: the filter of messages, by default that of the options; `narrow`: removes ranges that hold no such messages.
+    `made`: given for a stream: which making of each topic it knew, by a number that rises when a topic is made anew. Of
+    a topic with a higher number nothing is read now, as a later micro-batch begins at its first message. If a broker
+    does not answer, a stream plans the whole range, and its tasks wait for the broker.
+    """
+    seen = {queue: max(first.get(queue, 0), end[queue]) for queue in end}
+    bounds = cluster.bounds(changed(first, end), if_there=made is not None, seen=seen)
+    if made is not None:
+        end = end | _not_read(bounds, first, end, cluster.made_anew(bounds, made), options)
+    wanted = narrow(ranges(bounds, first, end, options))
+    parts = split(wanted, options.partitions_min, options.rows_per_partition_max)
+    asked = (ReadFilter.of(options) if rows is None else rows).asked()
+    found = []
+    for part in parts:
+        addresses = cluster.addresses(part.queue.broker_name)
+        if not addresses and made is None:
+            raise broker_away(part.queue)
+        filters = asked.is_all or (part.queue in bounds and cluster.filters_each_message(part.queue))
+        found.append(QueuePartition(part, addresses, filters, _log_end(bounds.get(part.queue))))
+    return found
+
+
+def _log_end(now: OffsetBounds | None) -> int | None:
+    """Return the position in the log before which a queue's messages lie; None with replicas, whose logs may differ."""
+    return now.log_end if now is not None and now.of_master and not now.replicated else None
+
+
+def _not_read(
+    bounds: dict[MessageQueue, OffsetBounds],
+    first: Offsets,
+    end: Offsets,
+    anew: list[MessageQueue],
+    options: ReadOptions,
+) -> Offsets:
+    """Return the begin of each queue that was made anew and holds nothing of what was planned. Raises as `ranges`.
+
+    One of a broker without replicas that ends before what was seen of it has been made anew, too.
+    """
+    found = {}
+    for queue, now in bounds.items():
+        start = first.get(queue, now.oldest)
+        is_short = now.of_master and not now.replicated and start <= end[queue] and now.next < end[queue]
+        if is_short or queue in anew:
+            held = f"{now.oldest} to {now.next - 1}" if now.next > now.oldest else "nothing"
+            lost(OffsetRange(queue, start, end[queue]), f"the queue holds {held} now: it was made anew", options)
+            found[queue] = start
+    return found
+
+
+def changed(first: Offsets, end: Offsets) -> list[MessageQueue]:
+    """Return the queues of `end` that have something to read after `first`."""
+    return sorted(queue for queue in end if end[queue] != first.get(queue))
+
+
+def ranges(
+    bounds: dict[MessageQueue, OffsetBounds], first: Offsets, end: Offsets, options: ReadOptions
+) -> list[OffsetRange]:
+    """Return the ranges from `first` up to `end` that the queues of `end` still hold.
+
+    `bounds`: what the `changed` queues hold; the range of a queue that is not in it is returned as it was asked for.
+    Raises DataLost if offsets are gone from the broker and `fail_on_data_loss` is set; else those are left out.
+    """
+    found = []
+    for queue in changed(first, end):
+        if queue not in bounds:
+            found.append(OffsetRange(queue, first.get(queue, end[queue]), end[queue]))
+            continue
+        oldest, newest, of_master, replicated = bounds[queue][:4]
+        if not of_master:
+            newest = max(newest, end[queue])  # A slave is behind; what the master had it will have.
+        start = first.get(queue, oldest)
+        wanted = OffsetRange(queue, start, end[queue])
+        held = f"{oldest} to {newest - 1}" if newest > oldest else "nothing"
+        backwards = end[queue] < start
+        if replicated and (backwards or end[queue] > newest):
+            why = f"the queue holds {held} now: a master was elected that did not have them, or it was made anew"
+            lost(
+                OffsetRange(queue, end[queue] if backwards else max(start, newest), max(start, end[queue])),
+                why,
+                options,
+            )
+            # What is left was read before.
+            start = min(start, end[queue])
+        elif backwards or end[queue] > newest:
+            lost(wanted, f"the queue holds {held} now: it was made anew, or the offsets asked for are wrong", options)
+            start = min(start, oldest) if backwards else start
+        if start < oldest and not of_master:
+            oldest = start  # A slave may have joined late; the master tells what is gone.
+        if start < oldest:
+            lost(OffsetRange(queue, start, min(oldest, end[queue])), "deleted", options)
+        found.append(OffsetRange(queue, max(start, oldest), min(end[queue], newest)))
+    return found
+
+
+def read_partition(
+    partition: QueuePartition, columns: Columns, options: ReadOptions, rows: ReadFilter | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a partition, as Arrow batches of some 16,000 rows; `rows` as in `plan`."""
+    rows = ReadFilter.of(options) if rows is None else rows
+    asked = rows.asked() if partition.filters else EVERY_MESSAGE
+    findings = ReadFindings(partition.source.queue, partition.addresses, options)
+    wanted = DecodeRequest(
+        columns.decoded,
+        broker=partition.broker_name,
+        topic=partition.topic,
+        position_end=partition.log_end,
+        wanted=rows.wanted(),
+        ascending=True,
+        check_crc=options.check_crc,
+        findings=findings,
+    )
+    for piece in fetch(partition.source, partition.addresses, options, asked):
+        if piece.spans:
+            for batch in rows_of(piece, partition, wanted):
+                if batch.num_rows:
+                    yield columns.given(batch)
+        elif piece.whole:
+            findings.missing(piece.first, piece.end)
+    findings.done()
+
+
+def rows_of(piece: PulledPiece, partition: QueuePartition, wanted: DecodeRequest) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a piece that are `wanted`. Raises RecordError naming the queue, and the errors that the
+    request's findings raise.
+    """
+    # Not with the module: the driver plans without it.
+    from rocketspark.arrow import records
+
+    asked = wanted._replace(offset_first=piece.first, offset_end=piece.end, whole=piece.whole)
+    try:
+        yield from records.batches(piece.buffer, asked, piece.spans)
+    except RecordError as e:
+        if partition.topic in str(e):
+            raise
+        raise RecordError(
+            f"messages {piece.first} to {piece.end - 1} of queue {partition.queue_id} of topic {partition.topic!r} on"
+            f" broker {partition.broker_name!r} cannot be read: {e}"
+        ) from e

@@ -1,0 +1,194 @@
+"""option("store", DIR): topics read from a broker's files, without the broker. Rule: nothing is written or locked.
+
+The driver finds where the records of each queue lie; executors copy them out of the log and prove each one. Both see
+the files at the same path.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+import pyarrow as pa
+
+from rocketspark.arrow import records
+from rocketspark.arrow.decode_request import DecodeRequest
+from rocketspark.errors import ConfigError, StoreError
+from rocketspark.model import MessageQueue
+from rocketspark.store.readonly.log_scan import LogScan
+from rocketspark.store.readonly.queue_units import QueueFiles
+from rocketspark.store.readonly.read_only_store import ReadOnlyStore
+from rocketspark.store.readonly.record_reader import RecordReader
+from rocketspark.tables.cluster_queries import OffsetBounds
+from rocketspark.tables.columns import Columns
+from rocketspark.tables.given_options import StorePaths
+from rocketspark.tables.offset_ranges import OffsetRange, Offsets, split
+from rocketspark.tables.option_values import matching
+from rocketspark.tables.options import ReadOptions
+from rocketspark.tables.read.data_loss import ReadFindings, lost
+from rocketspark.tables.read.partitions import Narrow, changed, ranges
+from rocketspark.tables.read.read_filter import ReadFilter
+
+log = logging.getLogger("rocketspark.spark")
+
+# The most bytes a partition reads, as in Spark's file sources (spark.sql.files.maxPartitionBytes).
+PARTITION_BYTES_MAX = 128 << 20
+_TOPICS_SHOWN = 20
+
+
+class StorePartition:
+    """A partition: messages of one queue, and the files that they are in; `topic` and `broker_name` are those that the
+    user knows.
+    """
+
+    def __init__(self, name: MessageQueue, queue: QueueFiles, log_directories: tuple[str, ...]) -> None:
+        self.topic, self.broker_name = name.topic, name.broker_name
+        self.queue = queue
+        self.log_directories = log_directories
+
+    @property
+    def source(self) -> OffsetRange:
+        """The partition's queue and offsets."""
+        queue = MessageQueue(self.topic, self.broker_name, self.queue.queue_id)
+        return OffsetRange(queue, self.queue.first, self.queue.next)
+
+    def __repr__(self) -> str:
+        queue = self.queue
+        return f"StorePartition({queue.topic}/{self.broker_name}/{queue.queue_id} [{queue.first}, {queue.next}))"
+
+
+class Stores:
+    """Store directories, for the driver's questions about queues; used like ClusterQueries. Close it when done."""
+
+    def __init__(self, paths: StorePaths, options: ReadOptions) -> None:
+        self._options = options
+        self._access = options.access
+        self._stores: dict[str, ReadOnlyStore] = {}
+        self._queues: dict[MessageQueue, QueueFiles] = {}
+        for root, name in zip(paths.roots, paths.broker_names, strict=True):
+            self._stores[name] = ReadOnlyStore(root, paths.commit_logs)
+
+    def topics(self, pattern: str) -> list[str]:
+        """Return the topics whose whole name matches a pattern, by the rule of `option_values.matching`. Raises
+        StoreError.
+        """
+        servers = [*self._stores, "DefaultCluster"]
+        self._load(lambda topic: bool(matching(pattern, (topic,), servers)))
+        return sorted({queue.topic for queue in self._queues})
+
+    def queues(self, topics: Iterable[str]) -> list[MessageQueue]:
+        """Return every queue of the topics as of now. Raises ConfigError for a topic that no store has, StoreError."""
+        wanted = frozenset(topics)
+        if wanted - {queue.topic for queue in self._queues}:
+            self._load(wanted.__contains__)
+        held = {own for store in self._stores.values() for t in store.topics() if (own := self._access.own(t))}
+        for topic in sorted(wanted - held - {queue.topic for queue in self._queues}):
+            names = sorted(held)
+            more = f" and {len(names) - _TOPICS_SHOWN} more" if len(names) > _TOPICS_SHOWN else ""
+            listing = ", ".join(names[:_TOPICS_SHOWN]) + more if names else "none"
+            roots = ", ".join(store.root for store in self._stores.values())
+            raise ConfigError(f"no topic {topic!r} in {roots}: check the name; there are: {listing}")
+        return sorted(queue for queue in self._queues if queue.topic in wanted)
+
+    def _load(self, wanted: Callable[[str], bool]) -> None:
+        """Load the queues of the topics that are wanted, by their own names."""
+
+        def is_wanted(topic: str) -> bool:
+            own = self._access.own(topic)
+            return own is not None and wanted(own)
+
+        for name, store in self._stores.items():
+            for (topic, queue_id), queue in store.load(is_wanted).items():
+                self._queues[MessageQueue(self._access.own(topic) or topic, name, queue_id)] = queue
+            for damage in store.damages:
+                text = (
+                    f"the log in {', '.join(store.log_directories)} is damaged from position {damage.first} to"
+                    f" {damage.end}, with whole messages after it"
+                )
+                if self._options.fail_on_data_loss:
+                    raise StoreError(f"{text}; set failOnDataLoss to false to read all others")
+                log.warning("%s", text)
+
+    def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, OffsetBounds]:
+        """Return the offsets that each queue held when its store was looked at."""
+        return {queue: OffsetBounds(self._queues[queue].first, self._queues[queue].next) for queue in queues}
+
+    def offsets_at(self, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
+        """Return the offset of each queue's first message that was stored at or after a time; the end of the queue if
+        there is none.
+        """
+        return {
+            queue: self._queues[queue].offset_at_time(time_ms, self._stores[queue.broker_name].log) for queue in queues
+        }
+
+    def partition(self, part: OffsetRange) -> StorePartition:
+        """Return the partition with which an executor reads a range."""
+        store = self._stores[part.queue.broker_name]
+        queue = self._queues[part.queue].part(part.first, part.end)
+        return StorePartition(part.queue, queue, store.log_directories)
+
+    def bytes_per_message(self, queue: MessageQueue) -> float:
+        """Return about how much of the log a message of a queue takes."""
+        return self._queues[queue].mean_size()
+
+    def close(self) -> None:
+        """Close the files."""
+        for store in self._stores.values():
+            store.close()
+
+
+def plan(
+    stores: Stores, first: Offsets, end: Offsets, options: ReadOptions, narrow: Narrow = list
+) -> list[StorePartition]:
+    """Plan the partitions of a read of the offsets from `first` up to `end`; none of them reads much more than 128 MiB.
+
+    `narrow`: removes ranges that hold no message that is wanted. Raises DataLost if offsets are not in the store and
+    `fail_on_data_loss` is set; else those are left out.
+    """
+    parts = []
+    for part in split(
+        narrow(ranges(stores.bounds(changed(first, end)), first, end, options)),
+        options.partitions_min,
+        options.rows_per_partition_max,
+    ):
+        rows_max = None
+        if options.rows_per_partition_max is None:
+            rows_max = max(1, int(PARTITION_BYTES_MAX / stores.bytes_per_message(part.queue)))
+        parts += split([part], 1, rows_max)
+    return [stores.partition(part) for part in parts]
+
+
+def read_partition(
+    partition: StorePartition, columns: Columns, options: ReadOptions, rows: ReadFilter | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a partition, as Arrow batches of some 16,000 rows; `rows`: by default those of the options."""
+    rows = ReadFilter.of(options) if rows is None else rows
+    queue = partition.queue
+    source = MessageQueue(partition.topic, partition.broker_name, queue.queue_id)
+
+    def gone(first: int, end: int, why: str) -> None:
+        first, end = max(first, queue.first), min(end, queue.next)
+        if first < end:
+            lost(OffsetRange(source, first, end), why, options)
+
+    findings = ReadFindings(source, (), options)
+    asked = DecodeRequest(
+        columns.decoded,
+        broker=partition.broker_name,
+        topic=partition.topic,
+        offset_first=queue.first,
+        offset_end=queue.next,
+        wanted=rows.wanted(),
+        findings=findings,
+    )
+    files = LogScan(partition.log_directories)
+    try:
+        files.check_there()
+        reader = RecordReader(queue, files, gone, check_crc=options.check_crc)
+        for piece in reader.pieces(rows.codes()):
+            for batch in records.batches(piece.buffer, asked, starts=piece.starts):
+                if batch.num_rows:
+                    yield columns.given(batch)
+        findings.done()
+    finally:
+        files.close()
