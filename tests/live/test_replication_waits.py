@@ -11,7 +11,7 @@ import pytest
 from tests.live.support import connected, create, run, send, sent, until
 from tests.live.test_replication import pair
 
-from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.codes import RequestCode, ResponseCode
 
 pytestmark = pytest.mark.shows(
     "ours+ours: 12 after slaveTimeout, 0 again, WAIT=false at once, 10 and 12 beside SYNC_FLUSH, the warning "
@@ -45,6 +45,20 @@ def test_a_send_waits_for_its_copy_and_is_late_without_one(tmp_path: Path) -> No
             # What was late came too.
             await p.equal()
             assert p.slave.store.queue_range("T", 0) == (0, 4)
+
+    run(main())
+
+
+def test_a_master_that_runs_waits_for_copies_from_when_it_is_told_to(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path, in_sync_replicas=1, slave_timeout_ms=50) as p:
+            await p.stop(1)
+            async with connected(p.master.address) as peer:
+                await create(peer)
+                for count, code in ((1, ResponseCode.SUCCESS), (2, LATE), (1, ResponseCode.SUCCESS)):
+                    told = await peer.request(RequestCode.UPDATE_BROKER_CONFIG, None, b"inSyncReplicas=%d" % count)
+                    assert told.code == 0
+                    assert (await send(peer, b"one")).code == code
 
     run(main())
 

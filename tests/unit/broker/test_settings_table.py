@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -13,6 +15,8 @@ from rocketspark.broker.broker_conf import read_broker_conf, settings_from
 from rocketspark.broker.declared_settings import Hearer
 from rocketspark.broker.ignored_settings import IGNORED, UNKEPT_PROMISES
 from rocketspark.broker.operations.live_settings import LiveSettings
+from rocketspark.broker.replication.role_changes import Replication
+from rocketspark.broker.replication.waits import Durability, Mode
 from rocketspark.broker.settings import FIELDS, BrokerSettings
 from rocketspark.errors import ConfigError, ServerError
 from rocketspark.model.conf_lines import parse_properties
@@ -115,6 +119,26 @@ def test_just_the_live_settings_may_change_and_who_is_declared_hears_of_it(key: 
     else:
         live.update(f"{key}={other}")
         assert (declared.text_of(settings), heard) == (other, list(declared.live))
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_of_a_live_setting_that_replication_keeps_it_hears(mode: Mode) -> None:
+    """What answers wait for, and which requests are refused, is decided once, until it hears of a change."""
+    settings, read = BrokerSettings(), set[str]()
+
+    class Noting:
+        def __getattr__(self, name: str) -> Any:
+            read.add(name)
+            return getattr(settings, name)
+
+    noting: Any = Noting()
+    durability = Durability(noting, mock.Mock(), mock.Mock(), mock.Mock(is_sync_master=True))
+    durability.mode = mode
+    parts = mock.Mock(_settings=noting, _durability=durability, _routes=mock.Mock(table=()))
+    Replication.configure(parts)
+    kept = {key: field.live for key, field in FIELDS.items() if field.name in read and field.live is not None}
+    assert {"inSyncReplicas", "slaveReadEnable", "recallMessageEnable"} <= kept.keys()
+    assert {key for key, live in kept.items() if Hearer.REPLICATION not in (live or ())} == set()
 
 
 def test_ignored_values_are_kept_and_shown(tmp_path: Path) -> None:
