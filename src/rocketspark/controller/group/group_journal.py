@@ -24,7 +24,7 @@ from rocketspark.controller.group.links import Links
 from rocketspark.controller.group.members import Member, parse_member
 from rocketspark.controller.group.messages import Change, Hello
 from rocketspark.controller.group.raft_log import SEEDING, RaftLog
-from rocketspark.controller.group.raft_thread import Done, Outcome, RaftThread, Status
+from rocketspark.controller.group.raft_thread import RETRY_S, Done, Outcome, RaftThread, Status
 from rocketspark.controller.replica_sets import Sets
 from rocketspark.controller.replicas_info import Decision
 from rocketspark.errors import ConfigError, RocketSparkError, ServerError
@@ -165,17 +165,18 @@ class GroupJournal:
             told |= {name: hello.beginning for name, hello in zip(others, answers, strict=True) if hello is not None}
             stands = founding.standing(self._beginning, others, told)
             if stands is not None:
-                break
+                try:
+                    await asyncio.to_thread(self._write_first, stands)
+                    break
+                except RocketSparkError as e:
+                    log.error("this controller takes no part until its disk does: %s", e)
+                    await asyncio.sleep(RETRY_S)
+                    continue
             silent_s += ASK_S
             if silent_s >= SILENT_S:
                 silent_s = 0.0
                 log.warning("%s", founding.obstacle(self._beginning, others, told, self._state_path))
             await asyncio.sleep(ASK_S)
-        try:
-            await asyncio.to_thread(self._write_first, stands)
-        except RocketSparkError as e:
-            log.error("this controller cannot begin: %s", e)
-            return
         self._beginning = founding.BY_STANDING[stands]
         log.info("%s begins as one that is %s", self._own, stands)
         self._start()

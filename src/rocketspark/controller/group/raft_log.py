@@ -8,6 +8,7 @@ nobody was told.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import struct
@@ -84,6 +85,12 @@ class RaftLog:
             # after the next record, either.
             self._rewrite()
             return
+        try:
+            # Its process may have ended before its last writes were synced, and what is here is counted on from now on.
+            self._files.sync_file(self.path)
+            self._files.sync_directory(self._folder)
+        except OSError as e:
+            raise failure(e, "flush", self.path) from e
         self._end = at
 
     def _take(self, change: list[Any]) -> None:
@@ -112,6 +119,9 @@ class RaftLog:
             self._files.write_at(self.path, self._end, record)
             self._files.sync_file(self.path)
         except OSError as e:
+            # What could not be synced can be read all the same, and would be taken for what is on the disk.
+            with contextlib.suppress(OSError):
+                self._files.cut(self.path, self._end, self._end)
             raise failure(e, "write", self.path, len(record)) from e
         self._changes = []
         self._end += len(record)

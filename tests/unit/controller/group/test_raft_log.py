@@ -9,7 +9,7 @@ import pytest
 
 from rocketspark.controller.group.entries import LogEntry
 from rocketspark.controller.group.raft_log import LEARNER, MAGIC, NAME, VOTER, RaftLog
-from rocketspark.errors import ConfigError, StoreFull
+from rocketspark.errors import ConfigError, StoreFull, StoreUnwritable
 from rocketspark.store.files.system_calls import OsFiles
 
 pytestmark = pytest.mark.shows(
@@ -66,6 +66,9 @@ def test_what_was_flushed_is_read_and_one_flush_is_one_synced_write(tmp_path: Pa
     assert content(log)[:3] == (2, None, VOTER)
     files = Synced()
     again = opened(tmp_path, files)
+    # Whoever wrote it may have been killed before it was.
+    assert files.calls == ["sync"]
+    files.calls.clear()
     again.flush()
     assert files.calls == []
     again.add(b"x", 7, 2)
@@ -131,6 +134,25 @@ def test_a_full_disk_is_an_error_and_the_file_holds_what_it_held(tmp_path: Path)
     with pytest.raises(StoreFull, match=NAME):
         log.flush()
     assert content(opened(tmp_path)) == before
+
+
+def test_what_could_not_be_synced_is_not_there_for_who_reads_it_again(tmp_path: Path) -> None:
+    """It is in the system's memory, which holds it for written: after the next power cut it would be gone."""
+
+    class Failing(OsFiles):
+        def sync_file(self, path: str) -> None:
+            raise OSError(errno.EIO, "Input/output error", path)
+
+    log = written(tmp_path)
+    before = content(log)
+    log._files = Failing()
+    log.setCurrentTerm(9, "n1-b:2")
+    log.add(b"x", 7, 9)
+    with pytest.raises(StoreUnwritable, match=NAME):
+        log.flush()
+    assert content(opened(tmp_path)) == before
+    with pytest.raises(StoreUnwritable, match=NAME):
+        opened(tmp_path, Failing())
 
 
 def test_a_snapshot_that_was_not_followed_by_the_cut_loses_nothing(tmp_path: Path) -> None:
