@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from tests.live.support import run
+from tests.support.patience import LIMIT_MS
 from tests.support.ports import free_ports
 
+from rocketspark.broker.replication import controller_client
 from rocketspark.broker.replication.controller_client import (
     AcceptedSet,
     ControllerClient,
@@ -131,6 +134,33 @@ def test_a_leader_is_found_among_those_that_answer(tmp_path: Path) -> None:
             with pytest.raises(NotSent, match="no address is set"):
                 await ControllerClient([]).find_leader()
             await none.close()
+
+    run(main())
+
+
+async def silent() -> tuple[asyncio.Server, str]:
+    """A server whose machine is gone without a word: it is connected to, and answers nothing."""
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    return server, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def test_one_that_is_silent_holds_up_neither_the_search_for_a_leader_nor_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_client, "NEXT_S", 0.05)
+
+    async def main() -> None:
+        gone, address = await silent()
+        async with controller(tmp_path) as server, gone:
+            # Who waited for the silent one would do so for as long as the test may take.
+            client = ControllerClient([address, server.address], timeout_ms=10 * LIMIT_MS)
+            assert await client.next_id("c", "b") == 1
+            client.leader = address
+            with pytest.raises(TransportError, match=f"{address} does not answer, and {server.address} leads"):
+                await client.next_id("c", "b")
+            assert client.leader == server.address
+            assert await client.next_id("c", "b") == 1
+            await client.close()
 
     run(main())
 

@@ -8,6 +8,7 @@ leads. The codes with which a controller refuses are raised as ServerError (Resp
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -40,6 +41,8 @@ from rocketspark.transport.request_frames import Reply
 log = LimitedLog("rocketspark.broker", lines_max=1, period_s=60.0)
 
 TIMEOUT_MS = 3000
+# After so long without an answer of one controller another one is asked who leads.
+NEXT_S = 1.0
 
 
 class Master(NamedTuple):
@@ -106,18 +109,34 @@ class ControllerClient:
         self._asker, self._asked = machine.randbits(62), 0
 
     async def find_leader(self) -> str:
-        """Return the address of the controller that leads, by asking one after the other. Raises TransportError."""
+        """Return the address of the controller that leads, by asking one after the other. Raises TransportError.
+
+        One that does not answer soon is not waited for: the next is asked beside it.
+        """
         failed: list[str] = []
-        for address in dict.fromkeys([*([self.leader] if self.leader else []), *self.addresses]):
-            try:
-                found = await self.metadata(address)
-            except RocketSparkError as e:
-                failed.append(str(e))
-                continue
-            if found.controller_leader_address:
-                self.leader = found.controller_leader_address
-                return self.leader
-            failed.append(f"{address} knows no leader")
+        left = list(dict.fromkeys([*([self.leader] if self.leader else []), *self.addresses]))
+        asked: dict[asyncio.Task[ControllerMetadataReply], str] = {}
+        try:
+            while left or asked:
+                if left:
+                    address = left.pop(0)
+                    asked[asyncio.ensure_future(self.metadata(address))] = address
+                await asyncio.wait(asked, timeout=NEXT_S if left else None, return_when=asyncio.FIRST_COMPLETED)
+                for task in [task for task in asked if task.done()]:
+                    address = asked.pop(task)
+                    try:
+                        leader = task.result().controller_leader_address
+                    except RocketSparkError as e:
+                        failed.append(str(e))
+                        continue
+                    if leader:
+                        self.leader = leader
+                        return leader
+                    failed.append(f"{address} knows no leader")
+        finally:
+            for task in asked:
+                if not task.cancel():
+                    task.exception()
         self.leader = None
         raise NotSent(f"no controller leads: {'; '.join(failed) or 'no address is set'}")
 
@@ -274,20 +293,45 @@ class ControllerClient:
         peer = await self._connections.get(address)
         return await peer.request(code, header, body, timeout_ms=self._timeout_ms)
 
+    async def _ask_while_it_leads(self, leader: str, code: int, header: Header, body: bytes) -> Reply:
+        """Ask the leader; one that is silent is given up once another controller says that another one leads.
+
+        Raises TransportError, after which the request may have been carried out.
+        """
+        others = itertools.cycle([address for address in self.addresses if address != leader])
+        asking = asyncio.ensure_future(self._ask(leader, code, header, body))
+        looking: asyncio.Task[ControllerMetadataReply] | None = None
+        try:
+            while not (await asyncio.wait([asking], timeout=NEXT_S))[0] and (other := next(others, None)) is not None:
+                looking = asyncio.ensure_future(self.metadata(other))
+                await asyncio.wait([asking, looking], timeout=NEXT_S, return_when=asyncio.FIRST_COMPLETED)
+                if looking.done() and looking.exception() is None and not asking.done():
+                    found = looking.result().controller_leader_address
+                    if found and found != leader:
+                        self.leader = found
+                        raise TransportError(f"{leader} does not answer, and {found} leads by now", address=leader)
+                looking.cancel()
+            return await asking
+        finally:
+            for task in (asking, looking):
+                if task is not None and not task.cancel() and not task.cancelled():
+                    task.exception()
+
     async def _ask_leader(self, code: int, header: Header, body: bytes = b"") -> Reply:
         """Ask the leader; look for another leader once if this one no longer leads or cannot be reached."""
         known = self.leader
         leader = known or await self.find_leader()
         try:
-            reply = await self._ask(leader, code, header, body)
+            reply = await self._ask_while_it_leads(leader, code, header, body)
         except NotSent:
             self.leader = None
             if known is None:
                 raise
-            return await self._ask(await self.find_leader(), code, header, body)
+            return await self._ask_while_it_leads(await self.find_leader(), code, header, body)
         except TransportError:
             # It may have been carried out: not asked again here.
-            self.leader = None
+            if self.leader == leader:
+                self.leader = None
             raise
         if reply.code != ResponseCode.CONTROLLER_NOT_LEADER:
             return reply
