@@ -30,6 +30,8 @@ from rocketspark.protocol.json.metadata import decode_offsets, encode_offsets
 from rocketspark.transport.peer import Peer
 
 FOLDER = "~/.rocketmq_offsets"
+# After so long an offset is told again that has not moved. Java's client tells all each time (5 s).
+AGAIN_S = 30.0
 
 LatestOffset = Callable[[MessageQueue], int | None]
 
@@ -62,9 +64,16 @@ class OffsetStore(Protocol):
         may be lost there.
         """
 
+    @property
+    def forgets(self) -> bool:
+        """True if commits may also be lost where the same place is told, so that they are told again now and then."""
+
 
 class BrokerOffsets:
     """Offsets stored by the brokers, shared by the whole group."""
+
+    # A master that stood still, was replaced and is elected again takes the older offsets of who was master meanwhile.
+    forgets = True
 
     def __init__(self, instance: Instance, group: str) -> None:
         self._instance = instance
@@ -166,6 +175,8 @@ class BrokerOffsets:
 
 class LocalOffsets:
     """Offsets in a file that only this client uses. The previous version of the file is kept as offsets.json.bak."""
+
+    forgets = False
 
     def __init__(self, folder: str | None, instance: Instance, group: str) -> None:
         self._root = Path(folder or FOLDER).expanduser()
@@ -336,7 +347,9 @@ class OffsetCommits:
     def _is_unknown(self, puller: Puller) -> bool:
         """Tell whether the place that stores offsets may not know how far a queue was read."""
         place = self.store.place(puller.queue)
-        return self.to_commit(puller) != puller.committed or place is not puller.committed_at
+        if self.to_commit(puller) != puller.committed or place is not puller.committed_at:
+            return True
+        return self.store.forgets and asyncio.get_running_loop().time() - puller.committed_s >= AGAIN_S
 
     async def _find_masters(self, pullers: list[Puller]) -> None:
         """Ask whether masters are back that slaves stand in for: their tables replace what slaves are told last."""
@@ -357,7 +370,7 @@ class OffsetCommits:
             await self._find_masters(pullers)
         moved = {puller.queue: puller for puller in pullers if self._is_unknown(puller)}
         leaving = {puller for puller in moved.values() if puller.leaving}
-        told: dict[Puller, tuple[int, object]] = {}
+        told: dict[Puller, tuple[int, object, float]] = {}
 
         def latest(queue: MessageQueue) -> int | None:
             puller = moved[queue]
@@ -365,7 +378,7 @@ class OffsetCommits:
                 return None  # Whoever gives it up or resets it commits it; another member may read it already.
             offset = self.to_commit(puller)
             # As it is now: what takes its place meanwhile knows nothing of this.
-            told[puller] = offset, self.store.place(queue)
+            told[puller] = offset, self.store.place(queue), asyncio.get_running_loop().time()
             return offset
 
         offsets = {queue: self.to_commit(puller) for queue, puller in moved.items()}
@@ -374,7 +387,7 @@ class OffsetCommits:
             error = failed.get(queue)
             if error is None:
                 if puller in told:
-                    puller.committed, puller.committed_at = told[puller]
+                    puller.committed, puller.committed_at, puller.committed_s = told[puller]
             elif not strict:
                 known = isinstance(error, (RocketSparkError, OSError))
                 text = "offset %d of %s is not committed: %s"

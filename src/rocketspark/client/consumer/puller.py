@@ -236,6 +236,7 @@ class Puller:
         self.reset_to: int | None = None
         self.committed = -1
         self.committed_at: object = None
+        self.committed_s = 0.0
         self.done = offset
         self._instance = instance
         self._how = how

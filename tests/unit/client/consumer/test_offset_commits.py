@@ -10,6 +10,7 @@ import pytest
 
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.client_api import PullResult
+from rocketspark.client.consumer import offsets
 from rocketspark.client.consumer.offsets import BrokerOffsets, OffsetCommits
 from rocketspark.errors import NotSent, ServerError
 from rocketspark.model import MessageQueue
@@ -23,6 +24,8 @@ QUEUE = MessageQueue("T", "broker-a", 0)
 
 class Store:
     """What each broker was told; `route`: which one is. `is_back`: the master is, for who asks for the route."""
+
+    forgets = True
 
     def __init__(self) -> None:
         self.route = "slave"
@@ -52,7 +55,7 @@ def test_the_last_commit_goes_to_a_master_that_is_back() -> None:
 
     async def main() -> None:
         store: Any = Store()
-        puller = mock.Mock(queue=QUEUE, committed=0, committed_at=None, leaving=False, reset_to=None)
+        puller = mock.Mock(queue=QUEUE, committed=0, committed_at=None, committed_s=0.0, leaving=False, reset_to=None)
         commits = OffsetCommits(
             mock.Mock(routes=store), "g", store, {QUEUE: puller}, consume_from="first", to_commit=lambda puller: 7
         )
@@ -65,6 +68,31 @@ def test_the_last_commit_goes_to_a_master_that_is_back() -> None:
         assert store.told == {"slave": 7}
         await commits.commit([puller])
         assert store.told == {"slave": 7, "master": 7}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_an_offset_that_does_not_move_is_told_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, forgets: bool
+) -> None:
+    """A master that stood still and was replaced takes older offsets, and is elected again over the same connection."""
+
+    async def main() -> None:
+        store: Any = Store()
+        store.route, store.forgets = "master", forgets
+        puller = mock.Mock(queue=QUEUE, committed=0, committed_at=None, committed_s=0.0, leaving=False, reset_to=None)
+        commits = OffsetCommits(
+            mock.Mock(routes=store), "g", store, {QUEUE: puller}, consume_from="first", to_commit=lambda puller: 7
+        )
+        await commits.commit([puller], oneway=True)
+        store.told["master"] = 3
+        await commits.commit([puller], oneway=True)
+        assert store.told == {"master": 3}
+        monkeypatch.setattr(offsets, "AGAIN_S", 0.0)
+        await commits.commit([puller], oneway=True)
+        # A file keeps what it was told.
+        assert store.told == {"master": 7 if forgets else 3}
 
     asyncio.run(main())
 
