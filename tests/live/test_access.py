@@ -18,8 +18,8 @@ from tests.support.access_rows import ADMIN, AUTH, SECRET, Row, frame, play
 from rocketspark.access.request_contexts import CHECKED, FORGOTTEN
 from rocketspark.access.write_gate import READS
 from rocketspark.broker.handlers import pop_message
-from rocketspark.broker.handlers.admin.access import ON_SLAVE
 from rocketspark.broker.handlers.send_message import SendHandler
+from rocketspark.broker.replication.role import ON_SLAVE
 from rocketspark.broker.server import BrokerServer
 from rocketspark.client.connection import admin_api
 from rocketspark.client.connection.credentials import Signer

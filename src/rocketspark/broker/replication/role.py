@@ -5,7 +5,7 @@ Rule: one `BrokerRole` says what the broker is; only `Replication` changes it, e
 The refusals are one table without state (rules of 5.5.0: SendMessageProcessor, PullMessageProcessor.rejectRequest,
 EndTransactionProcessor, RecallMessageProcessor, AdminBrokerProcessor for the reset of offsets, and the check before a
 put). Whatever the table does not name a slave serves like a master: it even changes topics and groups, which the next
-copy of the master's tables undoes.
+copy of the master's tables undoes. Not under a controller, where who asks may know it as the master of a moment ago.
 """
 
 from __future__ import annotations
@@ -27,10 +27,19 @@ SENDS = frozenset(
 ENDS = frozenset({RequestCode.END_TRANSACTION, RequestCode.END_HALF_RANGES})
 SEND_BACK = RequestCode.CONSUMER_SEND_MSG_BACK
 PULLS = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
+# Deletions are for slaves too: `mqadmin deleteTopic` asks all brokers.
+TABLE_CHANGES = frozenset(
+    {
+        *(RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST),
+        RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC,
+        *(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST),
+    }
+)
 
 # As Java's network layer says it: clients take it for any overload.
 REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
 NOT_HERE = "service not available now: this broker is no master at the moment"
+ON_SLAVE = "Can't modify topic or subscription group from slave broker, please execute it from master broker."
 RECALL_FAILED = "recall failed, broker service not available"
 
 
@@ -92,8 +101,9 @@ class BrokerRole:
 class Situation(NamedTuple):
     """What decides whether a request is refused.
 
-    `copies`: the broker is a slave, acting or not; `fenced`: it may not write until it knows its role. The others are
-    settings: enableSlaveActingMaster, slaveReadEnable, recallMessageEnable, useServerSideResetOffset.
+    `copies`: the broker is a slave, acting or not; `fenced`: it may not write until it knows its role; `controlled`: a
+    controller says which. The others are settings: enableSlaveActingMaster, slaveReadEnable, recallMessageEnable,
+    useServerSideResetOffset.
     """
 
     copies: bool = False
@@ -102,6 +112,7 @@ class Situation(NamedTuple):
     reads_allowed: bool = False
     recalls_allowed: bool = False
     resets_here: bool = True
+    controlled: bool = False
 
 
 class Refusal(NamedTuple):
@@ -129,6 +140,8 @@ def _of_slave(code: int, s: Situation, host: str) -> Refusal | None:
         return Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, NOT_HERE)
     if code in PULLS and not s.reads_allowed:
         return Refusal(ResponseCode.SYSTEM_BUSY, REJECTED)
+    if code in TABLE_CHANGES and s.controlled:
+        return Refusal(ResponseCode.SYSTEM_ERROR, ON_SLAVE)
     if code in ENDS:
         return Refusal(ResponseCode.SLAVE_NOT_AVAILABLE, None)
     # A broker that allows no recalls says so first.

@@ -453,6 +453,7 @@ class Replication(RoleDriver):
             reads_allowed=s.slave_read,
             recalls_allowed=s.recall_enabled,
             resets_here=s.reset_offsets_here,
+            controlled=self.manager is not None,
         )
         found = {code: refusal(code, situation, host=self._address) for code in self._routes.table}
         self._routes.refuse({code: _refusing(answer) for code, answer in found.items() if answer is not None})

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from rocketspark.broker.replication.role import NOT_HERE, REJECTED, Refusal, Situation, refusal
+from rocketspark.broker.replication.role import NOT_HERE, REJECTED, TABLE_CHANGES, Refusal, Situation, refusal
 from rocketspark.protocol.codes import RequestCode
 
 pytestmark = pytest.mark.shows("what a slave refuses, with which code")
@@ -16,11 +16,13 @@ SEND_CODES = (
     RequestCode.SEND_HALF_BATCH,
 )
 END_CODES = (RequestCode.END_TRANSACTION, RequestCode.END_HALF_RANGES)
-SITUATIONS = [Situation(*flags) for flags in itertools.product((False, True), repeat=6)]
+SITUATIONS = [Situation(*flags) for flags in itertools.product((False, True), repeat=7)]
 
 SLAVE = Situation(copies=True, recalls_allowed=True)
 ACTING = Situation(copies=True, acting_allowed=True, reads_allowed=True, recalls_allowed=True)
 FENCED = Situation(fenced=True, recalls_allowed=True)
+# Whoever asks it may know it as the master of a moment ago, and take what it answers for done.
+ELSEWHERE = "Can't modify topic or subscription group from slave broker, please execute it from master broker."
 
 # (situation, request, code, remark)
 ROWS = [
@@ -35,6 +37,7 @@ ROWS = [
     *((FENCED, code, 14, NOT_HERE) for code in END_CODES),
     (SLAVE, RequestCode.RECALL_MESSAGE, 11, "recall failed, broker service not available"),
     (FENCED, RequestCode.RECALL_MESSAGE, 14, "recall failed, broker service not available"),
+    *((SLAVE._replace(controlled=True), code, 1, ELSEWHERE) for code in TABLE_CHANGES),
     (SLAVE, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, 1, "Can not reset offset in slave broker"),
 ]
 EVER_REFUSED = {row[1] for row in ROWS}
@@ -65,6 +68,10 @@ def test_no_message_ever_gets_in_where_none_may(situation: Situation) -> None:
     for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
         # A fenced master may still be read.
         assert (refusal(code, situation) is not None) == (situation.copies and not situation.reads_allowed)
+
+
+def test_a_slave_without_a_controller_takes_changes_of_tables_as_rocketmqs_does() -> None:
+    assert {refusal(code, SLAVE) for code in TABLE_CHANGES} == {None}
 
 
 def test_settings_that_say_no_by_themselves_say_it_first() -> None:

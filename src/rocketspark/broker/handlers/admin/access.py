@@ -23,6 +23,7 @@ from rocketspark.access.tables import (
     username_of,
 )
 from rocketspark.access.wire_forms import Unfit, acl_info, policies_of, policy_type_of, user_info
+from rocketspark.broker.replication.role import ON_SLAVE
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
@@ -33,7 +34,6 @@ from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 
-ON_SLAVE = "Can't modify topic or subscription group from slave broker, please execute it from master broker."
 NOT_CONFIGURED = "An system error occurred, please try again later."
 
 
