@@ -214,7 +214,10 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         coming = self._SyncObj__serializer._Serializer__incomingTransmissionFile
         if coming is None:
             return True
-        coming.flush()
+        try:
+            coming.flush()
+        except OSError as e:
+            raise failure(e, "write", path) from e
         snapshot = self._read(path)
         if snapshot.last.index > self.raftLastApplied:
             # What follows in this log may be another's: it is kept, and not told to be the leader's.

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from pysyncobj import SyncObj
 
 from rocketspark.controller.group import group_journal, raft_member
 from rocketspark.controller.group.group_journal import check_library
-from rocketspark.errors import ConfigError
+from rocketspark.controller.group.raft_member import SNAPSHOT, RaftMember
+from rocketspark.errors import ConfigError, StoreFull
+
+
+def test_a_disk_that_is_full_as_a_snapshot_comes_is_one_line(tmp_path: Path) -> None:
+    """The library writes it into a file of its own."""
+    coming = mock.Mock(flush=mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    taking: Any = mock.Mock(raftCommitIndex=0, _folder=str(tmp_path))
+    taking._SyncObj__serializer._Serializer__incomingTransmissionFile = coming
+    with pytest.raises(StoreFull, match=SNAPSHOT):
+        RaftMember._wants(taking, None, {"commit_index": 0, "serialized": (b"", False, True)})
 
 
 def test_another_version_or_none_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
