@@ -59,6 +59,12 @@ def rate(count: int, started_s: float, failed: int = 0) -> Result:
     return {"count": count, "seconds": time.perf_counter() - started_s, "failed": failed}
 
 
+def percentiles(sorted_us: list[float]) -> Result:
+    """Which times most calls took no longer than."""
+    count = len(sorted_us)
+    return {"p50_us": sorted_us[count // 2], "p99_us": sorted_us[int(count * 0.99)]}
+
+
 def new_group(what: str) -> str:
     """A group nobody knows yet."""
     return f"bench_{what}_{os.getpid()}_{time.time_ns()}"
@@ -75,15 +81,16 @@ def sync(namesrv: str, topic: str, window: int) -> None:
             started = time.perf_counter()
             end = started + seconds
 
-            def work(_: int) -> int:
-                count = 0
-                while time.perf_counter() < end:
+            def work(_: int) -> list[float]:
+                taken = []
+                while (began := time.perf_counter()) < end:
                     producer.send(topic, BODY)
-                    count += 1
-                return count
+                    taken.append(time.perf_counter() - began)
+                return taken
 
-            count = work(0) if window == 1 else sum(pool.map(work, range(window)))
-            return rate(count, started)
+            each = [work(0)] if window == 1 else list(pool.map(work, range(window)))
+            taken = sorted(s for of_thread in each for s in of_thread)
+            return rate(len(taken), started) | percentiles([1e6 * s for s in taken])
 
         with ThreadPoolExecutor(window) as pool:
             serve(round_of)
@@ -268,8 +275,7 @@ class Latencies:
     def result(self) -> Result:
         """The result of the round."""
         taken = sorted(self._taken.values())
-        count = len(taken)
-        return {"count": count, "p50_us": taken[count // 2] / 1000, "p99_us": taken[int(count * 0.99)] / 1000}
+        return {"count": len(taken)} | percentiles([ns / 1000 for ns in taken])
 
 
 def paced(latencies: Latencies, every: threading.Event, send: Callable[[bytes], object]) -> Callable[[float], Result]:

@@ -15,6 +15,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.LockSupport;
+import java.util.stream.LongStream;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
@@ -95,26 +96,30 @@ public final class Perf {
     }
 
     private String sync(DefaultMQProducer producer, int threads, double seconds) throws Exception {
-        AtomicLong count = new AtomicLong();
         long started = System.nanoTime();
         long end = started + (long) (seconds * 1e9);
-        Callable<Void> work = () -> {
-            while (System.nanoTime() < end) {
+        Callable<LongStream> work = () -> {
+            LongStream.Builder taken = LongStream.builder();
+            for (long began = System.nanoTime(); began < end; began = System.nanoTime()) {
                 producer.send(new Message(topic, body));
-                count.incrementAndGet();
+                taken.add(System.nanoTime() - began);
             }
-            return null;
+            return taken.build();
         };
+        LongStream taken = LongStream.empty();
         if (threads == 1) {
-            work.call();
+            taken = work.call();
         } else {
             ExecutorService pool = Executors.newFixedThreadPool(threads);
-            for (Future<Void> each : pool.invokeAll(Collections.nCopies(threads, work))) {
-                each.get();
+            for (Future<LongStream> each : pool.invokeAll(Collections.nCopies(threads, work))) {
+                taken = LongStream.concat(taken, each.get());
             }
             pool.shutdown();
         }
-        return rate(count.get(), System.nanoTime() - started, 0);
+        long ns = System.nanoTime() - started;
+        long[] sorted = taken.sorted().toArray();
+        return String.format(Locale.ROOT, "{\"count\":%d,\"seconds\":%.6f,\"failed\":0,\"p50_us\":%.1f,\"p99_us\":%.1f}",
+            sorted.length, ns / 1e9, sorted[sorted.length / 2] / 1e3, sorted[(int) (sorted.length * 0.99)] / 1e3);
     }
 
     private String async(DefaultMQProducer producer, int window, double seconds) throws Exception {

@@ -13,7 +13,8 @@ import concurrent.futures
 import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable
-from typing import Any, TypeVar
+from operator import length_hint
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -142,3 +143,98 @@ def _check(returned: Any) -> None:
         raise UsageError(
             "the function holds a `yield`: calling it made a generator and ran nothing; leave the yield out"
         )
+
+
+class Run:
+    """Messages of one owner that were read together, on their way to the listener.
+
+    `owner`: the puller or the pop that read them, which has `dropped` and `counts`. `calls`: the argument of each call
+    that has not begun: a message, or a list or batch of one queue's. Threads take them from it side by side, so it has
+    to be an iterator in C, whose steps no other thread can divide. `done`, `failed`: the arguments of calls that ended
+    and are not reported; `told`: the loop was told that there are some.
+    """
+
+    __slots__ = ("calls", "done", "failed", "owner", "told")
+
+    def __init__(self, owner: Any, calls: Iterable[Any]) -> None:
+        self.owner = owner
+        self.calls = iter(calls)
+        self.done: list[Any] = []
+        self.failed: list[Any] = []
+        self.told = False
+
+    @property
+    def is_over(self) -> bool:
+        """True if no call is left that could begin, as far as the iterator tells."""
+        return not length_hint(self.calls, 1)
+
+
+class Outcome(NamedTuple):
+    """Calls of one owner's messages that ended: their arguments, by whether the listener took them."""
+
+    owner: Any
+    done: list[Any]
+    failed: list[Any]
+
+
+class Slot:
+    """The call that one thread or task runs: its run and its argument, None between calls."""
+
+    __slots__ = ("given", "run")
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+        self.given: Any = None
+
+
+class Overdue:
+    """Finds listener calls that run for longer than `limit_s`, by looking at the running calls at intervals.
+
+    A call writes its argument into one of `slots`, which is all that it costs. `expired(owner, given)` is called once
+    for each call that is overdue.
+    """
+
+    def __init__(self, limit_s: float, expired: Callable[[Any, Any], None]) -> None:
+        self.slots: set[Slot] = set()
+        self._limit_s = limit_s
+        self._expired = expired
+        self._seen: dict[Slot, tuple[Run, Any, float]] = {}
+        # With what their ids are of, which would else be given to others.
+        self._given_up: dict[tuple[int, int], tuple[Run, Any]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(min(limit_s / 4, 60), self._look)
+
+    def slot(self) -> Slot:
+        """Return a new slot, for one thread or task."""
+        slot = Slot()
+        self.slots.add(slot)
+        return slot
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(min(self._limit_s / 4, 60), self._look)
+        now_s = self._loop.time()
+        before, self._seen = self._seen, {}
+        for slot in list(self.slots):
+            run, given = slot.run, slot.given
+            if run is None or given is None:
+                continue
+            known = before.get(slot)
+            if known is None or known[0] is not run or known[1] is not given:
+                known = (run, given, now_s)
+            self._seen[slot] = known
+            key = (id(run), id(given))
+            if now_s - known[2] >= self._limit_s and key not in self._given_up:
+                self._given_up[key] = (run, given)
+                self._expired(run.owner, given)
+
+    def without(self, run: Run, ended: list[Any]) -> list[Any]:
+        """Return the arguments of calls of a run that ended, but for those that were overdue, which `expired` has dealt
+        with already.
+        """
+        if not self._given_up:
+            return ended
+        return [given for given in ended if self._given_up.pop((id(run), id(given)), None) is None]
+
+    def close(self) -> None:
+        """Stop looking for overdue calls."""
+        self._timer.cancel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import msgspec
@@ -110,10 +110,11 @@ class ReceivedMessage:
         "topic",
     )
 
-    # What sets, at the first need, all slots that decoding left unset, and what it is given for that. Most listeners
-    # look at few fields, and to make all of them costs twice as much as the rest of a pull. Only decoding leaves
-    # slots unset, so an assignment before the first look at any of them is lost: messages are values, not to be set.
-    _late: tuple[Callable[[ReceivedMessage, tuple[Any, ...]], None], tuple[Any, ...]] | None
+    # What sets, at the first need, all slots that decoding left unset, and what it is called with behind the message.
+    # Most listeners look at few fields, and to make all of them costs twice as much as the rest of a pull. Only
+    # `record.decode_messages` leaves slots unset, so an assignment before the first look at any of them is lost:
+    # messages are values, not to be set.
+    _late: tuple[Any, ...] | None
 
     def __init__(
         self,
@@ -173,27 +174,6 @@ class ReceivedMessage:
         """The old name of `physical_offset`."""
         return self.physical_offset
 
-    @classmethod
-    def begun(
-        cls,
-        topic: str,
-        body: bytes,
-        queue_offset: int,
-        stored_bytes: int,
-        late: Callable[[ReceivedMessage, tuple[Any, ...]], None],
-        given: tuple[Any, ...],
-    ) -> ReceivedMessage:
-        """Return a message that has these fields; `late(message, given)` is called to set the others when one of them
-        is first read.
-        """
-        self = cls.__new__(cls)
-        self.topic = topic
-        self.body = body
-        self.queue_offset = queue_offset
-        self.stored_bytes = stored_bytes
-        self._late = (late, given)
-        return self
-
     @property
     def transaction_id(self) -> str:
         """The id that the producer of a transaction knows it by: its unique id."""
@@ -207,13 +187,13 @@ class ReceivedMessage:
             return None  # Whoever knows of one sets it.
         waiting = self._late
         if waiting is not None:
-            late, given = waiting
-            late(self, given)
+            late, *given = waiting
+            late(self, *given)
             self._late = None
         return object.__getattribute__(self, name)
 
     def settle(self) -> None:
-        """Set the fields that are otherwise set when one of them is first read (see `begun`).
+        """Set the fields that are otherwise set when one of them is first read (see `_late`).
 
         Call it before you assign one of them, as its value would be overwritten later.
         """

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import groupby, repeat
+from operator import itemgetter
 from typing import Any, Protocol
 
 from rocketspark import machine
-from rocketspark.client.callbacks import in_thread, on_loop, passes_on
+from rocketspark.client.callbacks import Outcome, Overdue, Run, Slot, in_thread, on_loop, passes_on
 from rocketspark.client.connection.real_threads import DaemonThreads, RealThread, SimpleQueue, real_lock
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.hooks import is_coroutine_function
@@ -27,21 +28,24 @@ log = logging.getLogger("rocketspark.client")
 PACE_S = 0.002
 QUICK_PER_PACE = 4
 CANCELLED_PAUSE_S = 1.0
+# Calls that never wait are made on the loop for so long, then others have their turn; the clock is looked at after so
+# many.
+REST_AFTER_S = 0.001
+LOOK_CALLS = 32
 
 
-# The argument of one listener call, a message or a list of one queue's, with the puller or the pop that read it, which
-# has `dropped` and `counts`. Plain tuples: one is made for every message.
-Unit = tuple[Any, Any]
-# Takes the units that are done, and those that failed. What was not begun, since its queue was given up, is in neither.
-Report = Callable[[list[Unit], list[Unit]], None]
 Listener = Callable[[Any], Any]
+
+
+# Takes what calls came to. Those that were not begun, since their queue was given up, are in none.
+Report = Callable[[list[Outcome]], None]
 
 
 class Listeners(Protocol):
     """The base of both ways to run a listener."""
 
-    def put(self, units: Iterable[Unit]) -> None:
-        """Hand over units (the messages of one listener call each, with their puller) to be run; never waits."""
+    def put(self, owner: Any, calls: Iterable[Any]) -> None:
+        """Hand over the arguments of calls (see Run) to be run; never waits."""
 
     async def close(self) -> None:
         """Begin no more calls; return when all calls that began have ended and were reported."""
@@ -51,52 +55,8 @@ class Listeners(Protocol):
         """Tell whether the current thread is running one of the calls."""
 
 
-class Overdue:
-    """Finds listener calls that run for longer than `limit_s`, by looking at the running calls at intervals.
-
-    A call writes its unit into `slots`, under a key of its thread or task, which is all that it costs. `expired` is
-    called once with each unit that is overdue.
-    """
-
-    def __init__(self, limit_s: float, expired: Callable[[Unit], None]) -> None:
-        self.slots: dict[int, Unit | None] = {}
-        self._limit_s = limit_s
-        self._expired = expired
-        self._seen: dict[int, tuple[Unit, float]] = {}
-        self._given_up: dict[int, Unit] = {}
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(min(limit_s / 4, 60), self._look)
-
-    def _look(self) -> None:
-        self._timer = self._loop.call_later(min(self._limit_s / 4, 60), self._look)
-        now_s = self._loop.time()
-        before, self._seen = self._seen, {}
-        for key, unit in list(self.slots.items()):
-            if unit is None:
-                continue
-            known = before.get(key)
-            if known is None or known[0] is not unit:
-                known = (unit, now_s)
-            self._seen[key] = known
-            if now_s - known[1] >= self._limit_s and id(unit) not in self._given_up:
-                self._given_up[id(unit)] = unit
-                self._expired(unit)
-
-    def without(self, units: list[Unit]) -> list[Unit]:
-        """Return the units but for those that were overdue, which `expired` has dealt with already."""
-        if not self._given_up:
-            return units
-        return [u for u in units if self._given_up.pop(id(u), None) is None]
-
-    def close(self) -> None:
-        """Stop looking for overdue calls."""
-        self._timer.cancel()
-
-
-class ThreadListeners:
-    """Runs a plain function as the listener, in up to `count` threads. `report` is called on the loop with what
-    succeeded and failed.
-    """
+class _InAnyOrder:
+    """What listeners without an order share: the runs that wait, and what ended, on its way to the report."""
 
     def __init__(self, listener: Listener, count: int, report: Report, overdue: Overdue) -> None:
         self._listener = listener
@@ -104,25 +64,75 @@ class ThreadListeners:
         self._report = report
         self._overdue = overdue
         self._loop = asyncio.get_running_loop()
-        self._units: deque[Unit] = deque()
+        # A run stays here until somebody finds that no call of it is left.
+        self._runs: deque[Run] = deque()
+        # Those with something to report, and whether the loop was told of them.
+        self._ended: deque[Run] = deque()
+        self._told = False
+        self._finished = 0
+        self._closing = False
+
+    def _take_outcomes(self) -> None:
+        self._told = False
+        outcomes: list[Outcome] = []
+        # Others only add: so many can be taken.
+        for _ in range(len(self._ended)):
+            run = self._ended.popleft()
+            # First of all: a call that ends from here on is told anew.
+            run.told = False
+            done, failed = _drained(run.done), _drained(run.failed)
+            self._finished += len(done) + len(failed)
+            if done or failed:
+                outcomes.append(
+                    Outcome(run.owner, self._overdue.without(run, done), self._overdue.without(run, failed))
+                )
+        if outcomes:
+            self._report(outcomes)
+
+    def _drop_ended(self) -> None:
+        """Drop the runs that have no call left but that nobody has found so."""
+        while self._runs and self._runs[0].is_over:
+            self._runs.popleft()
+
+    def _begin_no_more(self) -> None:
+        self._closing = True
+        self._overdue.close()
+        for run in self._runs:
+            # In one step: what is left of them is given to nobody.
+            deque(run.calls, 0)
+        self._runs.clear()
+
+
+def _drained(ended: list[Any]) -> list[Any]:
+    # Others only add.
+    taken = ended[:]
+    del ended[: len(taken)]
+    return taken
+
+
+class ThreadListeners(_InAnyOrder):
+    """Runs a plain function as the listener, in up to `count` threads. `report` is called on the loop with what
+    succeeded and failed.
+    """
+
+    def __init__(self, listener: Listener, count: int, report: Report, overdue: Overdue) -> None:
+        super().__init__(listener, count, report, overdue)
         self._guard = real_lock()
         self._permits: SimpleQueue[None] = SimpleQueue()
         self._active = 0
-        self._finished = 0
         self._seen = 0
-        self._closing = False
         self._threads: list[RealThread] = []
-        self._done: deque[Unit] = deque()
-        self._failed: deque[Unit] = deque()
-        self._told = False
         self._left = 0
         self._all_ended = asyncio.Event()
         self._pacer: asyncio.TimerHandle | None = None
 
-    def put(self, units: Iterable[Unit]) -> None:
-        """Hand over units to be run; never waits."""
-        self._units.extend(units)
-        if not self._active:
+    def put(self, owner: Any, calls: Iterable[Any]) -> None:
+        """Hand over the arguments of calls to be run; never waits."""
+        self._runs.append(Run(owner, calls))
+        with self._guard:
+            # A thread that finds nothing says so under the guard: it has seen these, or is not active any more.
+            idle = not self._active
+        if idle:
             self._activate(1)
         if self._pacer is None and self._count > 1:
             self._seen = self._finished
@@ -146,63 +156,74 @@ class ThreadListeners:
             self._permits.put(None)
 
     def _pace(self) -> None:
-        """Set how many threads take part: more while units wait and those at work are slow."""
+        """Set how many threads take part: more while calls wait and those at work are slow."""
         self._pacer = None
-        if not self._units or self._closing:
+        with self._guard:
+            self._drop_ended()
+        if not self._runs or self._closing:
             return
+        # What ended while this timer was due counts.
+        self._take_outcomes()
         finished, self._seen = self._finished - self._seen, self._finished
         if finished < QUICK_PER_PACE * max(self._active, 1):
             self._activate(max(self._active, 1))
         self._pacer = self._loop.call_later(PACE_S, self._pace)
 
     def _work(self) -> None:
-        units, done, failed, listener = self._units, self._done, self._failed, self._listener
-        slots, key = self._overdue.slots, threading.get_ident()
+        runs, slot = self._runs, self._overdue.slot()
         while True:
             self._permits.get()
             while True:
                 try:
-                    unit = units.popleft()
+                    run = runs[0]
                 except IndexError:
-                    slots[key] = None
                     with self._guard:
-                        if units:
+                        if runs:
                             continue
                         self._active -= 1
                     break
-                puller, given = unit
-                slots[key] = unit
-                if not puller.dropped:
-                    # One call per report is timed: all of slow ones, few of quick ones.
-                    began_s = 0.0 if self._told else machine.monotonic()
-                    try:
-                        returned = listener(given)
-                        if returned is not None and returned is not False:
-                            returned = in_thread(returned, self._loop)
-                        (failed if returned is False else done).append(unit)
-                    except BaseException as e:
-                        log_failure(given, e)
-                        failed.append(unit)
-                    if began_s:
-                        puller.counts.call((machine.monotonic() - began_s) * 1000)
-                self._finished += 1
+                self._make_calls(run, slot)
+                with self._guard:
+                    if runs and runs[0] is run:
+                        runs.popleft()
+            if self._closing:
+                self._tell(self._thread_ended)
+                return
+
+    def _make_calls(self, run: Run, slot: Slot) -> None:
+        """Make calls of a run until none is left; other threads may do the same at the same time."""
+        owner, done, failed, listener = run.owner, run.done, run.failed, self._listener
+        slot.run = run
+        for given in run.calls:
+            if owner.dropped:
+                break
+            slot.given = given
+            # One call per report is timed: all of slow ones, few of quick ones.
+            began_s = 0.0 if run.told else machine.monotonic()
+            try:
+                returned = listener(given)
+                if returned is not None and returned is not False:
+                    returned = in_thread(returned, self._loop)
+                (failed if returned is False else done).append(given)
+            except BaseException as e:
+                log_failure(given, e)
+                failed.append(given)
+            if began_s:
+                owner.counts.call((machine.monotonic() - began_s) * 1000)
+            if not run.told:
+                run.told = True
+                self._ended.append(run)
                 if not self._told:
                     # One wake-up for all that end before the loop looks.
                     self._told = True
                     self._tell(self._take_outcomes)
-            if self._closing:
-                self._tell(self._thread_ended)
-                return
+        slot.given = slot.run = None
 
     def _tell(self, act: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(act)
         except RuntimeError:
             log.warning("a listener ended after its consumer was closed; its message will be delivered again")
-
-    def _take_outcomes(self) -> None:
-        self._told = False
-        self._report(self._overdue.without(_drained(self._done)), self._overdue.without(_drained(self._failed)))
 
     def _thread_ended(self) -> None:
         self._left -= 1
@@ -211,11 +232,10 @@ class ThreadListeners:
 
     async def close(self) -> None:
         """Begin no more calls; return when all calls that began have ended and were reported."""
-        self._closing = True
-        self._overdue.close()
         if self._pacer is not None:
             self._pacer.cancel()
-        self._units.clear()
+        with self._guard:
+            self._begin_no_more()
         self._left = len(self._threads)
         for _ in self._threads:
             self._permits.put(None)
@@ -225,111 +245,130 @@ class ThreadListeners:
             thread.join()
 
 
-class TaskListeners:
+class TaskListeners(_InAnyOrder):
     """Runs a coroutine function as the listener, on the loop, in up to `count` tasks at once."""
 
     def __init__(self, listener: Callable[[Any], Awaitable[Any]], count: int, report: Report, overdue: Overdue) -> None:
-        self._listener = listener
-        self._count = count
-        self._report = report
-        self._overdue = overdue
-        self._loop = asyncio.get_running_loop()
-        self._units: deque[Unit] = deque()
-        self._done: deque[Unit] = deque()
-        self._failed: deque[Unit] = deque()
-        self._told = False
-        self._closing = False
-        # Those that have not ended yet, and of these the ones that take units.
+        super().__init__(listener, count, report, overdue)
+        # Those that have not ended yet, and of these the ones that make calls.
         self._tasks: set[asyncio.Task[None]] = set()
         self._working: set[asyncio.Task[None]] = set()
+        # Of these, the ones that let others have their turn, between two calls.
+        self._resting = 0
+        self._looks = False
 
-    def put(self, units: Iterable[Unit]) -> None:
-        """Hand over units to be run; never waits."""
-        self._units.extend(units)
-        self._engage()
+    def put(self, owner: Any, calls: Iterable[Any]) -> None:
+        """Hand over the arguments of calls to be run; never waits."""
+        self._runs.append(Run(owner, calls))
+        if not self._working:
+            self._engage(1)
+        self._look_soon()
 
     @property
     def calls_here(self) -> bool:
         """Return False: the calls run on the loop's thread, which never waits in `close`."""
         return False
 
-    def _engage(self) -> None:
-        for _ in range(min(self._count - len(self._working), len(self._units))):
+    def _look_soon(self) -> None:
+        if not self._looks and len(self._working) < self._count:
+            self._looks = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        """Have more tasks take part, twice as many each time, while calls are left and the tasks at work wait in
+        theirs: a task for a listener that never waits would cost more than the call.
+        """
+        self._looks = False
+        self._drop_ended()
+        if not self._runs or self._closing:
+            return
+        if not self._resting:
+            self._engage(max(len(self._working), 1))
+        self._look_soon()
+
+    def _engage(self, count: int) -> None:
+        for _ in range(min(count, self._count - len(self._working))):
             task = asyncio.ensure_future(self._work())
             self._tasks.add(task)
             self._working.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._has_ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._working.discard(task)
 
     async def _work(self) -> None:
-        in_a_row = 0
         task = asyncio.current_task()
         assert task is not None
-        slots, key = self._overdue.slots, id(task)
+        runs, slot, listener = self._runs, self._overdue.slot(), self._listener
+        in_a_row, rest_s = 0, machine.monotonic() + REST_AFTER_S
         try:
-            while self._units:
-                unit = self._units.popleft()
-                puller, given = unit
-                if puller.dropped:
-                    continue
-                slots[key] = unit
-                began_s = 0.0 if self._told else machine.monotonic()
-                try:
-                    returned = await self._listener(given)
-                    if returned is not None and returned is not False:
-                        returned = await on_loop(returned)
-                    (self._failed if returned is False else self._done).append(unit)
-                except BaseException as e:
-                    if passes_on(e):
-                        # Perhaps the loop ends. If it does not, the unit failed, and others take part again.
-                        self._loop.call_later(CANCELLED_PAUSE_S, self._go_on, unit)
-                        raise
-                    log_failure(given, e)
-                    self._failed.append(unit)
-                if began_s:
-                    puller.counts.call((machine.monotonic() - began_s) * 1000)
-                self._tell()
-                in_a_row += 1
-                if in_a_row % 32 == 0:
-                    # A listener that never waits must not keep the loop to itself.
-                    await asyncio.sleep(0)
+            while runs:
+                slot.run = run = runs[0]
+                owner, done, failed = run.owner, run.done, run.failed
+                # Others may take calls of it too, while this one waits in its own.
+                for given in run.calls:
+                    if owner.dropped:
+                        break
+                    slot.given = given
+                    began_s = 0.0 if run.told else machine.monotonic()
+                    try:
+                        returned = await listener(given)
+                        if returned is not None and returned is not False:
+                            returned = await on_loop(returned)
+                        (failed if returned is False else done).append(given)
+                    except BaseException as e:
+                        if passes_on(e):
+                            # Perhaps the loop ends. If it does not, the call failed, and others take part again.
+                            self._loop.call_later(CANCELLED_PAUSE_S, self._go_on, run, given)
+                            raise
+                        log_failure(given, e)
+                        failed.append(given)
+                    if began_s:
+                        owner.counts.call((machine.monotonic() - began_s) * 1000)
+                    if not run.told:
+                        self._tell(run)
+                    in_a_row += 1
+                    if not in_a_row % LOOK_CALLS and machine.monotonic() >= rest_s:
+                        slot.given = None
+                        await self._rest()
+                        rest_s = machine.monotonic() + REST_AFTER_S
+                slot.given = None
+                if runs and runs[0] is run:
+                    runs.popleft()
         finally:
-            slots.pop(key, None)
-            # At once: a unit that is put from now on must not count on this task.
+            self._overdue.slots.discard(slot)
+            # At once: calls that are put from now on must not count on this task.
             self._working.discard(task)
 
-    def _tell(self) -> None:
+    async def _rest(self) -> None:
+        """Let others have their turn: a listener that never waits must not keep the loop to itself."""
+        self._resting += 1
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self._resting -= 1
+
+    def _tell(self, run: Run) -> None:
+        run.told = True
+        self._ended.append(run)
         if not self._told:
             # One report for all that end before the loop comes to it.
             self._told = True
             self._loop.call_soon(self._take_outcomes)
 
-    def _go_on(self, unit: Unit) -> None:
+    def _go_on(self, run: Run, given: Any) -> None:
         if not self._closing:
-            self._failed.append(unit)
-            self._tell()
-            self._engage()
-
-    def _take_outcomes(self) -> None:
-        self._told = False
-        self._report(self._overdue.without(_drained(self._done)), self._overdue.without(_drained(self._failed)))
+            run.failed.append(given)
+            self._tell(run)
+            self._look_soon()
 
     async def close(self) -> None:
         """Begin no more calls; return when all calls that began have ended and were reported."""
-        self._closing = True
-        self._units.clear()
-        self._overdue.close()
+        self._begin_no_more()
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._take_outcomes()
-
-
-def _drained(units: deque[Unit]) -> list[Unit]:
-    # Others only add: so many can be taken.
-    return [units.popleft() for _ in range(len(units))]
 
 
 def log_failure(given: ReceivedMessage | Sequence[ReceivedMessage], error: BaseException) -> None:
@@ -348,6 +387,10 @@ def log_failure(given: ReceivedMessage | Sequence[ReceivedMessage], error: BaseE
 STAY_CALLS = 128
 STAY_S = 0.1
 LOOK_S = 0.2
+
+
+# A call in order, by its puller.
+Unit = tuple[Puller, Any]
 
 
 class QueueCalls:
@@ -398,18 +441,14 @@ class OrderedListeners:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
-    def put(self, units: Iterable[Unit]) -> None:
-        """Hand over units to be run, in order within each queue; never waits."""
-        touched = set()
-        for unit in units:
-            queue = unit[0].queue
-            queue_calls = self._queue_calls.get(queue)
-            if queue_calls is None:
-                queue_calls = self._queue_calls[queue] = QueueCalls(queue)
-            queue_calls.units.append(unit)
-            touched.add(queue_calls)
-        for queue_calls in touched:
-            self._wake(queue_calls)
+    def put(self, owner: Any, calls: Iterable[Any]) -> None:
+        """Hand over the arguments of calls to be run, in order within each queue; never waits."""
+        queue = owner.queue
+        queue_calls = self._queue_calls.get(queue)
+        if queue_calls is None:
+            queue_calls = self._queue_calls[queue] = QueueCalls(queue)
+        queue_calls.units.extend(zip(repeat(owner), calls))
+        self._wake(queue_calls)
 
     @property
     def calls_here(self) -> bool:
@@ -457,7 +496,8 @@ class OrderedListeners:
                 if calls := len(done) + (failed is not None):
                     counts.call((machine.monotonic() - began_s) * 1000, calls)
                 if done:
-                    self._report(done, [])
+                    by_puller = groupby(done, itemgetter(0))
+                    self._report([Outcome(puller, [unit[1] for unit in units], []) for puller, units in by_puller])
                 if failed is not None:
                     await self._failed(queue_calls, failed)
 
@@ -516,7 +556,7 @@ class OrderedListeners:
         queue_calls.units.appendleft(unit)
         if spent == len(messages) and await self._give_up(puller, messages):
             queue_calls.units.popleft()
-            self._report([unit], [])
+            self._report([Outcome(puller, [given], [])])
             return
         queue_calls.rests = True
         self._loop.call_later(self._suspend_s, self._rested, queue_calls)

@@ -116,8 +116,10 @@ class ProcessQueue:
         # Lists first: a message that is polled alone comes here too, and to tell a batch, a class of an abstract one,
         # took a quarter of what it costs to hand it out.
         if isinstance(messages, list):
+            pop, total = pending.pop, 0
             for message in messages:
-                self._bytes -= pending.pop(message.queue_offset, 0)
+                total += pop(message.queue_offset, 0)
+            self._bytes -= total
         else:
             self._bytes -= sum([pending.pop(offset, 0) for offset in messages.queue_offsets.tolist()])
         if self._room is not None:
@@ -343,7 +345,8 @@ class Puller:
             expression_type=self.subscription.expression_type,
             bytes_max=how.bytes_max,
             broker_name=self.queue.broker_name,
-            bulk=how.columns or None,
+            # As many as were asked for, from brokers of ours, not the 32 that RocketMQ gives.
+            bulk=True,
         )
         asked_s = machine.monotonic()
         self.pulled_ms = int(machine.time() * 1000)

@@ -9,24 +9,18 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from itertools import groupby, repeat
-from operator import attrgetter, itemgetter
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 import msgspec
 
 from rocketspark import machine
+from rocketspark.client.callbacks import Outcome, Overdue
 from rocketspark.client.consumer.consumer_options import PushConsumerOptions, PushConsumerSettings
 from rocketspark.client.consumer.consumer_status import PushConsumerStatus
 from rocketspark.client.consumer.lifecycle import ConsumerLife, filter_of
-from rocketspark.client.consumer.listeners import (
-    Listeners,
-    OrderedListeners,
-    Overdue,
-    TaskListeners,
-    ThreadListeners,
-    Unit,
-)
+from rocketspark.client.consumer.listeners import Listeners, OrderedListeners, TaskListeners, ThreadListeners
 from rocketspark.client.consumer.offsets import LocalOffsets
 from rocketspark.client.consumer.pop.pop_calls import PopCalls
 from rocketspark.client.consumer.pop.pop_reading import STRATEGIES, PopReading
@@ -330,15 +324,15 @@ class AsyncPushConsumer(ConsumerLife):
 
     def _deliver(self, puller: Puller, messages: Messages) -> None:
         assert self._listeners is not None
-        self._listeners.put(zip(repeat(puller), self._cut(without_namespace(messages, self._namespace))))
+        self._listeners.put(puller, self._cut(without_namespace(messages, self._namespace)))
 
     def _deliver_popped(self, batch: PopBatch, messages: list[ReceivedMessage]) -> None:
         assert self._listeners is not None
         if not self._batched:
-            self._listeners.put(zip(repeat(batch), messages))
+            self._listeners.put(batch, messages)
             return
         for _, of_queue in groupby(sorted(messages, key=_place), key=attrgetter("queue")):
-            self._listeners.put(zip(repeat(batch), self._cut(list(of_queue))))
+            self._listeners.put(batch, self._cut(list(of_queue)))
 
     def _set_aside(self, puller: Puller, messages: list[ReceivedMessage]) -> None:
         """Send messages that no attempt can give to the listener to the dead letter queue, so that they hold up no
@@ -353,40 +347,40 @@ class AsyncPushConsumer(ConsumerLife):
             else:
                 self._returned.bury(puller, message)
 
-    def _finished(self, done: list[Unit], failed: list[Unit]) -> None:
+    def _finished(self, outcomes: list[Outcome]) -> None:
         if self._popping is not None:
-            done, failed = self._popping.finished(done, failed)
+            outcomes = self._popping.finished(outcomes)
         now_ms = int(machine.time() * 1000)
-        for puller, units in groupby(done, key=itemgetter(0)):
-            calls: list[Any] = [unit[1] for unit in units]
+        for puller, done, failed in outcomes:
+            puller.consumed_ms = now_ms
             # Lists, or batches, of messages: each by itself, so that no column becomes messages.
-            for finished in calls if self._batched else [calls]:
+            for finished in done if self._batched else [done]:
                 puller.process_queue.finish(finished)
                 puller.counts.taken += len(finished)
-            puller.consumed_ms = now_ms
-        for puller, given in failed:
-            messages = given if self._batched else [given]
-            puller.counts.failed += len(messages)
-            puller.consumed_ms = now_ms
-            if puller.dropped or not self._takes_back:
-                continue
-            if self._how.broadcast:
-                # Nobody else would get it again (rule: ConsumeMessageConcurrentlyService, 5.x).
-                puller.process_queue.finish(messages)
-                continue
-            for message in messages:
-                self._returned.give_back(puller, message)
+            for given in failed:
+                self._give_back(puller, given if self._batched else [given])
 
-    def _expired(self, unit: Unit) -> None:
-        _puller, given = unit
+    def _give_back(self, puller: Puller, messages: Messages) -> None:
+        """Have messages come again that the listener failed on."""
+        puller.counts.failed += len(messages)
+        if puller.dropped or not self._takes_back:
+            return
+        if self._how.broadcast:
+            # Nobody else would get it again (rule: ConsumeMessageConcurrentlyService, 5.x).
+            puller.process_queue.finish(messages)
+            return
+        for message in messages:
+            self._returned.give_back(puller, message)
+
+    def _expired(self, owner: Any, given: Any) -> None:
         first = given[0] if self._batched else given
         text = "the listener takes more than %.0f s for message %s of topic %s; it is delivered again later"
         log.warning(text, self._how.consume_timeout_ms / 1000, first.message_id, first.topic)
-        self._finished([], [unit])
+        self._finished([Outcome(owner, [], [given])])
 
     def _again(self, puller: Puller, message: ReceivedMessage) -> None:
         if self._state == "started" and not puller.dropped and self._listeners is not None:
-            self._listeners.put([(puller, self._given_one(message))])
+            self._listeners.put(puller, [self._given_one(message)])
 
 
 def _place(message: ReceivedMessage) -> tuple[MessageQueue, int]:

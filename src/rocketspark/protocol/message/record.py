@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
@@ -11,6 +11,7 @@ from rocketspark.model.text import whole_number
 from rocketspark.protocol.message import batch, checksums, compression, properties, sysflags
 from rocketspark.protocol.message.message_ids import offset_message_id, unpack_host
 from rocketspark.protocol.message.record_layout import (
+    AFTER_BODY_BYTES_MIN,
     CRC_MASK,
     FIXED,
     FIXED_BYTES_V4,
@@ -183,26 +184,21 @@ def decode_all(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Record]:
         yield record
 
 
+# What decode_messages looks at itself.
+_PLAIN = only("size", "magic", "crc", "queue_offset", "position", "sys_flag", "body_bytes")
 # Flags of records that decode_messages leaves to the general way.
 _NOT_PLAIN = HOST_FLAGS | sysflags.COMPRESSED | sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
 
 
-def _late(message: ReceivedMessage, given: tuple[Any, ...]) -> None:
-    """Set the fields of a plain record that decode_messages leaves until they are first read."""
+def _late(message: ReceivedMessage, broker_name: str, fixed: bytes, stored: bytes) -> None:
+    """Set the fields of a plain record that are left until they are first read, of its fixed part and its properties as
+    stored.
+    """
     (
-        message.broker_name,
-        message.queue_id,
-        message.flag,
-        position,
-        message.sys_flag,
-        message.born_time_ms,
-        born_host,
-        message.store_time_ms,
-        store_host,
-        message.reconsume_times,
-        message.prepared_transaction_position,
-        stored,
-    ) = given
+        _, _, _, message.queue_id, message.flag, _, position, message.sys_flag, message.born_time_ms, born_host,
+        message.store_time_ms, store_host, message.reconsume_times, message.prepared_transaction_position, _,
+    ) = FIXED_V4.unpack(fixed)  # fmt: skip
+    message.broker_name = broker_name
     message.physical_offset = position
     message.properties = pairs = properties.decode(stored.decode("utf-8", "replace"))
     keys = pairs.get("KEYS")
@@ -278,47 +274,41 @@ def decode_messages(buffer: Buffer, broker_name: str = "", inflation: Inflation 
     # wrong, goes through `decode`, which knows every case and every error.
     data = buffer if type(buffer) is bytes else bytes(buffer)
     messages: list[ReceivedMessage] = []
-    append, begun, unpack, crc32 = messages.append, ReceivedMessage.begun, FIXED_V4.unpack_from, checksums.crc32
-    topics: dict[bytes, str] = {}
+    append, new, unpack, crc32 = messages.append, ReceivedMessage.__new__, _PLAIN.unpack_from, checksums.crc32
+    # In variables of this function: each costs a twentieth of a message less.
+    kind, v1, not_plain, mask, late = ReceivedMessage, MAGIC_V1, _NOT_PLAIN, CRC_MASK, _late
+    topic_field, topic = b"", ""
     at, total, fixed = inflation.at if inflation is not None else 0, len(data), FIXED_BYTES_V4
+    last = total - RECORD_BYTES_MIN
     while at < total:
-        if total - at > RECORD_BYTES_MIN:
-            (
-                size, magic, crc, queue_id, flag, queue_offset, position, sys_flag, born_time_ms, born_host,
-                store_time_ms, store_host, reconsume_times, prepared_position, body_length,
-            ) = unpack(data, at)  # fmt: skip
-            end = at + size
-            topic_at = at + fixed + body_length + 1
+        if at < last:
+            size, magic, crc, queue_offset, position, sys_flag, body_length = unpack(data, at)
+            end, body_at = at + size, at + fixed
+            body_end = body_at + body_length
             if (
-                magic == MAGIC_V1
-                and not sys_flag & _NOT_PLAIN
+                magic == v1
+                and not sys_flag & not_plain
                 and position >= 0
-                and body_length >= 0
-                and topic_at + 2 <= end <= total
+                and body_at <= body_end <= end - AFTER_BODY_BYTES_MIN
+                and end <= total
             ):
-                properties_at = topic_at + data[topic_at - 1] + 2
-                body = data[at + fixed : topic_at - 1]
+                properties_at = body_end + data[body_end] + AFTER_BODY_BYTES_MIN
+                body = data[body_at:body_end]
                 if (
                     properties_at <= end
                     and properties_at + (data[properties_at - 2] << 8 | data[properties_at - 1]) == end
-                    and (not crc or crc32(body) & CRC_MASK == crc)
+                    and (not crc or crc32(body) & mask == crc)
                 ):
-                    topic = data[topic_at : properties_at - 2]
-                    if topic not in topics:
-                        topics[topic] = topic.decode("utf-8", "replace")
-                    append(
-                        begun(
-                            topics[topic],
-                            body,
-                            queue_offset,
-                            size,
-                            _late,
-                            (
-                                broker_name, queue_id, flag, position, sys_flag, born_time_ms, born_host, store_time_ms,
-                                store_host, reconsume_times, prepared_position, data[properties_at:end],
-                            ),
-                        )
-                    )  # fmt: skip
+                    if data[body_end : properties_at - 2] != topic_field:
+                        topic_field = data[body_end : properties_at - 2]
+                        topic = topic_field[1:].decode("utf-8", "replace")
+                    message = new(kind)
+                    message.topic = topic
+                    message.body = body
+                    message.queue_offset = queue_offset
+                    message.stored_bytes = size
+                    message._late = late, broker_name, data[at:body_at], data[properties_at:end]
+                    append(message)
                     at = end
                     continue
         if inflation is None:

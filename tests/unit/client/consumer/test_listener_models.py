@@ -20,8 +20,9 @@ from tests.unit.client.consumer.test_listeners import message
 from tests.unit.client.fake import until
 from tests.unit.client.machines import run_machine
 
+from rocketspark.client.callbacks import Outcome, Overdue
 from rocketspark.client.consume_stats import TopicCounts
-from rocketspark.client.consumer.listeners import Overdue, ThreadListeners, Unit
+from rocketspark.client.consumer.listeners import ThreadListeners
 
 pytestmark = pytest.mark.shows(
     "model tests: sends, push, ordered, pull and assigning consumers, rebalance, thread listeners, "
@@ -46,7 +47,7 @@ class Machine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.count = count
         self.pullers = [SimpleNamespace(dropped=False, counts=TopicCounts()) for _ in range(3)]
-        self.put: list[Unit] = []
+        self.put: list[tuple[Any, Any]] = []
         # Numbers of messages: those given out, in order; those that were given up before.
         self.given: list[int] = []
         self.gone: set[int] = set()
@@ -58,7 +59,7 @@ class Machine(RuleBasedStateMachine):
         self.most = 0
 
         async def make() -> ThreadListeners:
-            return ThreadListeners(self.listen, count, self.report, Overdue(1e9, lambda unit: None))
+            return ThreadListeners(self.listen, count, self.report, Overdue(1e9, lambda owner, given: None))
 
         self.listeners = self.loop.run_until_complete(make())
 
@@ -73,9 +74,10 @@ class Machine(RuleBasedStateMachine):
             del self.running[call.number]
         return ENDS[call.ending]()
 
-    def report(self, done: list[Unit], failed: list[Unit]) -> None:
-        self.reported += [(unit[1].queue_offset, True) for unit in done]
-        self.reported += [(unit[1].queue_offset, False) for unit in failed]
+    def report(self, outcomes: list[Outcome]) -> None:
+        for _, done, failed in outcomes:
+            self.reported += [(given.queue_offset, True) for given in done]
+            self.reported += [(given.queue_offset, False) for given in failed]
 
     def settle(self) -> None:
         """Until as many run as may, and all that ended was reported."""
@@ -99,10 +101,10 @@ class Machine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 2), count=st.integers(1, 6))
     def messages_come(self, at: int, count: int) -> None:
         first = len(self.put)
-        units: list[Any] = [(self.pullers[at], message(first + n)) for n in range(count)]
+        messages = [message(first + n) for n in range(count)]
         if self.closing is None:
-            self.put += units
-            self.loop.run_until_complete(self.act(self.listeners.put, units))
+            self.put += [(self.pullers[at], given) for given in messages]
+            self.loop.run_until_complete(self.act(self.listeners.put, self.pullers[at], messages))
             self.settle()
 
     async def act(self, function: Callable[..., Any], *arguments: Any) -> None:

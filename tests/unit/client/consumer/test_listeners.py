@@ -17,9 +17,9 @@ from tests.unit.client.consumer.test_push_consumer import consumer
 from tests.unit.client.fake import Fake, in_loop, until
 
 from rocketspark.client import AsyncPushConsumer
-from rocketspark.client.callbacks import in_thread
+from rocketspark.client.callbacks import Outcome, Overdue, in_thread
 from rocketspark.client.consume_stats import TopicCounts
-from rocketspark.client.consumer.listeners import OrderedListeners, Overdue, TaskListeners, ThreadListeners, Unit
+from rocketspark.client.consumer.listeners import OrderedListeners, TaskListeners, ThreadListeners
 from rocketspark.client.hooks import Consuming, Hooks
 from rocketspark.errors import UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage
@@ -60,13 +60,14 @@ class Outcomes:
         self.done: list[int] = []
         self.failed: list[int] = []
 
-    def report(self, done: list[Unit], failed: list[Unit]) -> None:
-        self.done += [unit[1].queue_offset for unit in done]
-        self.failed += [unit[1].queue_offset for unit in failed]
+    def report(self, outcomes: list[Outcome]) -> None:
+        for _, done, failed in outcomes:
+            self.done += [given.queue_offset for given in done]
+            self.failed += [given.queue_offset for given in failed]
 
 
 def tasks(listener: Any, count: int, outcomes: Outcomes) -> TaskListeners:
-    return TaskListeners(listener, count, outcomes.report, Overdue(100, lambda unit: None))
+    return TaskListeners(listener, count, outcomes.report, Overdue(100, lambda owner, given: None))
 
 
 def ordered(listener: Any, outcomes: Outcomes, **more: Any) -> OrderedListeners:
@@ -88,10 +89,10 @@ def test_what_is_put_as_the_last_worker_ends_is_run(count: int) -> None:
         outcomes, f = Outcomes(), puller()
         listeners = tasks(listener, count, outcomes)
         for turns in range(4):
-            listeners.put([(f, message(i)) for i in range(count)])
+            listeners.put(f, [message(i) for i in range(count)])
             for _ in range(turns):
                 await asyncio.sleep(0)
-            listeners.put([(f, message(1000))])
+            listeners.put(f, [message(1000)])
             await until(lambda: 1000 in outcomes.done)
             await until(lambda: len(outcomes.done) == count + 1)
             outcomes.done.clear()
@@ -154,7 +155,7 @@ def test_a_coroutine_that_a_coroutine_returns_is_run(is_ordered: bool) -> None:
 
         outcomes = Outcomes()
         listeners = ordered(forgot_to_await, outcomes) if is_ordered else tasks(forgot_to_await, 1, outcomes)
-        listeners.put([(puller(), message(7))])
+        listeners.put(puller(), [message(7)])
         if is_ordered:
             await until(lambda: outcomes.done == [7])
             assert ran == [7, 7]
@@ -252,11 +253,127 @@ async def test_a_generator_is_no_listener() -> None:
         with pytest.raises(UsageError, match="yield"):
             made.listen(listener)
     outcomes = Outcomes()
-    threads = ThreadListeners(plain(yields), 2, outcomes.report, Overdue(100, lambda unit: None))
-    threads.put([(puller(), message(0))])
+    threads = ThreadListeners(plain(yields), 2, outcomes.report, Overdue(100, lambda owner, given: None))
+    threads.put(puller(), [message(0)])
     await until(lambda: outcomes.failed == [0])
     await threads.close()
     assert outcomes.done == []
+
+
+@pytest.mark.shows("quick listeners: one hand-over to a thread, one back, and one task for a run of messages")
+@in_loop
+async def test_messages_read_together_are_handed_over_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, told, last = asyncio.get_running_loop(), 0, threading.Event()
+
+    class Loop:
+        """The loop, whose wake-ups by threads are counted."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(loop, name)
+
+        def call_soon_threadsafe(self, *what: Any) -> Any:
+            nonlocal told
+            told += 1
+            return loop.call_soon_threadsafe(*what)
+
+    outcomes, f = Outcomes(), puller()
+    threads = ThreadListeners(
+        lambda given: last.set() if given.queue_offset == 255 else None,
+        20,
+        outcomes.report,
+        Overdue(100, lambda owner, given: None),
+    )
+    monkeypatch.setattr(threads, "_loop", Loop())
+    threads.put(f, [message(i) for i in range(256)])
+    # The loop does nothing else until all calls were made.
+    assert last.wait(60)
+    await until(lambda: len(outcomes.done) == 256)
+    # The last one may end as the loop looks already.
+    assert (outcomes.done, told in (1, 2), len(threads._threads)) == (list(range(256)), True, 1)
+    await threads.close()
+
+    made: set[Any] = set()
+
+    async def listener(given: ReceivedMessage) -> None:
+        made.add(asyncio.current_task())
+
+    outcomes = Outcomes()
+    listeners = tasks(listener, 20, outcomes)
+    listeners.put(f, [message(i) for i in range(256)])
+    await until(lambda: len(outcomes.done) == 256)
+    assert (outcomes.done, len(made)) == (list(range(256)), 1)
+    await listeners.close()
+
+
+@in_loop
+async def test_coroutines_that_wait_run_side_by_side() -> None:
+    """As many as may, soon; however they are put: as one run, one by one, behind a run of which no call is left."""
+    for puts in ([30], [1] * 30, [1, 29], [29, 1]):
+        go_on, running = asyncio.Event(), 0
+
+        async def listener(given: ReceivedMessage, go_on: asyncio.Event = go_on) -> None:
+            nonlocal running
+            running += 1
+            await go_on.wait()
+
+        outcomes, f, number = Outcomes(), puller(), 0
+        listeners = tasks(listener, 20, outcomes)
+        for count in puts:
+            listeners.put(f, [message(number + i) for i in range(count)])
+            number += count
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert running == 20
+        go_on.set()
+        await until(lambda o=outcomes: len(o.done) == 30)
+        assert sorted(outcomes.done) == list(range(30))
+        await listeners.close()
+
+
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_one_listener_at_a_time_goes_on_after_every_message(is_coroutine: bool) -> None:
+    """`threads=1`, each message put as the one before it ends."""
+
+    @in_loop
+    async def run() -> None:
+        async def coroutine(given: ReceivedMessage) -> None:
+            pass
+
+        outcomes, f = Outcomes(), puller()
+        listeners: Any = (
+            tasks(coroutine, 1, outcomes)
+            if is_coroutine
+            else ThreadListeners(lambda given: None, 1, outcomes.report, Overdue(100, lambda owner, given: None))
+        )
+        for i in range(300):
+            listeners.put(f, [message(i)])
+            await until(lambda i=i: len(outcomes.done) == i + 1)
+        assert outcomes.done == list(range(300))
+        await listeners.close()
+
+    run()
+
+
+@in_loop
+async def test_a_call_that_takes_too_long_is_reported_once_and_its_end_counts_no_more() -> None:
+    go_on, expired = threading.Event(), []
+    outcomes, f = Outcomes(), puller()
+    overdue = Overdue(0.05, lambda owner, given: expired.append((owner, given.queue_offset)))
+
+    def listener(given: ReceivedMessage) -> None:
+        if given is slow:
+            go_on.wait(60)
+
+    slow = message(1)
+    threads = ThreadListeners(listener, 2, outcomes.report, overdue)
+    threads.put(f, [message(0), slow, message(2)])
+    await until(lambda: len(expired) == 1)
+    # It comes again while the first call still runs: that is another call.
+    go_on.set()
+    threads.put(f, [slow])
+    await until(lambda: len(outcomes.done) == 3)
+    await threads.close()
+    assert (expired, sorted(outcomes.done), outcomes.failed) == ([(f, 1)], [0, 1, 2], [])
 
 
 class Stop(BaseException):
@@ -291,12 +408,12 @@ def test_whatever_a_coroutine_raises_is_the_failure_of_its_message(failure: Any)
 
         outcomes, f = Outcomes(), puller()
         listeners = tasks(listener, 1, outcomes)
-        listeners.put([(f, message(i)) for i in range(5)])
+        listeners.put(f, [message(i) for i in range(5)])
         await until(lambda: len(outcomes.done) == 4)
         assert outcomes.failed == [2]
         # The same where a thread waits for it.
-        threads = ThreadListeners(plain(listener), 1, outcomes.report, Overdue(100, lambda unit: None))
-        threads.put([(f, message(2)), (f, message(3))])
+        threads = ThreadListeners(plain(listener), 1, outcomes.report, Overdue(100, lambda owner, given: None))
+        threads.put(f, [message(2), message(3)])
         await until(lambda: len(outcomes.done) == 5)
         assert outcomes.failed == [2, 2]
         await threads.close()
@@ -321,7 +438,7 @@ def test_in_order_nothing_overtakes_what_failed_by_whatever(failure: Any) -> Non
             calls.clear()
             outcomes, f = Outcomes(), puller()
             listeners = ordered(each, outcomes)
-            listeners.put([(f, message(i)) for i in range(5)])
+            listeners.put(f, [message(i) for i in range(5)])
             await until(lambda o=outcomes: len(o.done) == 5)
             assert (calls, outcomes.done) == ([0, 1, 2, 2, 2, 3, 4], [0, 1, 2, 3, 4])
             await listeners.close()
@@ -343,7 +460,7 @@ async def test_a_worker_that_is_cancelled_leaves_its_message_to_others(monkeypat
 
     outcomes, f = Outcomes(), puller()
     listeners = tasks(listener, 1, outcomes)
-    listeners.put([(f, message(i)) for i in range(4)])
+    listeners.put(f, [message(i) for i in range(4)])
     await until(lambda: sorted(outcomes.done) == [0, 2, 3])
     assert outcomes.failed == [1]
     await listeners.close()
@@ -356,7 +473,7 @@ async def test_a_worker_that_is_cancelled_leaves_its_message_to_others(monkeypat
 
     outcomes = Outcomes()
     in_order = ordered(once, outcomes)
-    in_order.put([(f, message(i)) for i in range(3)])
+    in_order.put(f, [message(i) for i in range(3)])
     await until(lambda: outcomes.done == [0, 1, 2])
     assert calls == [0, 0, 1, 2]
     await in_order.close()
@@ -376,7 +493,7 @@ async def test_in_order_a_message_that_cannot_be_given_up_stays() -> None:
 
     outcomes, f = Outcomes(), puller()
     listeners = ordered(listener, outcomes, attempts_max=0, give_up=give_up)
-    listeners.put([(f, message(i)) for i in range(3)])
+    listeners.put(f, [message(i) for i in range(3)])
     await until(lambda: len(outcomes.done) == 3)
     assert (outcomes.done, tries) == ([0, 1, 2], 3)
     await listeners.close()
@@ -389,10 +506,10 @@ async def test_messages_of_calls_that_ended_are_let_go() -> None:
         await asyncio.sleep(0)
 
     outcomes = Outcomes()
-    overdue = Overdue(100, lambda unit: None)
+    overdue = Overdue(100, lambda owner, given: None)
     listeners = TaskListeners(listener, 8, outcomes.report, overdue)
     for i in range(100):
-        listeners.put([(puller(), message(i))])
+        listeners.put(puller(), [message(i)])
         overdue._timer.cancel()
         await asyncio.sleep(0)
         overdue._look()
@@ -401,7 +518,7 @@ async def test_messages_of_calls_that_ended_are_let_go() -> None:
     overdue._timer.cancel()
     overdue._look()
     await listeners.close()
-    assert (overdue._seen, overdue.slots, overdue._given_up) == ({}, {}, {})
+    assert (overdue._seen, overdue.slots, overdue._given_up) == ({}, set(), {})
 
 
 @pytest.mark.filterwarnings("ignore:coroutine '.*' was never awaited")

@@ -53,6 +53,18 @@ async def test_every_message_once_and_committed() -> None:
 
 
 @in_loop
+async def test_brokers_of_ours_are_asked_for_as_many_as_were_wanted() -> None:
+    async with Fake(t=1) as fake:
+        asked: list[tuple[bool | None, int]] = []
+        fake.broker.rules[PULL] = lambda ext, body: asked.append((ext.bulk, ext.count_max))  # type: ignore[func-returns-value]
+        fake.broker.put("t", 0, b"x")
+        got: list[ReceivedMessage] = []
+        async with consumer(fake, got.append, pull_count_max=100):
+            await until(lambda: len(got) == 1)
+        assert set(asked) == {(True, 100)}
+
+
+@in_loop
 async def test_messages_of_a_queue_come_in_order_with_one_thread() -> None:
     async with Fake(t=1) as fake:
         got: list[int] = []

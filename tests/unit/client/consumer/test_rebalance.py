@@ -13,8 +13,8 @@ from tests.unit.client.consumer.test_push_consumer import consumer
 from tests.unit.client.fake import Fake, in_loop, until
 
 from rocketspark.client import AsyncPullConsumer, AsyncPushConsumer
+from rocketspark.client.callbacks import Overdue
 from rocketspark.client.consumer import rebalance
-from rocketspark.client.consumer.listeners import Overdue
 from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.hooks import Hooks
 from rocketspark.errors import NotSent, StateError, UsageError

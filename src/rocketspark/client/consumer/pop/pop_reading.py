@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from itertools import groupby
-from operator import itemgetter
 
 from rocketspark import machine
-from rocketspark.client.callbacks import Tasks, end_all, trouble_log
+from rocketspark.client.callbacks import Outcome, Tasks, end_all, trouble_log
 from rocketspark.client.connection import pop_api
 from rocketspark.client.consume_stats import ConsumeStats
-from rocketspark.client.consumer.listeners import Unit
 from rocketspark.client.consumer.pop.pop_calls import PopCalls
 from rocketspark.client.consumer.pop.popper import PopBatch, Popper, PopSettings
 from rocketspark.client.message_batch import messages_given
@@ -160,28 +157,26 @@ class PopReading:
         if good:
             self._deliver(batch, good)
 
-    def finished(self, done: list[Unit], failed: list[Unit]) -> tuple[list[Unit], list[Unit]]:
-        """Acknowledge the popped messages of `done`, and have those of `failed` come again after a delay.
+    def finished(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """Acknowledge the popped messages that are done, and have those that failed come again after a delay.
 
-        Returns the units of both lists that were pulled, not popped, for the caller to finish.
+        Returns the outcomes of messages that were pulled, not popped, for the caller to finish.
         """
         acked: list[ReceivedMessage] = []
-        for batch, units in groupby(done, key=itemgetter(0)):
+        for batch, done, failed in outcomes:
             if isinstance(batch, PopBatch):
-                messages = [m for _, given in units for m in messages_given(given)]
+                messages = [m for given in done for m in messages_given(given)]
                 batch.counts.taken += len(messages)
                 batch.finish(messages)
                 acked += batch.to_acknowledge(messages)
-        if acked:
-            self._finishing.begin(self._ack(acked))
-        for batch, given in failed:
-            if isinstance(batch, PopBatch):
-                messages = messages_given(given)
+                messages = [m for given in failed for m in messages_given(given)]
                 batch.counts.failed += len(messages)
                 batch.finish(messages)
                 for message in messages:
                     self._finishing.begin(self._fail(batch, message))
-        return _pulled(done), _pulled(failed)
+        if acked:
+            self._finishing.begin(self._ack(acked))
+        return [outcome for outcome in outcomes if not isinstance(outcome.owner, PopBatch)]
 
     async def _ack(self, messages: list[ReceivedMessage]) -> None:
         for _ in range(ACK_TRIES):
@@ -250,7 +245,3 @@ class PopReading:
     async def end_held(self) -> None:
         """Give back messages that brokers still answered before they heard that this member left."""
         await self._calls.end_held(END_S)
-
-
-def _pulled(units: list[Unit]) -> list[Unit]:
-    return [unit for unit in units if not isinstance(unit[0], PopBatch)]
