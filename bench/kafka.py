@@ -60,6 +60,14 @@ def cases(consume_count: int, seconds: float, latency_count: int) -> dict[str, C
             1.5 * seconds,
             WINDOW,
         ),
+        "send-columns": Case(
+            f"send as columns, beside {WINDOW} in flight",
+            SEND_TOPIC,
+            {"confluent": "send-columns", "aiokafka": "send-columns"},
+            seconds,
+            1.5 * seconds,
+            WINDOW,
+        ),
         "consume": consume,
         "columns": consume._replace(name="consume as columns", ways=columns),
         "latency": Case(

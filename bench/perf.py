@@ -1,10 +1,10 @@
 """What our client does in a second, everything at its default: python -m bench.perf NAMESRV TOPIC CASE [WINDOW].
 
 Cases: sync (WINDOW threads), future and async (WINDOW in flight), gathered to requests as batch-future and batch, with
-sharding keys as keyed and batch-keyed, await (one at a time on asyncio), consume and latency, also as consume-async,
-consume-columns and latency-async. Each line of input is one round (seconds for the sends, messages for the others),
-answered by one line of JSON; whoever asks drops the first, the warm-up. bench/java/Perf.java is the same for the Java
-client.
+sharding keys as keyed and batch-keyed, send-columns, await (one at a time on asyncio), consume and latency, also as
+consume-async, consume-columns and latency-async. Each line of input is one round (seconds for the sends, messages for
+the others), answered by one line of JSON; whoever asks drops the first, the warm-up. bench/java/Perf.java is the same
+for the Java client.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from rocketspark.client.options import ProducerOptions
 from rocketspark.model import ReceivedMessage
 
 BODY = b"x" * 128
+# Of one call.
+COLUMN_ROWS = 20_000
 LATENCY_PACE_S = 0.002
 ROUND_S_MAX = 120.0
 GROUP = "bench_perf"
@@ -119,6 +121,23 @@ def future(namesrv: str, topic: str, window: int, options: ProducerOptions | Non
             for _ in range(window):
                 room.acquire()
             return rate(count, started, next(failed))
+
+        serve(round_of)
+
+
+def send_columns(namesrv: str, topic: str, window: int) -> None:
+    """One thread, a list of bodies at a call; every result is looked at."""
+    with Producer(namesrv, GROUP) as producer:
+
+        def round_of(seconds: float) -> Result:
+            count = failed = 0
+            started = time.perf_counter()
+            end = started + seconds
+            while time.perf_counter() < end:
+                bodies = [BODY for _ in range(COLUMN_ROWS)]
+                failed += int(producer.send_many(topic, bodies).failed.sum())
+                count += len(bodies)
+            return rate(count, started, failed)
 
         serve(round_of)
 
@@ -378,6 +397,7 @@ CASES: Cases = {
     "batch-future": batch_future,
     "keyed": keyed,
     "batch-keyed": batch_keyed,
+    "send-columns": send_columns,
     "consume": consume,
     "consume-async": consume_async,
     "consume-columns": consume_columns,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         TransactionResult,
         TransactionState,
     )
-    from rocketspark.client.results import SendResult, SendStatus
+    from rocketspark.client.results import SendManyResult, SendResult, SendStatus
     from rocketspark.client.sync import Producer, PullConsumer, PushConsumer, SimpleConsumer
 
 _HOME = {
@@ -42,6 +42,7 @@ _HOME = {
     "TransactionResult": "producer.transactions",
     "TransactionState": "producer.transactions",
     "MessageBatch": "message_batch",
+    "SendManyResult": "results",
     "SendResult": "results",
     "SendStatus": "results",
 }
@@ -56,6 +57,7 @@ __all__ = [
     "Producer",
     "PullConsumer",
     "PushConsumer",
+    "SendManyResult",
     "SendResult",
     "SendStatus",
     "SimpleConsumer",

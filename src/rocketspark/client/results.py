@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol.codes import ResponseCode
+
+T = TypeVar("T")
 
 
 class SendStatus(StrEnum):
@@ -57,3 +63,113 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     queue_offset: int
     transaction_id: str | None = None
     recall_handle: str | None = None
+
+
+class Outcome(NamedTuple):
+    """What became of the rows [at, end) of a `send_many`, which were sent together: a result, or an error."""
+
+    at: int
+    end: int
+    result: SendResult | None
+    error: BaseException | None
+
+
+class SendManyResult:
+    """The results of a `send_many` as columns: element i is of row i. A column is made when it is asked for.
+
+    Columns of numbers are numpy arrays, the others lists; a row that was not stored, as far as is known, has an error,
+    and -1 or None in the other columns.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        outcomes: Sequence[Outcome],
+        ids: tuple[str, int] = ("", 0),
+        order: NDArray[np.int64] | None = None,
+    ) -> None:
+        """`ids`: what the unique ids begin with, and the number of the first; `order`: the numbers of the rows as they
+        were sent.
+        """
+        self._count = count
+        self._outcomes = outcomes
+        self._prefix, self._first = ids
+        self._order = order
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"<SendManyResult of {self._count} rows, {int(self.failed.sum())} failed>"
+
+    def _in_order(self, column: list[T]) -> list[T]:
+        """Return a column that is in the order in which rows were sent, in their own."""
+        if self._order is None:
+            return column
+        found = column.copy()
+        for row, value in zip(self._order.tolist(), column, strict=True):
+            found[row] = value
+        return found
+
+    def _column(self, of: Callable[[Outcome], T]) -> list[T]:
+        found: list[T] = []
+        for outcome in self._outcomes:
+            found += [of(outcome)] * (outcome.end - outcome.at)
+        return self._in_order(found)
+
+    @cached_property
+    def failed(self) -> NDArray[np.bool_]:
+        """Whether each row has an error. What it masks can be sent again: rows of one sharding key keep their order."""
+        return np.array([error is not None for error in self.errors], bool)
+
+    @cached_property
+    def errors(self) -> list[BaseException | None]:
+        """The error of each row, None for one that is stored. Rows that were sent together share one."""
+        return self._column(lambda outcome: outcome.error)
+
+    @cached_property
+    def statuses(self) -> list[SendStatus | None]:
+        """The status of each row."""
+        return self._column(lambda outcome: outcome.result.status if outcome.result else None)
+
+    @cached_property
+    def queues(self) -> list[MessageQueue | None]:
+        """The queue of each row."""
+        return self._column(lambda outcome: outcome.result.queue if outcome.result else None)
+
+    @cached_property
+    def queue_offsets(self) -> NDArray[np.int64]:
+        """The offset of each row in its queue."""
+        found = np.full(self._count, -1, np.int64)
+        for at, end, result, _ in self._outcomes:
+            if result is not None:
+                rows = slice(at, end) if self._order is None else self._order[at:end]
+                found[rows] = np.arange(result.queue_offset, result.queue_offset + end - at)
+        return found
+
+    @cached_property
+    def message_ids(self) -> list[str]:
+        """The producer's unique id of each row, also of one that failed."""
+        return self._in_order([f"{self._prefix}{self._first + at:012X}" for at in range(self._count)])
+
+    @cached_property
+    def offset_message_ids(self) -> list[str | None]:
+        """The broker's id of each row."""
+        found: list[str | None] = []
+        for at, end, result, _ in self._outcomes:
+            ids = result.offset_message_id.split(",") if result else [None]
+            # A batch queue's broker gives one id for all.
+            found += ids if len(ids) == end - at else ids[:1] * (end - at)
+        return self._in_order(found)
+
+    @cached_property
+    def recall_handles(self) -> list[str | None]:
+        """What `recall` takes, of each row with a delay."""
+        return self._column(lambda outcome: outcome.result.recall_handle if outcome.result else None)
+
+    def raise_for_errors(self) -> None:
+        """Raise the error of the first row that failed, with a note that says how many did; return if none did."""
+        for row, error in enumerate(self.errors):
+            if error is not None:
+                error.add_note(f"row {row} of {self._count}; {int(self.failed.sum())} rows failed")
+                raise error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from copy import copy
 from types import TracebackType
@@ -20,6 +20,7 @@ from rocketspark.client.consumer.push_consumer import AsyncPushConsumer, Columns
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
 from rocketspark.client.message_batch import MessageBatch
 from rocketspark.client.producer.gathered_sends import EncodedMessage, PlainMessage
+from rocketspark.client.producer.given_columns import Given, check_rows
 from rocketspark.client.producer.prepared_message import make_message, pack
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.client.producer.program_end import open_producers
@@ -32,7 +33,7 @@ from rocketspark.client.producer.thread_sends import (
     WaitingSend,
 )
 from rocketspark.client.queries import Queries
-from rocketspark.client.results import SendResult
+from rocketspark.client.results import SendManyResult, SendResult
 from rocketspark.client.selectors import Selector
 from rocketspark.errors import StateError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage
@@ -131,6 +132,24 @@ class ProducerFacade(QueriesFacade[P]):
         out = pack(message, core.packing)
         key = message.sharding_key
         return loop.ask(WaitingSend(core.send_path, out, key, queue, timeout_ms, core.attempts, message, choose))
+
+    def send_many(
+        self,
+        topic: str,
+        bodies: Iterable[Any],
+        *,
+        tags: str | Iterable[Any] | None = None,
+        keys: str | Iterable[Any] | None = None,
+        sharding_keys: str | Iterable[Any] | None = None,
+        properties: Mapping[str, str | Iterable[Any]] | Iterable[Any] | None = None,
+        delay_ms: int | Iterable[Any] | None = None,
+        timeout_ms: float | None = None,
+    ) -> SendManyResult:
+        """Send many messages of one topic, given as columns, and wait for all. As AsyncProducer.send_many."""
+        loop, core = self._loop, self._core
+        # In the thread that calls: the loop goes on meanwhile.
+        rows = check_rows(topic, Given(bodies, tags, keys, sharding_keys, properties, delay_ms), core.packing)
+        return loop.call(core._send_rows(rows, timeout_ms))
 
     def send_future(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import msgspec
@@ -16,6 +16,7 @@ from rocketspark.client.options import ProducerOptions, producer_settings
 from rocketspark.client.producer.accumulator import Accumulator
 from rocketspark.client.producer.fault_detector import FaultDetector
 from rocketspark.client.producer.gathered_sends import AwaitedPart
+from rocketspark.client.producer.given_columns import Given, Rows, check_rows
 from rocketspark.client.producer.in_flight_send import AwaitedSend, Choose, InFlightSend
 from rocketspark.client.producer.latency_faults import LatencyFaults, table_of
 from rocketspark.client.producer.prepared_message import (
@@ -29,9 +30,10 @@ from rocketspark.client.producer.prepared_message import (
 )
 from rocketspark.client.producer.program_end import cancelled_sends
 from rocketspark.client.producer.send_attempts import SendAttempts, SendSettings
+from rocketspark.client.producer.send_many import RowsInFlight
 from rocketspark.client.producer.send_path import SendPath
 from rocketspark.client.queries import Queries
-from rocketspark.client.results import SendResult
+from rocketspark.client.results import SendManyResult, SendResult
 from rocketspark.client.selectors import Selector, select
 from rocketspark.errors import (
     NoReply,
@@ -40,6 +42,7 @@ from rocketspark.errors import (
     UsageError,
 )
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
+from rocketspark.protocol.message.message_ids import UniqueIdBlocks
 from rocketspark.protocol.timers import decode_handle
 
 GROUP = "rocketspark_producer"
@@ -127,6 +130,8 @@ class AsyncProducer(Queries):
         await self._start_once(self._start, self._close)
 
     async def _start(self) -> None:
+        # Of the process that starts it, which may be a fork of the one that made it.
+        self._id_blocks = UniqueIdBlocks()
         await self._instance.start(producer=self.group)
         self._instance.introduce(self._topics)
         if self._detector is not None:
@@ -227,6 +232,43 @@ class AsyncProducer(Queries):
         """
         out = pack_batch(messages, self.packing)
         return await self._send(out, messages[0].sharding_key, queue, timeout_ms)
+
+    async def send_many(
+        self,
+        topic: str,
+        bodies: Iterable[Any],
+        *,
+        tags: str | Iterable[Any] | None = None,
+        keys: str | Iterable[Any] | None = None,
+        sharding_keys: str | Iterable[Any] | None = None,
+        properties: Mapping[str, str | Iterable[Any]] | Iterable[Any] | None = None,
+        delay_ms: int | Iterable[Any] | None = None,
+        timeout_ms: float | None = None,
+    ) -> SendManyResult:
+        """Send many messages of one topic, given as columns, in batches; return what became of each row.
+
+        A column is a list, a numpy array, an Arrow array, or a Series of pandas or Polars; its nulls are left out.
+
+        Args:
+            bodies: bytes; or a table, data frame or dict with the column `body` and any of `tag`, `keys`,
+                `shardingKey`, `properties` and `delayMs`, as `format("rocketmq")` has them.
+            tags, sharding_keys: a text a row, or one for all.
+            keys: a text or a list of texts a row, or one text for all.
+            properties: a dict a row; or one dict, whose values are a text for all rows or a column.
+            delay_ms: rows that have one over 0 are sent one by one; or one number for all.
+            timeout_ms: the budget of each batch over all its attempts, if not the producer's.
+
+        All is checked before anything is sent. A batch that fails is tried again as a send is, and no other row with
+        it. Rows of one sharding key keep their order: if one fails for good, those behind it to its queue are not sent,
+        and have an error too. Rows without one go to each queue in turn.
+
+        Raises:
+            MessageIllegal: a rule of RocketMQ's is broken, in the row and column that it names.
+            UsageError: what was given is no column.
+            RouteNotFound, NotSent, StateError: as `send` does; nothing was sent. What happens later is in the result.
+        """
+        given = Given(bodies, tags, keys, sharding_keys, properties, delay_ms)
+        return await self._send_rows(check_rows(topic, given, self.packing), timeout_ms)
 
     async def send_oneway(
         self,
@@ -334,6 +376,12 @@ class AsyncProducer(Queries):
         send = AwaitedSend(self.send_path, out, sharding_key, queue, timeout_ms, self.attempts)
         send.accumulator = self.send_path.accumulator
         return await send.outcome()
+
+    async def _send_rows(self, rows: Rows, timeout_ms: float | None) -> SendManyResult:
+        """Send rows that `check_rows` made. Returns and raises as `send_many` does."""
+        self._check_started()
+        ids = self._id_blocks.take(len(rows))
+        return await RowsInFlight(self.send_path, self.packing, rows, ids, self.attempts, timeout_ms).run()
 
     async def send_packed(
         self,

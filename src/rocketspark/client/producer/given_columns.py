@@ -1,0 +1,363 @@
+"""The columns that `send_many` is given, read and checked before anything is sent. Rule: a row is refused for what a
+Message is refused for, and the error names the row and the column.
+
+Columns are checked as a whole; a row is looked at by itself only to say what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from rocketspark.client import validators
+from rocketspark.client.producer.prepared_message import PackingSettings, properties_text
+from rocketspark.errors import ConfigError, MessageIllegal, UsageError
+from rocketspark.model import Message
+from rocketspark.model.text import LONG_MAX
+from rocketspark.protocol.message import batch_columns, properties
+from rocketspark.protocol.message.batch import HEAD_BYTES
+from rocketspark.protocol.message.batch_columns import Piece
+
+# The columns of a table that are sent, as `format("rocketmq")` names them, and the argument of each.
+TABLE = {
+    "body": "bodies",
+    "tag": "tags",
+    "keys": "keys",
+    "shardingKey": "sharding_keys",
+    "properties": "properties",
+    "delayMs": "delay_ms",
+}
+_MARKS = ("\x01", "\x02")
+# What a message without any of these columns has.
+_PLAIN_CHARACTERS = len(properties_text(Message("t", b"x"), ""))
+
+
+class Given(NamedTuple):
+    """The columns of `send_many`, as they were given."""
+
+    bodies: Any
+    tags: Any = None
+    keys: Any = None
+    sharding_keys: Any = None
+    properties: Any = None
+    delay_ms: Any = None
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """Checked rows of one topic, in the order in which they were given.
+
+    `pieces`: the rows' properties behind UNIQ_KEY and WAIT, as `batch_columns.encode` takes them; `sharding_keys`: of
+    each row, None: no row has one; `delays_ms`: the same, 0: none; `item_bytes`: the length of each as an item of a
+    batch.
+    """
+
+    topic: str
+    bodies: Sequence[bytes]
+    pieces: list[Piece]
+    sharding_keys: list[str | None] | None
+    delays_ms: NDArray[np.int64] | None
+    item_bytes: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def in_order(self, order: NDArray[np.int64]) -> Rows:
+        """Return the rows of these numbers, in this order."""
+        numbers = order.tolist()
+
+        def take(column: Sequence[bytes]) -> list[bytes]:
+            return [column[number] for number in numbers]
+
+        pieces = [piece if isinstance(piece, bytes) else take(piece) for piece in self.pieces]
+        return replace(self, bodies=take(self.bodies), pieces=pieces, item_bytes=self.item_bytes[order])
+
+    def pieces_of(self, rows: slice) -> list[Piece]:
+        """Return the properties of some rows."""
+        return [piece if isinstance(piece, bytes) else piece[rows] for piece in self.pieces]
+
+
+def check_rows(topic: str, given: Given, packing: PackingSettings) -> Rows:
+    """Check columns and return their rows.
+
+    Raises MessageIllegal naming the first row and column that is wrong, UsageError for what is no column, ConfigError
+    for an Arrow column of another library without pyarrow.
+    """
+    validators.check_target(topic)
+    if topic.startswith(validators.RETRY_PREFIX):
+        raise MessageIllegal(f"topic {topic!r}: a retry topic takes no batches", topic=topic)
+    given = _of_table(given)
+    bodies = _bodies(topic, given.bodies, packing.body_bytes_max)
+    column = _Column(topic, len(bodies))
+    sharding, sharding_keys = column.sharding_keys(given.sharding_keys)
+    delay, delays_ms = column.delays(given.delay_ms)
+    # In the order of a single message's properties.
+    pieces = [
+        *column.tags(given.tags),
+        *column.keys(given.keys),
+        *sharding,
+        *delay,
+        *column.own(given.properties),
+    ]
+    sizes = np.full(len(bodies), batch_columns.FIRST_BYTES, np.int64)
+    for piece in pieces:
+        sizes += len(piece) if isinstance(piece, bytes) else batch_columns.lengths(piece)
+    if len(sizes) and int(sizes.max()) > properties.BYTES_MAX:
+        row = int((sizes > properties.BYTES_MAX).argmax())
+        text = f"properties, keys and tag take {sizes[row]} bytes; at most {properties.BYTES_MAX} are allowed"
+        raise MessageIllegal(f"row {row}: {text}", topic=topic)
+    sizes += batch_columns.lengths(bodies) + (HEAD_BYTES + 2)
+    return Rows(topic, bodies, _joined(pieces), sharding_keys, delays_ms, sizes)
+
+
+class _Column:
+    """Reads and checks columns of `count` rows."""
+
+    def __init__(self, topic: str, count: int) -> None:
+        self.topic = topic
+        self.count = count
+
+    def _cells(self, name: str, given: Any) -> list[Any]:
+        found = _cells(name, given)
+        if len(found) != self.count:
+            text = f"the columns have different lengths: bodies has {self.count} rows, {name} {len(found)}"
+            raise MessageIllegal(f"{text}: each has a value a row, or one text for all", topic=self.topic)
+        return found
+
+    def _stored(self, name: str, cells: Iterable[Any], message: Callable[[Any], Message]) -> list[str]:
+        """Return for each cell the properties of the message with it. Raises MessageIllegal for the first that no
+        message takes.
+        """
+        found = []
+        for row, cell in enumerate(cells):
+            try:
+                found.append(properties_text(message(cell), "")[_PLAIN_CHARACTERS:])
+            except MessageIllegal as e:
+                raise _illegal(row, name, str(e), self.topic) from None
+        return found
+
+    def texts(
+        self, name: str, given: Any, message: Callable[[str], Message], *, may_be_empty: bool = True
+    ) -> str | list[str | None] | None:
+        """Return a column of texts, None where a row has none, or the text of all rows; None: there is no text.
+
+        `message` makes a message with a text, which is asked why a text is refused.
+        """
+        if given is None:
+            return None
+        cells = [given] if isinstance(given, str) else self._cells(name, given)
+        if not _are_texts(cells) or (not may_be_empty and "" in cells):
+            for row, cell in enumerate(cells):
+                if cell is not None and not isinstance(cell, str):
+                    raise _illegal(row, name, f"{cell!r} is no text; make a str of it", self.topic)
+            self._stored(name, cells, lambda cell: self._bare() if cell is None else message(cell))
+        if isinstance(given, str):
+            return given or None
+        return cells if any(cells) else None
+
+    def _bare(self, **fields: Any) -> Message:
+        return Message(self.topic, b"x", **fields)
+
+    def tags(self, given: Any) -> list[Piece]:
+        """Return the property TAGS."""
+        return self._pieces(properties.TAGS, self.texts("tags", given, lambda cell: self._bare(tag=cell)))
+
+    def sharding_keys(self, given: Any) -> tuple[list[Piece], list[str | None] | None]:
+        """Return the property of sharding keys, and the key of each row."""
+        found = self.texts("sharding_keys", given, lambda cell: self._bare(sharding_key=cell))
+        pieces = self._pieces(properties.SHARDING_KEY, found)
+        return pieces, [found] * self.count if isinstance(found, str) else found
+
+    def keys(self, given: Any) -> list[Piece]:
+        """Return the property KEYS: words with a blank between them."""
+        if given is None:
+            return []
+
+        def message(cell: Any) -> Message:
+            return self._bare(keys=() if cell is None else cell)
+
+        if isinstance(given, str):
+            return [self._stored("keys", [given], message)[0].encode()]
+        cells = self._cells("keys", given)
+        are_lists = bool(cells) and not set(map(type, cells)) - {list, tuple}
+        words = list(chain.from_iterable(cells)) if are_lists else list(filter(None, cells))
+        if not (_are_texts(words) and None not in words and " ".join(words).split() == words):
+            # Texts of several words, or lists beside texts, if it is nothing wrong.
+            return [[text.encode() for text in self._stored("keys", cells, message)]]
+        return self._pieces(properties.KEYS, [" ".join(cell) for cell in cells] if are_lists else cells)
+
+    def delays(self, given: Any) -> tuple[list[Piece], NDArray[np.int64] | None]:
+        """Return the property that asks for a delay, and the delay of each row in ms, 0 for none."""
+        if given is None:
+            return [], None
+        is_one = hasattr(given, "__index__") and not np.ndim(given)
+        cells = [given] * self.count if is_one else self._cells("delay_ms", given)
+        for row, cell in enumerate(cells) if set(map(type, cells)) - {int, type(None)} else ():
+            if cell is not None and (isinstance(cell, bool) or not hasattr(cell, "__index__")):
+                raise _illegal(row, "delay_ms", f"{cell!r}: a whole number of ms is needed", self.topic)
+        numbers = [0 if cell is None else int(cell) for cell in cells]
+        for row, number in enumerate(numbers):
+            if not 0 <= number <= LONG_MAX:
+                raise _illegal(row, "delay_ms", f"{number}: 0 or more is needed, in 64 bits", self.topic)
+        if not any(numbers):
+            return [], None
+        texts = [str(number) if number else None for number in numbers]
+        return self._pieces(properties.TIMER_DELAY_MS, texts), np.array(numbers, np.int64)
+
+    def own(self, given: Any) -> list[Piece]:
+        """Return the application's own properties: a dict for all rows, whose values may be columns; or a dict a
+        row.
+        """
+        if given is None:
+            return []
+        if isinstance(given, Mapping):
+            found: list[Piece] = []
+            for name, value in given.items():
+                label = f"properties[{name!r}]"
+
+                def message(cell: Any, name: Any = name) -> Message:
+                    return self._bare(properties={name: cell})
+
+                # One text shows whether the name is one.
+                self._stored(label, [value if isinstance(value, str) else "x"], message)
+                found += self._pieces(name, self.texts(label, value, message, may_be_empty=False))
+            return found
+        cells = [_pairs(cell) if isinstance(cell, list) else cell for cell in self._cells("properties", given)]
+        stored = self._stored("properties", cells, lambda cell: self._bare(properties={} if cell is None else cell))
+        return [[text.encode() for text in stored]]
+
+    def _pieces(self, name: str, column: str | list[str | None] | None) -> list[Piece]:
+        """Return a property of all rows as pieces of their stored text."""
+        if column is None:
+            return []
+        before = f"{name}\x01".encode()
+        if isinstance(column, str):
+            return [b"%b%b\x02" % (before, column.encode())]
+        if all(column):
+            return [before, [text.encode() for text in column if text], b"\x02"]
+        return [[b"%b%b\x02" % (before, text.encode()) if text else b"" for text in column]]
+
+
+def _are_texts(cells: Collection[Any]) -> bool:
+    """Tell whether all cells are texts that can be stored, or None."""
+    if set(map(type, cells)) - {str, type(None)}:
+        return False
+    joined = "".join(cells if None not in cells else filter(None, cells))
+    if any(mark in joined for mark in _MARKS):
+        return False
+    try:
+        return joined.isascii() or bool(joined.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _pairs(cell: list[tuple[str, str | None]]) -> dict[str, str]:
+    """Return the properties of a row of an Arrow map: RocketMQ's own, as a read gives them, and nulls are left out."""
+    return {name: value for name, value in cell if value is not None and name not in properties.SYSTEM_NAMES}
+
+
+def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """Join neighbouring texts that all rows share."""
+    found: list[Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if isinstance(piece, bytes) and isinstance(last, bytes):
+            found[-1] = last + piece
+        else:
+            found.append(piece)
+    return found
+
+
+def _illegal(row: int, name: str, text: str, topic: str) -> MessageIllegal:
+    return MessageIllegal(f"row {row}, column {name}: {text}", topic=topic)
+
+
+def _bodies(topic: str, given: Any, bytes_max: int) -> Sequence[bytes]:
+    found = _cells("bodies", given, of_bytes=True)
+    if set(map(type, found)) <= {bytes}:
+        sizes = batch_columns.lengths(found)
+        if not len(sizes) or 0 < int(sizes.min()) <= int(sizes.max()) <= bytes_max:
+            return found
+    for row, body in enumerate(found):
+        if body is None:
+            raise _illegal(row, "bodies", "it is null: leave such rows out", topic)
+        try:
+            validators.check_body(topic, body, bytes_max)
+        except MessageIllegal as e:
+            raise _illegal(row, "bodies", str(e), topic) from None
+    return [bytes(body) for body in found]
+
+
+def _of_table(given: Given) -> Given:
+    """Return the columns of a table or data frame that was given as bodies, with those that were given beside it."""
+    table = given.bodies
+    names = getattr(table, "column_names", None)
+    if names is None:
+        names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
+    if not names and not isinstance(table, Mapping):
+        return given
+    for name in names:
+        if name not in TABLE:
+            text = f"the table has a column {name!r}, which is not sent"
+            raise UsageError(f"{text}: select those of {', '.join(TABLE)}, and give a property in `properties`")
+    if "body" not in names:
+        raise UsageError(f"the table has no column 'body'; it has {', '.join(names) or 'none'}")
+    if len(set(names)) < len(names):
+        raise UsageError(f"the table has two columns of one name: {', '.join(names)}")
+    for name in names:
+        if name != "body" and getattr(given, TABLE[name]) is not None:
+            raise UsageError(f"give {TABLE[name]} or a column {name!r} of the table, not both")
+        given = given._replace(**{TABLE[name]: table[name]})
+    return given
+
+
+def _cells(name: str, given: Any, *, of_bytes: bool = False) -> list[Any]:
+    """Return the values of a column, None for nulls. Raises UsageError for what is no column."""
+    library = type(given).__module__.partition(".")[0]
+    if library == "polars" and hasattr(given, "to_list"):
+        return list(given.to_list())
+    if library == "pandas" and hasattr(given, "tolist"):
+        gone = np.asarray(given.isna())
+        values = given.tolist()
+        return [None if none else value for value, none in zip(values, gone, strict=True)] if gone.any() else values
+    if isinstance(given, np.ndarray):
+        if given.ndim != 1:
+            raise UsageError(f"{name}: an array of {given.ndim} dimensions; a column has one")
+        return list(given.tolist())
+    if library != "pyarrow" and (hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__")):
+        try:
+            import pyarrow
+        except ImportError:
+            text = f"{name}: columns of {library} need pyarrow: pip install 'rocketspark[arrow]'"
+            raise ConfigError(text) from None
+        given = pyarrow.chunked_array(given) if hasattr(given, "__arrow_c_stream__") else pyarrow.array(given)
+        library = "pyarrow"
+    if library == "pyarrow" and hasattr(given, "to_pylist"):
+        return _arrow_bytes(given) if of_bytes else list(given.to_pylist())
+    if isinstance(given, str | bytes | bytearray | memoryview | Mapping | set | frozenset) or not isinstance(
+        given, Iterable
+    ):
+        kind = type(given).__name__
+        raise UsageError(f"{name}: a column is needed, such as a list, an array or a Series, not {kind}")
+    return list(given)
+
+
+def _arrow_bytes(column: Any) -> list[Any]:
+    """Return the values of an Arrow column, those of binary ones by their places: six times as quick."""
+    found: list[Any] = []
+    for chunk in getattr(column, "chunks", [column]):
+        places = {"binary": np.int32, "large_binary": np.int64}.get(str(chunk.type))
+        if places is None or chunk.null_count or not len(chunk):
+            found += chunk.to_pylist()
+            continue
+        _, offsets, data = chunk.buffers()
+        at = np.frombuffer(offsets, places)[chunk.offset : chunk.offset + len(chunk) + 1].tolist()
+        stored = b"" if data is None else data.slice(at[0], at[-1] - at[0]).to_pybytes()
+        first = at[0]
+        found += [stored[start - first : end - first] for start, end in pairwise(at)]
+    return found
