@@ -10,6 +10,7 @@ from tests.clients.scene import Inbox, Scene
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.client import AsyncProducer, Producer, PushConsumer, split
+from rocketspark.client.producer.prepared_message import queue_of_key
 from rocketspark.client.selectors import by_hash, by_random
 from rocketspark.errors import MessageIllegal, SendFailed, ServerError
 from rocketspark.model import Message, MessageQueue
@@ -76,6 +77,42 @@ def test_batches_in_parts(scene: Scene) -> None:
             result = producer.send_batch(part, queue=scene.queue())
             assert len(result.message_id.split(",")) == len(part)
     assert [m.body for m in scene.stored(1200)] == [m.body for m in messages]
+
+
+@pytest.mark.shows(
+    "send_many: columns on our servers and Apache's, with tags, keys, properties, sharding keys and delays"
+)
+def test_columns(scene: Scene) -> None:
+    rows = range(3000)
+    bodies = [b"%05d" % row + b"x" * (row % 300) for row in rows]
+    keys = [None if row % 4 else f"order-{row % 10}" for row in rows]
+    delays = [1000 if row % 1000 == 7 else 0 for row in rows]
+    with Producer(scene.namesrv, "pg") as producer:
+        result = producer.send_many(
+            scene.topic,
+            bodies,
+            tags=["ä" if row % 2 else None for row in rows],
+            keys=[[f"k{row}", "all"] for row in rows],
+            sharding_keys=keys,
+            properties={"number": [str(row) for row in rows], "unit": "°"},
+            delay_ms=delays,
+        )
+        result.raise_for_errors()
+        queues = producer.queues(scene.topic)
+        assert producer.send_many(scene.topic, [b"last"], sharding_keys="last").queues[0] in queues
+    found = {message.message_id: message for message in scene.stored(3001)}
+    for row, message_id in enumerate(result.message_ids):
+        message = found[message_id]
+        assert (message.body, message.tag) == (bodies[row], "ä" if row % 2 else None)
+        assert message.keys == (f"k{row}", "all")
+        assert (message.properties["number"], message.properties["unit"]) == (str(row), "°")
+        if keys[row]:
+            assert message.queue == queue_of_key(keys[row] or "", queues)
+        if not delays[row]:
+            place = message.queue, message.queue_offset, message.offset_message_id
+            assert place == (result.queues[row], result.queue_offsets[row], result.offset_message_ids[row])
+    in_order = [m.body for m in found.values() if m.properties.get("__SHARDINGKEY") == "order-0"]
+    assert in_order == [body for body, key in zip(bodies, keys, strict=True) if key == "order-0"]
 
 
 @pytest.mark.shows("request-reply, delay levels, timer messages, recall")

@@ -102,6 +102,11 @@ class SendManyResult:
     def __repr__(self) -> str:
         return f"<SendManyResult of {self._count} rows, {int(self.failed.sum())} failed>"
 
+    def _rows(self, outcome: Outcome) -> slice | NDArray[np.int64]:
+        """Return the numbers of an outcome's rows."""
+        rows = slice(outcome.at, outcome.end)
+        return rows if self._order is None else self._order[rows]
+
     def _in_order(self, column: list[T]) -> list[T]:
         """Return a column that is in the order in which rows were sent, in their own."""
         if self._order is None:
@@ -120,7 +125,10 @@ class SendManyResult:
     @cached_property
     def failed(self) -> NDArray[np.bool_]:
         """Whether each row has an error. What it masks can be sent again: rows of one sharding key keep their order."""
-        return np.array([error is not None for error in self.errors], bool)
+        found = np.zeros(self._count, bool)
+        for outcome in self._outcomes:
+            found[self._rows(outcome)] = outcome.error is not None
+        return found
 
     @cached_property
     def errors(self) -> list[BaseException | None]:
@@ -141,10 +149,10 @@ class SendManyResult:
     def queue_offsets(self) -> NDArray[np.int64]:
         """The offset of each row in its queue."""
         found = np.full(self._count, -1, np.int64)
-        for at, end, result, _ in self._outcomes:
-            if result is not None:
-                rows = slice(at, end) if self._order is None else self._order[at:end]
-                found[rows] = np.arange(result.queue_offset, result.queue_offset + end - at)
+        for outcome in self._outcomes:
+            if outcome.result is not None:
+                first = outcome.result.queue_offset
+                found[self._rows(outcome)] = np.arange(first, first + outcome.end - outcome.at)
         return found
 
     @cached_property

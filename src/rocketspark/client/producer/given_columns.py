@@ -92,7 +92,7 @@ def check_rows(topic: str, given: Given, packing: PackingSettings) -> Rows:
     if topic.startswith(validators.RETRY_PREFIX):
         raise MessageIllegal(f"topic {topic!r}: a retry topic takes no batches", topic=topic)
     given = _of_table(given)
-    bodies = _bodies(topic, given.bodies, packing.body_bytes_max)
+    bodies, body_bytes = _bodies(topic, given.bodies, packing.body_bytes_max)
     column = _Column(topic, len(bodies))
     sharding, sharding_keys = column.sharding_keys(given.sharding_keys)
     delay, delays_ms = column.delays(given.delay_ms)
@@ -111,7 +111,7 @@ def check_rows(topic: str, given: Given, packing: PackingSettings) -> Rows:
         row = int((sizes > properties.BYTES_MAX).argmax())
         text = f"properties, keys and tag take {sizes[row]} bytes; at most {properties.BYTES_MAX} are allowed"
         raise MessageIllegal(f"row {row}: {text}", topic=topic)
-    sizes += batch_columns.lengths(bodies) + (HEAD_BYTES + 2)
+    sizes += body_bytes + (HEAD_BYTES + 2)
     return Rows(topic, bodies, _joined(pieces), sharding_keys, delays_ms, sizes)
 
 
@@ -277,12 +277,13 @@ def _illegal(row: int, name: str, text: str, topic: str) -> MessageIllegal:
     return MessageIllegal(f"row {row}, column {name}: {text}", topic=topic)
 
 
-def _bodies(topic: str, given: Any, bytes_max: int) -> Sequence[bytes]:
+def _bodies(topic: str, given: Any, bytes_max: int) -> tuple[Sequence[bytes], NDArray[np.int64]]:
+    """Return the bodies and their lengths."""
     found = _cells("bodies", given, of_bytes=True)
     if set(map(type, found)) <= {bytes}:
         sizes = batch_columns.lengths(found)
         if not len(sizes) or 0 < int(sizes.min()) <= int(sizes.max()) <= bytes_max:
-            return found
+            return found, sizes
     for row, body in enumerate(found):
         if body is None:
             raise _illegal(row, "bodies", "it is null: leave such rows out", topic)
@@ -290,7 +291,8 @@ def _bodies(topic: str, given: Any, bytes_max: int) -> Sequence[bytes]:
             validators.check_body(topic, body, bytes_max)
         except MessageIllegal as e:
             raise _illegal(row, "bodies", str(e), topic) from None
-    return [bytes(body) for body in found]
+    found = [bytes(body) for body in found]
+    return found, batch_columns.lengths(found)
 
 
 def _of_table(given: Given) -> Given:
