@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.message.message_ids import joined_ids
 
 T = TypeVar("T")
 
@@ -158,7 +159,8 @@ class SendManyResult:
     @cached_property
     def message_ids(self) -> list[str]:
         """The producer's unique id of each row, also of one that failed."""
-        return self._in_order([f"{self._prefix}{self._first + at:012X}" for at in range(self._count)])
+        ids = joined_ids(self._prefix, self._first, self._count)
+        return self._in_order(ids.split(",") if ids else [])
 
     @cached_property
     def offset_message_ids(self) -> list[str | None]:

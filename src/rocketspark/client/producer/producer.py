@@ -14,11 +14,10 @@ from rocketspark.client.connection import client_api
 from rocketspark.client.hooks import LogSends
 from rocketspark.client.options import ProducerOptions, producer_settings
 from rocketspark.client.producer.accumulator import Accumulator
-from rocketspark.client.producer.fault_detector import FaultDetector
 from rocketspark.client.producer.gathered_sends import AwaitedPart
 from rocketspark.client.producer.given_columns import Given, Rows, check_rows
 from rocketspark.client.producer.in_flight_send import AwaitedSend, Choose, InFlightSend
-from rocketspark.client.producer.latency_faults import LatencyFaults, table_of
+from rocketspark.client.producer.latency_faults import FaultDetector, LatencyFaults, table_of
 from rocketspark.client.producer.prepared_message import (
     PackingSettings,
     PreparedMessage,
@@ -381,7 +380,10 @@ class AsyncProducer(Queries):
         """Send rows that `check_rows` made. Returns and raises as `send_many` does."""
         self._check_started()
         ids = self._id_blocks.take(len(rows))
-        return await RowsInFlight(self.send_path, self.packing, rows, ids, self.attempts, timeout_ms).run()
+        sending = RowsInFlight(
+            self.send_path, self.packing, rows, ids, self.attempts, timeout_ms, is_hooked=bool(self._hooks.sends)
+        )
+        return await sending.run()
 
     async def send_packed(
         self,

@@ -24,7 +24,7 @@ from rocketspark.errors import NotSent, StateError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch, batch_columns, properties
-from rocketspark.protocol.message.message_ids import unique_ids
+from rocketspark.protocol.message.message_ids import joined_ids, unique_ids
 
 # Each doubling up to here takes less of the processor, of both sides; more saves nothing.
 BATCH_BYTES = 512 << 10
@@ -73,7 +73,9 @@ class Lane(msgspec.Struct, eq=False):
 
 
 class RowsInFlight:
-    """Sends the rows of one call. `ids`: the prefix of their unique ids, and the number of the first."""
+    """Sends the rows of one call. `ids`: the prefix of their unique ids, and the number of the first; `is_hooked`:
+    somebody looks at the ids of a batch.
+    """
 
     def __init__(
         self,
@@ -83,6 +85,8 @@ class RowsInFlight:
         ids: tuple[str, int],
         attempts: int,
         timeout_ms: float | None,
+        *,
+        is_hooked: bool = False,
     ) -> None:
         self._path = path
         self._packing = packing
@@ -90,6 +94,7 @@ class RowsInFlight:
         self._prefix, self._first = ids
         self._attempts = attempts
         self._timeout_ms = timeout_ms
+        self._is_hooked = is_hooked
         self._topic = namespace.wrap(packing.namespace, rows.topic)
         self._ends = np.zeros(0, np.int64)
         self._lanes: deque[Lane] = deque()
@@ -226,12 +231,12 @@ class RowsInFlight:
         rows, first = slice(at, end), self._first + at
         body = batch_columns.encode(self._rows.bodies[rows], self._rows.pieces_of(rows), self._prefix, first)
         outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01true\x02"
-        ids = batch_columns.unique_ids(self._prefix, first, end - at)
+        ids = joined_ids(self._prefix, first, end - at) if self._is_hooked else ""
         return PreparedMessage(self._topic, body, outer, 0, 0, ids, RequestCode.SEND_BATCH_MESSAGE)
 
     def _message(self, row: int) -> PreparedMessage:
         """Return a row as a message that is sent alone, compressed if it is large."""
-        message_id = batch_columns.unique_id(self._prefix, self._first + row)
+        message_id = joined_ids(self._prefix, self._first + row, 1)
         pieces = [
             piece if isinstance(piece, bytes) else piece[0] for piece in self._rows.pieces_of(slice(row, row + 1))
         ]

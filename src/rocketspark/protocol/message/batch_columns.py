@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rocketspark.protocol.message import properties
 from rocketspark.protocol.message.batch import HEAD_BYTES
+from rocketspark.protocol.message.message_ids import ID_CHARACTERS
 
 Matrix = NDArray[np.uint8]
 # Properties in stored form: a text that all messages share, or one for each message.
@@ -24,18 +25,13 @@ _AFTER_ID = f"\x02{properties.WAIT}\x01true\x02".encode()
 _NUMBER_DIGITS = 12
 
 
-def unique_id(prefix: str, number: int) -> str:
-    """Return one id of a block, as `UniqueIdBlocks` gives out prefix and numbers."""
-    return f"{prefix}{number:012X}"
-
-
 def first_properties(unique_id: str) -> bytes:
     """Return the properties that a message begins with."""
     return b"%b%b%b" % (BEFORE_ID, unique_id.encode(), _AFTER_ID)
 
 
 # The length of these, with an id as `UniqueIdBlocks` makes it.
-FIRST_BYTES = len(first_properties("0" * 32))
+FIRST_BYTES = len(first_properties("0" * ID_CHARACTERS))
 
 
 def encode(bodies: Sequence[bytes], pieces: Sequence[Piece], prefix: str, first: int) -> bytes:
@@ -104,15 +100,6 @@ def alike(bodies: Matrix, more: bytes, prefix: str, first: int) -> Matrix:
     at = HEAD_BYTES + width + 2 + len(BEFORE_ID) + len(prefix)
     _write_digits(rows[:, at : at + _NUMBER_DIGITS], first)
     return rows
-
-
-def unique_ids(prefix: str, first: int, count: int) -> str:
-    """Return the ids of a block, comma separated."""
-    rows = np.empty((count, len(prefix) + _NUMBER_DIGITS + 1), np.uint8)
-    rows[:, : len(prefix)] = np.frombuffer(prefix.encode(), np.uint8)
-    _write_digits(rows[:, len(prefix) : -1], first)
-    rows[:, -1] = ord(",")
-    return rows.tobytes()[:-1].decode()
 
 
 def lengths(values: Sequence[bytes]) -> NDArray[np.int64]:

@@ -97,9 +97,13 @@ class UniqueIdBlocks:
 
     def joined(self, count: int) -> str:
         """Return `count` new ids, comma separated."""
-        prefix, first = self.take(count)
-        # One formatting for all: an id by itself costs six times as much.
-        return (f",{prefix}%012X" * count)[1:] % (*range(first, first + count),)
+        return joined_ids(*self.take(count), count)
+
+
+def joined_ids(prefix: str, first: int, count: int) -> str:
+    """Return the ids of a block, comma separated."""
+    # One formatting for all: an id by itself costs six times as much.
+    return (f",{prefix}%012X" * count)[1:] % (*range(first, first + count),)
 
 
 def _month_of(now_ms: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch_columns, properties
 from rocketspark.protocol.message.batch import HEAD_BYTES
 from rocketspark.protocol.message.batch_columns import BEFORE_ID
-from rocketspark.protocol.message.message_ids import UniqueIdBlocks, unique_ids
+from rocketspark.protocol.message.message_ids import UniqueIdBlocks, joined_ids, unique_ids
 from rocketspark.spark.write.rows import CheckedRows, Text, offsets_of
 
 _BINARY = pa.binary()
@@ -51,7 +51,7 @@ class BatchItems:
         for row, start in enumerate(starts[:-1].tolist()):
             body_bytes = int.from_bytes(data[start + HEAD_BYTES - 4 : start + HEAD_BYTES], "big")
             id_at = start + HEAD_BYTES + body_bytes + 2 + len(BEFORE_ID)
-            unique_id = batch_columns.unique_id(prefix, first + row).encode()
+            unique_id = joined_ids(prefix, first + row, 1).encode()
             data[id_at : id_at + len(unique_id)] = unique_id
         buffers = [None, pa.py_buffer(starts.astype(np.int32)), pa.py_buffer(bytes(data))]
         return BatchItems(pa.BinaryArray.from_buffers(_BINARY, end - at, buffers))

@@ -15,8 +15,7 @@ from tests.unit.client.producer.test_producer import SEND, failing
 from rocketspark.client import AsyncProducer, SendStatus
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.connection.nameserver_discovery import where_to_look
-from rocketspark.client.producer.fault_detector import FaultDetector
-from rocketspark.client.producer.latency_faults import FAULT_TABLES, LatencyFaults
+from rocketspark.client.producer.latency_faults import FAULT_TABLES, FaultDetector, LatencyFaults
 from rocketspark.client.producer.prepared_message import pack, split
 from rocketspark.client.selectors import by_hash
 from rocketspark.errors import (

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.protocol.message import batch, batch_columns
-from rocketspark.protocol.message.message_ids import UniqueIdBlocks
+from rocketspark.protocol.message.message_ids import UniqueIdBlocks, joined_ids
 
 FEW = st.binary(max_size=3)
 
@@ -25,14 +25,14 @@ def columns(draw: st.DrawFn) -> tuple[list[bytes], list[batch_columns.Piece]]:
 def test_columns_make_what_messages_make(made: tuple[list[bytes], list[batch_columns.Piece]], first: int) -> None:
     bodies, pieces = made
     prefix, _ = UniqueIdBlocks().take(1)
-    ids = [batch_columns.unique_id(prefix, first + row) for row in range(len(bodies))]
+    ids = [f"{prefix}{first + row:012X}" for row in range(len(bodies))]
     stored = [
         batch_columns.first_properties(ids[row]) + b"".join([p if isinstance(p, bytes) else p[row] for p in pieces])
         for row in range(len(bodies))
     ]
     wanted = b"".join([batch.encode_item(0, body, more) for body, more in zip(bodies, stored, strict=True)])
     assert batch_columns.encode(bodies, pieces, prefix, first) == wanted
-    assert batch_columns.unique_ids(prefix, first, len(ids)) == ",".join(ids)
+    assert joined_ids(prefix, first, len(ids)) == ",".join(ids)
     assert all(more.startswith(b"UNIQ_KEY\x01") for more in stored)
     assert {len(batch_columns.first_properties(each)) for each in ids} <= {batch_columns.FIRST_BYTES}
 
