@@ -22,6 +22,7 @@ from rocketspark.client.connection.credentials import Signer
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import SendReply
+from rocketspark.protocol.json.operator_bodies import UserInfo
 from rocketspark.protocol.message.message_ids import offset_message_id
 from rocketspark.protocol.request_signing import FOR_HOST, FOR_USER
 from rocketspark.proxy.remoting import _OF_BROKERS
@@ -82,6 +83,27 @@ def test_who_is_asked_about_a_half_message_may_send_to_its_topic(tmp_path: Path)
             # All checks go to the one who may be asked: none is lost.
             await until(lambda: len(theirs.heard) >= 3)
             assert b"body" in theirs.heard[0][1]
+            assert hers.heard == its.heard == []
+
+    run(main())
+
+
+def test_without_rules_whoever_is_known_is_asked_and_nobody_who_was_deleted_or_disabled(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            started(tmp_path, authorizationEnabled="false", **CHECKS) as server,
+            as_admin(server.address) as admin,
+            client(server.address, "deleted") as (deleted, hers),
+            client(server.address, "disabled") as (disabled, its),
+            client(server.address, "shop") as (shop, theirs),
+        ):
+            for name, peer in (("deleted", deleted), ("disabled", disabled), ("shop", shop)):
+                await user(admin, name)
+                await beat(peer, group=None, producer="payments")
+            await admin_api.delete_user(admin, "deleted")
+            await admin_api.update_user(admin, UserInfo(username="disabled", user_status="disable"))
+            await send(admin, b"body", "secret", sys_flag=4, producer_group="payments", pairs=HALF)
+            await until(lambda: len(theirs.heard) >= 3)
             assert hers.heard == its.heard == []
 
     run(main())

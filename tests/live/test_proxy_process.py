@@ -17,6 +17,7 @@ import grpc
 import pytest
 from tests.support.ports import free_ports
 
+from rocketspark.cli.options import access_variables
 from rocketspark.cli.serving.proxy_process import BEHIND
 from rocketspark.proxy.wire import messages
 from rocketspark.testing import run_cluster
@@ -127,6 +128,17 @@ def test_an_embedded_cluster_serves_grpc_when_asked() -> None:
     assert not answers(cluster.grpc_endpoint)
     with run_cluster() as cluster:
         assert cluster.grpc_endpoint == ""
+
+
+def test_the_proxy_beside_an_open_broker_takes_no_keys_of_the_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/security.md has an operator export those of a locked cluster."""
+    for name in access_variables():
+        monkeypatch.setenv(name, str(tmp_path / "another"))
+    monkeypatch.setenv("ROCKETMQ_TLS", "true")
+    with run_cluster(grpc=True) as cluster:
+        assert answers(cluster.grpc_endpoint)
 
 
 def test_several_processes_share_the_port() -> None:

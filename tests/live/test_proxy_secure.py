@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from tests.unit.proxy.consuming.test_consuming import wait_until
 from tests.unit.proxy.test_guard import route_of, signed
 
 from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.testing import run_cluster
 
 pytestmark = pytest.mark.shows("`server --secure` with gRPC; a proxy with keys asks its clients for theirs")
 
@@ -66,6 +69,32 @@ def test_nobody_comes_in_without_tls(served: tuple[Path, str]) -> None:
         made.call("QueryRoute", route_of("orders"), timeout_s=2)
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
     made.close()
+
+
+def test_a_proxy_with_the_folder_takes_what_else_is_said_of_its_port(tmp_path: Path) -> None:
+    with run_cluster(secure=True, store=tmp_path) as cluster:
+        folder = tmp_path / "secure"
+        own = ["--secure", str(folder), "--proxy-networks", "127.0.0.0/8", "--port-tls-mode", "permissive"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rocketspark.cli.main", "proxy", "-n", cluster.namesrv, "--grpc-port", "0", *own],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().removeprefix("ready proxy=").split()[0]
+            host, _, port = address.rpartition(":")
+            with socket.create_connection((host, int(port)), LIMIT_S) as link:
+                link.sendall(b"PROXY TCP4 10.1.2.3 10.0.0.1 1234 80\r\n")
+                trusts = ssl.create_default_context(cafile=str(folder / "cert.pem"))
+                assert trusts.wrap_socket(link, server_hostname=host).version()
+            plain = RawClient(address)
+            assert plain.call("QueryRoute", route_of("orders")).status.code == Code.UNAUTHORIZED
+            plain.close()
+        finally:
+            process.terminate()
+            process.wait(LIMIT_S)
 
 
 def test_the_administrator_comes_in(served: tuple[Path, str]) -> None:

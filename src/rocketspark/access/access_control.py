@@ -208,10 +208,15 @@ class AccessControl:
         """Tell whether a sender may do everything, so that he may send requests in others' names."""
         return self._authorization is not None and self._authorization.is_super(self._user(sender) or "")
 
+    def _is_let_in(self, sender: Sender) -> bool:
+        """Tell whether a sender, whom no rule is asked about, would still be let in."""
+        user = self._user(sender)
+        return user is None or self._authentication is None or not self._complete or self._authentication.knows(user)
+
     def may(self, sender: Sender, contexts: Iterable[Context]) -> bool:
         """Tell whether a sender has the rights in `contexts`, without which he may not be sent something."""
         if self._authorization is None or not self._complete:
-            return True
+            return self._is_let_in(sender)
         for context in contexts:
             verdict = self._authorization.verdict(self._user(sender) or None, self._named(context), sender.host)
             if verdict.remark is not None:
@@ -221,7 +226,7 @@ class AccessControl:
     def publishes(self, sender: Sender) -> bool:
         """Tell whether a sender may send to at least one topic."""
         if self._authorization is None or not self._complete:
-            return True
+            return self._is_let_in(sender)
         return self._authorization.may_somewhere(self._user(sender) or "", TOPIC, PUB, sender.host)
 
     def _refuse(

@@ -72,6 +72,11 @@ class Authentication:
             self._remember(request, user)
         return None
 
+    def knows(self, username: str) -> bool:
+        """Tell whether a user is known and enabled."""
+        user = None if self._tables is None else self._tables.users.get(username)
+        return user is not None and user.is_enabled
+
     @property
     def looks_at_each(self) -> bool:
         """Tell whether every request's signature is checked, rather than the first of a connection."""

@@ -27,6 +27,8 @@ PUB, SUB, CREATE, UPDATE, DELETE, GET, LIST = "Pub", "Sub", "Create", "Update", 
 _ACTIONS = {name.lower(): name for name in ("Unknown", ALL, ANY, PUB, SUB, CREATE, UPDATE, DELETE, GET, LIST)}
 
 _PREFIX_BITS = re.compile("[0-9]{1,3}")
+# Before the address in an IPv4 address that is written as IPv6.
+_MAPPED_BITS = 96
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -111,6 +113,8 @@ def parse_network(text: str) -> Network | None:
         return None
     try:
         found = parse_address(address)
+        if slash and found is not None and found.version == 4 and ":" in address and int(bits) >= _MAPPED_BITS:
+            bits = str(int(bits) - _MAPPED_BITS)
         return None if found is None else ipaddress.ip_network(f"{found}/{bits}" if slash else str(found), strict=False)
     except ValueError:
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from rocketspark.access.policies import (
     ANY,
     CUSTOM,
@@ -24,7 +26,11 @@ from rocketspark.access.tables import (
     username_of,
 )
 from rocketspark.errors import ProtocolError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import shown
 from rocketspark.protocol.json.operator_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
+
+log = LimitedLog("rocketspark.access")
 
 _POLICY_TYPES = {"custom": CUSTOM, "default": DEFAULT}
 _DECISIONS = {"allow": "Allow", "deny": "Deny"}
@@ -115,7 +121,9 @@ def users_from(infos: list[UserInfo]) -> dict[str, User]:
 
 
 def acls_from(infos: list[AclInfo]) -> dict[str, Acl]:
-    """Return the rules that another broker lists. Raises ProtocolError for some that cannot be kept."""
+    """Return the rules that another broker lists; who has one that cannot be read may do nothing.
+    Raises ProtocolError for rules of nobody.
+    """
     acls = {}
     for info in infos:
         username = username_of(info.subject)
@@ -124,5 +132,13 @@ def acls_from(infos: list[AclInfo]) -> dict[str, Acl]:
         try:
             acls[username] = Acl.of(policies_of(info.policies or []))
         except Unfit as e:
-            raise ProtocolError(f"rules of {username!r}: {e}") from e
+            # It is his trouble alone: the others go on.
+            acls[username] = Acl()
+            _tell(username, str(e))
     return acls
+
+
+@functools.lru_cache(maxsize=1024)
+def _tell(username: str, why: str) -> None:
+    """Say once that a user's rules cannot be read; they are fetched every few seconds."""
+    log.warning("the rules of user %s cannot be read, so he may do nothing: %s", shown(username), why)

@@ -20,6 +20,7 @@ from rocketspark.access.audit import FILE_NAME, Audit, Check, Decided, Decision,
 from rocketspark.access.tables import subject_of
 from rocketspark.errors import ConfigError
 from rocketspark.model import typed_json
+from rocketspark.model.conf_lines import setting_name
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -185,7 +186,7 @@ def what(code: int, header: Header, body: bytes) -> dict[str, Any]:
             found[name] = shown(value, characters_max=CHARACTERS_MAX) if isinstance(value, str) else value
     if code in _SETTINGS:
         keys = [line.partition(b"=")[0].strip().decode("utf-8", "replace") for line in body[:4096].splitlines()]
-        found["settings"] = [shown(key, characters_max=CHARACTERS_MAX) for key in keys[:NAMES_MAX] if key]
+        found["settings"] = [setting_name(key) for key in keys[:NAMES_MAX] if key]
     return found
 
 

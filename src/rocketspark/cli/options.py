@@ -121,6 +121,12 @@ class ClusterAccess(NamedTuple):
         return {"use_tls": True, **given} if wanted else {}
 
 
+def access_variables() -> list[str]:
+    """Return the environment variables of keys and TLS, from which commands take what no option gives."""
+    named = [get_args(hint)[1].envvar for hint in get_type_hints(ClusterAccess, include_extras=True).values()]
+    return [*(name for name in named if isinstance(name, str)), PASSWORD_VARIABLE]
+
+
 # The default of a command's argument `at`.
 HERE = ClusterAccess()
 

@@ -10,7 +10,7 @@ import os
 from rocketspark.access import write_gate
 from rocketspark.controller.group.members import Member, own_node, parse_members
 from rocketspark.errors import ConfigError, ServerError
-from rocketspark.model.conf_lines import parse_request
+from rocketspark.model.conf_lines import parse_request, setting_name
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.codes import ResponseCode
@@ -169,7 +169,8 @@ class ControllerSettings:
             if not values.keys().isdisjoint(_BARRED.union(self._table["configBlackList"].split(";"))):
                 raise ServerError(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
             if unknown := values.keys() - self._table.keys():
-                log.warning("settings that RocketMQ does not know are passed over: %s", ", ".join(sorted(unknown)))
+                names = ", ".join(map(setting_name, sorted(unknown)))
+                log.warning("settings that RocketMQ does not know are passed over: %s", names)
             changed = {k: v for k, v in values.items() if k in self._table and v != self._table[k]}
             if fixed := (KEYS | {INNER_KEY} | write_gate.KEYS) & values.keys():
                 raise ConfigError(f"{min(fixed)} cannot change while the controller runs")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from rocketspark.errors import ConfigError
 
 # Twice as much as all settings of RocketMQ's together.
 REQUEST_LENGTH_MAX = 64 << 10
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+
+def setting_name(text: str) -> str:
+    """Return the key of a setting; "…" for a text that is none, as it may be a piece of a value, and secret."""
+    return text if _NAME.fullmatch(text) else "…"
 
 
 def parse_properties(text: str, where: str) -> dict[str, str]:
@@ -19,7 +26,9 @@ def parse_properties(text: str, where: str) -> dict[str, str]:
             continue
         key, equals, value = line.partition("=")
         if not equals:
-            raise ConfigError(f"{where} line {number}: {line!r} is no key=value")
+            first, more, _ = line.partition(" ")
+            begins = setting_name(first) + (" …" if more else "")
+            raise ConfigError(f"{where} line {number}: {begins!r} is no key=value")
         values[key.strip()] = value.strip()
     return values
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rocketspark.access import write_gate
 from rocketspark.errors import ConfigError, ServerError
-from rocketspark.model.conf_lines import REQUEST_LENGTH_MAX
+from rocketspark.model.conf_lines import REQUEST_LENGTH_MAX, setting_name
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol.codes import ResponseCode
@@ -209,7 +209,10 @@ class Settings:
         except ConfigError as e:
             raise ServerError(ResponseCode.INVALID_PARAMETER, str(e)) from e
         if unknown:
-            log.warning("settings that RocketMQ does not know are passed over: %s", shown(", ".join(sorted(unknown))))
+            log.warning(
+                "settings that RocketMQ does not know are passed over: %s",
+                ", ".join(map(setting_name, sorted(unknown))),
+            )
         for field, value in taken.items():
             setattr(self, field, value)
         self._table |= known

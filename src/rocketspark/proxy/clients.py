@@ -2,9 +2,10 @@
 
 Rule: a client is there from its settings, or its first call that names its group, until it says that it ends, its
 streams, receives and connections have ended for `grace_s`, or nothing was heard of it for `client_idle_ms`; who listens
-is told once that it is gone. No call needs settings: a client that came to another proxy, or whose proxy was started
-again, tells them minutes later; until then what its calls say stands for them. The first command of a stream is
-settings, which are merged and sent back; whatever else a client sets of its own comes back as it was.
+is told once that it is gone. One that is heard again while its stream is still open is there again as it was. No call
+needs settings: a client that came to another proxy, or whose proxy was started again, tells them minutes later; until
+then what its calls say stands for them. The first command of a stream is settings, which are merged and sent back;
+whatever else a client sets of its own comes back as it was.
 """
 
 from __future__ import annotations
@@ -171,6 +172,8 @@ class Clients:
         self._idle_s, self._grace_s = idle_s, grace_s
         self.kept = Shares(KEPT_BYTES_MAX, "as much is kept of clients as the proxy takes")
         self._clients: dict[str, ProxyClient] = {}
+        # Those that were taken out while they had a stream, which holds what they told: it counts until that ends.
+        self._silent: dict[str, ProxyClient] = {}
         self.may_be_sent: Callable[[ProxyClient, str, str], Awaitable[bool]] = anybody
         self._at: dict[str, set[ProxyClient]] = {}
         self._gone: list[Gone] = []
@@ -264,6 +267,8 @@ class Clients:
             return client
         kind = ClientType.PUSH_CONSUMER if request.auto_renew else ClientType.SIMPLE_CONSUMER
         client = self.beats(call, request.group.name, kind)
+        if client.has_told:
+            return client
         topic, read = request.message_queue.topic.name, client.settings.subscription.subscriptions
         entry = next((one for one in read if one.topic.name == topic), None)
         if (entry is None and len(read) < TOPICS_MAX) or (
@@ -278,13 +283,22 @@ class Clients:
 
     def _of(self, call: Call) -> ProxyClient:
         client = self._clients.get(call.identity)
-        if client is None:
-            client = ProxyClient(call)
-            self.kept.take(client.host, client.least_bytes)
-            client.kept_bytes = client.least_bytes
-            self._clients[call.identity] = client
+        if client is not None:
+            self._connected(client, call.remote_address)
+            self.heard(client)
+            return client
+        back = self._silent.pop(call.identity, None)
+        client = self._clients[call.identity] = back or self._new(call)
         self._connected(client, call.remote_address)
         self.heard(client)
+        if back is not None:
+            self._tell(client)
+        return client
+
+    def _new(self, call: Call) -> ProxyClient:
+        client = ProxyClient(call)
+        self.kept.take(client.host, client.least_bytes)
+        client.kept_bytes = client.least_bytes
         return client
 
     def _tell(self, client: ProxyClient) -> None:
@@ -297,9 +311,9 @@ class Clients:
         client.heard_s = asyncio.get_running_loop().time()
 
     def lives(self, call: Call) -> ProxyClient | None:
-        """Note that the client of a call lives, and return it; None if it is not in the table."""
-        client = self._clients.get(call.identity)
-        return None if client is None else self._of(call)
+        """Note that the client of a call lives, and return it; None if nothing is known of it."""
+        is_known = call.identity in self._clients or call.identity in self._silent
+        return self._of(call) if is_known else None
 
     def _connected(self, client: ProxyClient, address: str) -> None:
         if client.ending is not None:
@@ -320,6 +334,9 @@ class Clients:
         """
         if stream in client.streams:
             client.streams.remove(stream)
+        if not client.streams and self._silent.get(client.identity) is client:
+            del self._silent[client.identity]
+            self.kept.give(client.host, client.kept_bytes)
         self._lost(client, cut)
 
     def receive_ended(self, client: ProxyClient, *, cut: bool) -> None:
@@ -350,10 +367,17 @@ class Clients:
         if self._clients.get(client.identity) is not client:
             return
         del self._clients[client.identity]
-        self.kept.give(client.host, client.kept_bytes)
+        if client.streams:
+            self._silent[client.identity] = client
+        else:
+            self.kept.give(client.host, client.kept_bytes)
         self._forget_connections(client)
         for act in self._gone:
-            self._tasks.begin(act(client)).add_done_callback(self._told)
+            self._tasks.begin(self._tell_gone(act, client)).add_done_callback(self._told)
+
+    async def _tell_gone(self, act: Gone, client: ProxyClient) -> None:
+        if self._clients.get(client.identity) is not client:
+            await act(client)
 
     def _told(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -297,9 +297,12 @@ class AccessControl:
         """Return whether a client may be sent something that it did not ask for: a message of a topic, or, with an
         empty `topic`, a question about its group. A consumer needs to be allowed its group for both.
         """
+        await self.tables.fresh(client.user)
+        user = self.tables.users.get(client.user)
+        if self._authenticates and (user is None or not user.is_enabled):
+            return False
         if not self._authorizes:
             return True
-        await self.tables.fresh(client.user)
         host = host_of(client.address)
         needed = [topic_context(topic, action)] if topic else []
         if action == SUB:

@@ -194,6 +194,9 @@ def test_any_text_is_a_resource_or_none(text: str) -> None:
         ("::1", "0.0.0.0/0", False),
         ("1.2.3.4", "::/0", False),
         ("::ffff:1.2.3.4", "1.2.3.0/24", True),
+        ("1.2.3.4", "::ffff:1.2.3.0/120", True),
+        ("1.2.4.4", "::ffff:1.2.3.0/120", False),
+        ("::ffff:9.9.9.9", "::ffff:0.0.0.0/96", True),
         ("", "1.2.3.4", False),
         ("1.2.3.4", "nonsense", False),
     ],
@@ -203,7 +206,19 @@ def test_addresses(address: str, network: str, meant: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["1.2.3", "1.2.3.4/33", "1.2.3.4/", "01.2.3.4", "1.2.3.4/255.0.0.0", "host", "::1/129", "1.2.3.4/-1", ""]
+    "text",
+    [
+        "1.2.3",
+        "1.2.3.4/33",
+        "1.2.3.4/",
+        "01.2.3.4",
+        "1.2.3.4/255.0.0.0",
+        "host",
+        "::1/129",
+        "1.2.3.4/-1",
+        "::ffff:1.2.3.4/129",
+        "",
+    ],
 )
 def test_what_is_no_network(text: str) -> None:
     assert parse_network(text) is None

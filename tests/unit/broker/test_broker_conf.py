@@ -109,7 +109,8 @@ WRONG: list[tuple[str, str]] = [
     ("messageDelayLevel=s", "messageDelayLevel 's': numbers"),
     ("namesrvAddr=nowhere", "'nowhere' is no address: host:port is needed"),
     ("mappedFileSizeCommitLog=100", "mappedFileSizeCommitLog='100': a whole number is needed, from 4096 to 2147483647"),
-    ("just a line", "line 1: 'just a line' is no key=value"),
+    ("just a line", "line 1: 'just …' is no key=value"),
+    ('"accessKey":"inner","secretKey":"s3cret"}', "line 1: '…' is no key=value"),
 ]
 
 

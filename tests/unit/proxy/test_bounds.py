@@ -155,6 +155,38 @@ def test_a_client_is_where_it_told_its_settings_last() -> None:
     asyncio.run(main())
 
 
+def test_a_silent_client_counts_for_as_long_as_its_stream_is_open_and_is_there_again_once_it_is_heard() -> None:
+    async def main() -> None:
+        clients, call, gone, told_again = Clients(-1, 1), call_of(0), list[Any](), list[Any]()
+
+        async def left(client: Any) -> None:
+            gone.append(client)
+
+        clients.when_gone(left)
+        clients.when_told(told_again.append)
+        settings, stream = messages.Settings(client_type=1), TelemetryStream(None)
+        settings.publishing.topics.add(name="T")
+        client = clients.put(call, settings)
+        client.streams.append(stream)
+        kept = clients.kept.total
+        clients.expire()
+        await asyncio.sleep(0)
+        assert (clients.all(), gone, clients.kept.total) == ([], [client], kept), "its stream holds what it told"
+        # A heartbeat of a producer names no group.
+        assert clients.lives(call) is client
+        assert (clients.producers_of("T"), told_again[1:], clients.kept.total) == ([client], [client], kept)
+        clients.expire()
+        # Who is back before that is told is not gone.
+        clients.lives(call)
+        await asyncio.sleep(0)
+        assert gone == [client]
+        clients.expire()
+        clients.stream_ended(client, stream, cut=True)
+        assert (clients.lives(call), clients.kept.total, clients.kept.of_host) == (None, 0, {})
+
+    asyncio.run(main())
+
+
 @pytest.mark.shows("what one host's clients have brokers hold, and do not read")
 def test_what_a_client_says_of_itself_in_each_call_counts_or_is_cut() -> None:
     async def main() -> None:

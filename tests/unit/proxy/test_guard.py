@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -28,7 +28,7 @@ from rocketspark.client.connection.credentials import Signer
 from rocketspark.errors import NotSent, RocketSparkError
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.proxy import guard
-from rocketspark.proxy.clients import ProxyClient
+from rocketspark.proxy.clients import Clients, ProxyClient
 from rocketspark.proxy.guard import UNREADABLE, Credentials, NotReadable, credentials_of
 from rocketspark.proxy.producing.producer_groups import Orphans
 from rocketspark.proxy.producing.transactions import TransactionData, monotonic_ms
@@ -373,6 +373,23 @@ def test_who_lost_his_group_is_sent_nothing_by_hand(locked_proxy: RunningProxy) 
         for topic in ("orders", "bills", ""):
             found.append(locked_proxy.run(lambda topic=topic: may(client, topic, "Sub")))
     assert found == [True, False, True, False, False, False]
+
+
+def test_without_rules_whoever_is_known_is_sent_and_nobody_who_is_not() -> None:
+    users = {"shop": User("shop", "x"), "off": User("off", "x", user_status="disable")}
+
+    async def fresh(username: str) -> None:
+        pass
+
+    async def main() -> list[bool]:
+        clients = Clients(1)
+        parts: Any = (SimpleNamespace(access_refresh_ms=1000), None, clients)
+        control = guard.AccessControl(*parts, authenticates=True, authorizes=False)
+        control.tables = cast(Any, SimpleNamespace(users=users, acls={}, fresh=fresh))
+        asked: list[Any] = [SimpleNamespace(user=name, address="127.0.0.1:9", group="") for name in (*users, "gone")]
+        return [await clients.may_be_sent(one, "orders", "Pub") for one in asked]
+
+    assert asyncio.run(main()) == [True, False, False]
 
 
 class SilentBrokers:

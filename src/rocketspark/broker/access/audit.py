@@ -15,7 +15,7 @@ import msgspec
 from rocketspark.access.audit import FILE_NAME, Audit
 from rocketspark.broker.settings import FIELDS, BrokerSettings
 from rocketspark.errors import RocketSparkError
-from rocketspark.model.conf_lines import parse_properties
+from rocketspark.model.conf_lines import parse_properties, setting_name
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import Header
@@ -76,7 +76,7 @@ def _settings(body: bytes) -> dict[str, Any]:
     for key, value in list(parse_properties(body.decode(), "the body").items())[:NAMES_MAX]:
         declared = FIELDS.get(key)
         is_text = declared is None or declared.type is str
-        changed[shown(key)] = "…" if is_text else shown(value, characters_max=VALUE_CHARACTERS_MAX)
+        changed[setting_name(key)] = "…" if is_text else shown(value, characters_max=VALUE_CHARACTERS_MAX)
     return {"settings": changed}
 
 

@@ -17,7 +17,7 @@ from rocketspark.broker.ignored_settings import IGNORED
 from rocketspark.broker.settings import FIELDS, BrokerSettings
 from rocketspark.broker.storage.json_tables import next_version
 from rocketspark.errors import ConfigError, ServerError
-from rocketspark.model.conf_lines import parse_request
+from rocketspark.model.conf_lines import parse_request, setting_name
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import DataVersion
@@ -70,7 +70,9 @@ class LiveSettings:
         except ConfigError as e:
             raise ServerError(ResponseCode.INVALID_PARAMETER, str(e)) from e
         if unknown:
-            log.warning("settings that RocketMQ does not know are passed over: %s", ", ".join(unknown))
+            log.warning(
+                "settings that RocketMQ does not know are passed over: %s", ", ".join(map(setting_name, unknown))
+            )
         for key in changed:
             setattr(self._settings, FIELDS[key].name, taken[FIELDS[key].name])
             log.info("%s is %s now", key, values.get(key, taken[FIELDS[key].name]))

@@ -16,6 +16,7 @@ from rocketspark.cli.serving.server_options import Level, LogLevel, Secure, TlsM
 from rocketspark.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AsyncExitStack
 
     from rocketspark.proxy.settings import ProxySettings
@@ -83,8 +84,8 @@ class PortTls(NamedTuple):
         str, typer.Option(help="Addresses of load balancers whose PROXY headers are believed: 10.0.0.0/8,…")
     ] = ""
 
-    def settings(self) -> TlsSettings | None:
-        """Return the TLS settings of the port; None if no option is given. Raises ConfigError."""
+    def settings(self, defaults: Mapping[str, str]) -> TlsSettings | None:
+        """Return the TLS settings of the port; None if no option is given, and no defaults are. Raises ConfigError."""
         from rocketspark.transport.tls.settings import NETWORKS_KEY, from_values
 
         mode, cert, key = self.port_tls_mode, self.port_tls_cert, self.port_tls_key
@@ -94,10 +95,10 @@ class PortTls(NamedTuple):
             "tls.server.keyPath": str(key or ""),
             NETWORKS_KEY: self.proxy_networks,
         }
-        values = {name: value for name, value in given.items() if value}
+        values = {**defaults, **{name: value for name, value in given.items() if value}}
         if not values:
             return None
-        if not cert and not key and mode is not TlsModes.disabled:
+        if not defaults and not cert and not key and mode is not TlsModes.disabled:
             values["tls.test.mode.enable"] = "true"
         if os.environ.get(PORT_KEY_PASSWORD):
             values["tls.server.keyPassword"] = os.environ[PORT_KEY_PASSWORD]
@@ -164,10 +165,11 @@ def proxy(
     tls = client_tls(**{"use_tls": False, **tls_options})
     keys = {name: value for name, value in options.items() if name not in tls_options}
     signer: Any = Signer(**{"access_key": "", "secret_key": "", **keys}) if keys else None
-    port_tls = own_tls.settings()
+    of_folder: dict[str, str] = {}
     if secure is not None:
-        signer, tls, port_tls = _of_folder(secure)
+        signer, tls, of_folder = _of_folder(secure)
         audit_log = audit_log or str(secure / AUDIT_FILE)
+    port_tls = own_tls.settings(of_folder)
     settings.audit_path = "" if audit_log == "off" else audit_log
 
     async def start(servers: AsyncExitStack) -> str:
@@ -203,11 +205,9 @@ async def _several(servers: AsyncExitStack, settings: ProxySettings, count: int)
     return address
 
 
-def _of_folder(folder: Path) -> tuple[RequestSigner, ClientTls | None, TlsSettings]:
+def _of_folder(folder: Path) -> tuple[RequestSigner, ClientTls | None, dict[str, str]]:
     """Return keys and TLS of what `server --secure` keeps: of the proxy's own requests, and of its port."""
     from rocketspark.broker.access import secure_folder
-    from rocketspark.transport.request_signer import RequestSigner
 
     door = secure_folder.load(folder)
-    tls = door.tls()
-    return RequestSigner(secure_folder.INNER, door.inner_secret), tls.client(), tls
+    return door.signer(), door.tls().client(), door.tls_values()

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocketspark.cli.options import PASSWORD_VARIABLE, SECRET_KEY_FILE_VARIABLE
+from rocketspark.cli.options import PASSWORD_VARIABLE, access_variables
 from rocketspark.cli.serving.child_processes import ChildProcess
 from rocketspark.cli.serving.server_options import warn
 from rocketspark.errors import ConfigError
@@ -64,8 +64,9 @@ def proxy_process(
     namesrv: str, host: str, port: int, options: list[str], environment: dict[str, str] | None = None
 ) -> ChildProcess:
     """Return the process of a proxy, not started yet. `port`: 0 takes a free one; `options`: more of its command line;
-    `environment`: variables with its keys and TLS.
+    `environment`: variables with its keys and TLS, in place of those that whoever started this process has of his own.
     """
+    environment = dict.fromkeys(access_variables(), "") | (environment or {})
     given = ["proxy", "-n", namesrv, "--host", host, *options]
     return ChildProcess(
         "the proxy", "proxy", lambda taken: [*given, "--grpc-port", str(taken)], port, environment, BEHIND
@@ -79,8 +80,7 @@ def access_beside(settings: BrokerSettings) -> tuple[list[str], dict[str, str]]:
     tls, options, environment = settings.tls, list[str](), dict[str, str]()
     own = settings.access.inner_credentials()
     if own is not None:
-        # Whoever started this process may have keys of his own.
-        environment |= {"ROCKETMQ_ACCESS_KEY": own[0], "ROCKETMQ_SECRET_KEY": own[1], SECRET_KEY_FILE_VARIABLE: ""}
+        environment |= {"ROCKETMQ_ACCESS_KEY": own[0], "ROCKETMQ_SECRET_KEY": own[1]}
         environment |= {"ROCKETMQ_SECURITY_TOKEN": own[2]} if own[2] else {}
         if settings.audit_path != "off":
             folder = Path(settings.audit_path).parent if settings.audit_path else Path(settings.store_root)

@@ -237,6 +237,7 @@ SECRET = "marker-7f3a"
         (18, NoHeader(), "[" * 50_000, {"body": "unreadable"}),
         (18, NoHeader(), "x" * 70_000, {"body_bytes": 70_000}),
         (25, NoHeader(), "\x00\nnothing", {"body": "unreadable"}),
+        (25, NoHeader(), f'own=[\\\n{{"secretKey":"{SECRET}=="}}]', {"settings": {"own": "…", "…": "…"}}),
     ],
 )
 def test_what_is_written_of_a_change_holds_no_secret(
