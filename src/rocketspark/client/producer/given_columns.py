@@ -227,7 +227,7 @@ class _Column:
                 self._stored(label, [value if isinstance(value, str) else "x"], message)
                 found += self._pieces(name, self.texts(label, value, message, may_be_empty=False))
             return found
-        cells = [_pairs(cell) if isinstance(cell, list) else cell for cell in self._cells("properties", given)]
+        cells = self._cells("properties", given)
         stored = self._stored("properties", cells, lambda cell: self._bare(properties={} if cell is None else cell))
         return [[text.encode() for text in stored]]
 
@@ -279,7 +279,7 @@ def _illegal(row: int, name: str, text: str, topic: str) -> MessageIllegal:
 
 def _bodies(topic: str, given: Any, bytes_max: int) -> tuple[Sequence[bytes], NDArray[np.int64]]:
     """Return the bodies and their lengths."""
-    found = _cells("bodies", given, of_bytes=True)
+    found = _cells("bodies", given)
     if set(map(type, found)) <= {bytes}:
         sizes = batch_columns.lengths(found)
         if not len(sizes) or 0 < int(sizes.min()) <= int(sizes.max()) <= bytes_max:
@@ -297,7 +297,8 @@ def _bodies(topic: str, given: Any, bytes_max: int) -> tuple[Sequence[bytes], ND
 
 def _of_table(given: Given) -> Given:
     """Return the columns of a table or data frame that was given as bodies, with those that were given beside it."""
-    table = given.bodies
+    table = _of_arrow("bodies", given.bodies)
+    given = given._replace(bodies=table)
     names = getattr(table, "column_names", None)
     if names is None:
         names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
@@ -318,48 +319,67 @@ def _of_table(given: Given) -> Given:
     return given
 
 
-def _cells(name: str, given: Any, *, of_bytes: bool = False) -> list[Any]:
+def _cells(name: str, given: Any) -> list[Any]:
     """Return the values of a column, None for nulls. Raises UsageError for what is no column."""
-    library = type(given).__module__.partition(".")[0]
+    given = _of_arrow(name, given)
+    library = _library(given)
     if library == "polars" and hasattr(given, "to_list"):
         return list(given.to_list())
     if library == "pandas" and hasattr(given, "tolist"):
         gone = np.asarray(given.isna())
         values = given.tolist()
         return [None if none else value for value, none in zip(values, gone, strict=True)] if gone.any() else values
+    if library == "pyarrow" and hasattr(given, "type"):
+        return [cell for chunk in getattr(given, "chunks", [given]) for cell in _arrow_cells(chunk)]
     if isinstance(given, np.ndarray):
         if given.ndim != 1:
             raise UsageError(f"{name}: an array of {given.ndim} dimensions; a column has one")
         return list(given.tolist())
-    if library != "pyarrow" and (hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__")):
-        try:
-            import pyarrow
-        except ImportError:
-            text = f"{name}: columns of {library} need pyarrow: pip install 'rocketspark[arrow]'"
-            raise ConfigError(text) from None
-        given = pyarrow.chunked_array(given) if hasattr(given, "__arrow_c_stream__") else pyarrow.array(given)
-        library = "pyarrow"
-    if library == "pyarrow" and hasattr(given, "to_pylist"):
-        return _arrow_bytes(given) if of_bytes else list(given.to_pylist())
-    if isinstance(given, str | bytes | bytearray | memoryview | Mapping | set | frozenset) or not isinstance(
-        given, Iterable
-    ):
+    none_such = (str, bytes, bytearray, memoryview, Mapping, set, frozenset)
+    if isinstance(given, none_such) or not isinstance(given, Iterable):
         kind = type(given).__name__
         raise UsageError(f"{name}: a column is needed, such as a list, an array or a Series, not {kind}")
     return list(given)
 
 
-def _arrow_bytes(column: Any) -> list[Any]:
-    """Return the values of an Arrow column, those of binary ones by their places: six times as quick."""
-    found: list[Any] = []
-    for chunk in getattr(column, "chunks", [column]):
-        places = {"binary": np.int32, "large_binary": np.int64}.get(str(chunk.type))
-        if places is None or chunk.null_count or not len(chunk):
-            found += chunk.to_pylist()
-            continue
+def _library(given: Any) -> str:
+    return type(given).__module__.partition(".")[0]
+
+
+def _of_arrow(name: str, given: Any) -> Any:
+    """Return what another library gives by Arrow's C interface as an array or table of pyarrow, all else as it is."""
+    is_stream = hasattr(given, "__arrow_c_stream__")
+    if _library(given) in ("pyarrow", "pandas", "polars") or not (is_stream or hasattr(given, "__arrow_c_array__")):
+        return given
+    try:
+        import pyarrow
+    except ImportError:
+        text = f"{name}: columns of {_library(given)} need pyarrow: pip install 'rocketspark[arrow]'"
+        raise ConfigError(text) from None
+    array = pyarrow.chunked_array(given) if is_stream else pyarrow.array(given)
+    return pyarrow.Table.from_struct_array(array) if str(array.type).startswith("struct") else array
+
+
+# Columns whose values are read by their places: the types of these, and whether they are texts.
+_PLACES = {
+    "binary": (np.int32, False),
+    "large_binary": (np.int64, False),
+    "string": (np.int32, True),
+    "large_string": (np.int64, True),
+}
+
+
+def _arrow_cells(chunk: Any) -> list[Any]:
+    """Return the values of an Arrow array; bytes, and texts of ASCII, by their places, which is six times as quick."""
+    kind = str(chunk.type)
+    if kind.startswith("map"):
+        return [None if cell is None else _pairs(cell) for cell in chunk.to_pylist()]
+    if kind in _PLACES and len(chunk) and not chunk.null_count:
+        places, is_text = _PLACES[kind]
         _, offsets, data = chunk.buffers()
-        at = np.frombuffer(offsets, places)[chunk.offset : chunk.offset + len(chunk) + 1].tolist()
-        stored = b"" if data is None else data.slice(at[0], at[-1] - at[0]).to_pybytes()
-        first = at[0]
-        found += [stored[start - first : end - first] for start, end in pairwise(at)]
-    return found
+        at = np.frombuffer(offsets, places)[chunk.offset : chunk.offset + len(chunk) + 1]
+        stored = b"" if data is None else data.slice(int(at[0]), int(at[-1] - at[0])).to_pybytes()
+        if not is_text or stored.isascii():
+            values: Any = stored.decode() if is_text else stored
+            return [values[start:end] for start, end in pairwise((at - at[0]).tolist())]
+    return list(chunk.to_pylist())

@@ -136,7 +136,21 @@ class Foreign:
         return self._values.__arrow_c_array__(requested_schema)
 
 
-@pytest.mark.parametrize("kind", [*KINDS.values(), lambda values: Foreign(pa.array(values))], ids=[*KINDS, "foreign"])
+class ForeignStream:
+    """The same as a stream: an array, or a table, in chunks."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._values.__arrow_c_stream__(requested_schema)
+
+
+KINDS["foreign"] = lambda values: Foreign(pa.array(values))
+KINDS["stream"] = lambda values: ForeignStream(pa.chunked_array([values]))
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_columns_of_every_kind(kind: Callable[[list[Any]], Any]) -> None:
     wanted = checked(BODIES, tags=TAGS, properties={"p": TAGS})
     found = checked(kind(BODIES), tags=kind(TAGS), properties={"p": kind(TAGS)})
@@ -151,9 +165,17 @@ def test_numpys_own_bytes_and_numbers() -> None:
     assert checked(pd.Series([b"x"] * 2), delay_ms=pd.array([None, 3], "Int64")).delays_ms.tolist() == [0, 3]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    "make", [pa.table, pd.DataFrame, pl.DataFrame, dict, lambda columns: pa.RecordBatch.from_pydict(columns)]
-)
+TABLES: list[Callable[[dict[str, Any]], Any]] = [
+    pa.table,
+    pa.RecordBatch.from_pydict,
+    lambda columns: ForeignStream(pa.table(columns)),
+    pd.DataFrame,
+    pl.DataFrame,
+    dict,
+]
+
+
+@pytest.mark.parametrize("make", TABLES)
 def test_tables(make: Callable[[dict[str, Any]], Any]) -> None:
     columns = {"body": BODIES, "tag": TAGS, "keys": [["k"], ["a", "b"], []], "shardingKey": ["s", "", None]}
     rows = checked(make(columns))
@@ -205,6 +227,9 @@ X3 = [b"x"] * 3
         ({"bodies": X3, "properties": [{}, {"TAGS": "x"}, {}]}, "row 1, column properties: .* give tag instead"),
         ({"bodies": X3, "properties": [{}, {"a": ""}, {}]}, "row 1, column properties: property 'a' has no value"),
         ({"bodies": X3, "properties": [{}, {"a": 5}, {}]}, "row 1, column properties: .*names and values are texts"),
+        ({"bodies": X3, "properties": [{}, ["ab"], {}]}, "row 1, column properties: properties \\['ab'\\]: a dict"),
+        ({"bodies": pa.array([1, 2])}, "row 0, column bodies: .* must be bytes, not int"),
+        ({"bodies": pa.array(["a", "b"])}, "row 0, column bodies: .* must be bytes, not str"),
         ({"bodies": X3, "properties": [{}, 5, {}]}, "row 1, column properties: properties 5: a dict"),
         ({"bodies": X3, "properties": {"KEYS": X3}}, "row 0, column .*KEYS.*: .* give keys instead"),
         ({"bodies": X3, "properties": {"a": ["x", "", None]}}, "row 1, column properties\\['a'\\]: .* has no value"),
@@ -229,6 +254,7 @@ def test_what_is_wrong_is_named(columns: dict[str, Any], text: str) -> None:
         ({"bodies": 5}, "bodies: a column is needed, .* not int"),
         ({"bodies": {b"a", b"b"}}, "bodies: a column is needed, .* not set"),
         ({"bodies": np.zeros((2, 2), np.uint8)}, "bodies: an array of 2 dimensions"),
+        ({"bodies": X3, "tags": pa.table({"a": ["x"] * 3})}, "tags: a column is needed, .* not Table"),
         ({"bodies": X3, "tags": 5}, "tags: a column is needed, .* not int"),
         ({"bodies": X3, "keys": b"key"}, "keys: a column is needed, .* not bytes"),
         ({"bodies": X3, "properties": "a=b"}, "properties: a column is needed, .* not str"),

@@ -17,7 +17,8 @@ FEW = st.binary(max_size=3)
 def columns(draw: st.DrawFn) -> tuple[list[bytes], list[batch_columns.Piece]]:
     count = draw(st.integers(0, 30))
     some = st.lists(st.binary(min_size=1, max_size=40), min_size=count, max_size=count)
-    bodies = draw(some | st.lists(st.binary(min_size=9, max_size=9), min_size=count, max_size=count))
+    width = draw(st.sampled_from([9, batch_columns.ALIKE_BYTES_MAX, batch_columns.ALIKE_BYTES_MAX + 1]))
+    bodies = draw(some | st.lists(st.binary(min_size=width, max_size=width), min_size=count, max_size=count))
     return bodies, draw(st.lists(FEW | st.lists(FEW, min_size=count, max_size=count), max_size=4))
 
 
