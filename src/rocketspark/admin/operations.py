@@ -18,8 +18,10 @@ from rocketspark.client import validators
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.topic_changes import TopicChange, put_topic
 from rocketspark.client.facade import Facade, arguments_of, blocking
-from rocketspark.errors import RouteNotFound, UsageError
+from rocketspark.errors import RouteNotFound, ServerError, UsageError
 from rocketspark.model import MessageQueue
+from rocketspark.model.route import MASTER_ID
+from rocketspark.protocol.codes import ResponseCode
 
 ROUTE_WAIT_S = 3.0
 MESSAGE_TYPE = "message.type"
@@ -139,8 +141,13 @@ class Operations(AccessOperations, GroupOperations):
         validators.check_target(topic)
         route = await self._routes.refresh(topic)
         for broker in route.brokers:
-            for address in broker.addresses.values():
-                await admin_api.delete_topic(await self._broker(address), topic, timeout_ms=self._timeout_ms)
+            # The master first; under a controller its slaves refuse, as they hear of it from the master.
+            for broker_id, address in sorted(broker.addresses.items()):
+                try:
+                    await admin_api.delete_topic(await self._broker(address), topic, timeout_ms=self._timeout_ms)
+                except ServerError as e:
+                    if broker_id == MASTER_ID or broker.master is None or e.code != ResponseCode.SYSTEM_ERROR:
+                        raise
         await self._routes.ask_all(lambda peer: admin_api.delete_topic_route(peer, topic, timeout_ms=self._timeout_ms))
         self._routes.forget(topic)
         return [b.broker_name for b in route.brokers]

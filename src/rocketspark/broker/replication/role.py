@@ -5,7 +5,8 @@ Rule: one `BrokerRole` says what the broker is; only `Replication` changes it, e
 The refusals are one table without state (rules of 5.5.0: SendMessageProcessor, PullMessageProcessor.rejectRequest,
 EndTransactionProcessor, RecallMessageProcessor, AdminBrokerProcessor for the reset of offsets, and the check before a
 put). Whatever the table does not name a slave serves like a master: it even changes topics and groups, which the next
-copy of the master's tables undoes. Not under a controller, where who asks may know it as the master of a moment ago.
+copy of the master's tables undoes. Not under a controller, where who asks may know it as the master of a moment ago,
+and a slave whose queues of a topic were deleted, and not its master's, would be elected without them.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ SENDS = frozenset(
 ENDS = frozenset({RequestCode.END_TRANSACTION, RequestCode.END_HALF_RANGES})
 SEND_BACK = RequestCode.CONSUMER_SEND_MSG_BACK
 PULLS = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
-# Deletions are for slaves too: `mqadmin deleteTopic` asks all brokers.
 TABLE_CHANGES = frozenset(
     {
         *(RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST),
-        RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC,
+        *(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, RequestCode.DELETE_TOPIC_IN_BROKER),
         *(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST),
+        *(RequestCode.DELETE_SUBSCRIPTIONGROUP, RequestCode.SET_MESSAGE_REQUEST_MODE),
     }
 )
 

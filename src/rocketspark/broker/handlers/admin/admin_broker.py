@@ -279,7 +279,12 @@ class AdminHandler:
         return reply(request.opaque)
 
     async def clean_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """CLEAN_UNUSED_TOPIC (316): delete the queues and offsets of topics that the broker does not have."""
+        """CLEAN_UNUSED_TOPIC (316): delete the queues and offsets of topics that the broker does not have.
+
+        A slave deletes none: messages of a new topic may be there before its settings.
+        """
+        if self._store.log.is_replica:
+            return reply(request.opaque)
         for topic in list(self._store.queues()):
             if self._topics.get(topic) is None and not topic_names.is_system_topic(topic):
                 self._pops.delete_topic(topic)
