@@ -22,6 +22,7 @@ from rocketspark.cli.commands import (
     quarantine,
     servers,
     topic,
+    topic_files,
     user,
 )
 from rocketspark.cli.commands.pipelines.spark_programs import run, spark_env
@@ -56,6 +57,9 @@ app.add_typer(user.app, name="user")
 app.add_typer(acl.app, name="acl")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.command("export")(topic_files.export)
+app.command("import")(topic_files.import_)
+app.command("query")(topic_files.query)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(pipeline.app, name="pipeline")

@@ -73,12 +73,11 @@ def read_batches(
         raise UsageError("namesrv is missing: host:port of a NameServer, or store= for a store's directory")
     given = {"namesrv": namesrv, "topic": topic, "columns": columns, "tags": tags, "decode": decode, "store": store}
     given |= _place("start", start) | _place("end", end) | options
-    return opened(given)
+    return opened(*prepared(given))
 
 
-def opened(given: Mapping[str, Any]) -> pa.RecordBatchReader:
-    """Return the reader of what options say, planned now. Raises as `read_batches`."""
-    options, columns = prepared(given)
+def opened(options: ReadOptions, columns: Columns) -> pa.RecordBatchReader:
+    """Return the reader of a read that is prepared, planned now. Raises as `read_batches`."""
     partitions = _apart(lambda: batch.plan(options))
     return pa.RecordBatchReader.from_batches(columns.schema, _batches(partitions, columns, options))
 

@@ -1,0 +1,88 @@
+"""A file's rows on their way into a topic. Rule: how many of them are stored is noted beside the file, so that another
+run goes on behind them; what a kill leaves unnoted is sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from rocketspark.errors import UsageError
+from rocketspark.model.text import shown
+from rocketspark.tables import file_rows
+from rocketspark.tables.export_topic import replace
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What is noted of an import: the file that it reads, where it sends, and how many rows are stored."""
+
+    file_bytes: int
+    changed_ns: int
+    namesrv: str
+    rows: int
+
+
+class Import:
+    """The rows of a file that are still to be sent to a topic. Raises UsageError for a file that changed since, and
+    OSError.
+
+    `rows`: how many are stored, in all runs; `rows_now`: by this one; `continued`: by those before. `same_queues`: rows
+    keep their column queueId; `anew`: earlier runs are forgotten.
+    """
+
+    def __init__(self, path: Path, topic: str, namesrv: str, *, same_queues: bool, anew: bool) -> None:
+        file_rows.format_of(path)
+        now = path.stat()
+        self._path, self._same_queues = path, same_queues
+        self._beside = path.with_name(f"{path.name}.{topic}.sent")
+        self._note = Note(now.st_size, now.st_mtime_ns, namesrv, 0)
+        if not anew and (found := self._found()) is not None:
+            if msgspec.structs.replace(found, rows=0) != self._note:
+                raise UsageError(
+                    f"{shown(str(self._beside))} is of another file or cluster: --anew sends all of this one"
+                )
+            self._note = found
+        self.continued = self._note.rows
+        # Before the first row is sent: where it cannot be noted, none is.
+        self._keep()
+
+    def _found(self) -> Note | None:
+        try:
+            return msgspec.json.decode(self._beside.read_bytes(), type=Note)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as e:
+            raise UsageError(f"{shown(str(self._beside))} cannot be read ({e}): --anew begins anew") from None
+
+    def _keep(self) -> None:
+        replace(self._beside, msgspec.json.encode(self._note))
+
+    @property
+    def rows(self) -> int:
+        """How many rows are stored, in all runs."""
+        return self._note.rows
+
+    @property
+    def rows_now(self) -> int:
+        """How many rows this run has stored."""
+        return self._note.rows - self.continued
+
+    def batches(self, rows_max: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that are to be sent, in batches of at most so many."""
+        for batch in file_rows.batches_of(self._path, self.continued):
+            if not self._same_queues and "queueId" in batch.schema.names:
+                batch = batch.drop_columns(["queueId"])
+            for at in range(0, batch.num_rows, rows_max):
+                yield batch.slice(at, rows_max)
+
+    def sent(self, count: int) -> None:
+        """Note that so many more rows are stored."""
+        self._note = msgspec.structs.replace(self._note, rows=self._note.rows + count)
+        self._keep()
+
+    def done(self) -> None:
+        """Note that all is sent: nothing is left to go on with."""
+        self._beside.unlink()

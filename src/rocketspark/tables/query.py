@@ -1,0 +1,112 @@
+"""SQL over topics, by DuckDB. Rule: a query reads only the columns that its plan asks for; a topic that it reads once
+streams by, one that it reads more often is held in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from rocketspark.errors import ConfigError, UsageError
+from rocketspark.model.text import shown
+from rocketspark.tables.columns import columns_of
+from rocketspark.tables.read_table import Prepared, opened, prepared
+
+if TYPE_CHECKING:
+    import duckdb
+
+# What stands in FROM and is none of these is a file, or a function's.
+_NO_TOPIC = frozenset("./\\:*? ")
+_ROWS = 16_384
+
+
+def query(sql: str, given: Mapping[str, Any]) -> pa.RecordBatchReader:
+    """Return the rows of a query, whose tables are topics by their names. `given`: the options of every read, without
+    the topic.
+
+    Raises UsageError with DuckDB's words for a query that it does not take, ConfigError without DuckDB, and what
+    `read_batches` raises.
+    """
+    try:
+        import duckdb
+    except ImportError:
+        raise ConfigError("a query needs DuckDB: pip install 'rocketspark[duckdb]'") from None
+    database = duckdb.connect()
+    # A name that is no topic is a mistake, and none of this program's variables.
+    database.execute("SET TimeZone = 'UTC'; SET python_enable_replacements = false")
+    with _in_one_line(duckdb):
+        if len(database.extract_statements(sql)) != 1:
+            raise UsageError("the query: one statement is needed, such as SELECT count(*) FROM topic")
+        topics, plan = _planned(database, sql, given)
+    wanted, scans = _scanned(plan, sql, topics)
+    for name, (options, columns) in topics.items():
+        columns = columns_of([one for one in columns.schema.names if one in wanted] or ["queueOffset"], options)
+        reader = opened(options, columns)
+        # A reader gives its rows once.
+        database.register(name, reader.read_all() if scans > len(topics) else reader)
+    with _in_one_line(duckdb):
+        found = database.sql(sql)
+        if found is None:  # It has no rows: COPY … TO 'file'.
+            return pa.RecordBatchReader.from_batches(pa.schema([]), iter(()))
+        reader = found.to_arrow_reader(_ROWS)
+    return pa.RecordBatchReader.from_batches(reader.schema, _rows(reader, duckdb, database))
+
+
+def _rows(reader: pa.RecordBatchReader, duckdb: Any, database: Any) -> Iterator[pa.RecordBatch]:
+    with _in_one_line(duckdb):
+        yield from reader
+    database.close()
+
+
+def _planned(
+    database: duckdb.DuckDBPyConnection, sql: str, given: Mapping[str, Any]
+) -> tuple[dict[str, Prepared], list[dict[str, Any]]]:
+    """Return the topics that a query names, and its plan. DuckDB tells of one name at a time that it does not know."""
+    import duckdb
+
+    topics: dict[str, Prepared] = {}
+    while True:
+        try:
+            found = database.execute(f"EXPLAIN (FORMAT JSON) {sql}").fetchall()
+        except duckdb.CatalogException as e:
+            missing = re.search(r"Table with name (.+?) does not exist", str(e), re.DOTALL)
+            if missing is None or missing[1] in topics or not _NO_TOPIC.isdisjoint(missing[1]):
+                raise
+            topics[missing[1]] = made = prepared({**given, "topic": missing[1]})
+            database.register(missing[1], pa.RecordBatchReader.from_batches(made.columns.schema, iter(())))
+            continue
+        return topics, [node for _, text in found for node in json.loads(text)]
+
+
+def _scanned(plan: list[dict[str, Any]], sql: str, topics: Mapping[str, Prepared]) -> tuple[set[str], int]:
+    """Return the columns that a plan takes from its tables, and how often it reads tables."""
+    names = {name for made in topics.values() for name in made.columns.schema.names}
+    # A column by which the reading itself filters may stand in no list, but it does in the query.
+    wanted = {name for name in names if name.lower() in sql.lower()}
+    scans = 0
+    while plan:
+        node = plan.pop()
+        plan += node.get("children", [])
+        if "ARROW_SCAN" in node["name"]:
+            scans += 1
+            columns = node["extra_info"].get("Projections", list(names))
+            wanted.update([columns] if isinstance(columns, str) else columns)
+    return wanted, scans
+
+
+class _in_one_line:
+    """Turns DuckDB's errors into UsageError with one line."""
+
+    def __init__(self, duckdb: Any) -> None:
+        self._kind = duckdb.Error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, self._kind):
+            raise UsageError(f"the query: {shown(' '.join(str(error).split()))}") from None

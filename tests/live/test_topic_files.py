@@ -1,0 +1,370 @@
+"""Topics as tables and files, without Spark: read_table, read_batches, `export`, `import`, `query`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+from rocketspark import Message, Producer, PullConsumer, ReceivedMessage, read_batches, read_table  # noqa: E402
+from rocketspark.arrow.columns import COLUMNS  # noqa: E402
+from rocketspark.arrow.row_by_row import VALUES  # noqa: E402
+from rocketspark.cli import main  # noqa: E402
+from rocketspark.errors import ConfigError, RouteNotFound, UsageError  # noqa: E402
+from rocketspark.tables import import_file  # noqa: E402
+from rocketspark.tables.export_topic import export_topic  # noqa: E402
+from rocketspark.tables.read import batch  # noqa: E402
+from rocketspark.tables.read.data_loss import DataLost  # noqa: E402
+from rocketspark.testing import Cluster, run_cluster  # noqa: E402
+
+COUNT = 120
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with run_cluster(brokers=2, log_file_bytes=1 << 20) as running:
+        with Producer(running.namesrv) as producer:
+            create(running, "orders-1")
+            for i in range(COUNT):
+                body = b"\xff%d" % i if i % 7 == 0 else b'{"id": %d}' % i
+                tag, keys = "AB"[i % 2] if i % 5 else None, [f"k{i}", "x"] if i % 3 else []
+                producer.send("orders-1", body, tag=tag, keys=keys, properties={"p": f'a "{i}",\n\u00e4'})
+            producer.send("orders-1", b"z" * 9000, tag="A", properties={"p": "large"})
+            producer.send_batch([Message(topic="orders-1", body=b"b%d" % i, properties={"p": "b"}) for i in range(9)])
+        yield running
+
+
+def create(cluster: Cluster, topic: str) -> None:
+    assert main.run(["topic", "create", topic, "--queues", "2", "--namesrv", cluster.namesrv]) == 0
+
+
+def received(cluster: Cluster, topic: str) -> list[ReceivedMessage]:
+    """What a consumer gets of a topic, by queue and offset."""
+    found: list[ReceivedMessage] = []
+    with PullConsumer(cluster.namesrv, "looks", auto_commit=False) as consumer:
+        queues = consumer.queues(topic)
+        consumer.assign(queues)
+        for queue in queues:
+            consumer.seek_to_beginning(queue)
+        count = sum(consumer.end_offset(queue) for queue in queues)
+        while len(found) < count:
+            found += consumer.poll(200)
+    return sorted(found, key=lambda m: (m.queue, m.queue_offset))
+
+
+def values(name: str, message: ReceivedMessage) -> Any:
+    found: Any = VALUES[name](message)
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=found) if name.endswith("Time") else found
+
+
+@pytest.mark.shows(
+    "read_table and read_batches: rows equal what a consumer gets, field for field, from brokers and store "
+    "directories, with the columns and options of the Spark source, without PySpark"
+)
+def test_a_table_holds_what_a_consumer_gets(cluster: Cluster) -> None:
+    messages = received(cluster, "orders-1")
+    assert len(messages) == COUNT + 10
+    stores = [f"{cluster.store}/broker-a", f"{cluster.store}/broker-b"]
+    for table in (read_table(cluster.namesrv, "orders-1"), read_table(topic="orders-1", store=stores)):
+        assert table.schema.names == list(COLUMNS)
+        rows = table.to_pylist()
+        for name in COLUMNS:
+            if name != "sysFlag":  # A message is what is inflated, its record says that it was compressed.
+                assert [row[name] for row in rows] == [values(name, m) for m in messages], name
+    tagged = read_table(cluster.namesrv, "orders-1", tags="A || C", columns=["queueOffset", "physicalOffset"])
+    assert tagged.schema.names == ["queueOffset", "physicalOffset"]
+    assert tagged.column("queueOffset").to_pylist() == [m.queue_offset for m in messages if m.tag == "A"]
+    assert tagged.column("physicalOffset").to_pylist() == [m.physical_offset for m in messages if m.tag == "A"]
+
+
+def test_where_a_read_begins_and_ends(cluster: Cluster) -> None:
+    messages = received(cluster, "orders-1")
+
+    def offsets(**how: Any) -> list[tuple[str, int, int]]:
+        how = {"topic": "orders-1", "columns": ["broker", "queueId", "queueOffset"], **how}
+        table = read_table(cluster.namesrv, **how)
+        return [(row["broker"], row["queueId"], row["queueOffset"]) for row in table.to_pylist()]
+
+    whole = [(m.broker_name, m.queue_id, m.queue_offset) for m in messages]
+    queue = messages[0].queue
+    assert offsets(start="earliest", end="latest") == whole
+    assert offsets(start={queue: 5}) == [one for one in whole if one[:2] != whole[0][:2] or one[2] >= 5]
+    table = {"orders-1": {queue.broker_name: {str(queue.queue_id): 3}}}
+    assert offsets(end=table) == offsets(ending_offsets=json.dumps(table))
+    assert offsets(topic=None, assign={"orders-1": {queue.broker_name: [queue.queue_id]}}) == [
+        one for one in whole if one[:2] == whole[0][:2]
+    ]
+    at_ms = sorted(m.store_time_ms for m in messages)[COUNT // 2]
+    late = [(m.broker_name, m.queue_id, m.queue_offset) for m in messages if m.store_time_ms >= at_ms]
+    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    for start in (at_ms, at, at.isoformat(timespec="milliseconds")):
+        assert offsets(start=start) == late
+        assert sorted(offsets(end=start) + late) == whole
+
+
+def test_batches_come_as_they_are_asked_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    whole = batch.read
+    monkeypatch.setattr(batch, "read", lambda *how: read.append(how) or whole(*how))
+    reader = read_batches(cluster.namesrv, "orders-1", columns=["body"])
+    assert read == []
+    with Producer(cluster.namesrv) as producer:
+        producer.send("orders-1x", b"later")  # Another topic: nothing of it comes.
+    first = reader.read_next_batch()
+    assert len(read) == 1
+    assert first.num_rows + reader.read_all().num_rows == COUNT + 10
+    assert len(read) == 4
+    assert asyncio.run(in_a_loop(cluster)) == COUNT + 10
+    polars = pytest.importorskip("polars")
+    assert polars.from_arrow(read_batches(cluster.namesrv, "orders-1", columns=["tag"])).shape == (COUNT + 10, 1)
+
+
+async def in_a_loop(cluster: Cluster) -> int:
+    """As in a notebook, where a loop runs."""
+    return read_table(cluster.namesrv, "orders-1", columns=["tag"], decode="json").num_rows
+
+
+def test_bodies_as_columns(cluster: Cluster) -> None:
+    how: dict[str, Any] = {"decode": "json", "columns": ["body", "value", "_decode_error"]}
+    given = read_table(cluster.namesrv, "orders-1", decode_schema="id INT", **how)
+    inferred = read_table(cluster.namesrv, "orders-1", **how)
+    assert str(given.schema.field("value").type) == "struct<id: int32>"
+    assert str(inferred.schema.field("value").type) == "struct<id: int64>"
+    for table in (given, inferred):
+        for row in table.to_pylist():
+            good = row["body"].startswith(b"{")
+            assert row["value"] == (json.loads(row["body"]) if good else None)
+            assert (row["_decode_error"] is None) == good
+    dropped = read_table(cluster.namesrv, "orders-1", decode_mode="dropmalformed", **how)
+    assert dropped.num_rows == sum(row["body"].startswith(b"{") for row in given.to_pylist())
+    with pytest.raises(ConfigError, match="a body may lack any field: leave NOT NULL out"):
+        read_table(cluster.namesrv, "orders-1", decode="json", decode_schema="id INT NOT NULL")
+
+
+PROGRAM = """
+import sys
+from rocketspark import read_table
+assert read_table(sys.argv[1], "orders-1", decode="json").num_rows == int(sys.argv[2])
+assert not [name for name in sys.modules if name.startswith(("pyspark", "rocketspark.spark"))]
+"""
+
+
+def test_no_spark_is_imported(cluster: Cluster) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, cluster.namesrv, str(COUNT + 10)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "said"),
+    [
+        ({"start": True}, UsageError, "start is True: earliest"),
+        ({"end": -5}, UsageError, "end is -5: earliest"),
+        ({"start": datetime(2026, 1, 1)}, UsageError, "names no time zone"),
+        ({"start": "yesterday"}, ConfigError, "ISO 8601 such as"),
+        ({"start": "latest"}, ConfigError, "a batch would read nothing"),
+        ({"columns": ["nope"]}, ConfigError, "there is no column 'nope'"),
+        ({"columns": ["body", "body"]}, ConfigError, "a column stands there twice"),
+        ({"chekCrc": True}, ConfigError, "did you mean 'checkCrc'"),
+        ({"fail_on_data_loss": True, "failOnDataLoss": False}, ConfigError, "given twice"),
+        ({"tags": ["A,B"]}, ConfigError, "a text without a comma"),
+        ({"sql": 3.5}, ConfigError, "option sql is a float"),
+        ({"topic": "no-such"}, RouteNotFound, "no topic 'no-such'"),
+        ({"topic": None}, ConfigError, "option topic is missing"),
+        ({"namesrv": None}, UsageError, "namesrv is missing"),
+        ({"store": "/nowhere"}, ConfigError, "options store and namesrv"),
+    ],
+)
+def test_wrong_arguments(cluster: Cluster, how: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said) as told:
+        read_table(**{"namesrv": cluster.namesrv, "topic": "orders-1", **how})
+    assert "\n" not in str(told.value)
+
+
+class Ended(Exception):
+    """Raised in the midst of a test's export."""
+
+
+@pytest.mark.shows(
+    "rocketspark export: a file is whole or a .part; one that is ended after any batch goes on to the same file"
+)
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_an_export_goes_on_where_it_ended(
+    cluster: Cluster, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"namesrv": cluster.namesrv, "topic": "orders-1", "columns": "tag,body,storeTime"}
+    given["maxRecordsPerPartition"] = "20"
+    export_topic(given, tmp_path / f"whole.{kind}")
+    whole, broken = batch.read, 0
+
+    def read(*how: Any) -> Iterator[Any]:
+        for rows in whole(*how):
+            yield rows.slice(0, 7)
+            if ended:
+                raise Ended
+            yield rows.slice(7)
+
+    monkeypatch.setattr(batch, "read", read)
+    to = tmp_path / f"parts.{kind}"
+    for ended in (*[True] * 3, False):
+        if ended:
+            with pytest.raises(Ended):
+                export_topic(given, to)
+            broken += 1
+            assert not to.exists()
+            # Of a kill: what was written behind the place that was noted.
+            with Path(f"{to}.part").open("ab") as part:
+                part.write(b"torn")
+    assert export_topic(given, to).continued == 7 * broken
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"parts.{kind}", f"whole.{kind}"]
+    if kind != "parquet":
+        assert to.read_bytes() == (tmp_path / f"whole.{kind}").read_bytes()
+        return
+    from pyarrow import parquet
+
+    assert parquet.read_table(to).equals(parquet.read_table(tmp_path / "whole.parquet"))
+    assert parquet.read_table(to).num_rows == COUNT + 10
+
+
+def test_a_part_of_another_export_and_a_file_that_is_there(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"namesrv": cluster.namesrv, "topic": "orders-1", "columns": "body"}
+    to = tmp_path / "f.jsonl"
+    to.write_text("mine")
+    with pytest.raises(UsageError, match="is there already: give another name, or --overwrite"):
+        export_topic(given, to)
+    assert to.read_text() == "mine"
+
+    whole = batch.read
+
+    def ends(*how: Any) -> Iterator[Any]:
+        yield from whole(*how)
+        raise Ended
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batch, "read", ends)
+        with pytest.raises(Ended):
+            export_topic(given, to, overwrite=True)
+    with pytest.raises(UsageError, match=r"f\.jsonl\.part is of another export"):
+        export_topic(given | {"tags": "A"}, to, overwrite=True)
+    assert to.read_text() == "mine"
+    assert export_topic(given, to, overwrite=True).rows == COUNT + 10
+    assert len(to.read_text("utf-8").splitlines()) == COUNT + 10
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main.run(list(arguments)) == code
+    said = capsys.readouterr()
+    return said.err if code else said.out
+
+
+def own(cluster: Cluster, topic: str) -> list[Any]:
+    """What a topic's messages hold of their senders, in no order."""
+    columns = ["body", "tag", "keys", "properties"]
+    rows = read_table(cluster.namesrv, topic, columns=columns).to_pylist()
+    return sorted((r["body"], r["tag"] or "", r["keys"], dict(r["properties"])["p"]) for r in rows)
+
+
+@pytest.mark.shows("rocketspark import: bodies, tags, keys and properties of an exported file come as they were")
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_what_is_exported_is_imported(
+    cluster: Cluster, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at, file = ("--namesrv", cluster.namesrv), str(tmp_path / f"f.{kind}")
+    done = json.loads(run(capsys, "export", "orders-1", "--to", file, "--json", *at))
+    assert (done["rows"], done["continued"]) == (COUNT + 10, 0)
+    create(cluster, f"copy-{kind}")
+    assert f"sent {COUNT + 10} messages of" in run(capsys, "import", file, "--topic", f"copy-{kind}", *at)
+    assert own(cluster, f"copy-{kind}") == own(cluster, "orders-1")
+    assert [path.name for path in tmp_path.iterdir()] == [f"f.{kind}"]
+
+
+def test_an_import_goes_on_where_it_ended(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, file = ("--namesrv", cluster.namesrv), tmp_path / "f.jsonl"
+    file.write_text("".join(f'{{"body":"{i}","properties":{{"p":"x"}}}}\n' for i in range(100)))
+    create(cluster, "taken")
+    sent = import_file.Import.sent
+
+    def ends(self: import_file.Import, count: int) -> None:
+        sent(self, count)
+        if self.rows >= 60:
+            raise UsageError("ended")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(import_file.Import, "sent", ends)
+        assert "ended" in run(capsys, "import", str(file), "--topic", "taken", "--rate", "20", *at, code=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f.jsonl", "f.jsonl.taken.sent"]
+    done = json.loads(run(capsys, "import", str(file), "--topic", "taken", "--json", *at))
+    assert (done["sent"], done["continued"]) == (40, 60)
+    assert [row[0] for row in own(cluster, "taken")] == sorted(b"%d" % i for i in range(100))
+    assert [path.name for path in tmp_path.iterdir()] == ["f.jsonl"]
+
+
+def test_an_import_of_a_file_that_changed(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    at, file = ("--namesrv", cluster.namesrv), tmp_path / "f.jsonl"
+    file.write_text('{"body":"1"}\n')
+    import_file.Import(file, "orders-1", cluster.namesrv, same_queues=False, anew=False)
+    file.write_text('{"body":"1"}\n{"body":"2"}\n')
+    said = run(capsys, "import", str(file), "--topic", "orders-1", *at, code=1)
+    assert "f.jsonl.orders-1.sent is of another file or cluster: --anew sends all of this one" in said
+    create(cluster, "anew")
+    assert "is of another" not in run(capsys, "import", str(file), "--topic", "anew", *at)
+
+
+def test_messages_that_are_gone(cluster: Cluster) -> None:
+    first = {"orders-1": {"broker-a": {"0": 999}}}
+    with pytest.raises(DataLost, match="made anew, or the offsets asked for are wrong"):
+        read_table(cluster.namesrv, "orders-1", start=first, end={"orders-1": {"broker-a": {"0": 1000}}})
+    assert read_table(cluster.namesrv, "orders-1", start=first, end=first, fail_on_data_loss=False).num_rows > 0
+
+
+@pytest.mark.shows("rocketspark query: SQL over topics by DuckDB, which reads only the columns that it needs")
+def test_a_query(cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("duckdb")
+    at = ("--namesrv", cluster.namesrv)
+    decoded: list[list[str]] = []
+    whole = batch.read
+    monkeypatch.setattr(batch, "read", lambda *how: decoded.append(how[1].decoded) or whole(*how))
+
+    def ask(sql: str, *more: str) -> list[Any]:
+        decoded.clear()
+        return [json.loads(line) for line in run(capsys, "query", sql, "--json", *at, *more).splitlines()]
+
+    messages = received(cluster, "orders-1")
+    a = sum(m.tag == "A" for m in messages)
+    assert ask("SELECT count(*) AS n FROM \"orders-1\" WHERE tag = 'A'") == [{"n": a}]
+    assert all(set(columns) <= {"topic", "tag"} for columns in decoded)
+    assert ask('SELECT sum("queueOffset") AS s FROM "orders-1"', "--tags", "A") == [
+        {"s": sum(m.queue_offset for m in messages if m.tag == "A")}
+    ]
+    same = 'SELECT count(*) AS n FROM "orders-1" x JOIN "orders-1" y USING (broker, queueId, queueOffset)'
+    assert ask(same) == [{"n": len(messages)}]
+    assert len(ask('FROM "orders-1"')) == len(messages)
+    stores = ("--store", f"{cluster.store}/broker-a", "--store", f"{cluster.store}/broker-b")
+    assert ask('SELECT max(value.id) AS m FROM "orders-1"', *stores, "-o", "decode=json") == [{"m": 118}]
+    table = run(capsys, "query", 'SELECT tag, count(*) AS n FROM "orders-1" GROUP BY tag ORDER BY n DESC', *at)
+    assert table.split()[:2] == ["tag", "n"]
+    for sql, said in (
+        ("SELEC 1", "Parser Error"),
+        ('SELECT nope FROM "orders-1"', 'column "nope" not found'),
+        ("SELECT 1; SELECT 2", "one statement is needed"),
+        ("SELECT * FROM nope", "no topic 'nope'"),
+    ):
+        assert said in run(capsys, "query", sql, *at, code=1)
