@@ -206,6 +206,23 @@ def test_rows_that_were_taken_back_meanwhile_are_archived_again(scene: Scene, tm
     scene.whole(topic, 15, **where)
 
 
+@pytest.mark.shows("mended: an Iceberg archive passes rows over that a rollback took back as its commit was published")
+def test_rows_taken_back_just_before_a_commit_counts_come_before_its_own(scene: Scene, tmp_path: Path) -> None:
+    topic, where = "taken-back-last", {"place": str(tmp_path / "lake")}
+    for count in (10, 5):
+        scene.send(topic, count)
+        assert scene.job.ask(**scene.step("archive", topic, **where)).get("rows") == count
+    snapshots = f"SELECT snapshot_id FROM rocketspark.{scene.table(topic)}.snapshots ORDER BY committed_at"
+    _, second, *_ = scene.other.ask(**scene.step("sql", topic, sql=snapshots, **where))
+    scene.send(topic, 3)
+    scene.paused(topic, "_publish", **where)
+    back = f"CALL rocketspark.system.rollback_to_snapshot('{scene.table(topic)}', {second['snapshot_id']})"
+    assert isinstance(scene.other.ask(**scene.step("sql", topic, sql=back, **where)), list)
+    done = scene.go_on()
+    assert (done.get("rows"), done.get("total_rows")) == (8, 18), done
+    scene.whole(topic, 18, **where)
+
+
 def test_a_writer_who_stands_while_all_commits_expire_doubles_nothing(scene: Scene, tmp_path: Path) -> None:
     topic, where = "all-expired", {"place": str(tmp_path / "lake")}
 

@@ -15,11 +15,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import ConfigError, NoReply, RouteNotFound
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.lakehouse.table import ArchiveTable
 from rocketspark.spark.pipelines import archive
-from rocketspark.spark.pipelines.connection import Connection
+from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.options import ArchiveOptions
+from rocketspark.spark.pipelines.parts.archive_batches import options_of
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.spark_features import ReadAllAvailable
+from rocketspark.tables.offset_ranges import from_json
 from rocketspark.tables.read.data_loss import DataLost
 from rocketspark.testing import Cluster
 
@@ -71,6 +76,48 @@ def test_a_topic_made_anew_needs_a_folder_of_its_own(
             archive.run(spark, Connection(cluster.namesrv, options=options), [topic], tmp_path)
     assert archive.read(spark, tmp_path).count() == 20
     assert archive.run(spark, cluster.namesrv, [topic], tmp_path / "new").rows == 40
+
+
+class RowsAlone(ArchiveTable):
+    """A table of which only the rows are known."""
+
+    _name = exists = append = compact = check = file_count = _committed = None  # type: ignore[assignment]
+
+    def __init__(self, rows: DataFrame) -> None:
+        self._rows = rows
+
+    def read(self) -> DataFrame:
+        return self._rows
+
+
+@pytest.mark.shows("mended: a table whose commits are forgotten is archived no more if its topic had a namesake before")
+def test_rows_alone_tell_a_topic_from_those_of_its_name_before_and_after(
+    spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
+) -> None:
+    def make_anew() -> None:
+        with SyncOperations(cluster.namesrv) as operations:
+            operations.delete_topic(topic)
+            operations.create_topic(topic, queue_count=2)
+
+    load(topic, 10)
+    make_anew()
+    load(topic, 20)
+    archive.run(spark, cluster.namesrv, [topic], tmp_path)
+    known = RowsAlone(archive.read(spark, tmp_path)).offsets_of_rows()  # type: ignore[abstract]
+    load(topic, 4)
+    for _ in range(2):
+        reader = StreamReader(READ_SCHEMA, options_of(connection(cluster.namesrv), [topic]))
+        end = reader.latestOffset(known, ReadAllAvailable())
+        assert sum(from_json(end).values()) - sum(from_json(known).values()) == 4
+        known = end
+        reader.stop()
+        load(topic, 4)
+    make_anew()
+    load(topic, 60)
+    reader = StreamReader(READ_SCHEMA, options_of(connection(cluster.namesrv), [topic]))
+    with pytest.raises(DataLost, match="made anew"):
+        reader.latestOffset(known, ReadAllAvailable())
+    reader.stop()
 
 
 @pytest.mark.shows("mended: an archive takes two messages of one place, if a run came before the topic was made anew")

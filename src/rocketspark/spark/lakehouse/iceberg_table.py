@@ -29,6 +29,7 @@ from rocketspark.spark.lakehouse.table import (
     ddl,
     decode_state,
 )
+from rocketspark.tables.offset_ranges import from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -175,6 +176,8 @@ class IcebergTable(ArchiveTable):
             raise self.taken()
         self._check_follows(state, after)
         self._publish(staged[0].snapshot_id)
+        if (now := self._committed()) is None or now.sequence < state.sequence:
+            raise self.set_back()
         return int(staged[0].summary.get("added-records", 0))
 
     def _check_follows(self, state: ArchiveState, after: ArchiveState | None) -> None:
@@ -183,8 +186,9 @@ class IcebergTable(ArchiveTable):
         Iceberg refuses a number that was published before only until that snapshot expires. A snapshot that others
         publish from here on is newer than the staged one, so it does not expire before it.
         """
-        newest, staged = self._commits()
-        if newest is not None:
+        told, staged = self._commits()
+        if told:
+            newest = told[0]
             if newest.sequence >= state.sequence:
                 raise self.taken()
             if newest.sequence < state.sequence - 1:
@@ -195,8 +199,12 @@ class IcebergTable(ArchiveTable):
             if after is None or newest.commit != after.commit:
                 raise self.taken()
             return
-        if after is not None and _beyond(self.offsets_of_rows(), after.offsets):
-            raise self.taken()
+        if after is not None:
+            found = self.offsets_of_rows()
+            if _beyond(found, after.offsets):
+                raise self.taken()
+            if not after.commit and _beyond(after.offsets, found):
+                raise self.set_back()
         # All commits are forgotten: who began before that has another number than who began from the rows. Each stages
         # before he looks, so one of two sees the other's.
         if others := [str(snapshot) for number, snapshot in staged if number != state.sequence]:
@@ -224,7 +232,7 @@ class IcebergTable(ArchiveTable):
             raise
 
     def _snapshots(self) -> list[Any]:
-        columns = "snapshot_id, committed_at, summary"
+        columns = "snapshot_id, parent_id, committed_at, summary"
         return self.spark.sql(f"SELECT {columns} FROM {self._name}.snapshots ORDER BY committed_at DESC").collect()
 
     def _said(self, row: Any) -> ArchiveState | None:
@@ -232,7 +240,27 @@ class IcebergTable(ArchiveTable):
 
     def _committed(self) -> ArchiveState | None:
         with self._asking():
-            return self._commits()[0]
+            told, _ = self._commits()
+            if len(told) > 1 and told[0].follows not in ("", told[1].commit):
+                self._take_back(told[0])
+                del told[0]
+            return told[0] if told else None
+
+    def _take_back(self, state: ArchiveState) -> None:
+        """Roll back the newest commit: rows that it follows were taken back between its writer's look and its
+        publication, and are to come before its own. Raises ConfigError if others have changed the table since.
+        """
+        name, snapshots = self._name, {row.snapshot_id: row for row in self._snapshots()}
+        newest = self.spark.sql(f"SELECT snapshot_id FROM {name}.refs WHERE name = 'main'").collect()[0].snapshot_id
+        published = snapshots[newest]
+        own = snapshots.get(int(published.summary.get("source-snapshot-id", newest)))
+        call = f"CALL {self.catalog}.system.rollback_to_snapshot('{name}', {published.parent_id})"
+        if own is None or self._said(own) != state:
+            raise ConfigError(
+                f"rows of the table {self.place} were taken back while commit {state.sequence} was written, and others"
+                " have changed it since: roll it back to before that commit, and archive again"
+            )
+        self.spark.sql(call).collect()
 
     def _state_of_rows(self) -> ArchiveState | None:
         with self._asking():
@@ -245,14 +273,15 @@ class IcebergTable(ArchiveTable):
         # Who staged a commit may stand before its publication: with his number, one of both is published.
         return msgspec.structs.replace(found, sequence=max(staged)[0] - 1) if staged else found
 
-    def _commits(self) -> tuple[ArchiveState | None, list[tuple[int, int]]]:
-        """Return what the newest commit of an archive that counts says, and the (number, snapshot) of each that is
-        staged and may yet be published.
+    def _commits(self) -> tuple[list[ArchiveState], list[tuple[int, int]]]:
+        """Return what the commits of an archive that count say, as `_told` does, and the (number, snapshot) of each
+        that is staged and may yet be published.
         """
         snapshots = {row.snapshot_id: row for row in self._snapshots()}
         history = self.spark.sql(f"SELECT snapshot_id, made_current_at FROM {self._name}.history"
                                  " WHERE is_current_ancestor ORDER BY made_current_at DESC").collect()  # fmt: skip
-        current = [row.snapshot_id for row in history]
+        # One that a rollback went back to was current more than once: its first time is its place.
+        current = list(dict.fromkeys(row.snapshot_id for row in reversed(history)))[::-1]
         known = [snapshots[i].summary for i in current if i in snapshots]
         published = {summary.get(name) for summary in known for name in ("wap.id", "published-wap-id")}
         staged = [
@@ -261,21 +290,21 @@ class IcebergTable(ArchiveTable):
             if row.snapshot_id not in current and (said := self._said(row)) is not None
             if _wap_id(said) not in published
         ]
-        return self._newest(snapshots, current), staged
+        return list(self._told(snapshots, current)), staged
 
-    def _newest(self, snapshots: Mapping[int, Any], current: Iterable[int]) -> ArchiveState | None:
+    def _told(self, snapshots: Mapping[int, Any], current: Iterable[int]) -> Iterator[ArchiveState]:
+        """Yield what the commits of an archive say, the newest first, up to one that expired."""
         for snapshot_id in current:
             row = snapshots.get(snapshot_id)
             # Something came between staging and publishing: the new snapshot names the staged one.
             source = row.summary.get("source-snapshot-id") if row is not None else None
             if source is not None:
                 row = snapshots.get(int(source))
-                if row is None:
-                    # It expired, and what older ones say is not the newest.
-                    return None
-            if row is not None and (said := self._said(row)) is not None:
-                return said
-        return None
+            if row is None:
+                # It expired, and what older ones say is not the newest.
+                return
+            if (said := self._said(row)) is not None:
+                yield said
 
     def compact(self, last_hour: str, file_bytes: int) -> int:
         """Merge the files of each hour up to `last_hour` into files of some `file_bytes`, by rewrite_data_files; return
@@ -337,12 +366,8 @@ def _wap_id(state: ArchiveState) -> str:
 
 def _beyond(offsets: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
     """Tell whether a queue goes on beyond what is known of it; offsets as a stream's JSON has them."""
-    return any(
-        offset > known.get(topic, {}).get(broker, {}).get(queue, 0)
-        for topic, brokers in offsets.items()
-        for broker, queues in brokers.items()
-        for queue, offset in queues.items()
-    )
+    reached = from_json(known)
+    return any(offset > reached.get(queue, 0) for queue, offset in from_json(offsets).items())
 
 
 def catalog_fails(text: str) -> bool:

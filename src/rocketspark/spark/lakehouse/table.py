@@ -22,7 +22,7 @@ from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import MessageQueue, typed_json
 from rocketspark.spark.columns import READ_SCHEMA, quoted
 from rocketspark.spark.lakehouse import decoded_columns, object_store
-from rocketspark.tables.offset_ranges import to_json
+from rocketspark.tables.offset_ranges import made_json, to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -168,17 +168,19 @@ def format_in(folder: Path) -> str:
 
 class ArchiveState(msgspec.Struct, frozen=True):
     """How far an archive is written, as each commit says it. `sequence`: the commit's number; `offsets`: the next
-    offset of each queue, as a stream's JSON; `commit`: an id of the commit's own.
+    offset of each queue, as a stream's JSON; `commit`: an id of the commit's own; `follows`: that of the commit that
+    its writer saw as the newest, "" if he went by the rows.
     """
 
     sequence: int
     offsets: dict[str, Any]
     commit: str = ""
     version: int = VERSION
+    follows: str = ""
 
     def next(self, offsets: Mapping[str, Any]) -> ArchiveState:
         """Return the state for the next commit, up to which these offsets are archived."""
-        return ArchiveState(self.sequence + 1, dict(offsets), uuid.uuid4().hex)
+        return ArchiveState(self.sequence + 1, dict(offsets), uuid.uuid4().hex, follows=self.commit)
 
     def encoded(self) -> str:
         """Return the state as the text that is written into a commit."""
@@ -364,8 +366,12 @@ class ArchiveTable(ABC):
         from pyspark.sql import functions as F
 
         rows = self.read().where(F.col("topic").isin(*topics)) if topics else self.read()
-        ends = rows.groupBy("topic", "broker", "queueId").agg((F.max("queueOffset") + 1).alias("next"))
-        return to_json({MessageQueue(row.topic, row.broker, row.queueId): row.next for row in ends.collect()})
+        wanted = (F.max("queueOffset") + 1).alias("next"), F.max("logPosition").alias("position")
+        ends = rows.groupBy("topic", "broker", "queueId").agg(*wanted).collect()
+        # A topic that was made anew since has a higher number than the position of any row; the same one has not.
+        made = {(row.topic, row.broker): row.position for row in sorted(ends, key=lambda row: row.position)}
+        found = {MessageQueue(row.topic, row.broker, row.queueId): row.next for row in ends}
+        return {**to_json(found), **made_json(made)}
 
     def check_new(self, state: ArchiveState) -> None:
         """Raise ConfigError if the table does not exist, though `state` is not its first commit: somebody removed it

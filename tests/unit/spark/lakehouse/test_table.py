@@ -17,7 +17,6 @@ from rocketspark.spark.lakehouse.iceberg_table import IcebergTable, catalog_fail
 from rocketspark.spark.lakehouse.table import (
     COLUMNS,
     PARTITIONS,
-    PROPERTY,
     ArchiveState,
     ArchiveTable,
     TablePlace,
@@ -341,26 +340,6 @@ def test_a_table_deleted_while_it_is_written_is_not_made_anew(table: Any) -> Non
     # Its rows would be missing, and the new one would say that they are there.
     with pytest.raises(ConfigError, match="the table /data/t is gone"):
         Gone().append(None, ArchiveState(1, {}).next({"t": {}}))
-
-
-def test_a_published_commit_whose_words_expired_does_not_hand_over_to_an_older_one() -> None:
-    older = ArchiveState(3, {"t": {"b": {"0": 3}}}, "c3").encoded()
-
-    class Expired(IcebergTable):
-        def __init__(self) -> None:
-            self.place, self.catalog, self.spark = table_place("iceberg", "/x"), "c", self  # type: ignore[assignment]
-
-        def _snapshots(self) -> list[Any]:
-            published = {"source-snapshot-id": "7", "published-wap-id": "rocketspark-archive-4"}
-            return [Row(snapshot_id=8, summary=published), Row(snapshot_id=5, summary={PROPERTY: older})]
-
-        def sql(self, asked: str) -> Any:
-            return self
-
-        def collect(self) -> list[Any]:
-            return [Row(snapshot_id=8), Row(snapshot_id=5)]
-
-    assert Expired()._committed() is None
 
 
 def test_a_catalog_that_is_locked_just_now_is_tried_again() -> None:

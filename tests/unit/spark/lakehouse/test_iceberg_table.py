@@ -1,0 +1,119 @@
+"""What the snapshots of an Iceberg archive say of how far it is written, and what a rollback changes: without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+
+from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.spark.lakehouse.iceberg_table import IcebergTable
+from rocketspark.spark.lakehouse.table import PROPERTY, ArchiveState, decode_state, table_place
+from rocketspark.spark.pipelines.parts.archive_batches import may_pass
+
+
+class IcebergHistory(IcebergTable):
+    """A table of which only snapshots are known. `current`: the ids of those that were current, the newest first, of
+    which those of `rows` count.
+    """
+
+    def __init__(self, current: list[int], *rows: Row) -> None:
+        self.place, self.catalog, self.spark = table_place("iceberg", "/x"), "c", self  # type: ignore[assignment]
+        self.current, self.rows, self.asked = current, rows, list[str]()
+
+    def _snapshots(self) -> list[Any]:
+        return list(self.rows)
+
+    def sql(self, asked: str) -> Any:
+        self.asked.append(asked)
+        return self
+
+    def collect(self) -> list[Any]:
+        return [Row(snapshot_id=one) for one in self.current]
+
+
+def snapshot(number: int, said: ArchiveState | None, parent: int = 0, **summary: str) -> Row:
+    words = {PROPERTY: said.encoded(), "wap.id": f"rocketspark-archive-{said.sequence}"} if said else {}
+    return Row(
+        snapshot_id=number, parent_id=parent, summary=words | {k.replace("_", "-"): v for k, v in summary.items()}
+    )
+
+
+def test_a_published_commit_whose_words_expired_does_not_hand_over_to_an_older_one() -> None:
+    older = snapshot(5, ArchiveState(3, {"t": {"b": {"0": 3}}}, "c3"))
+    published = snapshot(8, None, source_snapshot_id="7", published_wap_id="rocketspark-archive-4")
+    assert IcebergHistory([8, 5], published, older)._committed() is None
+
+
+FIRST = ArchiveState(1, {"t": {"b": {"0": 1}}}, "c1")
+SECOND = FIRST.next({"t": {"b": {"0": 2}}})
+THIRD = SECOND.next({"t": {"b": {"0": 3}}})
+
+
+@pytest.mark.shows("mended: an Iceberg archive passes rows over that a rollback took back as its commit was published")
+def test_what_a_rollback_took_back_is_not_said_to_be_there() -> None:
+    rows = [snapshot(1, FIRST), snapshot(2, SECOND, 1), snapshot(3, THIRD, 2)]
+    again = snapshot(4, SECOND.next({"t": {"b": {"0": 4}}}), 2)
+    for current, wanted in (
+        ([3, 2, 1], THIRD),
+        ([2, 1], SECOND),
+        # Back to the first one, and that taken back too.
+        ([3, 1, 3, 2, 1], THIRD),
+        ([4, 2, 2, 1], decode_state(again.summary[PROPERTY], table_place("iceberg", "/x"))),
+    ):
+        table = IcebergHistory(current, *rows, again)
+        assert table._committed() == wanted
+        assert not any("rollback" in asked for asked in table.asked)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_commit_whose_forerunner_was_rolled_back_is_taken_back(staged: bool) -> None:
+    rows = [snapshot(1, FIRST), snapshot(2, SECOND, 1), snapshot(3, THIRD, 2)]
+    rows += [snapshot(5, None, 1, source_snapshot_id="3", published_wap_id="rocketspark-archive-3")]
+    if not staged:
+        rows[2:] = [snapshot(5, THIRD, 1)]
+    table = IcebergHistory([5, 1, 1], *rows)
+    assert table._committed() == FIRST
+    assert table.asked[-1] == "CALL c.system.rollback_to_snapshot('c.rocketspark.archive', 1)"
+    # Nobody else's changes are taken back with it.
+    others = IcebergHistory([6, 5, 1], *rows, snapshot(6, None, 5))
+    with pytest.raises(ConfigError, match="taken back while commit 3 was written, and others have changed it since"):
+        others._committed()
+    assert not any("rollback" in asked for asked in others.asked)
+
+
+def test_a_writer_sees_that_the_table_was_rolled_back_after_it_looked() -> None:
+    class Raced(IcebergHistory):
+        """A rollback comes between the writer's look and the publication."""
+
+        conf = writeTo = option = append = set = unset = property(lambda self: self)
+
+        def __call__(self, *_: Any) -> Any:
+            return self
+
+        def _check_follows(self, state: ArchiveState, after: ArchiveState | None) -> None:
+            self.current = [5, 1, 1]
+
+        def _publish(self, snapshot_id: int) -> None:
+            self.rows = (*self.rows[:2], snapshot(5, THIRD, 1))
+
+    table = Raced([2, 1], snapshot(1, FIRST), snapshot(2, SECOND, 1), snapshot(3, THIRD, 2))
+    rows: Any = table
+    with pytest.raises(RocketSparkError, match="was set back to an older version") as raised:
+        table._append(rows, THIRD, SECOND)
+    assert may_pass(raised.value)
+
+
+def test_rows_that_are_gone_since_they_were_looked_at_are_archived_again() -> None:
+    class Rows(IcebergHistory):
+        def offsets_of_rows(self, topics: Any = ()) -> dict[str, Any]:
+            return {"t": {"b": {"0": 2}}, "@made": {"t": {"b": 99}}}
+
+    known: dict[str, Any] = {"t": {"b": {"0": 2}}}
+    for commit in ("", "c1"):
+        Rows([])._check_follows(ArchiveState(9, {}), ArchiveState(8, known, commit))
+    with pytest.raises(ConfigError, match="another process writes"):
+        Rows([])._check_follows(ArchiveState(9, {}), ArchiveState(8, {"t": {"b": {"0": 1}}}))
+    with pytest.raises(RocketSparkError, match="was set back to an older version"):
+        Rows([])._check_follows(ArchiveState(9, {}), ArchiveState(8, {"t": {"b": {"0": 3}}}))
