@@ -263,7 +263,8 @@ def test_a_restored_replica_has_all_also_of_a_master_that_took_nothing_yet(tmp_p
                 await g.in_sync(1)
                 shutil.rmtree(tmp_path / "store2")
                 backup.restore(tmp_path / "backup", tmp_path / "store2")
-                second = await g.start(2)
+                # Whatever time it takes to look at the controller's data: elected meanwhile, it would give way.
+                second = await g.start(2, metadata_interval_ms=3_600_000)
                 assert second.store.may_lack
                 await g.in_sync(2)
                 await until(lambda: not second.store.may_lack)

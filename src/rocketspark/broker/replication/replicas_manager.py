@@ -221,8 +221,10 @@ class ReplicasManager:
         self._tasks.append(asyncio.create_task(self._check_in_sync()))
         while True:
             done = await self._tried("look at the controller's data", self._look)
+            # One that may lack some of its log takes no office, should it be elected: it sees soon whether it does.
+            settled = done and bool(self._role.epoch) and not self._store.may_lack
             await pause(
-                lambda: self._settings.metadata_interval_ms if self._role.epoch and done else RETRY_S * 1000,  # noqa: B023
+                lambda: self._settings.metadata_interval_ms if settled else RETRY_S * 1000,  # noqa: B023
                 self._look_now,
             )
 
