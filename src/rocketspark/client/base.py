@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,6 +31,8 @@ class Life:
     def __init__(self) -> None:
         self._state = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
+        # The loop's thread.
+        self._ident = 0
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -37,7 +40,7 @@ class Life:
         """Return the state at the beginning of `start`. Raises StateError if it began before."""
         if self._state != "new":
             raise StateError(f"the {self.kind} is {self._state}: make a new one")
-        self._state, self._loop = "started", asyncio.get_running_loop()
+        self._state, self._loop, self._ident = "started", asyncio.get_running_loop(), get_ident()
 
     @property
     def calls_here(self) -> bool:

@@ -19,7 +19,7 @@ from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
 from rocketspark.client.consumer.push_consumer import AsyncPushConsumer, ColumnsListenerT, ListenerT
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
 from rocketspark.client.message_batch import MessageBatch
-from rocketspark.client.producer.gathered_sends import EncodedMessage, PlainMessage
+from rocketspark.client.producer.gathered_sends import EncodedMessage, SimpleMessage
 from rocketspark.client.producer.given_columns import Given, check_rows
 from rocketspark.client.producer.prepared_message import make_message, pack
 from rocketspark.client.producer.producer import AsyncProducer
@@ -174,9 +174,9 @@ class ProducerFacade(QueriesFacade[P]):
         # Packed here, so that the caller may change the message as soon as this returns.
         accumulator = core.accumulator
         if accumulator is not None and selector is None and timeout_ms is None:
-            packed: PlainMessage | EncodedMessage | None = None
-            if not fields and queue is None:
-                packed = accumulator.plain(message, body)
+            packed: SimpleMessage | EncodedMessage | None = None
+            if queue is None:
+                packed = accumulator.simple(message, body, fields)
             if packed is None:
                 message, body, fields = make_message(message, body, fields), None, {}
                 packed = accumulator.encode(message, queue)

@@ -6,37 +6,51 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import lru_cache
 
 import msgspec
 
-from rocketspark.client import validators
 from rocketspark.client.callbacks import Tasks
 from rocketspark.client.producer.gathered_sends import (
+    LEAD,
     BatchOutcome,
     EncodedMessage,
     Gatherable,
-    PlainMessage,
+    SimpleMessage,
     encode,
+    head_of,
+    takes_batches,
 )
 from rocketspark.client.producer.in_flight_send import InFlightSend
 from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, queue_of_key
 from rocketspark.client.producer.send_path import SendPath
 from rocketspark.client.results import SendResult
 from rocketspark.errors import ConfigError, NotSent
-from rocketspark.model import Message, MessageQueue
+from rocketspark.model import Message, MessageFields, MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch, properties
 from rocketspark.protocol.message.message_ids import ID_CHARACTERS, UniqueIdBlocks, unique_ids
 
-# The topic alone; or with the queue and whether the flush is waited for, if a queue is given or it is not.
-Kind = str | tuple[str, MessageQueue | None, bool]
+# A topic or one of its queues; with False, if the flush is not waited for.
+Kind = str | MessageQueue | tuple[str | MessageQueue, bool]
 
-_pack_head = batch.pack_head
-# Of a message without properties of its own: what stands around its id, and the bytes of all but its body.
+# Of a message without properties of its own: what stands behind its id, and the bytes of all of them.
 _TAIL = b"\x02WAIT\x01true\x02"
-_LEAD = (len("UNIQ_KEY\x01") + ID_CHARACTERS + len(_TAIL)).to_bytes(2, "big") + b"UNIQ_KEY\x01"
-_AROUND_BYTES = batch.HEAD_BYTES + len(_LEAD) + ID_CHARACTERS + len(_TAIL)
+_LEAD_AND_ID_BYTES = len(LEAD) + ID_CHARACTERS
+_PROPERTIES_BYTES = _LEAD_AND_ID_BYTES + len(_TAIL)
+# So many tags and sharding keys are kept with their encoded properties.
+KNOWN_MAX = 1 << 14
+
+
+class _Known(msgspec.Struct):
+    """The encoded properties of messages with some tag and sharding key, and the queue of that key among the topic's
+    `queues`.
+    """
+
+    field_count: int
+    tail: bytes
+    properties_bytes: int
+    queue: MessageQueue | None
+    queues: tuple[MessageQueue, ...]
 
 
 class Gathered(msgspec.Struct, eq=False):
@@ -110,12 +124,14 @@ class Accumulator:
         if not linger_ms >= 0 or bytes_max < 1:
             raise ConfigError("linger_ms must be 0 or more, batch_bytes 1 or more")
         self._path = path
+        self.check_started = path.check_started
         self._attempts = attempts
         self._packing = packing
         self._linger_s = linger_ms / 1000
         self._bytes_max = bytes_max
-        # Larger bodies do not go the shortest way; nor any of a producer with a namespace, which `encode` puts before.
-        self._plain_max = 0 if packing.namespace else min(packing.over_bytes - 1, packing.body_bytes_max)
+        # Larger bodies do not go the short way; nor any of a producer with a namespace, which `encode` puts before.
+        self._simple_max = 0 if packing.namespace else min(packing.over_bytes - 1, packing.body_bytes_max)
+        self._known: dict[tuple[str, str | None, str | None], _Known] = {}
         # By topic: sends by sharding key that wait for the route, in the order in which they came.
         self._unrouted: dict[str, list[tuple[str, Gatherable, EncodedMessage | None]]] = {}
         self._routing = Tasks()
@@ -133,48 +149,73 @@ class Accumulator:
         made = encode(message, self._packing)
         if made is None or queue is None:
             return made
-        return made._replace(queue=self._path.full_queue(made.topic, queue), sharding_key=None)
+        made.queue = self._path.full_queue(made.topic, queue)
+        return made
 
-    def plain(self, topic: Message | str, body: bytes | None) -> PlainMessage | None:
-        """Return a message without fields, for `add_plain` or later `encode`; in any thread. None if it may have to go
-        alone.
+    def simple(self, topic: Message | str, body: bytes | None, fields: MessageFields) -> SimpleMessage | None:
+        """Return a message for `add_simple` or later `encode`, if another like it was gathered before; in any thread.
 
-        Raises MessageIllegal for a topic that nobody may send to.
+        A message without fields is always like another. Raises MessageIllegal for a topic that nobody may send to.
         """
-        if type(topic) is str and type(body) is bytes and 0 < len(body) <= self._plain_max and _takes_batches(topic):
-            return PlainMessage(topic, body)
-        return None
+        if type(topic) is not str or type(body) is not bytes or not 0 < len(body) <= self._simple_max:
+            return None
+        if fields and self._known_as(topic, fields) is None:
+            return None
+        return SimpleMessage(topic, body, fields) if takes_batches(topic) else None
 
-    def add_plain(self, topic: str, body: bytes | None, waiting: Gatherable) -> bool:
-        """Take a message without fields, if others of its topic are gathered already and there is room for it: a third
-        of what the general way costs.
+    def add_simple(self, topic: str, body: bytes | None, fields: MessageFields, waiting: Gatherable) -> bool:
+        """Take a message with no fields but a tag and a sharding key, if one like it was gathered before and others
+        wait with room for it: a third of what the general way costs.
 
         False if not: then `encode` and `add_part` take it. Called on the loop, by a producer that is started.
         """
-        together = self._waiting.get(topic)
+        kind: Kind = topic
+        tail, properties_bytes = _TAIL, _PROPERTIES_BYTES
+        if fields:
+            known = self._known_as(topic, fields)
+            if known is None:
+                return False
+            tail, properties_bytes = known.tail, known.properties_bytes
+            if known.queue is not None:
+                if known.queues is not self._path.attempts.known_queues(topic) or self._unrouted:
+                    return False
+                kind = known.queue
+        together = self._waiting.get(kind)
         if together is None or type(body) is not bytes:
             return False
         length = len(body)
-        size = together.size + length + _AROUND_BYTES
-        if not 0 < length <= self._plain_max or size > self._bytes_max:
+        size = together.size + length + batch.HEAD_BYTES + 2 + properties_bytes
+        if not 0 < length <= self._simple_max or size > self._bytes_max:
             return False
-        together.heads.append(b"%b%b%b" % (_pack_head(length + _AROUND_BYTES, 0, 0, 0, length), body, _LEAD))
-        together.tails.append(_TAIL)
+        together.heads.append(head_of(body, 0, properties_bytes))
+        together.tails.append(tail)
         sends = together.sends
         sends.append(waiting)
         together.size = size
         if size >= self._bytes_max or len(sends) >= batch.COUNT_MAX:
-            self._flush(topic)
+            self._flush(kind)
         return True
 
+    def _known_as(self, topic: str, fields: MessageFields) -> _Known | None:
+        try:
+            known = self._known.get((topic, fields.get("tag"), fields.get("sharding_key")))
+        except TypeError:  # Such a tag is no text.
+            return None
+        return known if known is not None and known.field_count == len(fields) else None
+
     def add_part(self, message: EncodedMessage, waiting: Gatherable) -> None:
-        """Take a message, to be sent with others later. Raises StateError if the producer is not started."""
-        self._path.check_started()
-        queue, key = message.queue, message.sharding_key
-        if key and queue is None:
+        """Take a message, to be sent with others later. Called on the loop, by a producer that is started."""
+        queue, key, simple = message.queue, message.sharding_key, message.simple
+        if queue is None and key:
             queue = self._queue_of(message.topic, key, waiting, message)
             if queue is None:
                 return
+        if simple is not None and message.queue is None:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            queues = self._path.attempts.known_queues(message.topic)
+            count = 2 - simple.count(None)
+            self._known[simple] = _Known(count, message.tail, _LEAD_AND_ID_BYTES + len(message.tail), queue, queues)
         self._gather(message.topic, queue, message.wait_store_ok, waiting, message.head, message.tail)
 
     # -- whole sends ---------------------------------------------------------------------------------------------
@@ -252,14 +293,15 @@ class Accumulator:
         own_id: str | None = None,
     ) -> None:
         kind = _kind(topic, queue, wait_store_ok)
-        if queue is not None:
-            self._flush(_kind(topic, queue, not wait_store_ok))
         size = len(head) + len(tail) + (ID_CHARACTERS if own_id is None else 0)
         together = self._waiting.get(kind)
         if together is not None and together.size + size > self._bytes_max:
             self._flush(kind)
             together = None
         if together is None:
+            if queue is not None:
+                # Never both at once: the queue's order.
+                self._flush(_kind(topic, queue, not wait_store_ok))
             loop = asyncio.get_running_loop()
             if self._linger_s:
                 timer: asyncio.Handle = loop.call_later(self._linger_s, self._flush, kind)
@@ -313,10 +355,5 @@ class Batch(InFlightSend, kw_only=True):
         BatchOutcome(result, error, self.ids).tell(self.sends)
 
 
-@lru_cache(maxsize=4096)
-def _takes_batches(topic: str) -> bool:
-    return not validators.check_target(topic).startswith(validators.RETRY_PREFIX)
-
-
 def _kind(topic: str, queue: MessageQueue | None, wait_store_ok: bool) -> Kind:
-    return topic if queue is None and wait_store_ok else (topic, queue, wait_store_ok)
+    return (queue or topic) if wait_store_ok else (queue or topic, False)

@@ -10,63 +10,91 @@ import asyncio
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextvars import Context
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from rocketspark.client.producer.prepared_message import PackingSettings, pack
+from rocketspark.client.producer.prepared_message import PackingSettings, properties_text
 from rocketspark.client.producer.program_end import cancelled_sends
 from rocketspark.client.results import SendResult
-from rocketspark.client.validators import RETRY_PREFIX
-from rocketspark.model import Message, MessageQueue
+from rocketspark.client.validators import RETRY_PREFIX, check_target
+from rocketspark.model import Message, MessageFields, MessageQueue
+from rocketspark.model.namespace import wrap
 from rocketspark.protocol.message import batch
 from rocketspark.protocol.message.message_ids import ID_CHARACTERS
 
 log = logging.getLogger("rocketspark.client")
 
-# While a message's id is not known, this stands for it, so far behind the begin of its body.
+# While a message's id is not known, this stands for it.
 _STAND_IN = "0" * ID_CHARACTERS
-_ID_AT = batch.HEAD_BYTES + 2 + len("UNIQ_KEY\x01")
+LEAD = b"UNIQ_KEY\x01"
+_LEAD_BYTES = len(LEAD)
 
 
-class PlainMessage(NamedTuple):
-    """A message without fields."""
+class SimpleMessage(NamedTuple):
+    """A message with no fields but a tag and a sharding key, which were checked."""
 
     topic: str
     body: bytes
+    fields: MessageFields
 
 
-class EncodedMessage(NamedTuple):
+class EncodedMessage(msgspec.Struct):
     """A message as its part of a batch's body but for its id, which stands between `head` and `tail`. `topic`, `queue`:
     with their namespace.
+
+    `simple`: the topic, tag and sharding key of a message that has nothing else.
     """
 
     topic: str
-    queue: MessageQueue | None
     sharding_key: str | None
     wait_store_ok: bool
     head: bytes
     tail: bytes
+    queue: MessageQueue | None = None
+    simple: tuple[str, str | None, str | None] | None = None
 
 
 def encode(message: Message, packing: PackingSettings) -> EncodedMessage | None:
-    """Encode a message for a batch; None if it has to go alone, or may have to. Raises MessageIllegal, as `pack`."""
-    body = message.body
+    """Encode a message for a batch; None if it has to go alone, or may have to, or cannot be sent, as `pack` then says.
+
+    Raises MessageIllegal for its topic or its properties.
+    """
+    topic, body, flag = message.topic, message.body, message.flag
     if (
-        type(body) is not bytes
-        or len(body) >= packing.over_bytes
+        not takes_batches(topic)
         or message.delay_level
         or message.delay_ms
         or message.deliver_at_ms
+        or type(body) is not bytes
+        or not 0 < len(body) <= packing.body_bytes_max
+        or len(body) >= packing.over_bytes
+        or type(flag) is not int
+        or not -(1 << 31) <= flag < 1 << 31
     ):
         return None
-    out = pack(message, packing, _STAND_IN)
-    if out.topic.startswith(RETRY_PREFIX):
-        return None
-    item = batch.encode_item(out.flag, body, out.properties.encode())
-    at = _ID_AT + len(body)
-    key = message.sharding_key
-    return EncodedMessage(out.topic, None, key, message.wait_store_ok, item[:at], item[at + ID_CHARACTERS :])
+    tail = properties_text(message, _STAND_IN)[_LEAD_BYTES + ID_CHARACTERS :].encode()
+    head = head_of(body, flag, _LEAD_BYTES + ID_CHARACTERS + len(tail))
+    simple = None
+    if not (message.keys or message.properties or flag or packing.namespace) and message.wait_store_ok:
+        simple = (topic, message.tag, message.sharding_key)
+    if packing.namespace:
+        topic = wrap(packing.namespace, topic)
+    return EncodedMessage(topic, message.sharding_key, message.wait_store_ok, head, tail, None, simple)
+
+
+def head_of(body: bytes, flag: int, properties_bytes: int) -> bytes:
+    """Return what stands before the id of a message in a batch."""
+    size = len(body)
+    whole = batch.HEAD_BYTES + size + 2 + properties_bytes
+    return b"%b%b%b%b" % (batch.pack_head(whole, 0, 0, flag, size), body, properties_bytes.to_bytes(2, "big"), LEAD)
+
+
+@lru_cache(maxsize=4096)
+def takes_batches(topic: str) -> bool:
+    """Tell whether a topic takes batches, as retry topics do not. Raises MessageIllegal if nobody may send to it."""
+    return not check_target(topic).startswith(RETRY_PREFIX)
 
 
 class Gatherable(Protocol):

@@ -108,6 +108,8 @@ class SendAttempts:
     ) -> None:
         self._instance = instance
         self._routes = instance.routes
+        # Of a topic, as far as they are known; not a method of its own, as it is called for every message of a key.
+        self.known_queues = self._routes.write_queues
         self._group = group
         self._rules = rules
         self._faults = faults
@@ -386,10 +388,6 @@ class SendAttempts:
         send.state = AFTER_WRITE[send.state]
 
     # -- queues --------------------------------------------------------------------------------------------------
-
-    def known_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues a topic's messages are sent to, as far as they are known."""
-        return self._routes.write_queues(topic)
 
     async def queues(self, topic: str, end_s: float) -> tuple[MessageQueue, ...]:
         """Return the queues a topic's messages are sent to. Raises RouteNotFound, NotSent."""

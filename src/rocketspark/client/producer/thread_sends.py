@@ -23,11 +23,11 @@ import msgspec
 from rocketspark import machine
 from rocketspark.client.connection.real_threads import Empty, RealThread, SimpleQueue
 from rocketspark.client.producer.accumulator import Accumulator
-from rocketspark.client.producer.gathered_sends import BatchOutcome, EncodedMessage, PlainMessage
+from rocketspark.client.producer.gathered_sends import BatchOutcome, EncodedMessage, SimpleMessage
 from rocketspark.client.producer.in_flight_send import InFlightSend
+from rocketspark.client.producer.prepared_message import make_message
 from rocketspark.client.results import SendResult
 from rocketspark.errors import StateError, TooManyInFlight
-from rocketspark.model import Message
 from rocketspark.model.limited_log import LimitedLog
 
 T = TypeVar("T")
@@ -393,15 +393,17 @@ class FuturePart(msgspec.Struct, eq=False):
 
     future: SendFuture
     accumulator: Accumulator
-    message: EncodedMessage | PlainMessage
+    message: EncodedMessage | SimpleMessage
 
     def run(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have it gathered; on the loop."""
         accumulator, message = self.accumulator, self.message
-        if isinstance(message, PlainMessage):
-            if accumulator.add_plain(message.topic, message.body, self):
+        accumulator.check_started()
+        if isinstance(message, SimpleMessage):
+            topic, body, fields = message
+            if accumulator.add_simple(topic, body, fields, self):
                 return
-            encoded = accumulator.encode(Message(*message), None)
+            encoded = accumulator.encode(make_message(topic, body, fields), None)
             assert encoded is not None
             message = encoded
         accumulator.add_part(message, self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from rocketspark.client.producer.prepared_message import PackingSettings, pack, 
 from rocketspark.client.results import SendResult, SendStatus
 from rocketspark.errors import MessageIllegal, NotSent, StateError
 from rocketspark.model import Message, MessageQueue
+from rocketspark.model.text import string_hash
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch, record
 from rocketspark.protocol.message.message_ids import UniqueIdBlocks
@@ -86,15 +88,33 @@ def test_a_gathered_batch_is_what_send_batch_sends(bodies: list[bytes]) -> None:
 
 @in_loop
 async def test_the_short_way_and_the_general_one_store_the_same() -> None:
-    async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg", linger_ms=0) as producer:
-        await asyncio.gather(*(producer.send("t", b"%d" % n) for n in range(20)))
-        await asyncio.gather(*(producer.send(Message("t", b"%d" % n)) for n in range(20)))
-        stored = [record.decode(each) for each in fake.broker.queues["t", 0]]
-        first, second = stored[:20], stored[20:]
-        assert [r.body for r in first] == [r.body for r in second] == [b"%d" % n for n in range(20)]
-        at = len("UNIQ_KEY\x01") + 32
-        assert {r.properties[at:] for r in stored} == {b"\x02WAIT\x01true\x02"}
-        assert len({r.properties[:at] for r in stored}) == 40
+    """A message with a tag and a sharding key alone goes the short way from the second on; made by hand it does not."""
+    ways: list[dict[str, Any]] = [{}, {"tag": "fruit"}, {"sharding_key": "k"}, {"tag": "fruit", "sharding_key": "k"}]
+    ways += [{"tag": ""}, {"tag": None}, {"tag": "fruit", "keys": ["a"]}, {"tag": "fruit", "flag": 3}]
+    ways += [{"sharding_key": "k", "properties": {"a": "b"}}, {"tag": "fruit", "wait_store_ok": False}]
+    async with Fake(t=4) as fake, AsyncProducer(fake.namesrv, "pg", linger_ms=0) as producer:
+        await producer.send("t", b"the first finds the route")
+        fake.broker.queues.clear()
+        await asyncio.gather(*(producer.send("t", b"%d" % n, **ways[n % len(ways)]) for n in range(100)))
+        first = stored(fake)
+        assert producer.accumulator is not None
+        assert len(producer.accumulator._known) == 5
+        fake.broker.queues.clear()
+        await asyncio.gather(*(producer.send(Message("t", b"%d" % n, **ways[n % len(ways)])) for n in range(100)))
+        again = stored(fake)
+        assert [text for text, _ in first] == [text for text, _ in again]
+        ids = {unique_id for _, unique_id in first + again}
+        assert (len(ids), {len(unique_id) for unique_id in ids}) == (200, {32})
+
+
+def stored(fake: Fake) -> list[tuple[bytes, bytes]]:
+    """Body, flag and properties but for the id, and the id, of all messages."""
+    found, at = [], len("UNIQ_KEY\x01")
+    for records in fake.broker.queues.values():
+        for made in map(record.decode, records):
+            text = b"%b %d %b" % (made.body, made.flag, made.properties[at + 32 :])
+            found.append((text, made.properties[at : at + 32]))
+    return sorted(found)
 
 
 @in_loop
@@ -108,6 +128,9 @@ async def test_what_is_illegal_is_told_at_once() -> None:
         lambda producer: producer.send("t", b"x" * (5 << 20)),
         lambda producer: producer.send("t", b"x", properties={"KEYS": "x"}),
         lambda producer: producer.send("t", b"x", flag=1 << 40),
+        lambda producer: producer.send("t", b"x", tag=["fruit"]),
+        lambda producer: producer.send("t", b"x", tag="a\x02b"),
+        lambda producer: producer.send("t", b"x", sharding_key=7),
         lambda producer: producer.send("t", b"x", queue=MessageQueue("u", "broker-a", 0)),
     ]
     async with Fake(t=1, u=1) as fake, AsyncProducer(fake.namesrv, "pg", linger_ms=60_000) as producer:
@@ -122,6 +145,17 @@ async def test_what_is_illegal_is_told_at_once() -> None:
         assert [record.decode(r).body for r in fake.broker.queues["t", 0]] == [b"good"] * 2
         with pytest.raises(StateError):
             await producer.send("t", b"late")
+
+
+@in_loop
+async def test_a_key_finds_its_queue_when_the_topic_grows() -> None:
+    async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg", linger_ms=0) as producer:
+        keys = [f"k{n}" for n in range(16)]
+        for count in (1, 4):
+            fake.names.topics["t"] = {"broker-a": count}
+            await producer._routes.refresh("t")
+            results = await asyncio.gather(*(producer.send("t", b"x", sharding_key=k) for k in keys for _ in range(2)))
+            assert [r.queue.queue_id for r in results] == [abs(string_hash(k)) % count for k in keys for _ in range(2)]
 
 
 @in_loop
@@ -172,6 +206,39 @@ async def test_cancelled_at_each_await() -> None:
         flush()
         await asyncio.sleep(0)
         assert fake.broker.requests[SEND] + fake.broker.requests[BATCH] == before
+
+
+@pytest.mark.shows("an asynchronous client on another loop")
+def test_a_send_on_another_loop_says_so_and_leaves_nothing() -> None:
+    """Also on the thread of the producer's own loop, where nothing but its task tells the other loop's send apart."""
+
+    async def begin() -> tuple[Fake, AsyncProducer, asyncio.Task[SendResult]]:
+        fake = await Fake(u=1).__aenter__()
+        producer = AsyncProducer(fake.namesrv, "pg", linger_ms=60_000)
+        await producer.start()
+        waiting = asyncio.ensure_future(producer.send("u", b"mine"))
+        await asyncio.sleep(0)
+        return fake, producer, waiting
+
+    async def elsewhere() -> None:
+        ways: list[dict[str, Any]] = [{}, {"tag": "fruit"}]
+        for fields in ways:
+            with pytest.raises(StateError, match="started on another event loop"):
+                await producer.send("u", b"not mine", **fields)
+
+    async def end() -> int:
+        await producer.close()
+        await fake.__aexit__()
+        return (await waiting).queue_offset
+
+    with asyncio.Runner() as runner:
+        fake, producer, waiting = runner.run(begin())
+        with asyncio.Runner() as other:
+            other.run(elsewhere())
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(asyncio.run, elsewhere()).result(120)
+        assert runner.run(end()) == 0
+    assert [record.decode(r).body for r in fake.broker.queues["u", 0]] == [b"mine"]
 
 
 def outcome(count: int, error: BaseException | None = None) -> BatchOutcome:
