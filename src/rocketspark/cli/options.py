@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -20,6 +20,8 @@ _PANEL = "Keys and TLS"
 # What every option of a secret is called in the environment.
 SECRET_KEY_VARIABLE, SECRET_KEY_FILE_VARIABLE = "ROCKETMQ_SECRET_KEY", "ROCKETMQ_SECRET_KEY_FILE"
 PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE = "ROCKETMQ_TLS_KEY_PASSWORD", "ROCKETMQ_TLS_KEY_PASSWORD_FILE"
+
+_SECRETS = {"--secret-key": SECRET_KEY_VARIABLE, "--security-token": "ROCKETMQ_SECURITY_TOKEN"}
 
 
 def _option(name: str, variable: str, text: str, **more: Any) -> Any:
@@ -125,6 +127,20 @@ def access_variables() -> list[str]:
     """Return the environment variables of keys and TLS, from which commands take what no option gives."""
     named = [get_args(hint)[1].envvar for hint in get_type_hints(ClusterAccess, include_extras=True).values()]
     return [*(name for name in named if isinstance(name, str)), PASSWORD_VARIABLE]
+
+
+def without_secrets(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """Return a command line without the secrets in it, and the environment variables that give them to a process."""
+    left, environment, rest = list[str](), dict[str, str](), iter(words)
+    for word in rest:
+        option, equals, value = word.partition("=")
+        if option not in _SECRETS:
+            left.append(word)
+            continue
+        environment[_SECRETS[option]] = value if equals else next(rest, "")
+        if option == "--secret-key":
+            environment[SECRET_KEY_FILE_VARIABLE] = ""
+    return left, environment
 
 
 # The default of a command's argument `at`.

@@ -187,6 +187,8 @@ class ProxyServer:
         # A proxy that signs may do what its clients may not: it asks them, unless it is told not to.
         authenticates = signer is not None if settings.authentication is None else settings.authentication
         authorizes = signer is not None if settings.authorization is None else settings.authorization
+        if authorizes and not authenticates:
+            log.warning("authorization without authentication: whoever names a user is taken for him")
         if authenticates or authorizes:
             self.access = AccessControl(
                 settings, self.brokers, self.clients, authenticates=authenticates, authorizes=authorizes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import typer
 
 from rocketspark.cli import tree
-from rocketspark.cli.options import ClusterAccess
+from rocketspark.cli.options import ClusterAccess, without_secrets
 from rocketspark.errors import ConfigError
 
 pytestmark = pytest.mark.shows(
@@ -91,6 +92,21 @@ def test_a_secret_in_the_command_line_is_warned_of(
     monkeypatch.setenv("ROCKETMQ_SECRET_KEY", SECRET)
     assert given.client_options()["secret_key"] == SECRET
     assert capsys.readouterr().err == ""
+
+
+def test_a_secret_in_the_command_line_is_not_in_that_of_processes_that_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`proxy --processes` starts them with its own command line."""
+    words = ["proxy", "--access-key", "a", "--secret-key", SECRET, "--security-token=" + SECRET, "-p", "0"]
+    left, environment = without_secrets(words)
+    assert left == ["proxy", "--access-key", "a", "-p", "0"]
+    monkeypatch.setenv("ROCKETMQ_SECRET_KEY_FILE", "/of/the/shell")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert {os.environ[name] for name in ("ROCKETMQ_SECRET_KEY", "ROCKETMQ_SECURITY_TOKEN")} == {SECRET}
+    assert os.environ["ROCKETMQ_SECRET_KEY_FILE"] == ""
+    assert without_secrets(["proxy", "--secret-key-file", "f"]) == (["proxy", "--secret-key-file", "f"], {})
 
 
 def test_a_secret_in_a_file_is_its_first_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,10 +186,11 @@ def test_a_port_in_use_is_refused_and_leaves_no_server_behind(proxy: RunningProx
 @pytest.mark.parametrize("authentication", [None, False, True])
 @pytest.mark.parametrize("authorization", [None, False, True])
 def test_a_proxy_that_signs_asks_its_clients_unless_it_is_told_not_to(
-    signs: bool, authentication: bool | None, authorization: bool | None
+    signs: bool, authentication: bool | None, authorization: bool | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ProxySettings(namesrv="127.0.0.1:1", port=0, authentication=authentication, authorization=authorization)
     access = ProxyServer(settings, signer=cast(RpcHooks, object()) if signs else None).access
     wanted = [signs if told is None else told for told in (authentication, authorization)]
     assert (access is not None) == any(wanted)
     assert access is None or [access._authenticates, access._authorizes] == wanted
+    assert ("whoever names a user is taken for him" in caplog.text) == (wanted == [False, True])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from rocketspark.cli.options import HERE, NAMESRV_DEFAULT, ClusterAccess
+from rocketspark.cli.options import HERE, NAMESRV_DEFAULT, ClusterAccess, without_secrets
 from rocketspark.cli.serving.child_processes import ChildProcess
 from rocketspark.cli.serving.proxy_process import AUDIT_FILE, DEFAULT_PORT, EXTRA, PORT_KEY_PASSWORD, is_installed
 from rocketspark.cli.serving.server_options import Level, LogLevel, Secure, TlsModes, warn
@@ -187,7 +187,8 @@ async def _several(servers: AsyncExitStack, settings: ProxySettings, count: int)
     first = settings.metrics_port
     if first is not None and not 0 < first <= 65536 - count:
         raise ConfigError(f"--metrics-port {first}: {count} processes take as many ports from it on; choose another")
-    given = [word for word in sys.argv[1:] if word != "--share-port"]
+    words, environment = without_secrets(sys.argv[1:])
+    given = [word for word in words if word != "--share-port"]
     port = settings.port
     address = ""
     for number in range(1, count + 1):
@@ -199,7 +200,7 @@ async def _several(servers: AsyncExitStack, settings: ProxySettings, count: int)
         def arguments(taken: int, more: list[str] = more) -> list[str]:
             return [*given, "--processes", "1", "--share-port", "--grpc-port", str(taken), *more]
 
-        process = ChildProcess(f"proxy {number}", "proxy", arguments, port)
+        process = ChildProcess(f"proxy {number}", "proxy", arguments, port, environment)
         address = await process.start_in(servers)
         port = int(address.rpartition(":")[2])
     return address
