@@ -131,7 +131,9 @@ class ProducerFacade(QueriesFacade[P]):
         choose = None if selector is None else core._chooser(message, queue, selector, argument)
         out = pack(message, core.packing)
         key = message.sharding_key
-        return loop.ask(WaitingSend(core.send_path, out, key, queue, timeout_ms, core.attempts, message, choose))
+        return loop.ask(
+            WaitingSend(core.send_path, out, key, queue, timeout_ms, core.attempts, message, choose, wakes=loop.wakes)
+        )
 
     def send_many(
         self,

@@ -311,8 +311,11 @@ class Peer(Outgoing):
         try:
             for serialization, header, body in rest:
                 # The hot path: a JSON request whose code stands first, as RocketMQ's clients write it.
-                route = by_prefix.get(header[: header.find(b",", 8, 20)])
-                if route is None or serialization != 0 or self._pending:
+                if (
+                    self._pending
+                    or serialization != 0
+                    or (route := by_prefix.get(header[: header.find(b",", 8, 20)])) is None
+                ):
                     answer = self._take(serialization, header, body)
                 else:
                     answer = self._serve(route, header, body)
@@ -367,7 +370,8 @@ class Peer(Outgoing):
         """Take any frame: replies to us, binary headers, unknown codes and broken requests."""
         frame: Frame | None = None
         if serialization == frames.JSON:
-            frames.check_header(header)
+            if len(header) > CHECKED_HEADER_BYTES:
+                frames.check_header(header)
             try:
                 head = headers.head_decoder.decode(header)
             except _UNREADABLE as e:

@@ -30,6 +30,10 @@ ENDING_S = 5.0
 # Calls of threads that one turn of the loop takes: what it writes leaves, and replies are read, between.
 TURN_CALLS = 1000
 EXECUTOR_THREADS = 16
+# A chain of threads that wake one another is looked after this often.
+CHAIN_S = 0.002
+# So many calls of theirs wake the loop before the chain has ended.
+GATHERED_CALLS = 64
 
 
 class LoopCall(Protocol):
@@ -58,6 +62,78 @@ class WaitingLoopCall(LoopCall, Protocol[R]):
         """Note that the thread no longer waits for this call; called on the loop."""
 
 
+class WakeChain:
+    """Wakes waiting threads one after another: each that was woken wakes the next before it goes on.
+
+    Woken at once, the threads whose replies came in one read would crowd before the interpreter's lock, which costs as
+    much as the rest of their sends. `over` is called when nobody waits any more, by the thread that was woken last.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, over: Callable[[], None]) -> None:
+        self._loop = loop
+        self._over = over
+        self._waiting: deque[_thread.LockType] = deque()
+        # A thread was woken that is to wake the next.
+        self.goes_on = False
+        self._steps = 0
+        self._looks = False
+        self._ended = False
+
+    def wake(self, lock: _thread.LockType) -> None:
+        """Let the thread that waits for `lock` go on; called on the loop."""
+        if self._ended:
+            lock.release()
+            return
+        self._waiting.append(lock)
+        if not self.goes_on:
+            self.goes_on = True
+            self.pass_on()
+        if not self._looks:
+            self._look_later()
+
+    def pass_on(self) -> None:
+        """Wake the next thread; called by each that was woken."""
+        self._steps += 1
+        while True:
+            if self._waiting:
+                try:
+                    lock = self._waiting.popleft()
+                except IndexError:  # Another thread took it.
+                    continue
+                lock.release()
+                return
+            self.goes_on = False
+            if not self._waiting:
+                self._over()
+                return
+            # It came before the loop could see that the chain had ended.
+            self.goes_on = True
+
+    def _look_later(self) -> None:
+        self._looks = True
+        self._loop.call_later(CHAIN_S, self._look, self._steps)
+
+    def _look(self, steps: int) -> None:
+        """Wake all, if nobody was woken since: who was to wake the next was interrupted, or gets no processor."""
+        self._looks = False
+        if self._steps == steps:
+            self._wake_all()
+        elif self.goes_on:
+            self._look_later()
+
+    def _wake_all(self) -> None:
+        self.goes_on = False
+        while self._waiting:
+            with contextlib.suppress(IndexError):  # Another thread took it.
+                self._waiting.popleft().release()
+        self._over()
+
+    def end(self) -> None:
+        """Wake all, and from now on each at once, as the loop ends."""
+        self._ended = True
+        self._wake_all()
+
+
 class LoopThread:
     """A thread with an event loop; `acquire` and `release` count its users."""
 
@@ -71,6 +147,7 @@ class LoopThread:
         self._ended = False
         self._stopping = False
         self._loop = _new_loop()
+        self.wakes = WakeChain(self._loop, self._chain_over)
         # For what may block: files, an application's functions.
         self._executor = DaemonThreads(EXECUTOR_THREADS, "rocketspark-blocking")
         self._loop.set_default_executor(self._executor)
@@ -129,6 +206,7 @@ class LoopThread:
                     log.exception("what ran on the clients' own thread wanted to end it; it goes on")
         finally:
             self._ended = True
+            self.wakes.end()
             self._refuse_all()
             try:
                 self._end_tasks()
@@ -153,16 +231,24 @@ class LoopThread:
 
     def put(self, loop_call: LoopCall) -> None:
         """Have something run on the loop."""
-        # One wake-up for all that come before the loop looks: it costs more than a call itself.
+        # One wake-up for all that come before the loop looks: it costs more than a call itself. While threads wake one
+        # another, those that were woken are about to call too.
         self._inbox.append(loop_call)
         if self._ended:
             self._refuse_all()
-        elif not self._awake:
-            self._awake = True
-            try:
-                self._loop.call_soon_threadsafe(self._take)
-            except RuntimeError:  # The loop was closed in between.
-                self._refuse_all()
+        elif not self._awake and (not self.wakes.goes_on or len(self._inbox) >= GATHERED_CALLS):
+            self._wake()
+
+    def _wake(self) -> None:
+        self._awake = True
+        try:
+            self._loop.call_soon_threadsafe(self._take)
+        except RuntimeError:  # The loop was closed in between.
+            self._refuse_all()
+
+    def _chain_over(self) -> None:
+        if self._inbox and not self._awake:
+            self._wake()
 
     def _refuse_all(self) -> None:
         while self._inbox:
@@ -211,6 +297,8 @@ class LoopThread:
             with contextlib.suppress(RuntimeError):  # The loop was closed in between: it was told.
                 self._loop.call_soon_threadsafe(waiter.cancel)
             raise
+        finally:
+            self.wakes.pass_on()
         if waiter.error is not None:
             try:
                 raise waiter.error

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rocketspark import machine
+from rocketspark.client.connection.loop_thread import WakeChain
 from rocketspark.client.connection.real_threads import Empty, RealThread, SimpleQueue
 from rocketspark.client.producer.accumulator import Accumulator
 from rocketspark.client.producer.gathered_sends import BatchOutcome, EncodedMessage, SimpleMessage
@@ -431,6 +432,7 @@ def _held_lock() -> _thread.LockType:
 class WaitingSend(ThreadSend):
     """A send that its thread waits for, with LoopThread.ask."""
 
+    wakes: WakeChain | None = None
     lock: _thread.LockType = msgspec.field(default_factory=_held_lock)
     result: SendResult | None = None
     error: BaseException | None = None
@@ -446,4 +448,12 @@ class WaitingSend(ThreadSend):
     def tell(self, result: SendResult | None, error: BaseException | None) -> None:
         """Let the thread go on."""
         self.result, self.error = result, error
-        self.lock.release()
+        if self.wakes is None:
+            self.lock.release()
+        else:
+            self.wakes.wake(self.lock)
+
+    def refuse(self, error: BaseException) -> None:
+        """End the send with an error; its thread goes on whatever the others do, which may have ended with the loop."""
+        self.wakes = None
+        super().refuse(error)
