@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import numpy as np
 import pytest
 from tests.clients.scene import Inbox, Scene
 
@@ -52,6 +53,23 @@ def test_sends_go_on_when_their_topic_got_fewer_queues(scene: Scene) -> None:
         operations.create_topic(scene.topic, queue_count=1, force=True)
         keys = [None] * 8 + [f"key-{number}" for number in range(8)]
         assert {producer.send(scene.topic, b"y", sharding_key=key).queue for key in keys} == {scene.queue(0)}
+
+
+def test_rows_whose_queue_is_gone_are_masked_and_can_be_sent_again(scene: Scene) -> None:
+    keys = np.array([f"key-{row % 8}" for row in range(100)])
+    bodies = np.array([b"%02d" % row for row in range(100)])
+    with (
+        SyncOperations(scene.namesrv) as operations,
+        Producer(scene.namesrv, "pg", route_interval_ms=600_000) as producer,
+    ):
+        producer.send_many(scene.topic, bodies, sharding_keys=keys).raise_for_errors()
+        operations.create_topic(scene.topic, queue_count=1, force=True)
+        failed = producer.send_many(scene.topic, bodies, sharding_keys=keys).failed
+        assert failed.any()
+        again = producer.send_many(scene.topic, bodies[failed], sharding_keys=keys[failed])
+        assert set(again.queues) == {scene.queue(0)}
+        # Rows without a key go on by themselves.
+        assert set(producer.send_many(scene.topic, bodies).queues) == {scene.queue(0)}
 
 
 def test_order_of_a_sharding_key_under_asyncio_and_threads(scene: Scene) -> None:

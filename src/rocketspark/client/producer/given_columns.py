@@ -228,6 +228,11 @@ class _Column:
                 found += self._pieces(name, self.texts(label, value, message, may_be_empty=False))
             return found
         cells = self._cells("properties", given)
+        if set(map(type, cells)) == {dict} and len(set(map(tuple, cells))) == 1:
+            # All rows name the same ones, as is common: columns take a quarter of the time.
+            columns = {name: [cell[name] for cell in cells] for name in cells[0]}
+            if all(_are_texts(column) and all(column) for column in columns.values()):
+                return self.own(columns)
         stored = self._stored("properties", cells, lambda cell: self._bare(properties={} if cell is None else cell))
         return [[text.encode() for text in stored]]
 

@@ -77,6 +77,13 @@ def test_columns_are_byte_for_byte_what_messages_are(
     assert body_of(checked([row["body"] for row in rows], **columns)) == batch_of([Message("t", **row) for row in rows])
 
 
+@given(st.lists(st.lists(WORD, min_size=3, max_size=3), min_size=1, max_size=9), st.sets(NAME, min_size=3, max_size=3))
+def test_dicts_of_the_same_names(values: list[list[str]], names: set[str]) -> None:
+    rows = [dict(zip(sorted(names), row, strict=True)) for row in values]
+    wanted = batch_of([Message("t", b"x", properties=row) for row in rows])
+    assert body_of(checked([b"x"] * len(rows), properties=rows)) == wanted
+
+
 @given(
     keys=st.lists(st.none() | WORD, min_size=1, max_size=9),
     prices=st.lists(st.none() | WORD, min_size=9, max_size=9),
