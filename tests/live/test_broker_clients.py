@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from pathlib import Path
 
 import pytest
 from tests.live.support import GROUP, TOPIC, Called, beat, broker, connected, create, run, until
 from tests.support.patience import in_time
 
+from rocketspark import machine
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import HeartbeatReply
@@ -201,3 +204,32 @@ def test_a_queue_has_one_holder(tmp_path: Path) -> None:
             assert (reply.code, "no LockRequest" in (reply.remark or "")) == (1, True)
 
     in_time(lambda folder: run(main(folder)), tmp_path)
+
+
+@pytest.mark.parametrize("jump_s", [3600, -3600])
+def test_a_clock_that_jumps_takes_no_lock_and_no_member_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    """Set forward, a second member got the queue that the first works on; set back, a dead one's stayed locked."""
+    wall, passed_s = time.time, 0.0
+    steady = time.monotonic
+
+    async def main() -> None:
+        nonlocal passed_s
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer)
+            await beat(peer, client_id="c1", producer="P")
+            assert await lock(peer, "c1", 0) == [0]
+            monkeypatch.setattr(machine, "time", lambda: wall() + jump_s)
+            monkeypatch.setattr(machine, "monotonic", lambda: steady() + passed_s)
+            assert await lock(peer, "c2", 0) == []
+            server._expire_clients()
+            assert await ids(peer) == ["c1"]
+            assert "P" in server._clients.producers
+            told = await peer.request(RequestCode.GET_ALL_PRODUCER_INFO)
+            (row,) = json.loads(told.body)["data"]["P"]
+            assert abs(row["lastUpdateTimestamp"] / 1000 - wall() - jump_s) < 60
+            passed_s = 61.0
+            assert await lock(peer, "c2", 0) == [0]
+
+    run(main())

@@ -295,3 +295,21 @@ def test_a_push_consumer_acknowledges_a_batch_when_all_its_messages_are_done() -
             asked.set()
         acks = (RequestCode.ACK_MESSAGE, RequestCode.BATCH_ACK_MESSAGE)
         assert [code for code in seen.requests if code in acks] == [RequestCode.ACK_MESSAGE]
+
+
+def test_a_batch_that_is_larger_than_a_receive_asks_for_is_not_cut(tmp_path: Path) -> None:
+    """Its second part has the handle of the first: who acknowledged it acknowledged what another receive had."""
+    with run_cluster() as cluster:
+        with SyncOperations(cluster.namesrv) as operations:
+            operations.create_topic("batches", queue_count=1, attributes="+queue.type=BatchCQ")
+        with (
+            Producer(cluster.namesrv, "p") as producer,
+            SimpleConsumer(cluster.namesrv, "g", consume_from="first") as consumer,
+        ):
+            consumer.subscribe("batches")
+            for count in (40, 3):
+                producer.send_batch([Message(topic="batches", body=b"%d" % i) for i in range(count)])
+            first = consumer.receive(8, timeout_ms=LIMIT_S * 1000)
+            assert [m.body for m in first] == [b"%d" % i for i in range(40)]
+            consumer.ack(first)
+            assert len(receive(consumer, 3)) == 3

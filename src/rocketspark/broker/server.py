@@ -63,7 +63,7 @@ from rocketspark.broker.static_topics.logical_queues import LogicalQueues
 from rocketspark.broker.static_topics.other_brokers import OtherBrokers
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.flush import FlushService
-from rocketspark.broker.storage.json_tables import ConfigFolder, SaveFailures, now_ms
+from rocketspark.broker.storage.json_tables import ConfigFolder, SaveFailures, now_ms, steady_ms
 from rocketspark.broker.storage.retention import FileCleaning, disk_used_percent
 from rocketspark.broker.topics import batch_topics
 from rocketspark.errors import ConfigError, RocketSparkError
@@ -436,7 +436,7 @@ class BrokerServer:
             table.unsaved.again()
 
     def _expire_clients(self) -> None:
-        now = now_ms()
+        now = steady_ms()
         self._go_through(chain(self._clients.expire_steps(now), self._locks.expire_steps(now)))
 
     def _count(self) -> None:

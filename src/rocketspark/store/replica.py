@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from rocketspark.errors import RecordError, ReplicationError, StoreFull
 from rocketspark.model.text import string_hash
@@ -451,6 +451,17 @@ class ReplicaReceiver:
             queues.delete_topic(topic)
             queues.set_kind(name, is_batch=is_batch)
             self._dispatch_again(name, max(position, self.log.min_position))
+
+    def put_again(self, positions: Iterable[int]) -> None:
+        """Put the records at these physical offsets, ascending, into queues; they are in the index already."""
+        replay = Replay(self.consume_queues, None, None, {}, from_start=True, live=True)
+        for position in positions:
+            data = self.log.record_at(position)
+            if data is not None:
+                found = record.decode(data, check_crc=False)
+                replay.put(found)
+                queue = self._queues_by_bytes[found.topic, found.queue_id]
+                queue.counted = queue.next
 
     def _dispatch_again(self, topic: bytes, position: int) -> None:
         """Put the records of a topic from a position on into its queues; they are in the index already."""

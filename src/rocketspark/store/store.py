@@ -18,6 +18,7 @@ from rocketspark.store import expired_files, recovery
 from rocketspark.store.commitlog.append_message import MessageAppender
 from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.consume_queue_repair import BatchUnitRepair, UnitRepair
+from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.consumequeue.queue_files import QueueFileInventory
 from rocketspark.store.deleted_topics import DeletedTopics
@@ -291,8 +292,29 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self.log.mapped_files.maps.advise(self.log.mapped_files, scattered=not on)
 
     def make_batch_topic(self, topic: str) -> None:
-        """Make new queues of a topic batch queues (queue.type=BatchCQ); a topic with queues keeps its kind."""
-        self.consume_queues.set_kind(topic.encode(), is_batch=True)
+        """Make a topic's queues batch queues (queue.type=BatchCQ).
+
+        Messages that waited for a deleted topic may have come before it is made anew, into simple queues: what these
+        hold is put into batch queues. Raises StoreFull, StoreUnwritable.
+        """
+        queues, name = self.consume_queues, topic.encode()
+        queues.set_kind(name, is_batch=True)
+        if queues.wrong_since(name) is None:
+            return
+        positions = sorted(
+            position
+            for queue_id in list(queues.queues()[topic])
+            for low, high in [self.stored_range(topic, queue_id)]
+            for position, size, _ in self.queue_units(topic, queue_id, low, high - low)
+            if size != GAP_SIZE
+        )
+        with self._rest_lock:
+            # First: until they are flushed a start puts them into the queues again.
+            self._queues_position = min([self._queues_position, *positions])
+            self.write_checkpoint()
+            queues.delete_topic(topic)
+            queues.set_kind(name, is_batch=True)
+            self.put_again(positions)
 
     def queues(self) -> Mapping[str, Collection[int]]:
         """Return topics and the queue ids that have a consume queue."""

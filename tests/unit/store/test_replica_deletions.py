@@ -164,3 +164,17 @@ def test_the_queues_are_of_the_master_s_kind_in_the_end(make_store: Any, tmp_pat
     again.open()
     assert units_of(again) == units_of(master)
     again.close()
+
+
+def test_a_slave_has_what_came_before_a_topic_was_made_anew_with_batch_queues(make_store: Any, tmp_path: Path) -> None:
+    rng = random.Random(1)
+    master, slave = make_store(tmp_path / "m"), make_store(tmp_path / "s")
+    slave.become_replica()
+    for number in range(20):
+        put_of_kind(master, "A", number, rng, is_batch=False)
+    master.make_batch_topic("A")
+    for number in range(20):
+        put_of_kind(master, "A", number, rng, is_batch=True)
+    stream(master, slave, rng, 1 << 30)
+    slave.take_kind("A", is_batch=True)
+    assert units_of(slave) == units_of(master)

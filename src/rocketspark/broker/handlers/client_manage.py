@@ -11,7 +11,7 @@ from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.declared_settings import QUEUES_MAX
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.pop.waiting_pops import WaitingPops
-from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.broker.storage.json_tables import steady_ms
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import FilterIllegal, ServerError, TransportError
 from rocketspark.model import MessageQueue
@@ -95,7 +95,7 @@ class ClientHandler:
             if config is not None:
                 self._topics.ensure(topic_names.retry_topic(consumer.group_name), config.retry_queue_nums)
         try:
-            self._clients.beat(peer, beat, sender_language(request.language), request.version, now_ms(), sender)
+            self._clients.beat(peer, beat, sender_language(request.language), request.version, steady_ms(), sender)
         except FilterIllegal as e:
             raise ServerError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(e)) from e
         return reply(request.opaque, header=HeartbeatReply())
@@ -149,7 +149,7 @@ class ClientHandler:
         rows: list[bodies.QueueBody] = []
         async for part in self._scans.pieces(wanted.mq_set, LOCKS_IN_TURN):
             queues = [q.queue() for q in part]
-            taken = self._locks.lock(wanted.consumer_group, wanted.client_id, queues, now_ms())
+            taken = self._locks.lock(wanted.consumer_group, wanted.client_id, queues, steady_ms())
             held += taken
             rows += [bodies.QueueBody.of(q) for q in taken]
         if len(rows) > LOCKS_IN_TURN:

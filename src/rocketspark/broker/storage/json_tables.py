@@ -57,6 +57,11 @@ def now_ms() -> int:
     return int(machine.time() * 1000)
 
 
+def steady_ms() -> int:
+    """Return ms of a clock that is never set: how long ago something was does not depend on the wall clock."""
+    return int(machine.monotonic() * 1000)
+
+
 def first_version() -> DataVersion:
     """Return the version of a new table, which differs from that of an earlier table in the same place."""
     return DataVersion(timestamp=now_ms())

@@ -148,9 +148,10 @@ class Rebalance:
         self._newcomers = False
         self.balanced = asyncio.Event()
         self.joined = False
+        self._version = 0
         if with_retries:
             topic = validators.RETRY_PREFIX + self.group
-            self.subscriptions[topic] = subscribe(topic, version=int(machine.time() * 1000))
+            self.subscriptions[topic] = subscribe(topic, version=self._next_version())
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -159,11 +160,16 @@ class Rebalance:
         self.set_filter(topic, expression, kind)
         self._notice.set()
 
+    def _next_version(self) -> int:
+        # Brokers keep the filter of the highest one: a clock that is set back makes no new filter an old one.
+        self._version = max(int(machine.time() * 1000), self._version + 1)
+        return self._version
+
     def set_filter(self, topic: str, expression: str, kind: str = TAG) -> None:
         """Set the filter of a topic, also for its queues that are being read."""
         validators.check_topic(topic)
         before = self.subscriptions.get(topic)
-        wanted = subscribe(topic, expression, version=int(machine.time() * 1000), kind=kind)
+        wanted = subscribe(topic, expression, version=self._next_version(), kind=kind)
         if before is not None and (before.expression, before.expression_type) == (wanted.expression, kind):
             return
         self.subscriptions[topic] = wanted

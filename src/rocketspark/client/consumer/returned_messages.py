@@ -74,7 +74,7 @@ class ReturnedMessages:
         """Make a popped message a dead letter. Raises what the broker raises."""
         full = self._wrapped(message)
         peer = await self._instance.master_of(MessageQueue(full.topic, message.broker_name, message.queue_id))
-        await self._send_back(peer, full, delay_level=DEAD_LETTER)
+        await self._send_dead(peer, full)
 
     async def bury_in_order(self, puller: Puller, messages: list[ReceivedMessage]) -> bool:
         """Make messages that failed too often in an ordered queue dead letters. False if the broker does not take
@@ -83,7 +83,7 @@ class ReturnedMessages:
         try:
             for message in messages:
                 peer = await self._holder(puller.queue, message)
-                await self._send_back(peer, self._wrapped(message), delay_level=DEAD_LETTER)
+                await self._send_dead(peer, self._wrapped(message))
         except Exception as e:
             log.warning("messages of %s are not taken as dead letters, they are tried again: %s", puller.queue, e)
             return False
@@ -118,7 +118,7 @@ class ReturnedMessages:
             try:
                 async with self._room:
                     peer = await self._holder(puller.queue, message)
-                    await self._send_back(peer, self._wrapped(message), delay_level=DEAD_LETTER)
+                    await self._send_dead(peer, self._wrapped(message))
             except Exception as e:
                 text = "offset %d of %s is not taken as a dead letter: %s"
                 log.warning(text, message.queue_offset, puller.queue, e)
@@ -169,15 +169,24 @@ class ReturnedMessages:
             unit_mode=self._instance.unit_mode,
         )
 
-    async def _send_anew(self, message: ReceivedMessage) -> None:
+    async def _send_dead(self, peer: Peer, message: ReceivedMessage) -> None:
+        try:
+            await self._send_back(peer, message, delay_level=DEAD_LETTER)
+        except ServerError as e:
+            # By its place no broker takes back one message of a batch record.
+            log.info("message %s was not taken as a dead letter, it is sent anew: %s", message.message_id, e)
+            await self._send_anew(message, attempts_max=0)
+
+    async def _send_anew(self, message: ReceivedMessage, *, attempts_max: int | None = None) -> None:
         topic = validators.RETRY_PREFIX + self._group
         times = message.reconsume_times + 1
         pairs = {k: v for k, v in message.properties.items() if k not in (properties.MIN_OFFSET, properties.MAX_OFFSET)}
         pairs.setdefault(properties.ORIGIN_MESSAGE_ID, message.offset_message_id)
         pairs[properties.RETRY_TOPIC] = message.topic
         pairs[properties.RECONSUME_TIME] = str(times)
-        if self._attempts_max is not None:
-            pairs[properties.MAX_RECONSUME_TIMES] = str(self._attempts_max)
+        attempts_max = self._attempts_max if attempts_max is None else attempts_max
+        if attempts_max is not None:
+            pairs[properties.MAX_RECONSUME_TIMES] = str(attempts_max)
         pairs[properties.DELAY] = str(FIRST_RETRY_LEVEL + message.reconsume_times)
         queue = (await self._instance.routes.find_write_queues(topic))[0]
         address = await self._instance.routes.find_master(queue)
@@ -188,9 +197,10 @@ class ReturnedMessages:
             sys_flag=0,
             born_time_ms=int(machine.time() * 1000),
             flag=message.flag,
-            properties=properties.encode(pairs),
+            # As they came: a value that another client let in keeps no message here.
+            properties=properties.of_pairs({k.encode(): v.encode() for k, v in pairs.items()}).decode(),
             reconsume_times=times,
-            max_reconsume_times=self._attempts_max,
+            max_reconsume_times=attempts_max,
             unit_mode=self._instance.unit_mode,
             broker_name=queue.broker_name,
         )

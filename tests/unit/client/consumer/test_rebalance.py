@@ -12,7 +12,8 @@ from tests.unit.client.consumer.test_pull_consumer import Q0, Q1, fill, read
 from tests.unit.client.consumer.test_push_consumer import consumer
 from tests.unit.client.fake import Fake, in_loop, until
 
-from rocketspark.client import AsyncPullConsumer, AsyncPushConsumer
+from rocketspark import machine
+from rocketspark.client import AsyncPullConsumer, AsyncPushConsumer, AsyncSimpleConsumer
 from rocketspark.client.callbacks import Overdue
 from rocketspark.client.consumer import rebalance
 from rocketspark.client.consumer.queue_locks import QueueLocks
@@ -403,3 +404,22 @@ async def test_offsets_that_cannot_be() -> None:
             with pytest.raises(UsageError, match="no offset"):
                 await c.commit({Q0: wrong})  # type: ignore[dict-item]
         assert len(readers()) == 1
+
+
+@pytest.mark.parametrize("kind", [AsyncPushConsumer, AsyncPullConsumer, AsyncSimpleConsumer])
+@in_loop
+async def test_a_filter_is_newer_than_the_one_before_though_the_clock_was_set_back(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers keep the filter of the highest version: by the old one they passed over what the new one wants."""
+    now_s = 1_700_000_000.0
+    monkeypatch.setattr(machine, "time", lambda: now_s)
+    made = kind("127.0.0.1:1", "g")
+    subscriptions = made._subscriptions if kind is AsyncSimpleConsumer else made._rebalance.subscriptions
+    versions = []
+    for expression in ("a", "b", "c"):
+        made.subscribe("t", expression)
+        versions.append(subscriptions["t"].version)
+        now_s -= 600
+        made.unsubscribe("t") if expression == "b" else None
+    assert versions == sorted(set(versions))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.unit.client.consumer.test_push_consumer import SEND_BACK, consumer
@@ -206,3 +207,34 @@ async def test_a_hook_that_fails_a_message_s_way_back_does_not_lose_it(monkeypat
             queue = MessageQueue("t", "broker-a", 0)
             await until(lambda: c._rebalance.pullers[queue].process_queue.lowest == 1)
         assert times == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@in_loop
+async def test_a_dead_letter_that_is_not_taken_back_by_its_place_is_sent_anew(ordered: bool) -> None:
+    """One of a batch record is none: in order its queue stood still for ever."""
+    async with Fake(t=1) as fake:
+        fake.broker.put("t", 0, b"bad", "UNIQ_KEY\x01u\x02")
+        fake.broker.rules[SEND_BACK] = lambda header, body: (13, "inner batches need queue.type=BatchCQ")
+
+        def listener(message: ReceivedMessage) -> bool:
+            return False
+
+        options: dict[str, Any] = {"ordered": True, "suspend_ms": 10} if ordered else {}
+        async with consumer(fake, listener, max_reconsume_times=0, **options) as made:
+            await until(lambda: fake.broker.sends)
+            (puller,) = [p for q, p in made._rebalance.pullers.items() if q.topic == "t"]
+            await until(lambda: puller.process_queue.lowest == 1)
+        sent = fake.broker.sends[0]
+        assert (sent.topic, sent.reconsume_times, sent.max_reconsume_times) == ("%RETRY%g", 1, 0)
+
+
+@in_loop
+async def test_what_another_client_let_into_a_property_keeps_no_message_here() -> None:
+    async with Fake(t=1) as fake:
+        fake.broker.put("t", 0, b"bad", "UNIQ_KEY\x01u\x02a\x01b\x01c\x02")
+        fake.broker.rules[SEND_BACK] = lambda header, body: (1, "as told")
+        async with consumer(fake, lambda message: False):
+            await until(lambda: fake.broker.sends)
+        sent = fake.broker.sends[0]
+        assert properties.decode(sent.properties)["a"] == "b\x01c"

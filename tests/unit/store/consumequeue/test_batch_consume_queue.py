@@ -439,3 +439,27 @@ def test_a_batch_topic_made_again_stays_one_where_a_start_ends_its_deletion(
     store = opened()
     assert list(messages(store, "b", 0)) == [(0, b"new"), (1, b"er")]
     store.close()
+
+
+def test_what_came_before_a_topic_was_made_anew_is_in_its_batch_queues(make_store: Any) -> None:
+    """A message that waited for the deleted topic made a simple queue, in which a whole batch had one offset."""
+    store: Store = make_store(**SMALL)
+    store.make_batch_topic("b")
+    send_batch(store, ["gone"])
+    store.delete_topic("b")
+    for text in (b"late", b"later"):
+        store.append(b"b", 0, text, b"", 0, None, None, None, NOW_MS, 0, 0, NOW_MS, BORN)
+    store.take_stored()
+    store.make_batch_topic("b")
+    assert store.take_stored() == []
+    texts = [b"late", b"later"]
+    for n in range(3):
+        assert send_batch(store, [f"{n}.{i}" for i in range(5)])[1] == len(texts)
+        texts += [b"%d.%d" % (n, i) for i in range(5)]
+    assert list(messages(store, "b", 0)) == list(enumerate(texts))
+    store.abandon()
+    again = Store(store.settings)
+    again.batch_topics = ["b"]
+    again.open()
+    assert list(messages(again, "b", 0)) == list(enumerate(texts))
+    again.close()

@@ -267,9 +267,9 @@ class AdminHandler:
                 change = ",".join(f"{k if k[:1] in '+-' else '+' + k}={v}" for k, v in config.attributes.items())
                 config.attributes = merged_attributes(known.attributes if known else {}, change)
                 check_queue_type(config.topic_name, known, config.attributes)
-        self._topics.put_all(wanted)
         for topic in batch_topics(wanted):
             self._store.make_batch_topic(topic)
+        self._topics.put_all(wanted)
         await self._acts.settled()
         return reply(request.opaque)
 

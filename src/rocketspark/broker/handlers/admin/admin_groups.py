@@ -20,7 +20,7 @@ from rocketspark.broker.parts import Tables
 from rocketspark.broker.pop.pops import Pops
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
-from rocketspark.broker.storage.json_tables import now_ms, sorted_json
+from rocketspark.broker.storage.json_tables import now_ms, sorted_json, steady_ms
 from rocketspark.broker.storage.table_pages import TablePages, page_wanted
 from rocketspark.broker.storage.table_saving import SavedTable
 from rocketspark.errors import ServerError
@@ -246,7 +246,7 @@ class GroupHandler:
                     {
                         "clientId": c.client_id,
                         "language": c.language,
-                        "lastUpdateTimestamp": c.beat_ms,
+                        "lastUpdateTimestamp": now_ms() - steady_ms() + c.beat_ms,
                         "remoteIP": f"/{c.peer.address}",
                         "version": c.version,
                     }

@@ -92,6 +92,8 @@ class TopicHandler:
         attributes = merged_attributes(known.attributes if known else {}, h.attributes)
         check_message_type(attributes)
         check_queue_type(h.topic, known, attributes)
+        if attributes.get(QUEUE_TYPE) == BATCH:
+            self._store.make_batch_topic(h.topic)
         self._topics.put(
             TopicConfig(
                 topic_name=h.topic,
@@ -104,8 +106,6 @@ class TopicHandler:
                 attributes=attributes,
             )
         )
-        if attributes.get(QUEUE_TYPE) == BATCH:
-            self._store.make_batch_topic(h.topic)
         await self._settled()
         return reply(request.opaque)
 

@@ -139,6 +139,11 @@ class TimerMessages:
         self._taken_to = min(self._version.master_queue_offset, high)
         self._precision_ms, self._regrid_to = self._files.wheel.precision_ms, high
         if self._files.used:
+            # What came since the checkpoint into slots before its time did so by a clock that was set back: they are
+            # not done, whatever the clock says now.
+            units = self._files.log.units(self._version.physical_offset)
+            early_ms = min((unit.time_ms for unit in units), default=self._read_ms)
+            self._read_ms = min(self._read_ms, early_ms // self._precision_ms * self._precision_ms)
             self._open_again(self._clock(), self._version.physical_offset)
             self._see_wheel()
         if self._slots or self._offset < high:

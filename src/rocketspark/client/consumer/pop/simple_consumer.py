@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
+from itertools import takewhile
 from numbers import Real
 from typing import Unpack
 
@@ -88,6 +89,8 @@ class AsyncSimpleConsumer(ConsumerLife):
         self._ordered = ordered
         self._pops = PopCalls(self._instance, self.group, self._namespace)
         self._subscriptions: dict[str, Subscription] = {}
+        # Of the newest of them, which no clock that is set back makes an old one.
+        self._version = 0
         self._asking: dict[asyncio.Task[list[ReceivedMessage]], Place] = {}
         self._asked_with: dict[asyncio.Task[list[ReceivedMessage]], Subscription] = {}
         # Messages without a taker yet, with the invisible time asked for.
@@ -116,7 +119,8 @@ class AsyncSimpleConsumer(ConsumerLife):
         """
         full = validators.check_topic(namespace.wrap(self._namespace, topic))
         wanted, kind = filter_of(expression, sql)
-        made = subscribe(full, wanted, version=_now_ms(), kind=kind)
+        self._version = max(int(machine.time() * 1000), self._version + 1)
+        made = subscribe(full, wanted, version=self._version, kind=kind)
         if not _same(made, self._subscriptions.get(full)):
             self._give_back_kept(full)
         self._subscriptions[full] = made
@@ -176,10 +180,11 @@ class AsyncSimpleConsumer(ConsumerLife):
     ) -> list[ReceivedMessage]:
         """Return up to `count_max` messages (1 to 32) as soon as there are some; none after `timeout_ms`.
 
-        Each is invisible to others for `invisible_ms` (None: the consumer's), then it comes again unless it was
-        acknowledged. May be called many times at once. A call that is cancelled loses nothing: what still comes for it
-        goes to the next call, or is given back after a second. Raises UsageError, StateError, what a broker raises,
-        and RouteNotFound or TransportError if no broker could be asked until the end.
+        Messages of one batch record come together, also beyond `count_max`. Each is invisible to others for
+        `invisible_ms` (None: the consumer's), then it comes again unless it was acknowledged. May be called many times
+        at once. A call that is cancelled loses nothing: what still comes for it goes to the next call, or is given back
+        after a second. Raises UsageError, StateError, what a broker raises, and RouteNotFound or TransportError if no
+        broker could be asked until the end.
         """
         self._check_started()
         if not isinstance(count_max, int) or not 1 <= count_max <= COUNT_MAX:
@@ -361,7 +366,11 @@ class AsyncSimpleConsumer(ConsumerLife):
         return []
 
     def _take(self, count_max: int, invisible_ms: int) -> list[ReceivedMessage]:
-        found = [m for time_ms, m in self._kept if time_ms == invisible_ms][:count_max]
+        found = [m for time_ms, m in self._kept if time_ms == invisible_ms]
+        if len(found) > count_max:
+            # Messages of one batch record go together: who acknowledges one of them acknowledges all.
+            last = found[count_max - 1].receipt_handle
+            found = [*found[:count_max], *takewhile(lambda m: m.receipt_handle == last, found[count_max:])]
         if found:
             taken = {id(m) for m in found}
             self._kept = [pair for pair in self._kept if id(pair[1]) not in taken]
@@ -416,7 +425,3 @@ def _invisible(invisible_ms: float, kind: type[UsageError]) -> int:
 def _same(one: Subscription, other: Subscription | None) -> bool:
     """Tell whether two subscriptions want the same, whenever they were made."""
     return other is not None and (one.expression, one.expression_type) == (other.expression, other.expression_type)
-
-
-def _now_ms() -> int:
-    return int(machine.time() * 1000)

@@ -21,6 +21,7 @@ from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages import put_message as put_message_module
+from rocketspark.broker.messages import send_rules
 from rocketspark.broker.messages.put_message import FixedFields, PutMessage, pairs_of
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
 from rocketspark.broker.messages.timers.timer_messages import NEVER_MS, TimerMessages
@@ -632,3 +633,35 @@ def test_whatever_happens_each_is_delivered_once_in_its_time_and_the_recalled_ne
             clock.now_ms += int(wait_s * 1000) or 1
         assert Counter(broker.keys()) == Counter(k for k in due if k not in recalled)
         broker.stop()
+
+
+def test_what_came_by_a_clock_that_was_set_back_is_delivered_though_a_kill_and_the_clock_come_before_a_save(
+    rig: Callable[..., Rig], clock: Clock
+) -> None:
+    """By the checkpoint its slot was done, by the timer log the message was on the wheel: it never came."""
+    broker = rig()
+    broker.send(key="K1", TIMER_DELAY_MS=5000)
+    broker.at(NOW + 20_000).checkpoint()
+    clock.now_ms = NOW
+    broker.settle()
+    broker.send(key="K2", TIMER_DELAY_MS=3000)
+    broker.settle()
+    clock.now_ms = NOW + 30_000
+    broker = broker.killed()
+    broker.settle()
+    assert broker.keys() == ["K1", "K2"]
+    broker.stop()
+
+
+def test_who_writes_to_the_timers_topic_makes_no_more_queues_than_parked_messages_may(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_rules, "STRAY_QUEUES_MAX", 3)
+    broker = rig()
+    for number in range(10):
+        out = {"TIMER_OUT_MS": NOW, "REAL_TOPIC": f"X{number % 2}", "REAL_QID": number}
+        broker.send(topic_names.TIMER_TOPIC, key=f"K{number}", **out)
+    broker.at(NOW + 5000)
+    assert sum(len(ids) for topic, ids in broker.store.queues().items() if topic.startswith("X")) == 3
+    assert len(broker.quarantine.entries()) == 7
+    broker.stop()
