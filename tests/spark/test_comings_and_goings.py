@@ -167,6 +167,40 @@ def test_a_broker_that_stops_between_planning_and_reading_is_waited_for(
     assert sorted(r["body"].decode() for p in parts for b in stream.reader.read(p) for r in b.to_pylist()) == wanted
 
 
+@pytest.mark.shows("mended: a broker that never comes back holds a micro-batch that was begun for ever")
+def test_a_broker_that_never_comes_back_is_left_out_of_a_micro_batch(
+    stage: Stage, send: Sender, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull_records, "RETRIES", pull_records.RETRIES._replace(attempts_max=1, budget_s=0.0))
+    stage.create("t", 1)
+    stream = Stream(stage, "t", failOnDataLoss="false")
+    wanted, others = send("t", "broker-a"), send("t", "broker-b")
+    end = json.loads(json.dumps(stream.reader.latestOffset(stream.at, ReadAllAvailable())))
+
+    def rows() -> list[str]:
+        parts = stream.reader.partitions(stream.at, end)
+        return sorted(r["body"].decode() for p in parts for b in stream.reader.read(p) for r in b.to_pylist())
+
+    # What the options name no more is read all the same while it is there.
+    del stream._options["topic"]
+    stream._options["assign"] = '{"t": {"broker-a": [0]}}'
+    stream.restart()
+    assert rows() == sorted(wanted + others)
+    stage.stop("broker-b")
+    stream.restart()
+    assert rows() == wanted
+    assert "its broker is away, and the options name the queue no more" in caplog.text
+    stream.at = end
+    assert stream.run() == []
+    assert stream.places() == {"broker-a/0": 3, "broker-b/0": 3}
+    # That messages are lost must be allowed.
+    stream.at = stream.made().initialOffset()
+    stream._options["failOnDataLoss"] = "true"
+    stream.restart()
+    with pytest.raises(NotSent, match=r"now: start it, or leave it out .option assign; a stream"):
+        rows()
+
+
 def test_available_now_ends_without_a_broker_that_is_away(stage: Stage, send: Sender) -> None:
     stage.create("t", 1)
     stream = Stream(stage, "t")

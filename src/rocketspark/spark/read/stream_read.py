@@ -303,9 +303,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             there = self._watching().find(first)
             wanted = {q: first.get(q, 0) for q in last if q not in there and first.get(q) != last[q]}
             for queue, why in self._watching().gone(wanted).items():
-                self._drop(wanted[queue], queue, why)
+                self._drop(wanted.pop(queue), queue, why)
+                del last[queue]
+            for queue in self._left_out(wanted):
                 del last[queue]
             return tasks(plan(self._open(), first, last, self._options, made=made_of(end)))
+
+    def _left_out(self, wanted: Offsets) -> list[MessageQueue]:
+        """Return, with failOnDataLoss=false, which queues of a micro-batch that was begun are read no more: those that
+        the options name no more and whose broker does not answer, as it may never come back.
+
+        `wanted`: where the queues begin of which no route tells.
+        """
+        if self._options.fail_on_data_loss or all(map(self._watching().reads, wanted)):
+            return []
+        there = self._open().bounds(wanted, if_there=True)
+        away = sorted(q for q in wanted if q not in there and not self._watching().reads(q))
+        for queue in away:
+            why = "its broker is away, and the options name the queue no more"
+            lost(OffsetRange(queue, wanted[queue], wanted[queue]), why, self._options)
+        return away
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition; runs on an executor."""

@@ -22,7 +22,10 @@ TIMEOUT_MS = 3000.0
 
 def broker_away(queue: MessageQueue) -> NotSent:
     """Return the error for a queue whose broker no NameServer knows; it is retriable, as the broker may come back."""
-    return NotSent(f"broker {queue.broker_name!r} has no topic {queue.topic!r} now: start it, or leave it out")
+    return NotSent(
+        f"broker {queue.broker_name!r} has no topic {queue.topic!r} now: start it, or leave it out (option"
+        " assign; a stream that has begun to read from it also needs failOnDataLoss false)"
+    )
 
 
 def addresses_now(queue: MessageQueue, known: tuple[str, ...], options: ReadOptions) -> tuple[str, ...]:
