@@ -67,8 +67,14 @@ class SecureFolder:
         return from_values(self.tls_values())
 
     def tls_over(self, settings: TlsSettings) -> TlsSettings:
-        """Return `settings` with this folder's certificate, unless they name a certificate themselves."""
-        return settings if settings.cert_path else from_values({**settings.given, **self.tls_values()})
+        """Return `settings` so that TLS alone is taken, with this folder's certificate unless they name one themselves,
+        which the servers' own connections trust then.
+        """
+        if not settings.cert_path:
+            return from_values({**settings.given, **self.tls_values()})
+        trusted = settings.client_trust_path or settings.cert_path
+        given = {**settings.given, "tls.server.mode": "enforcing", "tls.client.trustCertPath": trusted}
+        return msgspec.structs.replace(settings, mode="enforcing", client_trust_path=trusted, given=given)
 
     def signer(self) -> RequestSigner:
         """Return the signer of the requests that brokers, NameServers and controllers send each other."""

@@ -236,7 +236,8 @@ def server(
         if grpc is not None:
             last = f" grpc={await _proxy(servers, settings, grpc, log_level)}"
         if door:
-            text = how_to_enter(door, nameserver.address, on_terminal=sys.stderr.isatty())
+            ca = settings.tls.client_trust_path
+            text = how_to_enter(door, nameserver.address, ca=ca, on_terminal=sys.stderr.isatty())
             print(text, file=sys.stderr, flush=True)
         return f"ready namesrv={nameserver.address}{between} broker={','.join(addresses)}{last}"
 

@@ -16,6 +16,7 @@ from rocketspark.broker.access.secure_folder import ADMIN_SECRET, CERTIFICATE, I
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.transport.tls import certificate_files
+from rocketspark.transport.tls.settings import from_values
 
 pytest.importorskip("cryptography")
 
@@ -115,6 +116,16 @@ def test_a_store_that_has_users_gets_no_administrator_again(tmp_path: Path) -> N
     assert (old.authentication, old.authorization, old.tls.mode) == (True, True, "enforcing")
 
 
+def test_with_a_certificate_of_ones_own_tls_alone_is_taken_too(tmp_path: Path) -> None:
+    made = prepare(tmp_path / "secure")
+    own = {"tls.server.certPath": "own.pem", "tls.server.keyPath": "own.key", "tls.server.mode": "permissive"}
+    for trusted, more in (("own.pem", {}), ("ca.pem", {"tls.client.trustCertPath": "ca.pem"})):
+        found = made.tls_over(from_values(own | more))
+        client = found.client()
+        assert (found.mode, found.cert_path, client and client.ca) == ("enforcing", "own.pem", trusted)
+        assert from_values(found.given) == found
+
+
 def test_a_removed_first_password_is_not_needed(tmp_path: Path) -> None:
     made = prepare(tmp_path)
     (tmp_path / ADMIN_SECRET).unlink()
@@ -142,7 +153,8 @@ def test_the_first_password_is_shown_on_a_terminal_and_in_no_log(tmp_path: Path)
 
     door = secure_folder.prepare(tmp_path / "secure")
     assert door.is_new
-    told, logged = (how_to_enter(door, "127.0.0.1:9876", on_terminal=seen) for seen in (True, False))
+    ca = str(door.ca)
+    told, logged = (how_to_enter(door, "127.0.0.1:9876", ca=ca, on_terminal=seen) for seen in (True, False))
     assert door.admin_password in told
     assert door.admin_password not in logged
     assert door.inner_secret not in told + logged
