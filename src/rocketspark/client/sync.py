@@ -19,7 +19,6 @@ from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
 from rocketspark.client.consumer.push_consumer import AsyncPushConsumer, ColumnsListenerT, ListenerT
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
 from rocketspark.client.message_batch import MessageBatch
-from rocketspark.client.producer.gathered_sends import EncodedMessage, SimpleMessage
 from rocketspark.client.producer.given_columns import Given, check_rows
 from rocketspark.client.producer.prepared_message import make_message, pack
 from rocketspark.client.producer.producer import AsyncProducer
@@ -176,15 +175,22 @@ class ProducerFacade(QueriesFacade[P]):
         # Packed here, so that the caller may change the message as soon as this returns.
         accumulator = core.accumulator
         if accumulator is not None and selector is None and timeout_ms is None:
-            packed: SimpleMessage | EncodedMessage | None = None
-            if queue is None:
-                packed = accumulator.simple(message, body, fields)
-            if packed is None:
+            part = None
+            if (
+                type(message) is str
+                and body is not None
+                and queue is None
+                and accumulator.is_simple(message, body, fields)
+            ):
+                part = FuturePart(future, accumulator, message, body, fields)
+            else:
                 message, body, fields = make_message(message, body, fields), None, {}
-                packed = accumulator.encode(message, queue)
-            if packed is not None:
+                encoded = accumulator.encode(message, queue)
+                if encoded is not None:
+                    part = FuturePart(future, accumulator, encoded.topic, b"", {}, encoded)
+            if part is not None:
                 self._room.enter(core.send_path.attempts.end_s(None), loop.thread)
-                loop.put(FuturePart(future, accumulator, packed))
+                loop.put(part)
                 return future
         message = make_message(message, body, fields)
         out = pack(message, core.packing)

@@ -15,7 +15,6 @@ from rocketspark.client.producer.gathered_sends import (
     BatchOutcome,
     EncodedMessage,
     Gatherable,
-    SimpleMessage,
     encode,
     head_of,
     takes_batches,
@@ -152,16 +151,15 @@ class Accumulator:
         made.queue = self._path.full_queue(made.topic, queue)
         return made
 
-    def simple(self, topic: Message | str, body: bytes | None, fields: MessageFields) -> SimpleMessage | None:
-        """Return a message for `add_simple` or later `encode`, if another like it was gathered before; in any thread.
+    def is_simple(self, topic: str, body: bytes, fields: MessageFields) -> bool:
+        """Tell whether `add_simple` may take a message, or else `encode` will, as one like it was gathered before; in
+        any thread.
 
         A message without fields is always like another. Raises MessageIllegal for a topic that nobody may send to.
         """
-        if type(topic) is not str or type(body) is not bytes or not 0 < len(body) <= self._simple_max:
-            return None
-        if fields and self._known_as(topic, fields) is None:
-            return None
-        return SimpleMessage(topic, body, fields) if takes_batches(topic) else None
+        if type(body) is not bytes or not 0 < len(body) <= self._simple_max:
+            return False
+        return takes_batches(topic) and (not fields or self._known_as(topic, fields) is not None)
 
     def add_simple(self, topic: str, body: bytes | None, fields: MessageFields, waiting: Gatherable) -> bool:
         """Take a message with no fields but a tag and a sharding key, if one like it was gathered before and others

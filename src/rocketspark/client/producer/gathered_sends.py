@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextvars import Context
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,7 +19,7 @@ from rocketspark.client.producer.prepared_message import PackingSettings, proper
 from rocketspark.client.producer.program_end import cancelled_sends
 from rocketspark.client.results import SendResult
 from rocketspark.client.validators import RETRY_PREFIX, check_target
-from rocketspark.model import Message, MessageFields, MessageQueue
+from rocketspark.model import Message, MessageQueue
 from rocketspark.model.namespace import wrap
 from rocketspark.protocol.message import batch
 from rocketspark.protocol.message.message_ids import ID_CHARACTERS
@@ -30,14 +30,6 @@ log = logging.getLogger("rocketspark.client")
 _STAND_IN = "0" * ID_CHARACTERS
 LEAD = b"UNIQ_KEY\x01"
 _LEAD_BYTES = len(LEAD)
-
-
-class SimpleMessage(NamedTuple):
-    """A message with no fields but a tag and a sharding key, which were checked."""
-
-    topic: str
-    body: bytes
-    fields: MessageFields
 
 
 class EncodedMessage(msgspec.Struct):

@@ -24,11 +24,12 @@ from rocketspark import machine
 from rocketspark.client.connection.loop_thread import WakeChain
 from rocketspark.client.connection.real_threads import Empty, RealThread, SimpleQueue
 from rocketspark.client.producer.accumulator import Accumulator
-from rocketspark.client.producer.gathered_sends import BatchOutcome, EncodedMessage, SimpleMessage
+from rocketspark.client.producer.gathered_sends import BatchOutcome, EncodedMessage
 from rocketspark.client.producer.in_flight_send import InFlightSend
 from rocketspark.client.producer.prepared_message import make_message
 from rocketspark.client.results import SendResult
 from rocketspark.errors import StateError, TooManyInFlight
+from rocketspark.model import MessageFields
 from rocketspark.model.limited_log import LimitedLog
 
 T = TypeVar("T")
@@ -170,7 +171,6 @@ class QuickFuture(Future[T]):
 
     def __init__(self) -> None:
         # Not the base's: what it makes is made here, or later.
-        self._waiters: list[Any] = []
         self._done_callbacks: list[Callable[[Future[T]], Any]] = []
 
     @property
@@ -178,6 +178,7 @@ class QuickFuture(Future[T]):
         if self._made is None:
             with _guard:
                 if self._made is None:
+                    self._waiters: list[Any] = []
                     self._made = threading.Condition()
         return self._made
 
@@ -343,12 +344,13 @@ class ThreadSend(InFlightSend):
 class SendFuture(QuickFuture[SendResult]):
     """The future of a send's result. `room`: the limit that counts the send; `executor`: what runs the callbacks."""
 
+    # The result, or whose part it is; a future whose result nobody looks at makes none.
     _told: SendResult | tuple[BatchOutcome, int] | None = None
 
     def __init__(self, room: ThreadInFlightLimit, executor: Executor | CallbackThreads) -> None:
-        super().__init__()
         self.room = room
         self.executor = executor
+        self._done_callbacks = []
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
@@ -369,14 +371,6 @@ class SendFuture(QuickFuture[SendResult]):
     def _result(self, result: SendResult | None) -> None:
         self._told = result
 
-    def take_part(self, outcome: BatchOutcome, number: int) -> None:
-        """End as one message of a batch; the result is made of the batch's when somebody asks for it."""
-        self.room.leave()
-        self._exception = outcome.error
-        self._told = (outcome, number)
-        if self._finish():
-            outcome.called.append(self)
-
 
 class FutureSend(ThreadSend, kw_only=True):
     """A send whose thread has a future of its result."""
@@ -390,32 +384,41 @@ class FutureSend(ThreadSend, kw_only=True):
 
 
 class FuturePart(msgspec.Struct, eq=False):
-    """A message for a batch, on its way from a thread to the loop, and the future of its result."""
+    """A message for a batch, on its way from a thread to the loop, and the future of its result.
+
+    Without `encoded` it is what `Accumulator.is_simple` takes.
+    """
 
     future: SendFuture
     accumulator: Accumulator
-    message: EncodedMessage | SimpleMessage
+    topic: str
+    body: bytes
+    fields: MessageFields
+    encoded: EncodedMessage | None = None
 
     def run(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have it gathered; on the loop."""
-        accumulator, message = self.accumulator, self.message
-        accumulator.check_started()
-        if isinstance(message, SimpleMessage):
-            topic, body, fields = message
-            if accumulator.add_simple(topic, body, fields, self):
+        accumulator, encoded = self.accumulator, self.encoded
+        if encoded is None:
+            if accumulator.add_simple(self.topic, self.body, self.fields, self):
                 return
-            encoded = accumulator.encode(make_message(topic, body, fields), None)
+            encoded = accumulator.encode(make_message(self.topic, self.body, self.fields), None)
             assert encoded is not None
-            message = encoded
-        accumulator.add_part(message, self)
+        accumulator.check_started()
+        accumulator.add_part(encoded, self)
 
     def cancelled(self) -> bool:
         """Return False: a send that was handed over cannot be taken back."""
         return False
 
     def take_part(self, outcome: BatchOutcome, number: int) -> None:
-        """Give the future its part of a batch's outcome."""
-        self.future.take_part(outcome, number)
+        """Give the future its part of a batch's outcome; its result is made of that when somebody asks for it."""
+        future = self.future
+        future.room.leave()
+        future._exception = outcome.error
+        future._told = (outcome, number)
+        if future._finish():
+            outcome.called.append(future)
 
     def refuse(self, error: BaseException) -> None:
         """End it with an error, as its loop has ended or it could not be gathered."""

@@ -286,7 +286,7 @@ class Sends(RuleBasedStateMachine):
             encoded = None if accumulator is None or timeout_ms else accumulator.encode(message, None)
             if accumulator is not None and encoded is not None:
                 self.parts.append(CountedFuture(self.room, None))
-                self.runs(FuturePart(self.parts[-1], accumulator, encoded))
+                self.runs(FuturePart(self.parts[-1], accumulator, "t", b"", {}, encoded))
         elif how == "packed":
             # As transactions and Spark send: past the accumulator.
             self.tasks.append(self.loop.create_task(core.send_packed(out, None, None, timeout_ms)))
