@@ -193,8 +193,10 @@ class RowClaims:
             f" {self._unclaimed()} ORDER BY t.{self._order} LIMIT {rows_max}"
         )
         with self._database.work() as connection:
-            # Of two that claim at once one waits: a batch that the other has sent already would get its rows.
-            self._run(connection, f"UPDATE {CLAIMED_BY} SET source = source WHERE pipeline = ?", (self.pipeline,))
+            if self._database.kind != "sqlite":  # There one transaction writes at a time.
+                # Of two that claim at once one waits: a batch that the other has sent already would get its rows.
+                text = f"SELECT 1 FROM {CLAIMED_BY} WHERE pipeline = ? FOR UPDATE"
+                self._run(connection, text, (self.pipeline,))
             batch = self._newest(connection)
             added = self._run(connection, insert, (self.pipeline, batch + 1, self.pipeline)).rowcount
             return batch + 1 if added else batch
