@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.live.support import connected, create, run, send, until
 from tests.live.test_replication import pair
+from tests.support.patience import LIMIT_MS
 
 from rocketspark import Producer
 from rocketspark.admin.operations import SyncOperations
@@ -14,15 +15,19 @@ from rocketspark.client import PullConsumer
 from rocketspark.client.connection import admin_api
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers.static_topics import TopicConfigHeader
 from rocketspark.testing import run_cluster
 from rocketspark.transport.connections import dial
 
-pytestmark = pytest.mark.shows("a slave under a controller changes and deletes no topics and groups by itself")
+pytestmark = pytest.mark.shows(
+    "a slave under a controller changes and deletes no topics and groups by itself",
+    "topics, groups and users that an operator changed are known to who is elected in the next moment",
+)
 
 
 def test_a_topic_that_a_slave_was_to_delete_alone_is_whole_once_it_is_elected() -> None:
     async def delete(address: str) -> None:
-        peer = await dial(address, timeout_ms=60_000)
+        peer = await dial(address, timeout_ms=LIMIT_MS)
         try:
             await admin_api.delete_topic(peer, "orders")
         finally:
@@ -41,6 +46,29 @@ def test_a_topic_that_a_slave_was_to_delete_alone_is_whole_once_it_is_elected() 
         # By the tool, which asks the slave too.
         with SyncOperations(cluster.namesrv) as operations:
             assert operations.delete_topic("orders") == ["broker-a"]
+
+
+def test_who_is_elected_at_once_knows_what_an_operator_changed() -> None:
+    """A slave asks for its master's tables each 3 s: what was deleted came back, and what was made was gone."""
+
+    async def known(address: str) -> dict[str, bool]:
+        peer = await dial(address, timeout_ms=LIMIT_MS)
+        try:
+            asked = {topic: TopicConfigHeader(topic=topic) for topic in ("made", "gone")}
+            return {
+                topic: (await peer.request(RequestCode.GET_TOPIC_CONFIG, header)).code == 0
+                for topic, header in asked.items()
+            }
+        finally:
+            peer.close()
+
+    with run_cluster(replicas=2) as cluster, SyncOperations(cluster.namesrv) as operations:
+        operations.create_topic("gone")
+        operations.create_topic("made")
+        operations.delete_topic("gone")
+        killed = cluster.kill_master()
+        assert cluster.wait_in_sync(1) != killed
+        assert run(known(cluster.master())) == {"made": True, "gone": False}
 
 
 def test_messages_of_a_topic_whose_settings_have_not_come_yet_are_kept_by_a_slave_that_is_cleaned(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.repeated_work import pause
@@ -208,13 +208,19 @@ class MasterSearch:
         self._troubles.note(other or "", ReplicationError(text, reason="two-masters"))
 
 
-async def tables_taken(members: MemberGroup, connections: Connections, info: HaInfo) -> None:
-    """Tell each slave where this master is, and wait: a RocketSpark slave answers once it has copied the tables."""
+async def tables_taken(
+    members: MemberGroup, connections: Connections, info: HaInfo, among: Container[int | None] | None = None
+) -> None:
+    """Tell each slave where this master is, and wait: a RocketSpark slave answers once it has copied the tables.
+
+    `among`: the ids of those that are told; None for all.
+    """
     try:
         await members.ask()
     except RocketSparkError as e:
         limited.info("the slaves are those known before: %s", e)
-    told = (tell_ha_info(connections, address, info) for address in members.others())
+    others = [i for i in members.addresses if i != MASTER_ID and (among is None or i in among)]
+    told = (tell_ha_info(connections, members.addresses[i], info) for i in others)
     for failed in await asyncio.gather(*told, return_exceptions=True):
-        if failed is not None:
+        if isinstance(failed, BaseException):
             limited.warning("a slave may lack what changed in the last seconds in topics, groups and users: %s", failed)

@@ -37,6 +37,14 @@ TABLE_CHANGES = frozenset(
     }
 )
 
+# Of users and rules; who serves them refuses them at a slave, as RocketMQ's do.
+ACCESS_CHANGES = frozenset(
+    {
+        *(RequestCode.AUTH_CREATE_USER, RequestCode.AUTH_UPDATE_USER, RequestCode.AUTH_DELETE_USER),
+        *(RequestCode.AUTH_CREATE_ACL, RequestCode.AUTH_UPDATE_ACL, RequestCode.AUTH_DELETE_ACL),
+    }
+)
+
 # As Java's network layer says it: clients take it for any overload.
 REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
 NOT_HERE = "service not available now: this broker is no master at the moment"

@@ -7,6 +7,7 @@ changes, then deliveries start or stop, last the NameServers are told. Every cha
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable
 from typing import Any
@@ -34,11 +35,12 @@ from rocketspark.broker.replication.master_check import MasterIdentity, mend_log
 from rocketspark.broker.replication.members import MasterSearch, MemberGroup, tables_taken
 from rocketspark.broker.replication.parts import MasterSteps, PeerLinks, ReplicationParts
 from rocketspark.broker.replication.replicas_manager import ControlledRole, ReplicasManager, RoleDriver
-from rocketspark.broker.replication.role import Refusal, Role, Situation, refusal
+from rocketspark.broker.replication.role import ACCESS_CHANGES, TABLE_CHANGES, Refusal, Role, Situation, refusal
 from rocketspark.broker.replication.slave_synchronize import Arrivals, SlaveSynchronize
 from rocketspark.broker.replication.standing import LOOK_S, Standing, all_copied, heirs
 from rocketspark.broker.replication.waits import Mode
 from rocketspark.errors import ConfigError, ReplicationError
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.headers import Request
 from rocketspark.store.files.epoch_file import EpochList
@@ -48,6 +50,7 @@ from rocketspark.transport.processor_table import Handler
 from rocketspark.transport.request_frames import reply
 
 log = logging.getLogger("rocketspark.broker.replication")
+limited = LimitedLog("rocketspark.broker.replication")
 
 # haMasterAddress counts from so many characters on (rule: DefaultMessageStore, 5.x).
 ADDRESS_CHARACTERS_MIN = 6
@@ -59,6 +62,8 @@ LAST_PIECES_S = 0.5
 LAST_TABLES_S = 1.0
 # How long it takes those of one that leaves and waits: less than a request of its waits.
 HEIRS_TABLES_S = 2.5
+# How long the answer to an operator waits for slaves to take what he changed.
+CHANGED_S = 1.0
 
 
 class Replication(RoleDriver):
@@ -204,6 +209,9 @@ class Replication(RoleDriver):
             self.role.kind = Role.SLAVE
         if not self.role.is_master:
             self._store.become_replica()
+        if self.manager is not None:
+            for code in TABLE_CHANGES | ACCESS_CHANGES:
+                self._routes.wrap(code, self._taken_by_slaves)
         self.configure()
         await self._listen()
         self._registration.ha_address = self._own_ha_address
@@ -304,6 +312,28 @@ class Replication(RoleDriver):
             # It takes this broker's tables once more, and only then answers as master.
             while self.synchronize is not None and not self.synchronize.in_office:
                 await asyncio.sleep(LOOK_S)
+
+    def _taken_by_slaves(self, handler: Handler) -> Handler:
+        """Have what an operator changes answered once the slaves that copy have it.
+
+        One that was elected in the next moment would bring back the topic or the user that was deleted.
+        """
+
+        async def changed(peer: Peer, request: Request[Any], body: bytes) -> Any:
+            answer = handler(peer, request, body)
+            if inspect.isawaitable(answer):
+                answer = await answer
+            info = self.own_ha_info()
+            copying = {c.link.replica_id for c in self.listener.connections if c.link.acked >= 0}
+            if info is not None and copying:
+                try:
+                    async with asyncio.timeout(CHANGED_S):
+                        await tables_taken(self.members, self._connections, info, copying)
+                except TimeoutError:
+                    limited.warning("a slave may lack what was changed: it did not take it within %.0f s", CHANGED_S)
+            return answer
+
+        return changed
 
     # -- changes of role ------------------------------------------------------------------------------------------
 
@@ -505,7 +535,10 @@ class Replication(RoleDriver):
             return self._acting.master.told(info)
         if self.role.kind is not Role.SLAVE:
             return None
-        self._follow(info.ha_address, info.master_address)
+        if self.manager is None:
+            self._follow(info.ha_address, info.master_address)
+        elif info.master_address != self.role.master_address:
+            return None  # The controller knows better.
         return self.synchronize.last_look(HEIRS_TABLES_S) if self.synchronize is not None else None
 
     def _follow(self, ha_address: str | None, master_address: str | None) -> None:
