@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -69,10 +70,11 @@ class Rows(msgspec.Struct, frozen=True):
 
     def in_order(self, order: NDArray[np.int64]) -> Rows:
         """Return the rows of these numbers, in this order."""
-        numbers = order.tolist()
+        # Two or more: fewer are in order.
+        in_order = itemgetter(*order.tolist())
 
         def take(column: Sequence[bytes]) -> list[bytes]:
-            return [column[number] for number in numbers]
+            return list(in_order(column))
 
         pieces = [piece if isinstance(piece, bytes) else take(piece) for piece in self.pieces]
         return replace(self, bodies=take(self.bodies), pieces=pieces, item_bytes=self.item_bytes[order])
@@ -151,7 +153,7 @@ class _Column:
         if given is None:
             return None
         cells = [given] if isinstance(given, str) else self._cells(name, given)
-        if not _are_texts(cells) or (not may_be_empty and "" in cells):
+        if _text(cells) is None or (not may_be_empty and "" in cells):
             for row, cell in enumerate(cells):
                 if cell is not None and not isinstance(cell, str):
                     raise _illegal(row, name, f"{cell!r} is no text; make a str of it", self.topic)
@@ -186,7 +188,8 @@ class _Column:
         cells = self._cells("keys", given)
         are_lists = bool(cells) and not set(map(type, cells)) - {list, tuple}
         words = list(chain.from_iterable(cells)) if are_lists else list(filter(None, cells))
-        if not (_are_texts(words) and None not in words and " ".join(words).split() == words):
+        text = None if None in words else _text(words)
+        if text is None or len(text.split()) > 1 or text != text.strip():
             # Texts of several words, or lists beside texts, if it is nothing wrong.
             return [[text.encode() for text in self._stored("keys", cells, message)]]
         return self._pieces(properties.KEYS, [" ".join(cell) for cell in cells] if are_lists else cells)
@@ -231,7 +234,7 @@ class _Column:
         if set(map(type, cells)) == {dict} and len(set(map(tuple, cells))) == 1:
             # All rows name the same ones, as is common: columns take a quarter of the time.
             columns = {name: [cell[name] for cell in cells] for name in cells[0]}
-            if all(_are_texts(column) and all(column) for column in columns.values()):
+            if all(all(column) and _text(column) is not None for column in columns.values()):
                 return self.own(columns)
         stored = self._stored("properties", cells, lambda cell: self._bare(properties={} if cell is None else cell))
         return [[text.encode() for text in stored]]
@@ -244,21 +247,23 @@ class _Column:
         if isinstance(column, str):
             return [b"%b%b\x02" % (before, column.encode())]
         if all(column):
-            return [before, [text.encode() for text in column if text], b"\x02"]
+            return [before, list(map(str.encode, column)), b"\x02"]  # type: ignore[arg-type]
         return [[b"%b%b\x02" % (before, text.encode()) if text else b"" for text in column]]
 
 
-def _are_texts(cells: Collection[Any]) -> bool:
-    """Tell whether all cells are texts that can be stored, or None."""
-    if set(map(type, cells)) - {str, type(None)}:
-        return False
-    joined = "".join(cells if None not in cells else filter(None, cells))
+def _text(cells: Collection[Any]) -> str | None:
+    """Return all cells as one text; None if one is neither a text that can be stored, nor None."""
+    kinds = set(map(type, cells))
+    if kinds - {str, type(None)}:
+        return None
+    joined = "".join(cells if kinds == {str} else filter(None, cells))
     if any(mark in joined for mark in _MARKS):
-        return False
+        return None
     try:
-        return joined.isascii() or bool(joined.encode())
+        joined.isascii() or joined.encode()
     except UnicodeEncodeError:
-        return False
+        return None
+    return joined
 
 
 def _pairs(cell: list[tuple[str, str | None]]) -> dict[str, str]:
