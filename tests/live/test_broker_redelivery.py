@@ -237,6 +237,28 @@ def test_a_message_that_failed_too_often_becomes_a_dead_letter(tmp_path: Path) -
     run(main())
 
 
+def test_a_dead_letter_that_fails_again_stays_where_it_is(tmp_path: Path) -> None:
+    """A group that read its own dead letters and failed had each stored anew at once, without end."""
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer)
+            await create_group(peer)
+            await sent(peer, b"bad")
+            (failed,) = await pulled(peer)
+            assert (await back(peer, failed, delay_level=-1)).code == 0
+            dead = await one(peer, DLQ)
+            for level in (-1, 0):
+                assert (await back(peer, dead, delay_level=level, max_reconsume_times=0)).code == 0
+            assert server.store.queue_range(DLQ, 0) == (0, 1)
+            # Another group's goes to that one's.
+            await create_group(peer, "other")
+            assert (await back(peer, dead, delay_level=-1, group="other")).code == 0
+            assert server.store.queue_range("%DLQ%other", 0) == (0, 1)
+
+    run(main())
+
+
 def test_send_backs_that_cannot_be(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path, auto_create_group=False) as server, connected(server.address) as peer:

@@ -331,6 +331,9 @@ class SendHandler:
         check_inner_batch(topic_names.retry_topic(h.group), None, failed.sys_flag)
         max_times = h.max_reconsume_times if h.max_reconsume_times is not None else config.retry_max_times
         plan = retry_and_dead_letter.route(failed, h.group, delay_level=h.delay_level, max_times=max_times)
+        if plan.dead and failed.topic.decode("utf-8", "replace") == plan.topic:
+            # Its group reads its own dead letters: stored anew at once at each failure, they would fill the disk.
+            return reply(request.opaque)
         if plan.dead:
             target = self._topics.ensure(plan.topic)
             queue_id = 0
