@@ -18,7 +18,7 @@ from rocketspark.errors import MessageStays, RecordError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import INT_MAX, string_hash, whole_number
 from rocketspark.protocol.json.bodies import Quarantined
-from rocketspark.protocol.message import properties
+from rocketspark.protocol.message import properties, record_layout
 from rocketspark.protocol.message.record import Record
 from rocketspark.store.store import Store
 from rocketspark.store.timers.timer_files import TimerFiles
@@ -29,6 +29,8 @@ log = LimitedLog("rocketspark.broker")
 
 DRAIN_COUNT = 256
 RETRY_S = 1.0
+# Records of one unique id that are looked at for a recall: the newest, one for each time that it was rolled on.
+RECALLS_MAX = 32
 OUT_MS_MAX = 10**18 - 1
 KIND = "timer"
 # The property with TIMER_OUT_MS's grid, for a message rolled on after timerPrecisionMs had changed.
@@ -122,6 +124,17 @@ class TimerDelivery:
         target = topic_names.target_of(pairs)
         if target is not None and target[0] == topic:
             yield stored, pairs
+
+    def was_recalled(self, topic: str, pairs: dict[bytes, bytes]) -> bool:
+        """Tell whether a message that gets no slot is recalled by one that is stored; `pairs`: its properties."""
+        unique_id = pairs.get(b"UNIQ_KEY", b"")
+        name = unique_id.decode("utf-8", "replace")
+        for found in self._store.query(topic_names.TIMER_TOPIC, name, RECALLS_MAX, 0, OUT_MS_MAX, "U"):
+            other = pairs_of(record_layout.properties_of(found))
+            target = topic_names.target_of(other)
+            if target is not None and target[0] == topic and other.get(b"TIMER_DEL_UNIQKEY") == unique_id:
+                return True
+        return False
 
     def slot(self, time_ms: int) -> Iterator[float]:
         """Deliver the slot of a time in pieces; yields how many seconds to wait before the next piece.

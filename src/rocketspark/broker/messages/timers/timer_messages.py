@@ -344,8 +344,8 @@ class TimerMessages:
             if self._files.slot_time(now // self._precision_ms * self._precision_ms, out_ms)[0] < open_from:
                 return
         if out_ms < open_from:
-            # Its slot was delivered already.
-            if not delete and not theirs:
+            # Its slot was delivered already, or is too old for the wheel.
+            if not delete and not theirs and not self._delivery.was_recalled(topic, pairs):
                 self._delivery.put_back(stored, pairs, topic, NEVER_MS, roll=False)
             return
         write_ms = now // self._precision_ms * self._precision_ms

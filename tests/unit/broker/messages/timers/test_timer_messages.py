@@ -665,3 +665,22 @@ def test_who_writes_to_the_timers_topic_makes_no_more_queues_than_parked_message
     assert sum(len(ids) for topic, ids in broker.store.queues().items() if topic.startswith("X")) == 3
     assert len(broker.quarantine.entries()) == 7
     broker.stop()
+
+
+def test_what_is_recalled_stays_so_when_the_broker_was_away_for_over_half_a_wheel(
+    rig: Callable[..., Rig], clock: Clock
+) -> None:
+    """It waited in a slot from which it is rolled on, and got none any more: it was delivered without a look."""
+    broker = rig(precision_ms=100, roll_slots=10)
+    out = {}
+    for key in ("kept", "recalled"):
+        out[key] = int(broker.send(key=key, TIMER_DELAY_MS=36_000_000)[b"TIMER_OUT_MS"])
+    broker.recall(out["recalled"], "recalled")
+    broker.recall(out["kept"], "kept", topic="other")
+    broker.settle()
+    clock.now_ms = NOW + 3 * DAY_MS
+    broker = broker.restarted()
+    while (wait_s := broker.settle()) is not None:
+        clock.now_ms += int(wait_s * 1000) or 1
+    assert broker.keys() == ["kept"]
+    broker.stop()
