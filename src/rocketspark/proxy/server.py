@@ -235,12 +235,14 @@ class ProxyServer:
     @property
     def address(self) -> str:
         """ "host:port" that it listens on."""
-        return f"{self.settings.host}:{self.port}"
+        return self._at(self.settings.host)
+
+    def _at(self, host: str) -> str:
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     def _own_address(self, peer: Peer) -> str:
         """Return what a client before 5.0 reaches this proxy by."""
-        host = self.settings.advertised_host or peer.local_host or self.settings.host
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return self._at(self.settings.advertised_host or peer.local_host or self.settings.host)
 
     async def start(self) -> None:
         """Listen. Raises ConfigError if a port cannot be had, StoreUnwritable if the audit's file cannot be opened."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 import grpc
 import pytest
 from google.protobuf import json_format
-from tests.unit.proxy.conftest import RawClient, RunningProxy
+from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
 
 from rocketspark.admin.operations import SyncOperations
 from rocketspark.errors import ConfigError
@@ -180,6 +180,13 @@ def test_a_port_in_use_is_refused_and_leaves_no_server_behind(proxy: RunningProx
     with pytest.raises(ConfigError, match="is in use"):
         proxy.run(second.start)
     assert second._server is None
+
+
+def test_its_address_is_one_that_clients_of_grpc_take_where_it_is_of_ipv6(cluster: Cluster) -> None:
+    with running_proxy(cluster.namesrv, host="::1") as proxy:
+        client = RawClient(proxy.address)
+        assert client.call("Heartbeat", messages.HeartbeatRequest()).status.code == Code.OK
+        client.close()
 
 
 @pytest.mark.parametrize("signs", [False, True])
