@@ -32,6 +32,8 @@ TURN_CALLS = 1000
 EXECUTOR_THREADS = 16
 # A chain of threads that wake one another is looked after this often.
 CHAIN_S = 0.002
+# Where a step of it takes longer, threads are woken all at once for so long.
+STEP_S, CROWD_S = 0.00025, 0.1
 # So many calls of theirs wake the loop before the chain has ended.
 GATHERED_CALLS = 64
 
@@ -67,6 +69,8 @@ class WakeChain:
 
     Woken at once, the threads whose replies came in one read would crowd before the interpreter's lock, which costs as
     much as the rest of their sends. `over` is called when nobody waits any more, by the thread that was woken last.
+    Where each step takes long, as another thread keeps the interpreter's lock, or the machine its processors, all are
+    woken at once for a while.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, over: Callable[[], None]) -> None:
@@ -77,11 +81,12 @@ class WakeChain:
         self.goes_on = False
         self._steps = 0
         self._looks = False
+        self._crowds = False
         self._ended = False
 
     def wake(self, lock: _thread.LockType) -> None:
         """Let the thread that waits for `lock` go on; called on the loop."""
-        if self._ended:
+        if self._ended or self._crowds:
             lock.release()
             return
         self._waiting.append(lock)
@@ -89,7 +94,7 @@ class WakeChain:
             self.goes_on = True
             self.pass_on()
         if not self._looks:
-            self._look_later()
+            self._look_later(lock)
 
     def pass_on(self) -> None:
         """Wake the next thread; called by each that was woken."""
@@ -109,17 +114,28 @@ class WakeChain:
             # It came before the loop could see that the chain had ended.
             self.goes_on = True
 
-    def _look_later(self) -> None:
+    def _look_later(self, last: _thread.LockType | None) -> None:
         self._looks = True
-        self._loop.call_later(CHAIN_S, self._look, self._steps)
+        self._loop.call_later(CHAIN_S, self._look, self._steps, last, self._loop.time())
 
-    def _look(self, steps: int) -> None:
-        """Wake all, if nobody was woken since: who was to wake the next was interrupted, or gets no processor."""
+    def _look(self, steps: int, last: _thread.LockType | None, since_s: float) -> None:
+        """See whether the chain got on since `since_s`, when `steps` had been made and `last` was the last to wait."""
         self._looks = False
-        if self._steps == steps:
+        steps = self._steps - steps
+        # A copy, in one step: others take from it.
+        waiting = list(self._waiting)
+        if last in waiting and self._loop.time() - since_s > steps * STEP_S:
+            # Who was to wake the next was interrupted, or everyone takes long to come to it.
+            self._crowds = True
+            self._loop.call_later(CROWD_S, self._crowd_no_more)
+            self._wake_all()
+        elif not steps:
             self._wake_all()
         elif self.goes_on:
-            self._look_later()
+            self._look_later(waiting[-1] if waiting else None)
+
+    def _crowd_no_more(self) -> None:
+        self._crowds = False
 
     def _wake_all(self) -> None:
         self.goes_on = False

@@ -24,12 +24,17 @@ class Timers:
 
     def __init__(self) -> None:
         self.due: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
 
     def call_later(self, delay_s: float, act: Callable[..., None], *arguments: Any) -> None:
         self.due.append((act, arguments))
 
     def run(self) -> None:
         due, self.due = self.due, []
+        self.now_s += 0.002
         for act, arguments in due:
             act(*arguments)
 
@@ -63,6 +68,31 @@ def test_each_that_is_woken_wakes_the_next() -> None:
         assert (chain.goes_on, over.times) == (True, 0)
         chain.pass_on()
     assert (chain.goes_on, over.times) == (False, 1)
+
+
+def test_where_each_step_takes_long_all_are_woken_at_once_for_a_while() -> None:
+    timers = Timers()
+    chain, over = chain_of(timers)
+    locks = [held() for _ in range(100)]
+    for lock in locks:
+        chain.wake(lock)
+    # Not where it is quick, however many wait.
+    for _ in range(60):
+        chain.pass_on()
+    timers.run()
+    assert sum(lock.locked() for lock in locks) == 39
+    for _ in range(5):
+        chain.pass_on()
+    timers.run()
+    assert not any(lock.locked() for lock in locks)
+    assert (chain.goes_on, over.times) == (False, 1)
+    late = held()
+    chain.wake(late)
+    assert (late.locked(), chain.goes_on) == (False, False)
+    timers.run()
+    for _ in range(2):
+        chain.wake(late := held())
+    assert (late.locked(), chain.goes_on) == (True, True)
 
 
 @given(st.lists(st.sampled_from(["wake", "wake", "woken", "interrupted", "look"]), max_size=30), st.booleans())
