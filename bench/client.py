@@ -55,9 +55,16 @@ def cases(consume_count: int, seconds: float, latency_count: int) -> dict[str, C
     many = Case((("sync send, 64 threads", "sync"),), "sync", SEND_TOPIC, seconds, 1.5 * seconds, 64)
     found["sync64"] = many._replace(measures=("rate", "p99_us"))
     for window in (256, 1000):
+        ways: tuple[tuple[str, str], ...]
         ways = ((f"async send, {window} in flight", "async"), (f"send_future, {window} in flight", "future"))
+        if window == 1000:
+            ways += (("keyed send, 1000 in flight", "keyed"),)
         found[f"async{window}"] = Case(ways, "async", SEND_TOPIC, seconds, 1.5 * seconds, window)
-    ways = (("auto-batch, 1000 in flight", "batch"), ("auto-batch, send_future", "batch-future"))
+    ways = (
+        ("auto-batch, 1000 in flight", "batch"),
+        ("auto-batch, send_future", "batch-future"),
+        ("auto-batch, keyed", "batch-keyed"),
+    )
     found["batch"] = Case(ways, "batch", SEND_TOPIC, seconds, 1.5 * seconds, 1000)
     ways = (("push consume", "consume"), ("push consume, coroutine listener", "consume-async"))
     # A fifth of the topic lets the JIT see enough.

@@ -25,18 +25,20 @@ class KeyGate:
     """
 
     def __init__(self) -> None:
-        # By key: the turns of those who wait behind the one that passes.
-        self._turns: dict[Hashable, OrderedDict[asyncio.Future[None], None]] = {}
+        # By key: the turns of those who wait behind the one that passes; None, while nobody has.
+        self._turns: dict[Hashable, OrderedDict[asyncio.Future[None], None] | None] = {}
 
     def take_place(self, key: Hashable) -> asyncio.Future[None] | None:
         """Join the line of a key. Returns None if the caller may pass now, else a future that ends when it may.
 
         `leave` must follow, with what was returned.
         """
-        turns = self._turns.get(key)
-        if turns is None:
-            self._turns[key] = OrderedDict()
+        if key not in self._turns:
+            self._turns[key] = None
             return None
+        turns = self._turns[key]
+        if turns is None:
+            turns = self._turns[key] = OrderedDict()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         turns[turn] = None
         return turn
@@ -59,7 +61,6 @@ class KeyGate:
             if turns is not None:
                 turns.pop(turn, None)
             return
-        assert turns is not None
         while turns:
             following, _ = turns.popitem(last=False)
             if not following.done():

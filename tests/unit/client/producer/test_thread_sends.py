@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, TimeoutError, as_completed, wait
 
 import pytest
 
-from rocketspark.client.producer.thread_sends import CallbackThreads, QuickFuture
+from rocketspark.client.producer.gathered_sends import BatchOutcome
+from rocketspark.client.producer.thread_sends import (
+    THREADS_MAX,
+    CallbackThreads,
+    FuturePart,
+    QuickFuture,
+    SendFuture,
+    ThreadInFlightLimit,
+)
+from rocketspark.client.results import SendResult, SendStatus
+from rocketspark.model import MessageQueue
 
 
 def ended(result: int = 1) -> QuickFuture[int]:
@@ -106,3 +117,59 @@ def test_ends_and_waits_race() -> None:
     for thread in threads:
         thread.join()
     assert called == [1] * len(futures)
+
+
+def test_callbacks_that_wait_are_joined_by_others() -> None:
+    """Four meet, though one thread runs callbacks as long as that is enough; also one that waits for a later one."""
+    threads = CallbackThreads()
+    together, later = threading.Barrier(THREADS_MAX), threading.Event()
+    met: list[str] = []
+
+    def meet() -> None:
+        together.wait(120)
+        met.append(threading.current_thread().name)
+
+    threads.submit_all([meet] * THREADS_MAX)
+    assert threads.wait(120)
+    assert met == ["rocketspark-callbacks"] * THREADS_MAX
+    threads.submit_all([lambda: met.append(str(later.wait(120))), later.set])
+    assert threads.wait(120)
+    assert met[THREADS_MAX:] == ["True"]
+    threads.close(120)
+
+
+def test_callbacks_run_in_their_order_and_end_with_their_threads() -> None:
+    threads = CallbackThreads()
+    called: list[int] = []
+    inside: list[bool] = []
+    for first in range(0, 3000, 30):
+        threads.submit_all([functools.partial(called.append, number) for number in range(first, first + 30)])
+    threads.submit(lambda: inside.append(threads.wait(0)))
+    assert threads.wait(120)
+    assert sorted(called) == list(range(3000))
+    assert inside == [True]
+    threads.close(120)
+    for thread in threads._threads:
+        thread.join(120)
+        assert not thread.is_alive()
+
+
+def test_a_result_is_made_of_its_batch_when_it_is_asked_for() -> None:
+    queue = MessageQueue("t", "a", 3)
+    whole = SendResult(SendStatus.SEND_OK, "a,b,c", "x,y,z", queue, 50)
+    outcome = BatchOutcome(whole, None, ["a", "b", "c"])
+    futures = [SendFuture(ThreadInFlightLimit(9), None) for _ in range(3)]
+    called: list[SendResult] = []
+    futures[1].add_done_callback(lambda done: called.append(done.result()))
+    outcome.tell([FuturePart(future, None, "t", b"x", {}) for future in futures])  # type: ignore[arg-type]
+    expected = [
+        SendResult(SendStatus.SEND_OK, name, place, queue, 50 + number, name)
+        for number, (name, place) in enumerate(zip("abc", "xyz", strict=True))
+    ]
+    assert [future.result(0) for future in futures] == expected
+    assert called == [expected[1]]
+    assert futures[2].result() is futures[2].result()
+    failed = SendFuture(ThreadInFlightLimit(9), None)
+    BatchOutcome(None, ValueError("no"), ["a"]).tell([FuturePart(failed, None, "t", b"x", {})])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no"):
+        failed.result(0)
