@@ -43,6 +43,9 @@ _SIZES = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta
 class DeltaTable(ArchiveTable):
     """A Delta table in a folder."""
 
+    # The newest version when its rows were looked at, of a table whose commits are forgotten.
+    _rows_version = -1
+
     @property
     def _name(self) -> str:
         return "delta.`" + self.place.place.replace("`", "``") + "`"
@@ -115,16 +118,36 @@ class DeltaTable(ArchiveTable):
             if said is not None and said.sequence >= state.sequence:
                 if said.commit == state.commit:
                     if after is not None and _restores(commits) and not self._stands(after):
+                        if not after.commit:
+                            self._take_back(row.version, commits[0][1].version)
                         raise self.set_back()
                     return int((row.operationMetrics or {}).get("numOutputRows", 0))
                 if said.sequence == state.sequence:
                     break
         raise self.taken()
 
+    def _take_back(self, version: int, newest: int) -> None:
+        """Restore the table to before a commit whose writer went by rows that were taken back since: no later look
+        would tell it from one that came after the RESTORE. Raises ConfigError if others have changed the table since.
+        """
+        if version != newest:
+            raise ConfigError(
+                f"the table {self.place} was set back while its version {version} was written, and others have changed"
+                f" it since: restore it to version {version - 1}, and archive again"
+            )
+        self.spark.sql(f"RESTORE TABLE {self._name} TO VERSION AS OF {version - 1}").collect()
+
+    def _state_of_rows(self) -> ArchiveState | None:
+        self._rows_version = self._commits(1)[0][1].version
+        return super()._state_of_rows()
+
     def _stands(self, state: ArchiveState) -> bool:
-        """Tell whether no RESTORE came after the commit of a state; one that is forgotten counts as standing."""
-        for said, row in self._history() if state.commit else ():
-            if said is not None and said.commit == state.commit:
+        """Tell whether no RESTORE came after the commit of a state, or after its rows were looked at if it is of no
+        commit; one that is forgotten counts as standing.
+        """
+        looked = self._rows_version
+        for said, row in self._history() if state.commit or looked >= 0 else ():
+            if (said is not None and said.commit == state.commit) if state.commit else row.version <= looked:
                 return True
             if row.operation == "RESTORE":
                 return False

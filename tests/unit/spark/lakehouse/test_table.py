@@ -357,7 +357,8 @@ class DeltaHistory(DeltaTable):
         self.commits = commits
 
     def _commits(self, limit: int | None) -> list[tuple[ArchiveState | None, Any]]:
-        found = [(said, Row(version=-at, operation=kind)) for at, (kind, said) in enumerate(self.commits)]
+        newest = len(self.commits) - 1
+        found = [(said, Row(version=newest - at, operation=kind)) for at, (kind, said) in enumerate(self.commits)]
         return found[:limit]
 
 
@@ -417,30 +418,67 @@ def test_a_commit_that_lost_what_it_follows_does_not_count() -> None:
     assert table.removed == [(second, third)]
 
 
+class Raced(DeltaHistory):
+    """A table that is restored between the writer's look and its commit, `said`; `more`: what comes after that."""
+
+    write = format = mode = partitionBy = options = spark = property(lambda self: self)
+    partitionColumns = ["topic", "hour"]
+
+    def __init__(self, said: ArchiveState, *commits: tuple[str, ArchiveState | None], more: int = 0) -> None:
+        super().__init__(*commits)
+        self.said, self.more, self.asked = said, more, list[str]()
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def _detail(self) -> Any:
+        return self
+
+    def save(self, _: str) -> None:
+        self.commits = (*[("OPTIMIZE", None)] * self.more, ("WRITE", self.said), ("RESTORE", None), *self.commits)
+
+    def sql(self, asked: str) -> Any:
+        self.asked.append(asked)
+        return self
+
+    collect = offsets_of_rows = dict
+
+
 @pytest.mark.shows("mended: Delta's RESTORE in the midst of a micro-batch: what it takes back is never archived again")
 def test_a_writer_sees_that_the_table_was_set_back_after_it_looked() -> None:
     first = ArchiveState(1, {"t": {"b": {"0": 1}}}, "c1")
     second = first.next({"t": {"b": {"0": 2}}})
     third = second.next({"t": {"b": {"0": 3}}})
-
-    class Raced(DeltaHistory):
-        """RESTORE comes between the writer's look and its commit."""
-
-        write = format = mode = partitionBy = options = spark = property(lambda self: self)
-        partitionColumns = ["topic", "hour"]
-
-        def __call__(self, *_: Any, **__: Any) -> Any:
-            return self
-
-        def _detail(self) -> Any:
-            return self
-
-        def save(self, _: str) -> None:
-            self.commits = (("WRITE", third), ("RESTORE", None), *self.commits)
-
-    table: Any = Raced(("WRITE", second), ("WRITE", first))
+    table: Any = Raced(third, ("WRITE", second), ("WRITE", first))
     with pytest.raises(RocketSparkError, match="was set back to an older version while it was written"):
         table.append(table, third, second)
+    assert table.asked == []
+
+
+@pytest.mark.shows("mended: two RESTOREs of Delta, the second while rows alone tell where to go on: as above")
+def test_a_writer_who_went_by_rows_sees_it_too() -> None:
+    older = ArchiveState(1, {"t": {"b": {"0": 1}}}, "c1")
+
+    def tried(more: int = 0) -> Any:
+        table: Any = Raced(older, ("RESTORE", None), ("WRITE", older), more=more)
+        after = table._state_of_rows()
+        table.said = after.next({"t": {"b": {"0": 2}}})
+        return table, after
+
+    table, after = tried()
+    with pytest.raises(RocketSparkError, match="was set back to an older version") as raised:
+        table.append(table, table.said, after)
+    assert may_pass(raised.value)
+    assert table.asked == ["RESTORE TABLE delta.`/data/t` TO VERSION AS OF 2"]
+    table, after = tried(more=1)
+    with pytest.raises(ConfigError, match="others have changed it since: restore it to version 2, and archive again"):
+        table.append(table, table.said, after)
+    assert table.asked == []
+    # One that came before its look is no matter.
+    table, after = tried()
+    assert table._stands(after)
+    table.commits = (("RESTORE", None), *table.commits)
+    assert not table._stands(after)
 
 
 def test_a_table_that_goes_after_a_failed_append_is_not_begun_anew() -> None:
