@@ -23,7 +23,7 @@ from rocketspark.protocol.message.record import Record
 from rocketspark.store.store import Store
 from rocketspark.store.timers.timer_files import TimerFiles
 from rocketspark.store.timers.timer_log import DELETE, ROLL, TimerLogUnit
-from rocketspark.store.timers.timer_wheel import GRIDS_MS
+from rocketspark.store.timers.timer_wheel import GRIDS_MS, SLOT_COUNT
 
 log = LimitedLog("rocketspark.broker")
 
@@ -63,6 +63,8 @@ class TimerDelivery:
         self._clock = clock
         self._looked_back: int | None = None
         self._slot_end_ms = 0
+        # The slot goes before what is unread, which may hold recalls.
+        self._is_old = False
         self.delivered: DeliveryRecovery | None = None
         # Of a topic's messages, who tells by their places which nobody needs any more.
         self.doubted_topic = ""
@@ -145,6 +147,7 @@ class TimerDelivery:
         recalled: set[Recalled] = set()
         self._looked_back = None
         self._slot_end_ms = time_ms + self._precision_ms
+        self._is_old = time_ms < self._clock() - SLOT_COUNT // 2 * self._precision_ms
         for step in (self._recall_unit, self._deliver_unit):
             for number, position in enumerate(positions, 1):
                 while True:
@@ -218,7 +221,8 @@ class TimerDelivery:
             return
         change = 1 if delete else -1
         try:
-            if roll or (topic, pairs.get(b"UNIQ_KEY")) not in recalled:
+            wanted = (topic, pairs.get(b"UNIQ_KEY")) not in recalled
+            if roll or (wanted and not (self._is_old and self.was_recalled(topic, pairs))):
                 if roll and unit.grid_ms:
                     pairs = {GRID_PROPERTY: b"%d" % unit.grid_ms} | pairs
                 self.put_back(stored, pairs, topic, unit.write_time_ms, roll=roll)

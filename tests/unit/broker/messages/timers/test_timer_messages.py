@@ -684,3 +684,19 @@ def test_what_is_recalled_stays_so_when_the_broker_was_away_for_over_half_a_whee
         clock.now_ms += int(wait_s * 1000) or 1
     assert broker.keys() == ["kept"]
     broker.stop()
+
+
+def test_a_recall_that_was_rolled_on_counts_in_a_slot_that_is_not_done_however_old(
+    rig: Callable[..., Rig], clock: Clock
+) -> None:
+    """By a clock set back it is far ahead of what it recalls; set forward by a day, it got no slot any more."""
+    broker = rig(precision_ms=100, roll_slots=10)
+    out_ms = int(broker.send(key="recalled", TIMER_DELAY_MS=900)[b"TIMER_OUT_MS"])
+    broker.settle()
+    clock.now_ms = NOW - 7_200_000
+    broker.settle()
+    broker.recall(out_ms, "recalled")
+    broker.settle()
+    broker.at(NOW + 3 * DAY_MS)
+    assert broker.keys() == []
+    broker.stop()
