@@ -181,5 +181,6 @@ class SendManyResult:
         """Raise the error of the first row that failed, with a note that says how many did; return if none did."""
         for row, error in enumerate(self.errors):
             if error is not None:
-                error.add_note(f"row {row} of {self._count}; {int(self.failed.sum())} rows failed")
+                if not hasattr(error, "__notes__"):
+                    error.add_note(f"row {row} of {self._count}; {int(self.failed.sum())} rows failed")
                 raise error

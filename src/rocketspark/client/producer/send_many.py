@@ -221,8 +221,10 @@ class RowsInFlight:
         """Send no more of a lane: what fails may be sent again, and must not come behind what was to follow it."""
         if lane in self._lanes:
             self._lanes.remove(lane)
-            error = NotSent("not sent, as rows before it failed")
-            error.__cause__ = cause
+            error = cause
+            if not isinstance(cause, StateError):
+                error = NotSent("not sent, as rows before it failed")
+                error.__cause__ = cause
             self._outcomes.append(Outcome(lane.at, lane.end, None, error))
 
     # -- messages ------------------------------------------------------------------------------------------------
