@@ -267,6 +267,30 @@ def test_a_part_of_another_export_and_a_file_that_is_there(
     assert len(to.read_text("utf-8").splitlines()) == COUNT + 10
 
 
+def test_times_that_count_back_from_now_are_those_of_the_first_run(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"namesrv": cluster.namesrv, "topic": "orders-1", "columns": "queueOffset", "startingTimestamp": "01"}
+    to = tmp_path / "f.csv"
+    whole = batch.read
+
+    def ends(*how: Any) -> Iterator[Any]:
+        yield from whole(*how)
+        raise Ended
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batch, "read", ends)
+        with pytest.raises(Ended):
+            export_topic(given, to, times="24h")
+    later = given | {"startingTimestamp": "04000000000000"}
+    with pytest.raises(UsageError, match="is of another export"):
+        export_topic(later, to)
+    assert export_topic(later, to, times="24h").rows == COUNT + 10
+    with pytest.raises(RouteNotFound):
+        export_topic(given | {"topic": "no-such"}, tmp_path / "g.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["f.csv"]
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     assert main.run(list(arguments)) == code
     said = capsys.readouterr()
@@ -365,6 +389,7 @@ def test_a_query(cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypat
         ("SELEC 1", "Parser Error"),
         ('SELECT nope FROM "orders-1"', 'column "nope" not found'),
         ("SELECT 1; SELECT 2", "one statement is needed"),
+        ('SELECT * FROM "orders-1", "Orders-1"', "which are one table in SQL"),
         ("SELECT * FROM nope", "no topic 'nope'"),
     ):
         assert said in run(capsys, "query", sql, *at, code=1)

@@ -95,7 +95,11 @@ def _locked(part: Path) -> Iterator[io.FileIO]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"{shown(str(part))} is being written by another export: let it end, or stop it") from None
-        yield file
+        try:
+            yield file
+        finally:
+            if not os.fstat(file.fileno()).st_size:
+                part.unlink(missing_ok=True)  # Nothing came of it.
 
 
 class _Export:
@@ -191,7 +195,11 @@ class _Export:
     def _write(self, data: bytes | memoryview, rows: int, index: int, after: int) -> None:
         written, view = 0, memoryview(data)
         while written < len(view):
-            written += self._file.write(view[written:]) or 0
+            try:
+                written += self._file.write(view[written:]) or 0
+            except OSError as e:
+                e.filename = str(self._part)
+                raise
         reached = self._note.reached
         self._note.reached = Reached(reached.bytes + written, reached.rows + rows, index, after)
 

@@ -13,13 +13,16 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rocketspark.arrow.columns import COLUMNS, STRING_MAP, STRINGS, TIME
+from rocketspark.client.validators import BODY_BYTES_MAX
 from rocketspark.errors import UsageError
 from rocketspark.model.text import shown
 from rocketspark.protocol.message import properties
@@ -90,14 +93,22 @@ def _columns(batch: pa.RecordBatch) -> Iterator[tuple[str, list[Any]]]:
                 yield "body", column.cast(pa.string()).to_pylist()
                 yield BASE64, [None] * len(column)
             except pa.ArrowInvalid:
-                texts = [None if body is None else _text(body) for body in column.to_pylist()]
+                bodies = column.to_pylist()
+                texts = [None if body is None else _text(body) for body in bodies]
                 yield "body", texts
-                bodies = zip(column.to_pylist(), texts, strict=True)
-                yield BASE64, [body if text is None else None for body, text in bodies]
-            continue
-        make = _plain(field.type)
-        values = column.to_pylist()
-        yield field.name, values if make is None else [None if one is None else make(one) for one in values]
+                yield BASE64, [body if text is None else None for body, text in zip(bodies, texts, strict=True)]
+        elif field.type == TIME:
+            # By Arrow's kernels: a datetime of each costs more than all else of a row.
+            yield field.name, pc.replace_substring(column.cast(pa.string()), " ", "T").to_pylist()
+        elif field.type == STRING_MAP and not column.null_count:
+            names, values, ends = column.keys.to_pylist(), column.items.to_pylist(), column.offsets.to_pylist()
+            first = ends[0]
+            spans = ((start - first, end - first) for start, end in pairwise(ends))
+            yield field.name, [dict(zip(names[start:end], values[start:end], strict=True)) for start, end in spans]
+        else:
+            make = _plain(field.type)
+            values = column.to_pylist()
+            yield field.name, values if make is None else [None if one is None else make(one) for one in values]
 
 
 def _text(body: bytes) -> str | None:
@@ -126,21 +137,26 @@ def csv_of(batch: pa.RecordBatch) -> bytes:
     """Return a batch's rows as lines of CSV: keys with blanks between them, other values that are no plain ones as
     JSON.
     """
-    columns = [[_cell(name, value) for value in values] for name, values in _columns(batch)]
-    return _csv(list(zip(*columns, strict=True)))
+    return _csv(list(zip(*(_cells(name, values) for name, values in _columns(batch)), strict=True)))
 
 
 def cells_of(batch: pa.RecordBatch) -> list[list[str]]:
     """Return a batch's rows as texts for people: one for each column."""
     columns: dict[str, list[Any]] = {}
     for name, values in _columns(batch):
-        cells = [_cell(name, value) for value in values]
+        cells = _cells(name, values)
         if name == BASE64 and "body" in columns:
             texts = zip(columns["body"], cells, strict=True)
             columns["body"] = [other if text is None else text for text, other in texts]
         else:
             columns[name] = cells
     return [["" if cell is None else str(cell) for cell in row] for row in zip(*columns.values(), strict=True)]
+
+
+def _cells(name: str, values: list[Any]) -> list[Any]:
+    if all(value is None or type(value) in (str, int, float) for value in values):
+        return values
+    return [_cell(name, value) for value in values]
 
 
 def _cell(name: str, value: Any) -> Any:
@@ -171,7 +187,7 @@ def batches_of(path: Path, skip: int) -> Iterator[pa.RecordBatch]:
         yield from _parquet(path, skip)
         return
     rows: list[dict[str, Any]] = []
-    for number, row in enumerate(_lines(path) if kind == JSONL else _cells(path)):
+    for number, row in enumerate(_lines(path) if kind == JSONL else _csv_lines(path)):
         if number >= skip:
             rows.append(row)
             if len(rows) == ROWS:
@@ -206,7 +222,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             yield _row(found, where)
 
 
-def _cells(path: Path) -> Iterator[dict[str, Any]]:
+def _csv_lines(path: Path) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(LINE_BYTES_MAX)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
@@ -242,6 +258,8 @@ def _row(found: Mapping[str, Any], where: str, *, in_texts: bool = False) -> dic
     if not row.get("body"):
         raise UsageError(f"{where}: there is no body, or an empty one, which RocketMQ does not take")
     row["body"] = row["body"].encode() if isinstance(row["body"], str) else row["body"]
+    if len(row["body"]) > BODY_BYTES_MAX:
+        raise UsageError(f"{where}: the body has {len(row['body'])} bytes; at most {BODY_BYTES_MAX} are allowed")
     if isinstance(row.get("deliverTime"), str):
         row["deliverTime"] = _time(row["deliverTime"])
     if isinstance(row.get("keys"), str):
@@ -338,12 +356,14 @@ def _parquet(path: Path, skip: int) -> Iterator[pa.RecordBatch]:
         at = 0
         for batch in file.iter_batches(ROWS, columns=names):
             if at + batch.num_rows > skip:
-                yield _sent(batch.slice(max(0, skip - at)), path)
+                yield _sent(batch.slice(max(0, skip - at)), path, max(at, skip))
             at += batch.num_rows
 
 
-def _sent(batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
-    """Return a file's columns in the types that are sent, with the sharding keys that are among the properties."""
+def _sent(batch: pa.RecordBatch, path: Path, at: int) -> pa.RecordBatch:
+    """Return a file's columns in the types that are sent, with the sharding keys that are among the properties. `at`:
+    the number of the first row.
+    """
     columns: dict[str, pa.Array] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
@@ -355,9 +375,11 @@ def _sent(batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
             raise UsageError(
                 f"{shown(str(path))}: column {name!r} is {column.type}, which is no {SENT[name]}: {shown(str(e))[:200]}"
             ) from None
+    for row, size in enumerate(pc.fill_null(pc.binary_length(columns["body"]), 0).to_pylist()):
+        if not 0 < size <= BODY_BYTES_MAX:
+            text = f"has {size} bytes; at most {BODY_BYTES_MAX} are allowed" if size else "is null or empty"
+            raise UsageError(f"{shown(str(path))}: row {at + row + 1}: the body {text}")
     if "properties" in columns and "shardingKey" not in columns:
-        import pyarrow.compute as pc
-
         found = pc.map_lookup(columns["properties"], pa.scalar(properties.SHARDING_KEY), "last")
         if found.null_count < len(found):
             columns["shardingKey"] = found

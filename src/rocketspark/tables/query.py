@@ -76,10 +76,18 @@ def _planned(
             missing = re.search(r"Table with name (.+?) does not exist", str(e), re.DOTALL)
             if missing is None or missing[1] in topics or not _NO_TOPIC.isdisjoint(missing[1]):
                 raise
+            _check_spelling(missing[1], sql)
             topics[missing[1]] = made = prepared({**given, "topic": missing[1]})
             database.register(missing[1], pa.RecordBatchReader.from_batches(made.columns.schema, iter(())))
             continue
         return topics, [node for _, text in found for node in json.loads(text)]
+
+
+def _check_spelling(topic: str, sql: str) -> None:
+    """Raise UsageError if a query names two topics that differ by capitals alone, which DuckDB takes for one table."""
+    spelled = re.findall(rf'(?:\b(?:from|join)|,)\s*"?({re.escape(topic)})(?![\w%|-])', sql, re.IGNORECASE)
+    if other := next((name for name in spelled if name != topic), None):
+        raise UsageError(f"the query names {topic!r} and {other!r}, which are one table in SQL: query one of them")
 
 
 def _scanned(plan: list[dict[str, Any]], sql: str, topics: Mapping[str, Prepared]) -> tuple[set[str], int]:

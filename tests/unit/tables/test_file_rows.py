@@ -114,6 +114,7 @@ def test_sharding_keys_among_the_properties_count(tmp_path: Path) -> None:
             "line 1: column 'nope' is not understood: leave it out",
         ),
         ("f.jsonl", b'{"body":"\xff"}', "line 1 is no JSON"),
+        ("f.jsonl", '{"body":"x"}\n{"body":"' + "x" * ((4 << 20) + 1) + '"}', "line 2: the body has 4194305 bytes"),
         ("f.csv", "body,tag\nx,y\nx,y,z\n", "line 3 has more cells than the first line"),
         ("f.csv", b"body\n\xff\n", "is no UTF-8 text"),
         ("f.csv", "tag\na\n", "line 2: there is no body"),
@@ -133,6 +134,8 @@ def test_a_row_that_is_no_message_is_named(tmp_path: Path, name: str, data: str 
         ({"tag": ["a"]}, "has no column 'body'"),
         ({"body": ["a"], "more": [1]}, "column 'more' is not understood"),
         ({"body": [1]}, "column 'body' is int64"),
+        ({"body": ["a", None]}, "row 2: the body is null or empty"),
+        ({"body": ["a", "b", "x" * (4 << 20) + "x"]}, "row 3: the body has 4194305 bytes"),
         ({"body": ["a"], "properties": ["x"]}, "column 'properties' is string, which is no map<string, string>"),
     ],
 )

@@ -17,6 +17,7 @@ from rocketspark.cli.commands.pipelines.shared import Since, Until, time_range
 from rocketspark.cli.operate import print_json, print_table
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.streams import write
+from rocketspark.errors import MessageIllegal, UsageError
 from rocketspark.model.text import shown, shown_json
 
 if TYPE_CHECKING:
@@ -145,7 +146,11 @@ def import_(
 
     with _progress("messages") as tell:
         for batch in sending.batches(min(SENT_ROWS, rate or SENT_ROWS)):
-            send_rows(iter([batch]), options)
+            first = sending.rows + 1
+            try:
+                send_rows(iter([batch]), options)
+            except MessageIllegal as e:
+                raise UsageError(f"{shown(str(file))}: rows {first} to {sending.rows + batch.num_rows}: {e}") from None
             sending.sent(batch.num_rows)
             tell(sending.rows, 0)
             if rate is not None:

@@ -106,8 +106,9 @@ class ReadOnlyStore:
         log = self.log
         if not os.path.isdir(f"{self.root}/consumequeue"):
             return log.min_position
-        if at <= 0 or (at > log.end() and not self._clean):
-            # Written by RocketMQ before 5.4, or newer than the log here.
+        unproved = at <= 0 or (at > log.end() and not self._clean)
+        if unproved:
+            # Before the first checkpoint, written by RocketMQ before 5.4, or newer than the log here.
             at = self._queues_end(log.end())
         if not self._clean:
             # A broker runs or was killed, or this is a copy made meanwhile: its files may be of different moments.
@@ -116,9 +117,13 @@ class ReadOnlyStore:
             at = min([at, *(end for end in ends if newest - end <= LAG_BYTES_MAX)])
         known = {topic for topic, _ in self._folders}
         if at - log.min_position <= LAG_BYTES_MAX and any(
-            wanted(topic) and topic not in known for topic in self._configured()
+            topic not in known
+            or (unproved and any((topic, queue_id) not in self._folders for queue_id in range(count)))
+            for topic, count in self._configured().items()
+            if wanted(topic)
         ):
-            at = 0  # The topic may be without messages, or without its queues.
+            # The topic may be without messages, or without its queues; a queue's first file may be still to be made.
+            at = 0
         return max(at, log.min_position)
 
     def _vouched(self) -> int:

@@ -271,6 +271,23 @@ def test_a_queue_that_lags_or_is_lost_is_made_up_from_the_log(make_store: Any, s
     assert read_all(copy) == appended(store)
 
 
+def test_a_young_store_s_queue_that_has_no_file_yet_is_made_up_from_the_log(
+    make_store: Any, send: Send, tmp_path: Path
+) -> None:
+    """A thread makes a queue's first file; until the checkpoint says so, another queue's end proves nothing of it."""
+    store = make_store()
+    fill(store, send, 60)
+    store.flush_log()
+    store.flush_queues()
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "s", copy)
+    shutil.rmtree(copy / "consumequeue" / "orders" / "0")
+    (copy / "config").mkdir(exist_ok=True)
+    (copy / "config" / "topics.json").write_text('{"topicConfigTable": {"orders": {"readQueueNums": 3}}}')
+    assert (copy / "abort").exists()
+    assert read_all(copy) == appended(store)
+
+
 def test_a_queue_longer_than_the_log_ends_with_it(make_store: Any, send: Send, tmp_path: Path) -> None:
     store = make_store()
     fill(store, send, 150)
