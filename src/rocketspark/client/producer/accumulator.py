@@ -11,12 +11,11 @@ import msgspec
 
 from rocketspark.client.callbacks import Tasks
 from rocketspark.client.producer.gathered_sends import (
-    LEAD,
     BatchOutcome,
     EncodedMessage,
     Gatherable,
     encode,
-    head_of,
+    lead_of,
     takes_batches,
 )
 from rocketspark.client.producer.in_flight_send import InFlightSend
@@ -32,10 +31,11 @@ from rocketspark.protocol.message.message_ids import ID_CHARACTERS, UniqueIdBloc
 # A topic or one of its queues; with False, if the flush is not waited for.
 Kind = str | MessageQueue | tuple[str | MessageQueue, bool]
 
-# Of a message without properties of its own: what stands behind its id, and the bytes of all of them.
+# Of a message without properties of its own: what stands behind its id and before it, and all bytes but the body's.
 _TAIL = b"\x02WAIT\x01true\x02"
-_LEAD_AND_ID_BYTES = len(LEAD) + ID_CHARACTERS
-_PROPERTIES_BYTES = _LEAD_AND_ID_BYTES + len(_TAIL)
+_LEAD = lead_of(_TAIL)
+_AROUND_BYTES = batch.HEAD_BYTES + len(_LEAD) + ID_CHARACTERS + len(_TAIL)
+_pack_head = batch.pack_head
 # So many tags and sharding keys are kept with their encoded properties.
 KNOWN_MAX = 1 << 14
 
@@ -47,7 +47,8 @@ class _Known(msgspec.Struct):
 
     field_count: int
     tail: bytes
-    properties_bytes: int
+    lead: bytes
+    around_bytes: int
     queue: MessageQueue | None
     queues: tuple[MessageQueue, ...]
 
@@ -168,12 +169,12 @@ class Accumulator:
         False if not: then `encode` and `add_part` take it. Called on the loop, by a producer that is started.
         """
         kind: Kind = topic
-        tail, properties_bytes = _TAIL, _PROPERTIES_BYTES
+        tail, lead, around = _TAIL, _LEAD, _AROUND_BYTES
         if fields:
             known = self._known_as(topic, fields)
             if known is None:
                 return False
-            tail, properties_bytes = known.tail, known.properties_bytes
+            tail, lead, around = known.tail, known.lead, known.around_bytes
             if known.queue is not None:
                 if known.queues is not self._path.attempts.known_queues(topic) or self._unrouted:
                     return False
@@ -182,10 +183,10 @@ class Accumulator:
         if together is None or type(body) is not bytes:
             return False
         length = len(body)
-        size = together.size + length + batch.HEAD_BYTES + 2 + properties_bytes
+        size = together.size + length + around
         if not 0 < length <= self._simple_max or size > self._bytes_max:
             return False
-        together.heads.append(head_of(body, 0, properties_bytes))
+        together.heads.append(_pack_head(length + around, 0, 0, 0, length) + body + lead)
         together.tails.append(tail)
         sends = together.sends
         sends.append(waiting)
@@ -212,8 +213,9 @@ class Accumulator:
             if len(self._known) >= KNOWN_MAX:
                 self._known.clear()
             queues = self._path.attempts.known_queues(message.topic)
-            count = 2 - simple.count(None)
-            self._known[simple] = _Known(count, message.tail, _LEAD_AND_ID_BYTES + len(message.tail), queue, queues)
+            tail, lead = message.tail, lead_of(message.tail)
+            around = batch.HEAD_BYTES + len(lead) + ID_CHARACTERS + len(tail)
+            self._known[simple] = _Known(2 - simple.count(None), tail, lead, around, queue, queues)
         self._gather(message.topic, queue, message.wait_store_ok, waiting, message.head, message.tail)
 
     # -- whole sends ---------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ log = logging.getLogger("rocketspark.client")
 # While a message's id is not known, this stands for it.
 _STAND_IN = "0" * ID_CHARACTERS
 LEAD = b"UNIQ_KEY\x01"
-_LEAD_BYTES = len(LEAD)
 
 
 class EncodedMessage(msgspec.Struct):
@@ -66,8 +65,10 @@ def encode(message: Message, packing: PackingSettings) -> EncodedMessage | None:
         or not -(1 << 31) <= flag < 1 << 31
     ):
         return None
-    tail = properties_text(message, _STAND_IN)[_LEAD_BYTES + ID_CHARACTERS :].encode()
-    head = head_of(body, flag, _LEAD_BYTES + ID_CHARACTERS + len(tail))
+    tail = properties_text(message, _STAND_IN)[len(LEAD) + ID_CHARACTERS :].encode()
+    lead, length = lead_of(tail), len(body)
+    size = batch.HEAD_BYTES + length + len(lead) + ID_CHARACTERS + len(tail)
+    head = batch.pack_head(size, 0, 0, flag, length) + body + lead
     simple = None
     if not (message.keys or message.properties or flag or packing.namespace) and message.wait_store_ok:
         simple = (topic, message.tag, message.sharding_key)
@@ -76,11 +77,9 @@ def encode(message: Message, packing: PackingSettings) -> EncodedMessage | None:
     return EncodedMessage(topic, message.sharding_key, message.wait_store_ok, head, tail, None, simple)
 
 
-def head_of(body: bytes, flag: int, properties_bytes: int) -> bytes:
-    """Return what stands before the id of a message in a batch."""
-    size = len(body)
-    whole = batch.HEAD_BYTES + size + 2 + properties_bytes
-    return b"%b%b%b%b" % (batch.pack_head(whole, 0, 0, flag, size), body, properties_bytes.to_bytes(2, "big"), LEAD)
+def lead_of(tail: bytes) -> bytes:
+    """Return what stands between a message's body and its id: the length of its properties, and the id's name."""
+    return (len(LEAD) + ID_CHARACTERS + len(tail)).to_bytes(2, "big") + LEAD
 
 
 @lru_cache(maxsize=4096)
@@ -156,8 +155,12 @@ class BatchOutcome(msgspec.Struct, eq=False):
         woken, self.woken = self.woken, []
         waking = iter(woken)
         for part in waking:
+            # As its `wake`, without a call.
+            wakeup, part._wakeup = part._wakeup, None
+            if wakeup is None:
+                continue
             try:
-                part.wake()
+                part._context.run(wakeup, part)  # type: ignore[union-attr]
             except BaseException:
                 # Ctrl-C in one of them: the others go on in the next turn.
                 self.woken = list(waking)

@@ -200,8 +200,7 @@ class AsyncProducer(Queries):
             and self._state == "started"
             and get_ident() == self._ident
         ):
-            assert self._loop is not None
-            part = AwaitedPart(self._loop)
+            part = AwaitedPart(self._loop)  # type: ignore[arg-type]
             try:
                 if queue is None and type(message) is str and accumulator.add_simple(message, body, fields, part):
                     return await part
