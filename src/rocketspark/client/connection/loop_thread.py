@@ -77,12 +77,17 @@ class WakeChain:
         self._loop = loop
         self._over = over
         self._waiting: deque[_thread.LockType] = deque()
-        # A thread was woken that is to wake the next.
+        # A thread was woken that is to wake the next; and the loop will look whether it did.
         self.goes_on = False
         self._steps = 0
-        self._looks = False
+        self.looks = False
         self._crowds = False
         self._ended = False
+
+    @property
+    def gathers(self) -> bool:
+        """True while calls may wait for the end of the chain, which comes, or is seen to be overdue."""
+        return self.goes_on and self.looks
 
     def wake(self, lock: _thread.LockType) -> None:
         """Let the thread that waits for `lock` go on; called on the loop."""
@@ -93,7 +98,7 @@ class WakeChain:
         if not self.goes_on:
             self.goes_on = True
             self.pass_on()
-        if not self._looks:
+        elif not self.looks:
             self._look_later(lock)
 
     def pass_on(self) -> None:
@@ -115,12 +120,12 @@ class WakeChain:
             self.goes_on = True
 
     def _look_later(self, last: _thread.LockType | None) -> None:
-        self._looks = True
+        self.looks = True
         self._loop.call_later(CHAIN_S, self._look, self._steps, last, self._loop.time())
 
     def _look(self, steps: int, last: _thread.LockType | None, since_s: float) -> None:
         """See whether the chain got on since `since_s`, when `steps` had been made and `last` was the last to wait."""
-        self._looks = False
+        self.looks = False
         steps = self._steps - steps
         # A copy, in one step: others take from it.
         waiting = list(self._waiting)
@@ -252,7 +257,7 @@ class LoopThread:
         self._inbox.append(loop_call)
         if self._ended:
             self._refuse_all()
-        elif not self._awake and (not self.wakes.goes_on or len(self._inbox) >= GATHERED_CALLS):
+        elif not self._awake and (not self.wakes.gathers or len(self._inbox) >= GATHERED_CALLS):
             self._wake()
 
     def _wake(self) -> None:

@@ -118,8 +118,8 @@ def test_every_thread_is_woken_once_whoever_is_interrupted(events: list[str], en
                 chain.pass_on()
         assert [lock.locked() for lock in locks] == sorted(lock.locked() for lock in locks), "one overtook another"
         assert woken() == len(locks) or (timers.due and chain.goes_on), "nobody wakes those that wait"
-        # Calls wait for the chain's end, so this comes too.
-        assert timers.due or not chain.goes_on
+        # What calls wait for comes.
+        assert timers.due or not chain.gathers
     if ends:
         chain.end()
         assert woken() == len(locks)
@@ -128,11 +128,11 @@ def test_every_thread_is_woken_once_whoever_is_interrupted(events: list[str], en
         assert not late.locked()
         return
     ended = over.times
-    going = chain.goes_on
+    gathers = chain.gathers
     for _ in range(3):
         timers.run()
-    assert (woken(), chain.goes_on, timers.due) == (len(locks), False, [])
-    assert over.times > ended or not going, "calls that waited for the chain's end are forgotten"
+    assert (woken(), chain.gathers, timers.due) == (len(locks), False, [])
+    assert over.times > ended or not gathers, "calls that waited for the chain's end are forgotten"
 
 
 class Call:
