@@ -49,7 +49,7 @@ def cases(consume_count: int, seconds: float, latency_count: int) -> dict[str, C
         consume_count // 5,
         measures=("rate", "first_ms"),
     )
-    columns = dict.fromkeys(consume.ways, "consume-columns")
+    columns, table = (dict.fromkeys(consume.ways, f"consume-{way}") for way in ("columns", "table"))
     return {
         "sync": Case("sync send", SEND_TOPIC, {"confluent": "sync", "aiokafka": "await"}, seconds, 1.5 * seconds),
         "batch": Case(
@@ -70,6 +70,7 @@ def cases(consume_count: int, seconds: float, latency_count: int) -> dict[str, C
         ),
         "consume": consume,
         "columns": consume._replace(name="consume as columns", ways=columns),
+        "table": consume._replace(name="consume as a table", ways=table),
         "latency": Case(
             "send to consumer",
             LATENCY_TOPIC,

@@ -267,12 +267,14 @@ CASES: Cases = {
     "confluent-send-columns": confluent_batch,
     "confluent-consume": confluent_consume,
     "confluent-columns": confluent_consume,
+    "confluent-table": confluent_consume,
     "confluent-latency": confluent_latency,
     "aiokafka-sync": aiokafka_sync,
     "aiokafka-batch": aiokafka_batch,
     "aiokafka-send-columns": aiokafka_batch,
     "aiokafka-consume": aiokafka_consume,
     "aiokafka-columns": aiokafka_consume,
+    "aiokafka-table": aiokafka_consume,
     "aiokafka-latency": aiokafka_latency,
 }
 

@@ -2,9 +2,9 @@
 
 Cases: sync (WINDOW threads), future and async (WINDOW in flight), gathered to requests as batch-future and batch, with
 sharding keys as keyed and batch-keyed, send-columns, await (one at a time on asyncio), consume and latency, also as
-consume-async, consume-columns and latency-async. Each line of input is one round (seconds for the sends, messages for
-the others), answered by one line of JSON; whoever asks drops the first, the warm-up. bench/java/Perf.java is the same
-for the Java client.
+consume-async, consume-columns, consume-table and latency-async. Each line of input is one round (seconds for the sends,
+messages for the others), answered by one line of JSON; whoever asks drops the first, the warm-up. bench/java/Perf.java
+is the same for the Java client.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from rocketspark.client import AsyncProducer, AsyncPushConsumer, Producer, PullConsumer, PushConsumer
 from rocketspark.client.options import ProducerOptions
 from rocketspark.model import ReceivedMessage
+from rocketspark.tables.read_table import read_batches
 
 BODY = b"x" * 128
 # Of one call.
@@ -261,6 +262,23 @@ def consume_columns(namesrv: str, topic: str, window: int) -> None:
     serve(round_of)
 
 
+def consume_table(namesrv: str, topic: str, window: int) -> None:
+    """The batches of a table, with the bodies alone; each is looked at."""
+
+    def round_of(count: float) -> Result:
+        every = threading.Event()
+        arrivals = Arrivals(int(count), every.set)
+        started = time.perf_counter()
+        for batch in read_batches(namesrv, topic, columns=["body"]):
+            for body in batch.column("body").to_pylist():
+                arrivals.note(body)
+            if every.is_set():
+                return arrivals.result(started)
+        raise SystemExit(f"not all of {count:.0f} messages came")
+
+    serve(round_of)
+
+
 # -- latency ------------------------------------------------------------------------------------------------------
 
 
@@ -401,6 +419,7 @@ CASES: Cases = {
     "consume": consume,
     "consume-async": consume_async,
     "consume-columns": consume_columns,
+    "consume-table": consume_table,
     "latency": latency,
     "latency-async": latency_async,
 }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
+pytest.importorskip("pyarrow")
+
 from tests.clients.scene import Scene
 
 from rocketspark import Message, Producer, PullConsumer, read_table
