@@ -20,7 +20,7 @@ from rocketspark.client.consumer.puller import Puller
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue, ReceivedMessage, is_logical, namespace
 from rocketspark.protocol.headers import SendHeader
-from rocketspark.protocol.message import properties
+from rocketspark.protocol.message import properties, sysflags
 from rocketspark.transport.peer import Peer
 
 log = logging.getLogger("rocketspark.client")
@@ -32,6 +32,7 @@ FIRST_RETRY_LEVEL = 3
 IN_FLIGHT_MAX = 64
 # Attempts are over: as the group's dead letter.
 DEAD_LETTER = -1
+_FORM_OF_BODY = sysflags.COMPRESSED | sysflags.COMPRESSION_MASK
 
 
 class ReturnedMessages:
@@ -194,7 +195,8 @@ class ReturnedMessages:
             producer_group=INNER_GROUP,
             topic=topic,
             queue_id=queue.queue_id,
-            sys_flag=0,
+            # A body that did not inflate goes as it came, and says so.
+            sys_flag=message.sys_flag & _FORM_OF_BODY if message.body_error is not None else 0,
             born_time_ms=int(machine.time() * 1000),
             flag=message.flag,
             # As they came: a value that another client let in keeps no message here.

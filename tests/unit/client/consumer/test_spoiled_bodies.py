@@ -115,6 +115,13 @@ async def test_dead_letters_that_no_broker_takes_are_passed_over_at_last(monkeyp
     body, flag = POISON["no zlib"]
     async with Fake(t=1) as fake:
         fake.broker.rules[SEND_BACK] = lambda header, body: (1, "as told")
+        anew: list[tuple[bytes, Any]] = []
+
+        def refuse(header: Any, sent: bytes) -> tuple[int, str]:
+            anew.append((sent, header))
+            return 1, "as told"
+
+        fake.broker.rules[RequestCode.SEND_MESSAGE_V2] = refuse
         fake.broker.put("t", 0, body, sys_flag=flag)
         fake.broker.put("t", 0, b"after")
         got: list[bytes] = []
@@ -124,6 +131,8 @@ async def test_dead_letters_that_no_broker_takes_are_passed_over_at_last(monkeyp
             await until(lambda: Q0 in pullers and pullers[Q0].process_queue.lowest == 2)
         assert got == [b"after"]
         assert fake.broker.requests[SEND_BACK] == 3
+        # As it came, with the flags that say how it is compressed.
+        assert [(sent, header.sys_flag) for sent, header in anew] == [(body, flag)] * 3
 
 
 @pytest.mark.shows("mended: what a push consumer inflates has no bound: 3.7 GB for a 45 KB reply")
