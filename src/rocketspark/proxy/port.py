@@ -34,6 +34,8 @@ WAITING_BYTES_MAX = 256 << 10
 # Calls of one connection, and of one host, that nothing was answered to yet: they wait for the loop in one line with
 # those of all others. One read may hold 4,000.
 PENDING_MAX, PENDING_OF_HOST_MAX = 128, 256
+# Frames of one connection that are looked at in one turn of the loop, some 2 us each: one read may hold 30,000.
+FRAMES_IN_TURN = 512
 # A call that its client gave up may still wait there.
 GIVEN_UP_S = 0.2
 
@@ -107,6 +109,8 @@ class Relay(Http2):
         self._inner: Inner | None = None
         self._forgotten = False
         self._timer: asyncio.TimerHandle | None = None
+        # Set while the rest of what is held waits for its turn.
+        self._next_turn: asyncio.Handle | None = None
         # How long it may be silent is the gRPC server's to say.
         peer.last_read_s = math.inf
         clients.open.add(self)
@@ -133,17 +137,19 @@ class Relay(Http2):
 
     def data_received(self, data: bytes) -> None:
         self._held = self._held + data if self._held else data
-        if self._inner is not None and self not in self._clients.waiting:
+        if self._inner is not None and self not in self._clients.waiting and self._next_turn is None:
             self.go_on()
 
     def go_on(self) -> None:
-        """Hand the client's bytes to the gRPC server, up to as many calls as may begin now; then read from the client
-        again.
+        """Hand the client's bytes to the gRPC server, up to as many calls as may begin now, and as many frames as one
+        turn takes; then read from the client again.
         """
+        self._next_turn = None
         inner, messages, data = self._inner, self._messages, self._held
         if inner is None:
             return
-        at = messages.feed(data, self._clients.room(self))
+        room = self._clients.room(self)
+        at = messages.feed(data, room, FRAMES_IN_TURN)
         if messages.begun:
             self._pending.update(messages.begun)
             self._clients.changed(self.host, len(messages.begun))
@@ -154,8 +160,10 @@ class Relay(Http2):
             self._peer.bounds.unfinished(self, oldest, messages.held)
         self._held = data[at:]
         inner.write(data if at == len(data) else data[:at])
-        if self._held:
+        if self._held and len(messages.begun) > room:
             self._clients.waiting[self] = None
+        elif self._held:
+            self._next_turn = asyncio.get_running_loop().call_soon(self.go_on)
         elif self._ends:
             inner.write_eof()
         self._read_on()
@@ -222,8 +230,9 @@ class Relay(Http2):
         if self._clients.when_left is not None:
             self._clients.when_left(self.address)
         self._dial.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._next_turn):
+            if timer is not None:
+                timer.cancel()
         if self._inner is not None:
             self._forget()
             self._inner.end()

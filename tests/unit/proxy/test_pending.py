@@ -30,21 +30,50 @@ def came(kept: Kept) -> int:
     return kept.came.count(MESSAGE)
 
 
-@given(st.integers(0, 5), st.lists(st.integers(1, 30), max_size=8), st.integers(0, 12))
-def test_what_is_left_for_later_is_taken_then(calls_max: int, cuts: list[int], count: int) -> None:
+@given(st.integers(0, 5), st.integers(1, 9), st.lists(st.integers(1, 30), max_size=8), st.integers(0, 12))
+def test_what_is_left_for_later_is_taken_then(calls_max: int, frames_max: int, cuts: list[int], count: int) -> None:
     """In whatever pieces it comes."""
     data = PREFACE + b"".join(call(2 * number + 1) for number in range(count)) + frame(6, 0, b"8 octets")
     messages, begun, held = UnfinishedMessages(), list[int](), b""
     while data or held:
         size = cuts.pop() if cuts else len(data)
         held, data = held + data[:size], data[size:]
-        at = messages.feed(held, calls_max)
+        at = messages.feed(held, calls_max, frames_max)
         assert len(messages.begun) <= calls_max + 1
-        assert at == len(held) or len(messages.begun) == calls_max + 1
+        # All frames have their heads of nine bytes.
+        assert at == len(held) or len(messages.begun) == calls_max + 1 or at <= frames_max * 17 + len(PREFACE)
         begun += messages.begun
         held = held[at:]
     assert begun == [2 * number + 1 for number in range(count)]
     assert messages.held == 0
+
+
+def test_frames_that_carry_nothing_let_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One read may hold tens of thousands, and hold the loop for a twentieth of a second."""
+    monkeypatch.setattr(port_module, "FRAMES_IN_TURN", 8)
+    taken, feed = list[int](), UnfinishedMessages.feed
+
+    def noted(self: UnfinishedMessages, data: bytes, *bounds: float) -> int:
+        taken.append(feed(self, data, *bounds))
+        return taken[-1]
+
+    async def run() -> None:
+        monkeypatch.setattr(UnfinishedMessages, "feed", noted)
+        nothing, last = frame(8, 0, b"\0\0\0\1") * 2000, frame(6, 0, b"the last")
+        async with behind() as b:
+            _, writer = await dial(b.port)
+            writer.write(PREFACE + nothing + last)
+            kept = await b.one()
+            await until(lambda: kept.came.endswith(last))
+            assert kept.came == PREFACE + nothing + last
+            assert max(taken) <= len(PREFACE) + 8 * len(frame(8, 0, b"\0\0\0\1")) + len(last)
+            # What ends in the midst of it leaves nothing.
+            writer.write(nothing)
+            await until(lambda: len(kept.came) > len(PREFACE + nothing + last))
+            kept.transport.abort()
+            await until(lambda: not b.port.clients.open)
+
+    asyncio.run(run())
 
 
 @given(

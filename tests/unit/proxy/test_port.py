@@ -246,7 +246,8 @@ def test_a_client_is_read_no_faster_than_the_server_takes() -> None:
             writer.write(PREFACE)
             kept = await b.one()
             kept.transport.pause_reading()
-            block = bytes(1 << 20)
+            # Frames of 16 KiB, as large as they may be.
+            block = ((16375).to_bytes(3, "big") + b"\x06" + bytes(5 + 16375)) * 64
             sent = 0
             with contextlib.suppress(TimeoutError):
                 for _ in range(64):

@@ -55,16 +55,16 @@ class UnfinishedMessages:
         """The number of the unfinished message that began to arrive first; None if all are whole."""
         return next(iter(self._open.values())).number if self._open else None
 
-    def feed(self, data: bytes, calls_max: float = math.inf) -> int:
+    def feed(self, data: bytes, calls_max: float = math.inf, frames_max: float = math.inf) -> int:
         """Read bytes of HTTP/2 that the client sent, and count what of its gRPC messages is not whole yet.
 
-        Returns how many bytes were read: once one call more than `calls_max` has begun, the rest is to be fed later.
-        Sets `begun` (streams whose first message is whole) and `given_up` (streams that the client reset), both of
-        these bytes alone.
+        Returns how many bytes were read: once one call more than `calls_max` has begun, or as many frames as
+        `frames_max`, the rest is to be fed later. Sets `begun` (streams whose first message is whole) and `given_up`
+        (streams that the client reset), both of these bytes alone.
         """
-        at, size = 0, len(data)
+        at, size, frames = 0, len(data), 0
         self.begun, self.given_up = [], []
-        while at < size and len(self.begun) <= calls_max:
+        while at < size and len(self.begun) <= calls_max and frames < frames_max:
             if self._passed:
                 count = min(self._passed, size - at)
                 self._passed -= count
@@ -83,6 +83,7 @@ class UnfinishedMessages:
                 if len(self._head) == FRAME_HEAD_BYTES:
                     self._begin(self._head)
                     self._head = b""
+                    frames += 1
             at += count
             if self._stream and not self._left and not self._padded:
                 if self._ends:
