@@ -53,6 +53,8 @@ _CATALOG_FAILS = re.compile(r"SQLException|SQLITE_|JdbcCatalog|Cannot initialize
 _AWAY_STATES = re.compile(r"08...|57P0[1-3]|53300")
 _AWAY = re.compile(r"PSQLException: (Connection to |The connection attempt failed|An I/O error|This connection has been"
                    r"|FATAL: (terminating connection|the database system is|sorry, too many clients))")  # fmt: skip
+# What a writer hears whose table others give other columns meanwhile.
+_OTHER_COLUMNS = re.compile("INCOMPATIBLE_DATA_FOR_TABLE|INSERT_COLUMN_ARITY_MISMATCH")
 # Files of one hour are merged from two on.
 _MERGE_MIN = 2
 # Causes of an error that are looked at.
@@ -166,7 +168,7 @@ class IcebergTable(ArchiveTable):
         try:
             rows.writeTo(self._name).option(f"snapshot-property.{PROPERTY}", state.encoded()).append()
         except PySparkException as e:
-            if "INCOMPATIBLE_DATA_FOR_TABLE" in str(e):
+            if _OTHER_COLUMNS.search(str(e)):
                 raise self.changed() from None
             raise
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import Row
 
 from rocketspark.errors import ConfigError, RocketSparkError
@@ -81,6 +82,25 @@ def test_a_commit_whose_forerunner_was_rolled_back_is_taken_back(staged: bool) -
     with pytest.raises(ConfigError, match="taken back while commit 3 was written, and others have changed it since"):
         others._committed()
     assert not any("rollback" in asked for asked in others.asked)
+
+
+@pytest.mark.parametrize(
+    "kind", ["INCOMPATIBLE_DATA_FOR_TABLE.EXTRA_COLUMNS", "INSERT_COLUMN_ARITY_MISMATCH.TOO_MANY_DATA_COLUMNS"]
+)
+def test_a_column_that_goes_while_it_is_written_is_told_in_one_line(kind: str) -> None:
+    class Changed(IcebergHistory):
+        conf = writeTo = option = set = unset = property(lambda self: self)
+
+        def __call__(self, *_: Any) -> Any:
+            return self
+
+        def append(self) -> None:  # type: ignore[override]
+            raise AnalysisException(f"[{kind}] Cannot write to `rocketspark`, the reason is\nTable columns: `topic`")
+
+    table = Changed([])
+    rows: Any = table
+    with pytest.raises(ConfigError, match="were changed while it was written: archive again"):
+        table._append(rows, THIRD, SECOND)
 
 
 def test_a_writer_sees_that_the_table_was_rolled_back_after_it_looked() -> None:
