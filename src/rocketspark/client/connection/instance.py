@@ -144,6 +144,8 @@ class Instance:
         # The parts of the client id: one id is one client to a broker.
         self._id = (how.instance_name, how.client_ip, how.unit_name)
         self._places = {self._url} if self._url else set(self.routes.addresses)
+        # Why a broker took the last heartbeat not; None if it did.
+        self.heartbeat_error: RocketSparkError | None = None
         self.producers: set[str] = set()
         self._joined: set[str] = set()
         self._closed = False
@@ -418,7 +420,9 @@ class Instance:
             return
         try:
             await client_api.heartbeat(peer, self._heartbeat_body(), timeout_ms=self.timeout_ms)
+            self.heartbeat_error = None
         except RocketSparkError as e:
+            self.heartbeat_error = e
             log.warning("heartbeat to %s failed: %s", peer.address, e)
             if not peer.is_open:
                 raise NotSent(f"{peer.address} ended the connection at once", address=peer.address) from e

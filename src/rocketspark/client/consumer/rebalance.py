@@ -395,6 +395,8 @@ class Rebalance:
                 continue
             if self.instance.client_id in members:
                 return sorted(members)
+        if self.instance.heartbeat_error is not None:
+            self._note_refusal(self.instance.heartbeat_error)
         return None
 
     async def own(self, topic: str, share: list[MessageQueue]) -> bool:

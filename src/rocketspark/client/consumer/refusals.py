@@ -29,14 +29,14 @@ AGAIN_S = 30.0
 TOLD_MAX = 1000
 _UNASKED_CODES = (ResponseCode.NO_PERMISSION, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 _CODES = frozenset((ResponseCode.NO_PERMISSION, ResponseCode.SUBSCRIPTION_PARSE_FAILED))
-# Told with a code that brokers have for everything.
-_NO_SUCH_FILTERS = "The broker does not support consumer to filter message"
+# Told with codes that brokers have for other things too: of a filter, and of a client with too many topics or groups.
+_REMARKS = ("The broker does not support consumer to filter message", "the heartbeat names ")
 
 
 def is_refusal(error: BaseException) -> bool:
     """Tell whether an error is one that no retry mends."""
     if isinstance(error, ServerError):
-        return error.code in _CODES or error.remark.startswith(_NO_SUCH_FILTERS)
+        return error.code in _CODES or error.remark.startswith(_REMARKS)
     return isinstance(error, FilterIllegal)
 
 

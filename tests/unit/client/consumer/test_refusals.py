@@ -38,6 +38,8 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         (ServerError(*NO_SQL), True),
         (ServerError(*NO_RIGHT), True),
         (ServerError(23, "parse the consumer's subscription failed"), True),
+        (ServerError(29, "the heartbeat names 5000 subscriptions of a group; one connection has at most 4096"), True),
+        (ServerError(29, "request queueId[8] is illegal"), False),
         (FilterIllegal("wrong"), True),
         (ServerError(1, "busy"), False),
         (ServerError(24, "the consumer's group info not exist"), False),
@@ -84,6 +86,17 @@ async def test_messages_of_other_queues_come_first() -> None:
         assert [m.body for m in await consumer.poll()] == [b"x"]
         with pytest.raises(ServerError):
             await consumer.poll()
+
+
+@in_loop
+async def test_a_client_with_too_many_topics_is_told() -> None:
+    """Its heartbeats were refused, and it heard nothing: the broker has no such group."""
+    async with Fake(t=1) as fake, AsyncPullConsumer(fake.namesrv, "g") as consumer:
+        fake.broker.rules[RequestCode.HEART_BEAT] = lambda header, body: (29, "the heartbeat names 5000 subscriptions")
+        fake.broker.rules[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = lambda header, body: (1, "no consumer for this")
+        consumer.subscribe("t")
+        with pytest.raises(ServerError, match="code 29 "):
+            await consumer.poll(60_000)
 
 
 @in_loop
