@@ -33,7 +33,7 @@ Kind = str | MessageQueue | tuple[str | MessageQueue, bool]
 
 # Of a message without properties of its own: what stands behind its id and before it, and all bytes but the body's.
 _TAIL = b"\x02WAIT\x01true\x02"
-_LEAD = lead_of(_TAIL)
+_LEAD = lead_of(len(_TAIL))
 _AROUND_BYTES = batch.HEAD_BYTES + len(_LEAD) + ID_CHARACTERS + len(_TAIL)
 _pack_head = batch.pack_head
 # So many tags and sharding keys are kept with their encoded properties.
@@ -124,7 +124,7 @@ class Accumulator:
         if not linger_ms >= 0 or bytes_max < 1:
             raise ConfigError("linger_ms must be 0 or more, batch_bytes 1 or more")
         self._path = path
-        self.check_started = path.check_started
+        self._known_queues = path.attempts.known_queues
         self._attempts = attempts
         self._packing = packing
         self._linger_s = linger_ms / 1000
@@ -176,7 +176,7 @@ class Accumulator:
                 return False
             tail, lead, around = known.tail, known.lead, known.around_bytes
             if known.queue is not None:
-                if known.queues is not self._path.attempts.known_queues(topic) or self._unrouted:
+                if known.queues is not self._known_queues(topic) or self._unrouted:
                     return False
                 kind = known.queue
         together = self._waiting.get(kind)
@@ -203,7 +203,10 @@ class Accumulator:
         return known if known is not None and known.field_count == len(fields) else None
 
     def add_part(self, message: EncodedMessage, waiting: Gatherable) -> None:
-        """Take a message, to be sent with others later. Called on the loop, by a producer that is started."""
+        """Take a message, to be sent with others later. Raises StateError if the producer is not started, or on another
+        loop.
+        """
+        self._path.check_started()
         queue, key, simple = message.queue, message.sharding_key, message.simple
         if queue is None and key:
             queue = self._queue_of(message.topic, key, waiting, message)
@@ -212,8 +215,8 @@ class Accumulator:
         if simple is not None and message.queue is None:
             if len(self._known) >= KNOWN_MAX:
                 self._known.clear()
-            queues = self._path.attempts.known_queues(message.topic)
-            tail, lead = message.tail, lead_of(message.tail)
+            queues = self._known_queues(message.topic)
+            tail, lead = message.tail, lead_of(len(message.tail))
             around = batch.HEAD_BYTES + len(lead) + ID_CHARACTERS + len(tail)
             self._known[simple] = _Known(2 - simple.count(None), tail, lead, around, queue, queues)
         self._gather(message.topic, queue, message.wait_store_ok, waiting, message.head, message.tail)
@@ -238,7 +241,7 @@ class Accumulator:
         """
         unrouted = self._unrouted.get(topic)
         if unrouted is None:
-            queues = self._path.attempts.known_queues(topic)
+            queues = self._known_queues(topic)
             if queues:
                 return queue_of_key(key, queues)
             unrouted = self._unrouted[topic] = []

@@ -66,7 +66,7 @@ def encode(message: Message, packing: PackingSettings) -> EncodedMessage | None:
     ):
         return None
     tail = properties_text(message, _STAND_IN)[len(LEAD) + ID_CHARACTERS :].encode()
-    lead, length = lead_of(tail), len(body)
+    lead, length = lead_of(len(tail)), len(body)
     size = batch.HEAD_BYTES + length + len(lead) + ID_CHARACTERS + len(tail)
     head = batch.pack_head(size, 0, 0, flag, length) + body + lead
     simple = None
@@ -77,9 +77,13 @@ def encode(message: Message, packing: PackingSettings) -> EncodedMessage | None:
     return EncodedMessage(topic, message.sharding_key, message.wait_store_ok, head, tail, None, simple)
 
 
-def lead_of(tail: bytes) -> bytes:
-    """Return what stands between a message's body and its id: the length of its properties, and the id's name."""
-    return (len(LEAD) + ID_CHARACTERS + len(tail)).to_bytes(2, "big") + LEAD
+@lru_cache(maxsize=1024)
+def lead_of(tail_bytes: int) -> bytes:
+    """Return what stands between a message's body and its id: the length of its properties, and the id's name.
+
+    `tail_bytes`: of what stands behind the id.
+    """
+    return (len(LEAD) + ID_CHARACTERS + tail_bytes).to_bytes(2, "big") + LEAD
 
 
 @lru_cache(maxsize=4096)

@@ -404,7 +404,6 @@ class FuturePart(msgspec.Struct, eq=False):
                 return
             encoded = accumulator.encode(make_message(self.topic, self.body, self.fields), None)
             assert encoded is not None
-        accumulator.check_started()
         accumulator.add_part(encoded, self)
 
     def cancelled(self) -> bool:

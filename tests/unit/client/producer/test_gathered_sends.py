@@ -221,7 +221,8 @@ def test_a_send_on_another_loop_says_so_and_leaves_nothing() -> None:
         return fake, producer, waiting
 
     async def elsewhere() -> None:
-        ways: list[dict[str, Any]] = [{}, {"tag": "fruit"}]
+        # The last one would be the first of its kind.
+        ways: list[dict[str, Any]] = [{}, {"tag": "fruit"}, {"wait_store_ok": False}]
         for fields in ways:
             with pytest.raises(StateError, match="started on another event loop"):
                 await producer.send("u", b"not mine", **fields)
@@ -237,6 +238,8 @@ def test_a_send_on_another_loop_says_so_and_leaves_nothing() -> None:
             other.run(elsewhere())
         with ThreadPoolExecutor(1) as threads:
             threads.submit(asyncio.run, elsewhere()).result(120)
+        assert producer.accumulator is not None
+        assert list(producer.accumulator._waiting) == ["u"]
         assert runner.run(end()) == 0
     assert [record.decode(r).body for r in fake.broker.queues["u", 0]] == [b"mine"]
 
