@@ -1,7 +1,7 @@
 """One send, from its message to its end: the states, what moves between them, and the one exit.
 
-Rule: every send is an InFlightSend, whoever waits for it; it moves only as TRANSITIONS says, and `finish`, the only way
-to its end, tells its caller once.
+Rule: every send is an InFlightSend, or a message of one (a batch); it moves only as TRANSITIONS says, and `finish`, the
+only way to its end, tells its caller once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The producer's public methods. Rule: each send is an InFlightSend."""
+"""The producer's public methods. Rule: each send is an InFlightSend, or a message of one."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ from rocketspark.transport.request_frames import request as request_frame
 pytestmark = pytest.mark.shows(
     "model tests: sends, push, ordered, pull and assigning consumers, rebalance, thread listeners, "
     "transactions of clients and of the broker, delays, timers",
-    "one send, client: every way is an `InFlightSend`, moved by one table of states, with one exit",
+    "one send, client: every way is an `InFlightSend` or a message of one, moved by one table, with one exit",
 )
 
 ROUTE = TopicRoute("t", (BrokerData("c", "a", {0: "a:1"}),), (QueueData("a", 2, 2, 6),))
