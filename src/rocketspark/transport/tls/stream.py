@@ -20,6 +20,8 @@ log = LimitedLog("rocketspark.transport")
 
 # One record holds no more.
 RECORD_BYTES = 16 << 10
+# Records that are decrypted in one turn of the loop, some 2 us each: one read may hold 11,000 of a byte.
+RECORDS_IN_TURN = 512
 # What may come in before the handshake is done: the longest chains of certificates are below.
 HANDSHAKE_BYTES_MAX = 256 << 10
 
@@ -66,6 +68,9 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
         self._closing = False
         self._ended_already = False
         self._received_bytes = 0
+        # The peer wants to read no more; the rest of what came waits for its turn.
+        self._is_paused = False
+        self._next_turn: asyncio.Handle | None = None
         # Why the connection ended, if it is known.
         self.error: Exception | None = None
         # Where a server decides when a step of the handshake is made.
@@ -136,7 +141,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
 
     def _read(self) -> None:
         read, pending, within = self._object.read, self._in, self._object.pending
-        chunks = []
+        chunks: list[bytes] = []
         ended = False
         try:
             while True:
@@ -146,6 +151,9 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
                     break
                 chunks.append(chunk)
                 if not pending.pending and not within():
+                    break
+                if len(chunks) >= RECORDS_IN_TURN:
+                    self._read_later()
                     break
         except ssl.SSLWantReadError:
             pass
@@ -161,6 +169,20 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
             self._broken()
         elif ended:
             self._ended()
+
+    def _read_later(self) -> None:
+        """Decrypt the rest of what came once other connections had a turn; nothing more is received until then."""
+        if self._below is not None and self._next_turn is None:
+            self._below.pause_reading()
+            self._next_turn = asyncio.get_running_loop().call_soon(self._read_rest)
+
+    def _read_rest(self) -> None:
+        self._next_turn = None
+        if self.is_closing():
+            return
+        self._read()
+        if self._next_turn is None and not self._is_paused:
+            self.resume_reading()
 
     def _broken(self) -> None:
         if self._below is not None and not self._below.is_closing():
@@ -199,6 +221,8 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._below = None
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         error = self.error or exc
         if refused := refusal(error):
             error = NotSent(f"{self._peer.address} {refused}", address=self._peer.address)
@@ -243,13 +267,15 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Receive no more from the other side. What was decrypted already is still handed over."""
+        self._is_paused = True
         if not self.is_closing():
             assert self._below is not None
             self._below.pause_reading()
 
     def resume_reading(self) -> None:
         """Take data from the other side again, after `pause_reading`."""
-        if not self.is_closing():
+        self._is_paused = False
+        if not self.is_closing() and self._next_turn is None:
             assert self._below is not None
             self._below.resume_reading()
 

@@ -17,6 +17,7 @@ from tests.support.raw_tls import ECHO, LATER, WHO, bodies, place, raw_tls, requ
 
 from rocketspark.errors import ConfigError, NotSent, TransportError
 from rocketspark.transport.connections import Connections, dial
+from rocketspark.transport.peer import Peer
 from rocketspark.transport.server import Server
 from rocketspark.transport.tls import ClientTls, TlsSettings, stream
 
@@ -247,6 +248,35 @@ def test_any_pieces_and_many_frames_in_one_record(issuer: Issuer, step: int) -> 
             await until(lambda: not server.peers)
 
     run(main())
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_records_of_a_byte_let_others_have_their_turn(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    """One read may hold 11,000 of them, which take 25 ms to decrypt."""
+    monkeypatch.setattr(stream, "RECORDS_IN_TURN", 16)
+    handed, take = list[int](), Peer.data_received
+
+    def noted(self: Peer, data: bytes) -> None:
+        handed.append(len(data))
+        take(self, data)
+
+    async def main() -> None:
+        async with serving(settings(issuer)) as server:
+            raw = await raw_tls(*place(server))
+            await raw.shake()
+            monkeypatch.setattr(Peer, "data_received", noted)
+            for byte in b"".join(request(ECHO, b"%d" % n, n + 1) for n in range(40)):
+                raw.tls.write(bytes([byte]))
+            await raw.flush()
+            raw.writer.write_eof()
+            assert bodies(await raw.rest()) == [b"%d" % n for n in range(40)]
+            assert max(handed) <= 16
+            raw.writer.close()
+            await until(lambda: not server.peers)
+
+    run(main()) if loop == "uvloop" else asyncio.run(main())
 
 
 def test_much_that_comes_with_the_end_of_the_handshake_is_served(
