@@ -263,7 +263,8 @@ def test_a_part_of_another_export_and_a_file_that_is_there(
     with pytest.raises(UsageError, match=r"f\.jsonl\.part is of another export"):
         export_topic(given | {"tags": "A"}, to, overwrite=True)
     assert to.read_text() == "mine"
-    assert export_topic(given, to, overwrite=True).rows == COUNT + 10
+    # The runs may differ in what they do about messages that are gone.
+    assert export_topic(given | {"failOnDataLoss": "false"}, to, overwrite=True).rows == COUNT + 10
     assert len(to.read_text("utf-8").splitlines()) == COUNT + 10
 
 

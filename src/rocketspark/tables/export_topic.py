@@ -140,7 +140,8 @@ class _Export:
         options = self._made.options
         places = [None if self._times and isinstance(at, AtTime) else at for at in (options.starting, options.ending)]
         what = (options.topics, options.topic_pattern, options.assigned, places, self._times)
-        how = (options.tags, options.sql, options.key, options.bad_bodies, options.store, options.access.namespace)
+        # What is done about messages that are gone, and bad bodies, a later run may say otherwise.
+        how = (options.tags, options.sql, options.key, options.store, options.access.namespace)
         return repr((self._kind, what, how, options.namesrv, str(self._schema)))
 
     def _found(self) -> Note | None:

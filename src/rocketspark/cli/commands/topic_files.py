@@ -129,8 +129,8 @@ def import_(
 ) -> None:
     """Send the rows of a file as messages: each with the body, tag, keys and properties that it has there.
 
-    How far it is stands in FILE.TOPIC.sent; if the command is interrupted, the same command goes on there. What was
-    sent in the second before a kill is sent again. Files are those of `export`, or any with a column body.
+    How far it is stands in FILE.TOPIC.sent; if the command is interrupted, the same command goes on there. Up to 16,384
+    rows that were sent before a kill are sent again. Files are those of `export`, or any with a column body.
 
     Example: `rocketspark import orders.jsonl --topic orders-copy --rate 5000`
     """
