@@ -192,8 +192,8 @@ TABLE: dict[str, Planted] = {
     "what_failed_is_not_handed_back": Planted(
         "failed messages are tried again until they are dead",
         "client/consumer/push_consumer.py",
-        "                self._returned.give_back(puller, message)\n",
-        "                puller.process_queue.finish([message])\n",
+        "            self._returned.give_back(puller, message)\n",
+        "            puller.process_queue.finish([message])\n",
         shape=FAILING,
     ),
     "who_fails_in_order_goes_on": Planted(
