@@ -1,4 +1,4 @@
-"""Sends rows in batches, for `send_many`. Rule: rows of one sharding key are sent in order, one batch of their queue at
+"""Sends rows in batches, for `send_many`. Rule: rows of one sharding key are sent in order, one send to their queue at
 a time; each batch is a send as any other, with its attempts and hooks, and only it is sent again.
 
 Rows with a delay go one by one, as brokers take no batch of such. A batch is encoded when its turn comes.
@@ -69,7 +69,7 @@ class Lane(msgspec.Struct, eq=False):
     @property
     def is_free(self) -> bool:
         """Tell whether it may send more now."""
-        return self.queue is None or self.one_by_one or not self.in_flight
+        return self.queue is None or not self.in_flight
 
 
 class RowsInFlight:
@@ -190,7 +190,7 @@ class RowsInFlight:
         alone = lane.one_by_one or size > min(BATCH_BYTES, self._packing.body_bytes_max)
         out = self._message(at) if alone else self._batch(at, end)
         send = RowsSend(path, out, None, lane.queue, self._timeout_ms, self._attempts, at=at, end=end, told=self._told)
-        if lane.queue is not None and not lane.one_by_one:
+        if lane.queue is not None:
             send.follow(lane.queue)
         # What was gathered before goes first.
         send.accumulator = path.accumulator
@@ -213,7 +213,7 @@ class RowsInFlight:
         if isinstance(error, StateError) or self._failures >= FAILURES_MAX:
             for each in list(self._lanes):
                 self._leave(each, error)
-        elif error is not None and lane.queue is not None and not lane.one_by_one:
+        elif error is not None and lane.queue is not None:
             self._leave(lane, error)
         self._woken.set()
 

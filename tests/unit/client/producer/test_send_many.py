@@ -208,6 +208,28 @@ async def test_rows_with_a_delay_go_one_by_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 @in_loop
+async def test_rows_of_a_key_with_a_delay_wait_for_one_another_too() -> None:
+    async with Fake(t=3) as fake, AsyncProducer(fake.namesrv, "pg") as producer:
+        bodies = np.array([b"%02d" % row for row in range(20)])
+        busy = iter([(int(ResponseCode.SYSTEM_BUSY), "a moment")])
+        is_refused = True
+
+        def refuse(header: Any, body: bytes) -> tuple[int, str] | None:
+            if body == b"03":
+                return next(busy, None)
+            return (int(ResponseCode.MESSAGE_ILLEGAL), "no") if body == b"05" and is_refused else None
+
+        fake.broker.rules[SEND] = refuse
+        result = await producer.send_many("t", bodies, sharding_keys="k", delay_ms=5000)
+        assert np.flatnonzero(result.failed).tolist() == list(range(5, 20))
+        is_refused = False
+        again = await producer.send_many("t", bodies[result.failed], sharding_keys="k", delay_ms=5000)
+        assert not again.failed.any()
+        (found,) = stored(fake.broker).values()
+        assert [each.body for each in found] == bodies.tolist()
+
+
+@in_loop
 async def test_hooks_see_batches() -> None:
     seen: list[Sending] = []
 
