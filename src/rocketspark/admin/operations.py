@@ -90,7 +90,7 @@ class Operations(AccessOperations, GroupOperations):
             cluster, brokers: only that cluster's brokers, or those of the names given; by default all.
             force: also take queues away that hold messages, which nobody can read then.
 
-        Returns once the NameServer shows the topic. Raises MessageIllegal, UsageError, or what a broker raises, after
+        Returns once the NameServer shows the topic as it is now. Raises MessageIllegal, UsageError, or what a broker raises, after
         all others were asked.
         """
         validators.check_target(topic)
@@ -119,15 +119,16 @@ class Operations(AccessOperations, GroupOperations):
         for name, put in done_or_raise(f"create topic {topic!r}", done).items():
             at = targets[name]
             made.append(TopicMade(at.cluster, name, 0, at.address, put.existed, put.changed, put.read_queue_count))
-        await self._await_route(topic, set(targets))
+        await self._await_route(topic, {(m.broker_name, m.queue_count) for m in made})
         return made
 
-    async def _await_route(self, topic: str, names: set[str]) -> None:
+    async def _await_route(self, topic: str, wanted: set[tuple[str, int]]) -> None:
         # Brokers tell the NameServer at once, but not before they answer.
         end_s = machine.monotonic() + ROUTE_WAIT_S
         while machine.monotonic() < end_s:
             try:
-                if names <= {q.broker_name for q in (await self._routes.refresh(topic)).queues}:
+                queues = (await self._routes.refresh(topic)).queues
+                if wanted <= {(q.broker_name, q.read_queue_count) for q in queues}:
                     return
             except RouteNotFound:
                 pass

@@ -304,7 +304,7 @@ class SendAttempts:
         """Tell whether the topic has lost queue `last`, by a route fetched anew, so that another queue may be tried."""
         if not (isinstance(cause, ServerError) and cause.code == QUEUE_GONE) or (codes is not None and not codes):
             return False
-        await self._look_again(last.topic, end_s)
+        await self.look_again(last.topic, end_s)
         return last not in (self._routes.write_queues(last.topic) or (last,))
 
     def note_last(self, topic: str, cause: RocketSparkError | None) -> None:
@@ -457,7 +457,7 @@ class SendAttempts:
         code = cause.code if isinstance(cause, ServerError) else None
         asked = self._routes.leader(last)
         if isinstance(cause, TransportError) or (code is not None and self._may_be_old(topic, code)):
-            await self._look_again(topic, end_s)
+            await self.look_again(topic, end_s)
         queues = self._routes.write_queues(topic)
         is_gone = code == QUEUE_GONE and last not in (queues or (last,))
         if fixed is None:
@@ -468,7 +468,7 @@ class SendAttempts:
             await self.pause(attempt, end_s)
         return queue
 
-    async def _look_again(self, topic: str, end_s: float) -> None:
+    async def look_again(self, topic: str, end_s: float) -> None:
         """Fetch the route, if that is possible in time."""
         try:
             # Half of the time left, so that one attempt more is possible even if no NameServer answers.

@@ -18,9 +18,10 @@ from rocketspark.client.callbacks import passes_on
 from rocketspark.client.producer.given_columns import Rows
 from rocketspark.client.producer.in_flight_send import InFlightSend
 from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, queue_of_key, shrink
+from rocketspark.client.producer.send_attempts import QUEUE_GONE
 from rocketspark.client.producer.send_path import SendPath
 from rocketspark.client.results import Outcome, SendManyResult, SendResult
-from rocketspark.errors import NotSent, StateError
+from rocketspark.errors import NotSent, SendFailed, StateError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch, batch_columns, properties
@@ -101,6 +102,7 @@ class RowsInFlight:
         self._sends: dict[RowsSend, Lane] = {}
         self._bytes = 0
         self._failures = 0
+        self._queue_is_gone = False
         self._outcomes: list[Outcome] = []
         self._woken = asyncio.Event()
 
@@ -131,6 +133,9 @@ class RowsInFlight:
             for send in list(self._sends):
                 send.give_up()
             raise
+        if self._queue_is_gone:
+            # Whoever sends those rows again is to find the queues that there are.
+            await attempts.look_again(self._topic, attempts.end_s(self._timeout_ms))
         self._outcomes.sort()
         return SendManyResult(count, self._outcomes, (self._prefix, self._first), order)
 
@@ -214,6 +219,7 @@ class RowsInFlight:
             for each in list(self._lanes):
                 self._leave(each, error)
         elif error is not None and lane.queue is not None:
+            self._queue_is_gone |= isinstance(error, SendFailed) and error.code == QUEUE_GONE
             self._leave(lane, error)
         self._woken.set()
 
