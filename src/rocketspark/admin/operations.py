@@ -90,8 +90,8 @@ class Operations(AccessOperations, GroupOperations):
             cluster, brokers: only that cluster's brokers, or those of the names given; by default all.
             force: also take queues away that hold messages, which nobody can read then.
 
-        Returns once the NameServer shows the topic as it is now. Raises MessageIllegal, UsageError, or what a broker raises, after
-        all others were asked.
+        Returns once the NameServer shows the topic as it is now. Raises MessageIllegal, UsageError, or what a broker
+        raises, after all others were asked.
         """
         validators.check_target(topic)
         if message_type is not None:
