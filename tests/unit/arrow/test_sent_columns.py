@@ -116,6 +116,30 @@ def test_what_is_wrong_is_named(columns: dict[str, Any], text: str) -> None:
         checked(columns.pop("bodies"), **columns)
 
 
+def test_what_pandas_makes_of_nulls_and_of_lists_of_keys() -> None:
+    frame = pd.DataFrame({"body": X3, "delayMs": [1000, None, 5], "tag": ["a", pd.NA, np.nan]}).astype({"tag": object})
+    frame["keys"] = pd.Series([np.array(["k", "l"], object), None, np.array([], object)])
+    found = checked(frame)
+    assert found.delays_ms.tolist() == [1000, 0, 5]  # type: ignore[union-attr]
+    whole = checked(X3, delay_ms=[1000, None, 5], tags=["a", None, None], keys=[["k", "l"], None, []])
+    assert body_of(found) == body_of(whole)
+    assert body_of(checked(X3, tags=["a", pd.NA, pd.NaT])) == body_of(checked(X3, tags=["a", None, None]))
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"bodies": pl.LazyFrame({"body": X3})}, "bodies: a column is needed, .* not LazyFrame"),
+        ({"bodies": X3, "properties": pl.DataFrame({"a": ["x"] * 3})}, "properties: a column is .* not DataFrame"),
+        ({"bodies": X3, "properties": pd.DataFrame({"a": ["x"] * 3})}, "properties: a column is .* not DataFrame"),
+        ({"bodies": X3, "tags": pa.scalar("x")}, "tags: a column is needed, .* not StringScalar"),
+    ],
+)
+def test_what_is_no_column(columns: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        checked(columns.pop("bodies"), **columns)
+
+
 def test_numbers_of_pandas() -> None:
     rows = checked(pd.Series([b"x"] * 2), delay_ms=pd.array([None, 3], "Int64"))
     assert rows.delays_ms is not None

@@ -126,6 +126,8 @@ class _Column:
 
     def _cells(self, name: str, given: Any) -> list[Any]:
         found = _cells(name, given)
+        if set(map(type, found)) - _USUAL:
+            found = _plain(found)
         if len(found) != self.count:
             text = f"the columns have different lengths: bodies has {self.count} rows, {name} {len(found)}"
             raise MessageIllegal(f"{text}: each has a value a row, or one text for all", topic=self.topic)
@@ -188,7 +190,7 @@ class _Column:
         cells = self._cells("keys", given)
         are_lists = bool(cells) and not set(map(type, cells)) - {list, tuple}
         words = list(chain.from_iterable(cells)) if are_lists else list(filter(None, cells))
-        text = None if None in words else _text(words)
+        text = _text(words) if all(words) else None
         if text is None or len(text.split()) > 1 or text != text.strip():
             # Texts of several words, or lists beside texts, if it is nothing wrong.
             return [[text.encode() for text in self._stored("keys", cells, message)]]
@@ -201,7 +203,8 @@ class _Column:
         is_one = hasattr(given, "__index__") and not np.ndim(given)
         cells = [given] * self.count if is_one else self._cells("delay_ms", given)
         for row, cell in enumerate(cells) if set(map(type, cells)) - {int, type(None)} else ():
-            if cell is not None and (isinstance(cell, bool) or not hasattr(cell, "__index__")):
+            is_whole = hasattr(cell, "__index__") or (isinstance(cell, float) and cell.is_integer())
+            if cell is not None and (isinstance(cell, bool) or not is_whole):
                 raise _illegal(row, "delay_ms", f"{cell!r}: a whole number of ms is needed", self.topic)
         numbers = [0 if cell is None else int(cell) for cell in cells]
         for row, number in enumerate(numbers):
@@ -243,7 +246,7 @@ class _Column:
         """Return a property of all rows as pieces of their stored text."""
         if column is None:
             return []
-        before = f"{name}\x01".encode()
+        before = (name + "\x01").encode()
         if isinstance(column, str):
             return [b"%b%b\x02" % (before, column.encode())]
         if all(column):
@@ -294,7 +297,7 @@ def _bodies(topic: str, given: Any, bytes_max: int) -> tuple[Sequence[bytes], ND
         sizes = batch_columns.lengths(found)
         if not len(sizes) or 0 < int(sizes.min()) <= int(sizes.max()) <= bytes_max:
             return found, sizes
-    for row, body in enumerate(found):
+    for row, body in enumerate(_plain(found)):
         if body is None:
             raise _illegal(row, "bodies", "it is null: leave such rows out", topic)
         try:
@@ -309,6 +312,9 @@ def _of_table(given: Given) -> Given:
     """Return the columns of a table or data frame that was given as bodies, with those that were given beside it."""
     table = _of_arrow("bodies", given.bodies)
     given = given._replace(bodies=table)
+    if not hasattr(table, "__len__"):
+        # Nor has it columns that can be taken, as Polars' lazy frame.
+        return given
     names = getattr(table, "column_names", None)
     if names is None:
         names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
@@ -339,17 +345,32 @@ def _cells(name: str, given: Any) -> list[Any]:
         gone = np.asarray(given.isna())
         values = given.tolist()
         return [None if none else value for value, none in zip(values, gone, strict=True)] if gone.any() else values
-    if library == "pyarrow" and hasattr(given, "type"):
+    if library == "pyarrow" and hasattr(given, "type") and not hasattr(given, "as_py"):
         return [cell for chunk in getattr(given, "chunks", [given]) for cell in _arrow_cells(chunk)]
     if isinstance(given, np.ndarray):
         if given.ndim != 1:
             raise UsageError(f"{name}: an array of {given.ndim} dimensions; a column has one")
         return list(given.tolist())
     none_such = (str, bytes, bytearray, memoryview, Mapping, set, frozenset)
-    if isinstance(given, none_such) or not isinstance(given, Iterable):
+    # A data frame, or a single value of Arrow.
+    is_other = hasattr(type(given), "columns") or hasattr(given, "as_py")
+    if isinstance(given, none_such) or is_other or not isinstance(given, Iterable):
         kind = type(given).__name__
         raise UsageError(f"{name}: a column is needed, such as a list, an array or a Series, not {kind}")
     return list(given)
+
+
+# The types of cells as they are read; of others some are nulls.
+_USUAL = {str, int, list, tuple, dict, type(None)}
+_NULLS = ("NAType", "NaTType")
+
+
+def _plain(cells: Iterable[Any]) -> list[Any]:
+    """Return cells with None for NaN and the nulls of pandas, and lists for arrays, which pandas makes of lists."""
+    found = [cell.tolist() if isinstance(cell, np.ndarray) else cell for cell in cells]
+    return [
+        None if type(cell).__name__ in _NULLS or (isinstance(cell, float) and cell != cell) else cell for cell in found
+    ]
 
 
 def _library(given: Any) -> str:

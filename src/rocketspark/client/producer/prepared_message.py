@@ -217,8 +217,7 @@ def properties_text(message: Message, unique_id: str) -> str:
     if message.delay_ms or message.deliver_at_ms:
         text += _timer(message)
     if message.properties:
-        _check_properties(message)
-        text += properties.encode(message.properties)
+        text += properties.encode(_checked_properties(message))
     if not text.isascii():
         _check_encodes(text, message)
     if text is not plain and len(text) > properties.BYTES_MAX // 4 and len(text.encode()) > properties.BYTES_MAX:
@@ -230,8 +229,9 @@ def properties_text(message: Message, unique_id: str) -> str:
     return text
 
 
-def _check_properties(message: Message) -> None:
+def _checked_properties(message: Message) -> Mapping[str, str]:
     given: Mapping[str, str] = message.properties
+    are_plain = True
     # A dict is a mapping: that is cheaper to see.
     for name, value in (given if type(given) is dict else _mapping(given, message.topic)).items():
         if name in properties.SYSTEM_NAMES:
@@ -240,9 +240,17 @@ def _check_properties(message: Message) -> None:
             raise MessageIllegal(f"property {name!r} is RocketMQ's own: {meant}", topic=message.topic)
         if value is None or value == "":
             raise MessageIllegal(f"property {name!r} has no value; leave it out", topic=message.topic)
-        if not isinstance(value, str) or not isinstance(name, str):
-            text = f"property {name!r}: {value!r}: names and values are texts; make a str of it"
-            raise MessageIllegal(text, topic=message.topic)
+        if type(value) is not str or type(name) is not str:
+            if not isinstance(value, str) or not isinstance(name, str):
+                text = f"property {name!r}: {value!r}: names and values are texts; make a str of it"
+                raise MessageIllegal(text, topic=message.topic)
+            are_plain = False
+    return given if are_plain else {_plain(name): _plain(value) for name, value in given.items()}
+
+
+def _plain(text: str) -> str:
+    """Return a text as it is; of an enumeration's member its value, where an f-string has its name."""
+    return text if type(text) is str else str.__str__(text)
 
 
 def _mapping(given: object, topic: str) -> Mapping[str, str]:
@@ -289,7 +297,7 @@ def _keys(message: Message) -> str:
 def _clean(value: str, what: str, message: Message) -> str:
     if not isinstance(value, str) or "\x01" in value or "\x02" in value:
         raise MessageIllegal(f"{what} {value!r}: a text without 0x01 and 0x02 is needed", topic=message.topic)
-    return value
+    return value if type(value) is str else _plain(value)
 
 
 def queue_of_key(sharding_key: str, queues: Sequence[MessageQueue]) -> MessageQueue:

@@ -130,12 +130,39 @@ def test_numpys_own_bytes_and_numbers() -> None:
 
 
 X3 = [b"x"] * 3
+NAN = float("nan")
+
+
+def test_nan_is_a_null_and_a_number_beside_it_a_whole_one() -> None:
+    """Pandas and numpy make floats of whole numbers with a null among them, and arrays of lists."""
+    rows = checked(
+        X3,
+        tags=["a", NAN, None],
+        sharding_keys=np.array([NAN, "s", np.nan], object),
+        keys=[np.array(["k", "l"]), NAN, "m"],
+        properties={"p": [NAN, "x", "y"]},
+        delay_ms=[NAN, 1000.0, np.float64(5)],
+    )
+    whole = checked(
+        X3,
+        tags=["a", None, None],
+        sharding_keys=[None, "s", None],
+        keys=[["k", "l"], None, ["m"]],
+        properties={"p": [None, "x", "y"]},
+        delay_ms=[0, 1000, 5],
+    )
+    assert body_of(rows) == body_of(whole)
+    assert (rows.sharding_keys, rows.delays_ms.tolist()) == ([None, "s", None], [0, 1000, 5])  # type: ignore[union-attr]
+    assert body_of(checked(X3, properties=[NAN, {"a": "b"}, None])) == body_of(
+        checked(X3, properties=[{}, {"a": "b"}, {}])
+    )
 
 
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
         ({"bodies": [b"x", None, b""]}, "row 1, column bodies: it is null: leave such rows out"),
+        ({"bodies": [b"x", NAN, b""]}, "row 1, column bodies: it is null: leave such rows out"),
         ({"bodies": [b"x", b""]}, "row 1, column bodies: .* the body is empty"),
         ({"bodies": [b"x", "text"]}, "row 1, column bodies: .* must be bytes, not str; encode it"),
         ({"bodies": [b"x", bytearray(b"x")]}, "row 1, column bodies: .* must be bytes, not bytearray"),
@@ -150,6 +177,7 @@ X3 = [b"x"] * 3
         ({"bodies": X3, "tags": ["a", "\ud800", "b"]}, "row 1, column tags: .* half of a character"),
         ({"bodies": X3, "tags": "b\x02"}, "row 0, column tags: .*0x02"),
         ({"bodies": X3, "keys": [["a"], ["b c"], []]}, "row 1, column keys: key 'b c': a key is a text without blanks"),
+        ({"bodies": X3, "keys": [["a"], ["b", ""], []]}, "row 1, column keys: key ''"),
         ({"bodies": X3, "keys": [["a"], [None], []]}, "row 1, column keys: key None"),
         ({"bodies": X3, "keys": ["a", 7, None]}, "row 1, column keys: keys 7: a list of texts"),
         ({"bodies": X3, "sharding_keys": ["a", b"b", None]}, "row 1, column sharding_keys: b'b' is no text"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import random
 import zlib
 
 import pytest
 
 from rocketspark.client import validators
+from rocketspark.client.producer.given_columns import Given, check_rows
 from rocketspark.client.producer.prepared_message import (
     PackingSettings,
     make_message,
@@ -53,6 +55,23 @@ def test_all_fields_become_properties() -> None:
         "a": "b",
     }
     assert (out.topic, out.body, out.sys_flag, out.flag) == ("t", b"b", 0, 7)
+
+
+class Fruit(str, enum.Enum):  # noqa: UP042 - what is older than StrEnum is meant
+    APPLE = "apple"
+
+
+def test_texts_of_an_enumeration_are_sent_as_their_values() -> None:
+    apple = Fruit.APPLE
+    message = Message("t", b"b", tag=apple, keys=[apple], sharding_key=apple, properties={apple: apple})
+    found = properties.decode(pack(message, PACKING).properties)
+    plain = Message("t", b"b", tag="apple", keys=["apple"], sharding_key="apple", properties={"apple": "apple"})
+    rows = check_rows("t", Given([b"b"], [apple], [[apple]], [apple], {apple: [apple]}), PACKING)
+    assert (
+        b"".join(piece if isinstance(piece, bytes) else piece[0] for piece in rows.pieces).decode()
+        in pack(plain, PACKING).properties
+    )
+    assert found | {"UNIQ_KEY": ""} == properties.decode(pack(plain, PACKING).properties) | {"UNIQ_KEY": ""}
 
 
 def test_every_send_has_an_id_of_its_own() -> None:
