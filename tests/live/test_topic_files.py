@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from rocketspark.arrow.columns import COLUMNS  # noqa: E402
 from rocketspark.arrow.row_by_row import VALUES  # noqa: E402
 from rocketspark.cli import main  # noqa: E402
 from rocketspark.errors import ConfigError, RouteNotFound, UsageError  # noqa: E402
+from rocketspark.tables import export_topic as export_module  # noqa: E402
 from rocketspark.tables import import_file  # noqa: E402
 from rocketspark.tables.export_topic import export_topic  # noqa: E402
 from rocketspark.tables.read import batch  # noqa: E402
@@ -268,6 +270,49 @@ def test_a_part_of_another_export_and_a_file_that_is_there(
     assert len(to.read_text("utf-8").splitlines()) == COUNT + 10
 
 
+def test_what_stands_in_the_way_of_an_export_stays(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"namesrv": cluster.namesrv, "topic": "orders-1", "columns": "body"}
+    mine, to = tmp_path / "mine.txt", tmp_path / "f.csv"
+    part = tmp_path / "f.csv.part"
+    mine.write_text("mine")
+    for place, said in (
+        (lambda: part.write_text("mine"), "is no part of an export"),
+        (lambda: part.symlink_to(mine), "is no plain file"),
+        (lambda: os.mkfifo(part), "is no plain file"),
+        (lambda: to.mkdir(), "is a folder"),
+    ):
+        place()
+        with pytest.raises(UsageError, match=said):
+            export_topic(given, to, overwrite=True)
+        assert mine.read_text() == "mine"
+        if to.is_dir():
+            to.rmdir()
+        else:
+            assert part.is_fifo() or part.read_text() == "mine"
+            part.unlink()
+        assert list(tmp_path.iterdir()) == [mine]
+
+    # Another run ends between the look at the file and the part's lock, then between the part's opening and its lock.
+    whole, flock = export_module.prepared, export_module.fcntl.flock
+    with monkeypatch.context() as patched:
+        patched.setattr(export_module, "prepared", lambda given: to.write_text("mine") and whole(given))
+        with pytest.raises(UsageError, match="is there already"):
+            export_topic(given, to)
+    assert to.read_text() == "mine"
+
+    def ends(file: Any, how: int) -> None:
+        flock(file, how)
+        part.write_text("whole")
+        part.replace(to)
+
+    monkeypatch.setattr(export_module.fcntl, "flock", ends)
+    with pytest.raises(UsageError, match="another export's, which has just ended"):
+        export_topic(given, to, overwrite=True)
+    assert to.read_text() == "whole"
+
+
 def test_times_that_count_back_from_now_are_those_of_the_first_run(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +409,8 @@ def test_messages_that_are_gone(cluster: Cluster) -> None:
 def test_a_query(cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("duckdb")
     at = ("--namesrv", cluster.namesrv)
+    create(cluster, "none")
+    capsys.readouterr()
     decoded: list[list[str]] = []
     whole = batch.read
     monkeypatch.setattr(batch, "read", lambda *how: decoded.append(how[1].decoded) or whole(*how))
@@ -382,6 +429,15 @@ def test_a_query(cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypat
     same = 'SELECT count(*) AS n FROM "orders-1" x JOIN "orders-1" y USING (broker, queueId, queueOffset)'
     assert ask(same) == [{"n": len(messages)}]
     assert len(ask('FROM "orders-1"')) == len(messages)
+    left_out = f'{same} WHERE NOT EXISTS (SELECT 1 FROM "none" WHERE false)'
+    again = 'SELECT r.i + 1 FROM r JOIN "orders-1" o ON o."queueOffset" = r.i WHERE r.i < 3'
+    assert ask(left_out) == [{"n": len(messages)}]
+    assert ask(f"WITH RECURSIVE r(i) AS (SELECT 0::BIGINT UNION {again}) SELECT max(i) AS m FROM r") == [{"m": 3}]
+    (pivoted,) = ask('PIVOT (SELECT topic, tag FROM "orders-1") ON tag USING count(*)')
+    assert (pivoted["topic"], pivoted["A"]) == ("orders-1", a)
+    assert len(ask('PIVOT "orders-1" ON tag USING count(*)')) == len(messages)
+    odd = "SELECT 1 AS x, 2 AS x, [3] AS body, map([[4]], [5]) AS m, timestamp_ns '2026-01-01 00:00:00' AS t"
+    assert ask(odd) == [{"x": 1, "x_1": 2, "body": [3], "m": [[[4], 5]], "t": "2026-01-01T00:00:00.000000000"}]
     stores = ("--store", f"{cluster.store}/broker-a", "--store", f"{cluster.store}/broker-b")
     assert ask('SELECT max(value.id) AS m FROM "orders-1"', *stores, "-o", "decode=json") == [{"m": 118}]
     table = run(capsys, "query", 'SELECT tag, count(*) AS n FROM "orders-1" GROUP BY tag ORDER BY n DESC', *at)

@@ -80,21 +80,34 @@ def export_topic(
     UsageError, OSError, and as `read_batches`.
     """
     kind = file_rows.format_of(to)
-    if to.exists() and not overwrite:
-        raise UsageError(f"{shown(str(to))} is there already: give another name, or --overwrite")
+    _check_is_free(to, overwrite)
     made = prepared(given)
     with _locked(to.with_name(f"{to.name}.part")) as file:
+        _check_is_free(to, overwrite)  # Another run may have ended just now.
         return _Export(file, to, kind, made, times, tell or (lambda looked_at, of: None)).run()
+
+
+def _check_is_free(to: Path, overwrite: bool) -> None:
+    if to.is_dir():
+        raise UsageError(f"{shown(str(to))} is a folder: give the name of a file in it")
+    if to.exists() and not overwrite:
+        raise UsageError(f"{shown(str(to))} is there already: give another name, or --overwrite")
 
 
 @contextmanager
 def _locked(part: Path) -> Iterator[io.FileIO]:
     """Open a part, which nobody else writes meanwhile."""
-    with io.FileIO(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+") as file:
+    if part.is_symlink() or (part.exists() and not part.is_file()):
+        raise UsageError(f"{shown(str(part))} is no plain file: remove it, or give another name")
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    with io.FileIO(os.open(part, flags, 0o666), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"{shown(str(part))} is being written by another export: let it end, or stop it") from None
+        if not (part.exists() and os.path.samestat(os.fstat(file.fileno()), part.stat())):
+            # What was opened is a whole file by now.
+            raise UsageError(f"{shown(str(part))} was another export's, which has just ended: try again")
         try:
             yield file
         finally:
@@ -119,6 +132,8 @@ class _Export:
         if note is None:
             note = Note(self._asked(), _queues(partitions), Reached(0, 0, 0, 0))
         self._note = note
+        if not note.reached.bytes:
+            self._keep()  # Before anything is written: a part without a note is somebody else's.
         self._file.truncate(note.reached.bytes)
         self._file.seek(note.reached.bytes)
         continued = note.reached.rows
@@ -149,11 +164,13 @@ class _Export:
         try:
             note = msgspec.json.decode(self._beside.read_bytes(), type=Note)
         except FileNotFoundError:
-            return None
+            note = None
         except msgspec.DecodeError as e:
             raise UsageError(f"{shown(str(self._beside))} cannot be read ({e}): delete it to begin anew") from None
         size = self._file.seek(0, os.SEEK_END)
-        if not size:
+        if note is None and size:
+            raise UsageError(f"{shown(str(self._part))} is no part of an export: remove it, or give another name")
+        if note is None or not size:
             return None  # The part was deleted, or renamed by a run that ended then.
         if note.asked != self._asked() or size < note.reached.bytes:
             raise UsageError(

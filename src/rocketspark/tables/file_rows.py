@@ -7,12 +7,11 @@ A body that is UTF-8 text is the text `body`, any other one is base64 in `body_b
 from __future__ import annotations
 
 import base64
-import binascii
 import csv
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,7 @@ def format_of(path: Path) -> str:
 
 def _plain(kind: pa.DataType) -> Callable[[Any], Any] | None:
     """Return what turns a value of a type into one of JSON; None where nothing is to do. Maps are pairs in Arrow."""
-    if pa.types.is_map(kind):
+    if pa.types.is_map(kind) and not pa.types.is_nested(kind.key_type):
         value = _plain(kind.item_type) or (lambda one: one)
         return lambda pairs: {name: None if one is None else value(one) for name, one in pairs}
     if pa.types.is_decimal(kind) and kind.scale == 0:
@@ -88,7 +87,7 @@ def _plain(kind: pa.DataType) -> Callable[[Any], Any] | None:
 def _columns(batch: pa.RecordBatch) -> Iterator[tuple[str, list[Any]]]:
     """Yield the columns of a batch as values of JSON; the body as two columns."""
     for field, column in zip(batch.schema, batch.columns, strict=True):
-        if field.name == "body":
+        if field.name == "body" and pa.types.is_binary(field.type):
             try:
                 yield "body", column.cast(pa.string()).to_pylist()
                 yield BASE64, [None] * len(column)
@@ -97,7 +96,7 @@ def _columns(batch: pa.RecordBatch) -> Iterator[tuple[str, list[Any]]]:
                 texts = [None if body is None else _text(body) for body in bodies]
                 yield "body", texts
                 yield BASE64, [body if text is None else None for body, text in zip(bodies, texts, strict=True)]
-        elif field.type == TIME:
+        elif pa.types.is_timestamp(field.type):
             # By Arrow's kernels: a datetime of each costs more than all else of a row.
             yield field.name, pc.replace_substring(column.cast(pa.string()), " ", "T").to_pylist()
         elif field.type == STRING_MAP and not column.null_count:
@@ -225,7 +224,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 def _csv_lines(path: Path) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(LINE_BYTES_MAX)
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
+        # Strict, so that a file that is cut within quotes is no row.
+        reader = csv.DictReader(file, strict=True)
         try:
             for cells in reader:
                 where = f"{shown(str(path))}: line {reader.line_num}"
@@ -253,7 +253,7 @@ def _row(found: Mapping[str, Any], where: str, *, in_texts: bool = False) -> dic
             else:
                 row[name] = _OF_TEXT[name](value) if in_texts and name in _OF_TEXT else value
             _CHECKED[name](row["body" if name == BASE64 else name])
-        except (ValueError, TypeError, KeyError, AttributeError, binascii.Error, msgspec.DecodeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, msgspec.DecodeError):
             raise UsageError(f"{where}: {shown(given)} is {shown(str(value))[:80]!r}: {_NEEDED[name]}") from None
     if not row.get("body"):
         raise UsageError(f"{where}: there is no body, or an empty one, which RocketMQ does not take")
@@ -283,7 +283,7 @@ def _time(text: str) -> datetime:
     found = datetime.fromisoformat(text)
     if found.tzinfo is None:
         raise ValueError(text)
-    return found
+    return found.astimezone(UTC)
 
 
 def _whole(value: Any) -> None:

@@ -43,22 +43,29 @@ def query(sql: str, given: Mapping[str, Any]) -> pa.RecordBatchReader:
             raise UsageError("the query: one statement is needed, such as SELECT count(*) FROM topic")
         topics, plan = _planned(database, sql, given)
     wanted, scans = _scanned(plan, sql, topics)
+    once = _each_once(sql, topics, scans)
     for name, (options, columns) in topics.items():
         columns = columns_of([one for one in columns.schema.names if one in wanted] or ["queueOffset"], options)
         reader = opened(options, columns)
         # A reader gives its rows once.
-        database.register(name, reader.read_all() if scans > len(topics) else reader)
+        database.register(name, reader if once else reader.read_all())
     with _in_one_line(duckdb):
         found = database.sql(sql)
         if found is None:  # It has no rows: COPY … TO 'file'.
             return pa.RecordBatchReader.from_batches(pa.schema([]), iter(()))
         reader = found.to_arrow_reader(_ROWS)
-    return pa.RecordBatchReader.from_batches(reader.schema, _rows(reader, duckdb, database))
+    # Each by a name of its own: the columns of a join are alike, and lines of JSON would lose one.
+    names = [
+        name if name not in reader.schema.names[:i] else f"{name}_{i}" for i, name in enumerate(reader.schema.names)
+    ]
+    schema = pa.schema([field.with_name(name) for field, name in zip(reader.schema, names, strict=True)])
+    return pa.RecordBatchReader.from_batches(schema, _rows(reader, schema, duckdb, database))
 
 
-def _rows(reader: pa.RecordBatchReader, duckdb: Any, database: Any) -> Iterator[pa.RecordBatch]:
+def _rows(reader: pa.RecordBatchReader, schema: pa.Schema, duckdb: Any, database: Any) -> Iterator[pa.RecordBatch]:
     with _in_one_line(duckdb):
-        yield from reader
+        for rows in reader:
+            yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
     database.close()
 
 
@@ -94,7 +101,8 @@ def _scanned(plan: list[dict[str, Any]], sql: str, topics: Mapping[str, Prepared
     """Return the columns that a plan takes from its tables, and how often it reads tables."""
     names = {name for made in topics.values() for name in made.columns.schema.names}
     # A column by which the reading itself filters may stand in no list, but it does in the query.
-    wanted = {name for name in names if name.lower() in sql.lower()}
+    # A pivot groups by all columns that it does not name; over no rows its plan does without.
+    wanted = {name for name in names if name.lower() in sql.lower() or "pivot" in sql.lower()}
     scans = 0
     while plan:
         node = plan.pop()
@@ -104,6 +112,15 @@ def _scanned(plan: list[dict[str, Any]], sql: str, topics: Mapping[str, Prepared
             columns = node["extra_info"].get("Projections", list(names))
             wanted.update([columns] if isinstance(columns, str) else columns)
     return wanted, scans
+
+
+def _each_once(sql: str, topics: Mapping[str, Prepared], scans: int) -> bool:
+    """Tell whether a query reads each of its topics once. A plan does not say which of them it reads twice, where it
+    leaves out another one, nor how often a step is run again.
+    """
+    if scans != len(topics) or re.search(r"\b(recursive|pivot)", sql, re.IGNORECASE):
+        return False
+    return scans == 1 or all(sql.lower().count(name.lower()) == 1 for name in topics)
 
 
 class _in_one_line:

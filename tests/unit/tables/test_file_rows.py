@@ -117,6 +117,8 @@ def test_sharding_keys_among_the_properties_count(tmp_path: Path) -> None:
         ("f.jsonl", '{"body":"x"}\n{"body":"' + "x" * ((4 << 20) + 1) + '"}', "line 2: the body has 4194305 bytes"),
         ("f.csv", "body,tag\nx,y\nx,y,z\n", "line 3 has more cells than the first line"),
         ("f.csv", b"body\n\xff\n", "is no UTF-8 text"),
+        ("f.csv", 'body\nx\n"torn', "unexpected end of data"),
+        ("f.jsonl", '{"body":"x","deliverTime":"0001-01-01T00:00:00+14:00"}', "line 1: deliverTime is"),
         ("f.csv", "tag\na\n", "line 2: there is no body"),
         ("f.csv", "body,flag\nx,1.5\n", "line 2: flag is '1.5': a whole number"),
         ("f.parquet", "no parquet at all", "is no Parquet file"),
