@@ -308,7 +308,7 @@ def test_what_stands_in_the_way_of_an_export_stays(
         part.replace(to)
 
     monkeypatch.setattr(export_module.fcntl, "flock", ends)
-    with pytest.raises(UsageError, match="another export's, which has just ended"):
+    with pytest.raises(UsageError, match="another run's, which has just ended"):
         export_topic(given, to, overwrite=True)
     assert to.read_text() == "whole"
 
@@ -390,7 +390,10 @@ def test_an_import_goes_on_where_it_ended(
 def test_an_import_of_a_file_that_changed(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     at, file = ("--namesrv", cluster.namesrv), tmp_path / "f.jsonl"
     file.write_text('{"body":"1"}\n')
-    import_file.Import(file, "orders-1", cluster.namesrv, same_queues=False, anew=False)
+    with import_file.Import(file, "orders-1", cluster.namesrv, same_queues=False, anew=False):
+        # Twice at once each row would be sent twice.
+        said = run(capsys, "import", str(file), "--topic", "orders-1", *at, code=1)
+        assert "f.jsonl.orders-1.sent.lock is in use by another run" in said
     file.write_text('{"body":"1"}\n{"body":"2"}\n')
     said = run(capsys, "import", str(file), "--topic", "orders-1", *at, code=1)
     assert "f.jsonl.orders-1.sent is of another file or cluster: --anew sends all of this one" in said

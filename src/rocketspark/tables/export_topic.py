@@ -82,7 +82,7 @@ def export_topic(
     kind = file_rows.format_of(to)
     _check_is_free(to, overwrite)
     made = prepared(given)
-    with _locked(to.with_name(f"{to.name}.part")) as file:
+    with locked(to.with_name(f"{to.name}.part")) as file:
         _check_is_free(to, overwrite)  # Another run may have ended just now.
         return _Export(file, to, kind, made, times, tell or (lambda looked_at, of: None)).run()
 
@@ -95,8 +95,8 @@ def _check_is_free(to: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def _locked(part: Path) -> Iterator[io.FileIO]:
-    """Open a part, which nobody else writes meanwhile."""
+def locked(part: Path) -> Iterator[io.FileIO]:
+    """Open a part, or make an empty one, which nobody else does meanwhile; it is removed if it is empty in the end."""
     if part.is_symlink() or (part.exists() and not part.is_file()):
         raise UsageError(f"{shown(str(part))} is no plain file: remove it, or give another name")
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -104,15 +104,22 @@ def _locked(part: Path) -> Iterator[io.FileIO]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"{shown(str(part))} is being written by another export: let it end, or stop it") from None
-        if not (part.exists() and os.path.samestat(os.fstat(file.fileno()), part.stat())):
+            raise UsageError(f"{shown(str(part))} is in use by another run: let it end, or stop it") from None
+        if not _is_of(part, file):
             # What was opened is a whole file by now.
-            raise UsageError(f"{shown(str(part))} was another export's, which has just ended: try again")
+            raise UsageError(f"{shown(str(part))} was another run's, which has just ended: try again")
         try:
             yield file
         finally:
-            if not os.fstat(file.fileno()).st_size:
-                part.unlink(missing_ok=True)  # Nothing came of it.
+            if _is_of(part, file) and not os.fstat(file.fileno()).st_size:
+                part.unlink()  # Nothing came of it.
+
+
+def _is_of(path: Path, file: io.FileIO) -> bool:
+    """Tell whether an open file still has a name."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
 
 
 class _Export:

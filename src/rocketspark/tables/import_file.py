@@ -5,6 +5,7 @@ run goes on behind them; what a kill leaves unnoted is sent again.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ import pyarrow as pa
 from rocketspark.errors import UsageError
 from rocketspark.model.text import shown
 from rocketspark.tables import file_rows
-from rocketspark.tables.export_topic import replace
+from rocketspark.tables.export_topic import locked, replace
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -26,8 +27,8 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class Import:
-    """The rows of a file that are still to be sent to a topic. Raises UsageError for a file that changed since, and
-    OSError.
+    """The rows of a file that are still to be sent to a topic, within a `with` block. Raises UsageError for a file that
+    changed since, or that another run sends there now, and OSError.
 
     `rows`: how many are stored, in all runs; `rows_now`: by this one; `continued`: by those before. `same_queues`: rows
     keep their column queueId; `anew`: earlier runs are forgotten.
@@ -39,7 +40,21 @@ class Import:
         self._path, self._same_queues = path, same_queues
         self._beside = path.with_name(f"{path.name}.{topic}.sent")
         self._note = Note(now.st_size, now.st_mtime_ns, namesrv, 0)
-        if not anew and (found := self._found()) is not None:
+        self._anew, self.continued = anew, 0
+        self._alone = ExitStack()
+
+    def __enter__(self) -> Import:
+        with ExitStack() as alone:
+            alone.enter_context(locked(self._beside.with_name(f"{self._beside.name}.lock")))
+            self._begin()
+            self._alone = alone.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._alone.close()
+
+    def _begin(self) -> None:
+        if not self._anew and (found := self._found()) is not None:
             if msgspec.structs.replace(found, rows=0) != self._note:
                 raise UsageError(
                     f"{shown(str(self._beside))} is of another file or cluster: --anew sends all of this one"

@@ -144,7 +144,7 @@ def import_(
     sending = Import(file, topic, at.namesrv, same_queues=same_queues, anew=anew)
     from rocketspark.spark.write.batch_sender import send_rows
 
-    with _progress("messages") as tell:
+    with sending, _progress("messages") as tell:
         for batch in sending.batches(min(SENT_ROWS, rate or SENT_ROWS)):
             first = sending.rows + 1
             try:
@@ -155,7 +155,7 @@ def import_(
             tell(sending.rows, 0)
             if rate is not None:
                 time.sleep(max(0.0, began_s + sending.rows_now / rate - time.monotonic()))
-    sending.done()
+        sending.done()
     seconds = time.monotonic() - began_s
     if json:
         result = {"file": str(file), "topic": topic, "sent": sending.rows_now, "continued": sending.continued}
