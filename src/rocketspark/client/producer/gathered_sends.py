@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextvars import Context
+from copy import copy
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from rocketspark.client.producer.prepared_message import PackingSettings, proper
 from rocketspark.client.producer.program_end import cancelled_sends
 from rocketspark.client.results import SendResult
 from rocketspark.client.validators import RETRY_PREFIX, check_target
+from rocketspark.errors import RocketSparkError
 from rocketspark.model import Message, MessageQueue
 from rocketspark.model.namespace import wrap
 from rocketspark.protocol.message import batch
@@ -141,6 +143,10 @@ class BatchOutcome(msgspec.Struct, eq=False):
             result.status, message_id, places[number], result.queue, result.queue_offset + number, message_id
         )
 
+    def own_error(self) -> BaseException | None:
+        """Return the error for one caller: each raise adds to an error's traceback."""
+        return copy(self.error) if isinstance(self.error, RocketSparkError) else self.error
+
     def tell(self, sends: Iterable[Gatherable]) -> None:
         """Give each message's caller its part; called once, on the loop."""
         for number, send in enumerate(sends):
@@ -200,8 +206,9 @@ class AwaitedPart(msgspec.Struct, eq=False):
                 raise
         outcome, self._outcome = self._outcome, None
         assert outcome is not None
-        error = outcome.error
-        if error is not None:
+        if outcome.error is not None:
+            error = outcome.own_error()
+            assert error is not None
             try:
                 raise error
             finally:

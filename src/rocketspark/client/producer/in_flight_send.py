@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Collection, Hashable, Sequence
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -233,7 +234,8 @@ class InFlightSend(msgspec.Struct, eq=False):
             self._wait_no_more()
             self.drive()
         else:
-            self.finish(None, error)
+            # Its own: others waited for the same.
+            self.finish(None, copy(error) if isinstance(error, RocketSparkError) else error)
 
     def _be_late(self) -> None:
         """End the wait, as its time is over."""
@@ -475,7 +477,7 @@ class InFlightSend(msgspec.Struct, eq=False):
 
     def take_part(self, outcome: BatchOutcome, number: int) -> None:
         """End the send as one message of a batch, which has ended."""
-        self.finish(outcome.part(number), outcome.error)
+        self.finish(outcome.part(number), outcome.own_error())
 
     def refuse(self, error: BaseException) -> None:
         """End the send with an error, as its loop has ended or the send could not begin."""

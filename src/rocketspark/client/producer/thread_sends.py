@@ -414,7 +414,8 @@ class FuturePart(msgspec.Struct, eq=False):
         """Give the future its part of a batch's outcome; its result is made of that when somebody asks for it."""
         future = self.future
         future.room.leave()
-        future._exception = outcome.error
+        if outcome.error is not None:
+            future._exception = outcome.own_error()
         future._told = (outcome, number)
         if future._finish():
             outcome.called.append(future)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,12 +15,12 @@ from hypothesis import strategies as st
 from tests.unit.client.fake import Fake, in_loop, until
 from tests.unit.client.producer.test_producer import SEND
 
-from rocketspark.client import AsyncProducer
+from rocketspark.client import AsyncProducer, Producer
 from rocketspark.client.producer.accumulator import Gathered
 from rocketspark.client.producer.gathered_sends import AwaitedPart, BatchOutcome, encode
 from rocketspark.client.producer.prepared_message import PackingSettings, pack, pack_batch
 from rocketspark.client.results import SendResult, SendStatus
-from rocketspark.errors import MessageIllegal, NotSent, StateError
+from rocketspark.errors import MessageIllegal, NotSent, RocketSparkError, StateError
 from rocketspark.model import Message, MessageQueue
 from rocketspark.model.text import string_hash
 from rocketspark.protocol.codes import RequestCode
@@ -295,6 +296,55 @@ def test_an_awaited_part_is_a_future_to_its_task(kind: Any) -> None:
             await failed
 
     asyncio.run(main())
+
+
+def frames_of(error: BaseException | None) -> int:
+    assert error is not None
+    return len(traceback.extract_tb(error.__traceback__))
+
+
+@pytest.mark.parametrize(
+    ("topic", "linger_ms", "fields"),
+    [
+        ("t", 0, {}),
+        ("t", 0, {"queue": MessageQueue("t", "broker-a", 0)}),
+        ("none", 0, {"sharding_key": "k"}),
+        ("none", None, {}),
+    ],
+)
+def test_what_fails_together_has_errors_of_its_own(topic: str, linger_ms: float | None, fields: Any) -> None:
+    """Each raise adds to an error's traceback: with one for all, that of the last names every caller."""
+    errors: list[BaseException] = []
+
+    @in_loop
+    async def tasks() -> None:
+        async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg", linger_ms=linger_ms) as producer:
+            fake.broker.rules[BATCH] = fake.broker.rules[SEND] = lambda header, body: (13, "no")
+            found = await asyncio.gather(
+                *(producer.send(topic, b"x", **fields) for _ in range(9)), return_exceptions=True
+            )
+            errors.extend(each for each in found if isinstance(each, RocketSparkError))
+
+    @in_loop
+    async def threads() -> None:
+        async with Fake(t=1) as fake:
+            fake.broker.rules[BATCH] = fake.broker.rules[SEND] = lambda header, body: (13, "no")
+
+            def send() -> None:
+                with Producer(fake.namesrv, "pg", linger_ms=linger_ms) as producer:
+                    for future in [producer.send_future(topic, b"x", **fields) for _ in range(9)]:
+                        with pytest.raises(RocketSparkError) as caught:
+                            future.result(60)
+                        errors.append(caught.value)
+
+            await asyncio.to_thread(send)
+
+    for way in (tasks, threads):
+        errors.clear()
+        way()
+        assert len({id(error) for error in errors}) == 9
+        assert len({frames_of(error) for error in errors}) == 1
+        assert len({(type(error), type(error.__cause__), error.retriable) for error in errors}) == 1  # type: ignore[attr-defined]
 
 
 def test_who_ends_the_loop_takes_no_other_along() -> None:
