@@ -270,6 +270,35 @@ def test_a_part_of_another_export_and_a_file_that_is_there(
     assert len(to.read_text("utf-8").splitlines()) == COUNT + 10
 
 
+def test_an_export_takes_nothing_of_a_topic_that_was_made_anew(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"namesrv": cluster.namesrv, "topic": "anew-1", "columns": "body"}
+    to, whole = tmp_path / "f.csv", batch.read
+
+    def ends(*how: Any) -> Iterator[Any]:
+        yield from whole(*how)
+        raise Ended
+
+    def make(body: bytes, count: int) -> None:
+        create(cluster, "anew-1")
+        with Producer(cluster.namesrv) as producer:
+            for queue in producer.queues("anew-1"):
+                producer.send_batch([Message(topic="anew-1", body=body)] * count, queue=queue)
+
+    make(b"old", 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(batch, "read", ends)
+        with pytest.raises(Ended):
+            export_topic(given, to)
+    assert main.run(["topic", "delete", "anew-1", "--yes", "--namesrv", cluster.namesrv]) == 0
+    make(b"new", 5)
+    with pytest.raises(DataLost, match="anew-1"):
+        export_topic(given, to)
+    assert export_topic(given | {"failOnDataLoss": "false"}, to).rows == 3
+    assert "new" not in to.read_text()
+
+
 def test_what_stands_in_the_way_of_an_export_stays(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from rocketspark.tables.offset_ranges import OffsetRange, to_json
 from rocketspark.tables.option_values import AtTime
 from rocketspark.tables.options import ReadOptions
 from rocketspark.tables.read import batch
+from rocketspark.tables.read.partitions import QueuePartition
 from rocketspark.tables.read_table import Prepared, prepared
 
 # How often it is noted how far the rows on the disk reach: what a kill costs.
@@ -50,18 +51,18 @@ class Reached(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct):
-    """What is noted beside a part: which export it is of, its queues with their first and last offsets, and how far it
-    goes.
+    """What is noted beside a part: which export it is of, its queues with their first and last offsets and the end of
+    their log, and how far it goes.
     """
 
     asked: str
-    queues: list[tuple[str, str, int, int, int]]
+    queues: list[tuple[str, str, int, int, int, int | None]]
     reached: Reached
 
     @property
     def ranges(self) -> list[OffsetRange]:
         """The queues with their offsets."""
-        return [OffsetRange(MessageQueue(*queue), first, end) for *queue, first, end in self.queues]  # type: ignore[arg-type]
+        return [OffsetRange(MessageQueue(*queue), first, end) for *queue, first, end, _ in self.queues]  # type: ignore[arg-type]
 
 
 class Exported(NamedTuple):
@@ -208,6 +209,9 @@ class _Export:
         for partition in partitions:
             source = partition.source
             index = index_of[source.queue]
+            if isinstance(partition, QueuePartition) and None not in (partition.log_end, self._note.queues[index][-1]):
+                # What lies behind it in the log is of a topic that was made anew since the first run.
+                partition.log_end = self._note.queues[index][-1]
             for rows in batch.read(partition, columns, self._made.options):
                 after = rows.column("queueOffset")[rows.num_rows - 1].as_py() + 1
                 self._write(self._encode(rows.select(names)), rows.num_rows, index, after)
@@ -266,13 +270,16 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def _queues(partitions: list[batch.Partition]) -> list[tuple[str, str, int, int, int]]:
-    """Return the queues that partitions read, with the first and the last offset, in the order in which they come."""
-    found: dict[MessageQueue, tuple[int, int]] = {}
+def _queues(partitions: list[batch.Partition]) -> list[tuple[str, str, int, int, int, int | None]]:
+    """Return the queues that partitions read, with the first and the last offset and the end of their log, in the order
+    in which they come.
+    """
+    found: dict[MessageQueue, tuple[int, int, int | None]] = {}
     for partition in partitions:
         queue, first, end = partition.source
-        found[queue] = (found.get(queue, (first, end))[0], end)
-    return [(q.topic, q.broker_name, q.queue_id, first, end) for q, (first, end) in found.items()]
+        log_end = partition.log_end if isinstance(partition, QueuePartition) else None
+        found[queue] = (found.get(queue, (first,))[0], end, log_end)
+    return [(q.topic, q.broker_name, q.queue_id, *how) for q, how in found.items()]
 
 
 def _remaining(note: Note) -> list[OffsetRange]:
