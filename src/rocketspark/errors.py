@@ -62,7 +62,7 @@ class RocketSparkError(Exception):
         made = self.__new__(type(self), *self.args)
         made.__dict__.update(self.__dict__)
         made.__cause__, made.__suppress_context__ = self.__cause__, self.__suppress_context__
-        return made
+        return made.with_traceback(self.__traceback__)
 
 
 def _bare(kind: type[RocketSparkError], *args: Any) -> RocketSparkError:

@@ -5,7 +5,10 @@ nothing.
 from __future__ import annotations
 
 import asyncio
+from copy import copy
 from typing import TypeVar
+
+from rocketspark.errors import RocketSparkError
 
 T = TypeVar("T")
 
@@ -26,4 +29,8 @@ async def outcome_of(task: asyncio.Future[T]) -> T:
 
         task.add_done_callback(wake)
         await waiter
+    error = None if task.cancelled() else task.exception()
+    if isinstance(error, RocketSparkError):
+        # A copy: each raise adds to an error's traceback.
+        raise copy(error)
     return task.result()

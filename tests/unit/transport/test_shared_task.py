@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from typing import Any
 
 import pytest
 from tests.unit.client.fake import in_loop
 
+from rocketspark.errors import SendFailed
 from rocketspark.transport.shared_task import outcome_of
 
 pytestmark = pytest.mark.shows("60,000 small sends at once on one connection")
@@ -36,6 +38,21 @@ async def test_all_get_the_outcome_and_who_gives_up_looks_through_no_others() ->
     shared.set_result("here")
     assert await asyncio.gather(*waiting[50:]) == ["here"] * 50
     assert await outcome_of(shared) == "here"
+
+
+@in_loop
+async def test_each_has_an_error_of_its_own_whose_traceback_does_not_grow() -> None:
+    async def fail() -> None:
+        raise SendFailed("t", OSError("gone"), attempts=1, brokers=("a",), cost_ms=1)
+
+    shared = asyncio.ensure_future(fail())
+    errors = await asyncio.gather(*(outcome_of(shared) for _ in range(9)), return_exceptions=True)
+    assert len({id(error) for error in errors}) == 9
+    for error in errors:
+        assert isinstance(error, SendFailed)
+        assert isinstance(error.__cause__, OSError)
+        names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        assert names == ["outcome_of", "fail"]
 
 
 @in_loop
