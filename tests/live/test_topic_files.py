@@ -20,7 +20,7 @@ from rocketspark import Message, Producer, PullConsumer, ReceivedMessage, read_b
 from rocketspark.arrow.columns import COLUMNS  # noqa: E402
 from rocketspark.arrow.row_by_row import VALUES  # noqa: E402
 from rocketspark.cli import main  # noqa: E402
-from rocketspark.errors import ConfigError, RouteNotFound, UsageError  # noqa: E402
+from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound, UsageError  # noqa: E402
 from rocketspark.tables import export_topic as export_module  # noqa: E402
 from rocketspark.tables import import_file  # noqa: E402
 from rocketspark.tables.export_topic import export_topic  # noqa: E402
@@ -268,6 +268,16 @@ def test_a_part_of_another_export_and_a_file_that_is_there(
     # The runs may differ in what they do about messages that are gone.
     assert export_topic(given | {"failOnDataLoss": "false"}, to, overwrite=True).rows == COUNT + 10
     assert len(to.read_text("utf-8").splitlines()) == COUNT + 10
+    for name, first, other in (
+        ("g.csv", {"decode": "json", "decodeSchema": "id INT", "columns": "value"}, {"decodeMode": "dropmalformed"}),
+        ("h.csv", {"startingOffsets": "committed", "committedGroup": "g1"}, {"committedGroup": "g2"}),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(batch, "read", ends)
+            with pytest.raises(Ended):
+                export_topic(given | first, tmp_path / name)
+        with pytest.raises(UsageError, match="is of another export"):
+            export_topic(given | first | other, tmp_path / name)
 
 
 def test_an_export_takes_nothing_of_a_topic_that_was_made_anew(
@@ -437,8 +447,16 @@ def test_messages_that_are_gone(cluster: Cluster) -> None:
     assert read_table(cluster.namesrv, "orders-1", start=first, end=first, fail_on_data_loss=False).num_rows > 0
 
 
+def loses(*how: Any) -> Iterator[Any]:
+    """As batch.read, of a topic that is being removed."""
+    raise RocketSparkError("these are gone")
+    yield
+
+
 @pytest.mark.shows("rocketspark query: SQL over topics by DuckDB, which reads only the columns that it needs")
-def test_a_query(cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pytest.importorskip("duckdb")
     at = ("--namesrv", cluster.namesrv)
     create(cluster, "none")
@@ -474,6 +492,14 @@ def test_a_query(cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypat
     assert ask('SELECT max(value.id) AS m FROM "orders-1"', *stores, "-o", "decode=json") == [{"m": 118}]
     table = run(capsys, "query", 'SELECT tag, count(*) AS n FROM "orders-1" GROUP BY tag ORDER BY n DESC', *at)
     assert table.split()[:2] == ["tag", "n"]
+    with monkeypatch.context() as patched:
+        patched.setattr(batch, "read", loses)
+        for sql in (
+            'SELECT count(*) FROM "orders-1"',
+            'FROM "orders-1"',
+            f"COPY (FROM \"orders-1\") TO '{tmp_path}/f.csv'",
+        ):
+            assert run(capsys, "query", sql, *at, code=1) == "error: these are gone\n"
     for sql, said in (
         ("SELEC 1", "Parser Error"),
         ('SELECT nope FROM "orders-1"', 'column "nope" not found'),

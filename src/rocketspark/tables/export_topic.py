@@ -25,7 +25,7 @@ from rocketspark.model.text import shown
 from rocketspark.tables import file_rows
 from rocketspark.tables.columns import columns_of
 from rocketspark.tables.offset_ranges import OffsetRange, to_json
-from rocketspark.tables.option_values import AtTime
+from rocketspark.tables.option_values import COMMITTED, AtTime
 from rocketspark.tables.options import ReadOptions
 from rocketspark.tables.read import batch
 from rocketspark.tables.read.partitions import QueuePartition
@@ -165,7 +165,9 @@ class _Export:
         what = (options.topics, options.topic_pattern, options.assigned, places, self._times)
         # What is done about messages that are gone, and bad bodies, a later run may say otherwise.
         how = (options.tags, options.sql, options.key, options.store, options.access.namespace)
-        return repr((self._kind, what, how, options.namesrv, str(self._schema)))
+        group = options.committed_group if COMMITTED in places else None
+        decoded = options.decode and (options.decode.format, options.decode.mode)
+        return repr((self._kind, what, how, group, decoded, options.namesrv, str(self._schema)))
 
     def _found(self) -> Note | None:
         """Return what is noted of an earlier run; None if this is the first."""

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rocketspark.errors import ConfigError, UsageError
+from rocketspark.errors import ConfigError, RocketSparkError, UsageError
 from rocketspark.model.text import shown
 from rocketspark.tables.columns import columns_of
 from rocketspark.tables.read_table import Prepared, opened, prepared
@@ -44,12 +44,13 @@ def query(sql: str, given: Mapping[str, Any]) -> pa.RecordBatchReader:
         topics, plan = _planned(database, sql, given)
     wanted, scans = _scanned(plan, sql, topics)
     once = _each_once(sql, topics, scans)
+    failed: list[RocketSparkError] = []
     for name, (options, columns) in topics.items():
         columns = columns_of([one for one in columns.schema.names if one in wanted] or ["queueOffset"], options)
         reader = opened(options, columns)
         # A reader gives its rows once.
-        database.register(name, reader if once else reader.read_all())
-    with _in_one_line(duckdb):
+        database.register(name, _telling(reader, failed) if once else reader.read_all())
+    with _in_one_line(duckdb, failed):
         found = database.sql(sql)
         if found is None:  # It has no rows: COPY … TO 'file'.
             return pa.RecordBatchReader.from_batches(pa.schema([]), iter(()))
@@ -59,11 +60,26 @@ def query(sql: str, given: Mapping[str, Any]) -> pa.RecordBatchReader:
         name if name not in reader.schema.names[:i] else f"{name}_{i}" for i, name in enumerate(reader.schema.names)
     ]
     schema = pa.schema([field.with_name(name) for field, name in zip(reader.schema, names, strict=True)])
-    return pa.RecordBatchReader.from_batches(schema, _rows(reader, schema, duckdb, database))
+    return pa.RecordBatchReader.from_batches(schema, _rows(reader, schema, _in_one_line(duckdb, failed), database))
 
 
-def _rows(reader: pa.RecordBatchReader, schema: pa.Schema, duckdb: Any, database: Any) -> Iterator[pa.RecordBatch]:
-    with _in_one_line(duckdb):
+def _telling(reader: pa.RecordBatchReader, failed: list[RocketSparkError]) -> pa.RecordBatchReader:
+    """Return a reader that keeps its error: DuckDB makes a text of it, with a traceback."""
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from reader
+        except RocketSparkError as e:
+            failed.append(e)
+            raise
+
+    return pa.RecordBatchReader.from_batches(reader.schema, rows())
+
+
+def _rows(
+    reader: pa.RecordBatchReader, schema: pa.Schema, telling: _in_one_line, database: Any
+) -> Iterator[pa.RecordBatch]:
+    with telling:
         for rows in reader:
             yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
     database.close()
@@ -124,14 +140,16 @@ def _each_once(sql: str, topics: Mapping[str, Prepared], scans: int) -> bool:
 
 
 class _in_one_line:
-    """Turns DuckDB's errors into UsageError with one line."""
+    """Turns DuckDB's errors into UsageError with one line, or into what a read `failed` with."""
 
-    def __init__(self, duckdb: Any) -> None:
-        self._kind = duckdb.Error
+    def __init__(self, duckdb: Any, failed: Sequence[RocketSparkError] = ()) -> None:
+        self._kind, self._failed = duckdb.Error, failed
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self._failed:
+            raise self._failed[0] from None
         if isinstance(error, self._kind):
             raise UsageError(f"the query: {shown(' '.join(str(error).split()))}") from None
