@@ -9,16 +9,19 @@ from __future__ import annotations
 import argparse
 import json
 import selectors
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from bench import java_client
+from bench.allocations import bytes_each
 from bench.fill import create_topic, fill
+from bench.intended import Result
 from bench.peers import Servers, both, cpu_seconds, end_rows
 from bench.plan import Plan
 from bench.report import Figure, Row, progress, rates_row, show, values_row
@@ -83,11 +86,29 @@ class Client:
 
     def __init__(self, name: str, command: list[str], log_path: Path) -> None:
         self._name = name
+        self._command = command
         self._log_path = log_path
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+        self.pid = self._process.pid
 
-    def round(self, amount: float) -> dict[str, float]:
+    def round_of(self, amount: float, server_pid: int) -> Result:
+        """Measure one round, with the processor seconds that it took the client and its server."""
+        server_s, client_s = cpu_seconds(server_pid), cpu_seconds(self.pid)
+        result = self.round(amount)
+        return result | {
+            "server_cpu_s": cpu_seconds(server_pid) - server_s,
+            "client_cpu_s": cpu_seconds(self.pid) - client_s,
+        }
+
+    def note_bytes(self, amount: float, results: list[Result]) -> None:
+        """Note in the results of rounds how many bytes such a client asked for, as bench.allocations counts them."""
+        progress(f"{self._name}: allocations")
+        found = bytes_each(self._command, self._log_path.with_suffix(".allocations"), amount / 5, amount)
+        for result in results if found is not None else ():
+            result["allocated"] = found * result["count"]
+
+    def round(self, amount: float) -> Result:
         """Measure one round."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -103,7 +124,7 @@ class Client:
         line = self._process.stdout.readline()
         if not line:
             self._fail("ended")
-        result: dict[str, float] = json.loads(line)
+        result: Result = json.loads(line)
         if result.get("failed"):
             print(f"  {self._name}: {result['failed']:.0f} sends failed, not counted", flush=True)
         if "seconds" in result:
@@ -140,16 +161,19 @@ def client(name: str, command: list[str], folder: Path) -> Iterator[Client]:
         process.close()
 
 
-def measure(case: Case, mine: Servers, java: Servers, folder: Path, runs: int, cross: bool) -> list[Row]:
-    """One case: every way in turn, `runs` times."""
+def measure(
+    case: Case, mine: Servers, java: Servers | None, folder: Path, runs: int, cross: bool, count_bytes: bool = True
+) -> list[Row]:
+    """One case: every way in turn, `runs` times; without the Java client where there is none of its brokers."""
     with ExitStack() as stack:
         window = str(case.window)
         clients: dict[str, Client] = {}
         for name, way in case.rows:
             command = [sys.executable, "-m", "bench.perf", mine.namesrv, case.topic, way, window]
             clients[name] = stack.enter_context(client(name, command, folder))
-        command = java_client.command(folder, java.namesrv, case.topic, case.java, window)
-        clients[JAVA] = stack.enter_context(client("the Java client", command, folder))
+        if java is not None:
+            command = java_client.command(folder, java.namesrv, case.topic, case.java, window)
+            clients[JAVA] = stack.enter_context(client("the Java client", command, folder))
         on_ours = "  Java client on our broker"
         if cross:
             command = java_client.command(folder, mine.namesrv, case.topic, case.java, window)
@@ -157,36 +181,56 @@ def measure(case: Case, mine: Servers, java: Servers, folder: Path, runs: int, c
         for name, each in clients.items():
             progress(f"{case.topic}: first round, {name.strip()}")
             each.round(case.first)
-        results: dict[str, list[dict[str, float]]] = {name: [] for name in clients}
+        results: dict[str, list[Result]] = {name: [] for name in clients}
         for number in range(runs):
             for name, each in clients.items():
                 progress(f"{case.topic}: round {number + 1} of {runs}, {name.strip()}")
-                pid = (java if name == JAVA else mine).pid
-                before = cpu_seconds(pid)
-                result = each.round(case.amount)
-                results[name].append(result | {"server_cpu_s": cpu_seconds(pid) - before})
-    rows = []
-    for what in case.measures:
-        for name in clients:
-            if name != JAVA:
-                rows.append(result_row(name, what, results[name], results[JAVA]))
-    return rows
+                server = java if name == JAVA and java is not None else mine
+                results[name].append(each.round_of(case.amount, server.pid))
+        if count_bytes:
+            for name, _ in case.rows:
+                clients[name].note_bytes(case.amount, results[name])
+    ways = [result_rows(name, case.measures, results[name], results.get(JAVA)) for name in clients if name != JAVA]
+    # Measure by measure.
+    return [row for of_measure in zip(*ways, strict=True) for row in of_measure]
 
 
-def result_row(name: str, what: str, results: list[dict[str, float]], java: list[dict[str, float]]) -> Row:
-    """The row of one measure of the rounds of ours and of the peer."""
-    rounds = list(zip(results, java, strict=True))
+def result_row(name: str, what: str, results: list[Result], peers: list[Result] | None) -> Row:
+    """The row of one measure of the rounds of ours and of the peer; None: there is no peer."""
+    rounds = list(zip(results, peers or [None] * len(results), strict=True))
     if what == "rate":
-        return rates_row(name, "msg/s", [(_figure(r), _figure(j)) for r, j in rounds])
+        return rates_row(name, "msg/s", [(_figure(r), _figure(p) if p else None) for r, p in rounds])
     unit, label = {
         "first_ms": ("ms", ": first message"),
         "p50_us": ("us", ": p50"),
         "p99_us": ("us", ": p99"),
+        "p999_us": ("us", ": p99.9"),
     }[what]
-    return values_row(name + label, unit, [(r[what], j[what]) for r, j in rounds], less_is_better=True)
+    return values_row(name + label, unit, [(r[what], p[what] if p else None) for r, p in rounds], less_is_better=True)
 
 
-def _figure(result: dict[str, float]) -> Figure:
+def result_rows(name: str, measures: tuple[str, ...], results: list[Result], peers: list[Result] | None) -> list[Row]:
+    """The rows of a way's measures; the first has what a message cost."""
+    first, *others = [result_row(name, what, results, peers) for what in measures]
+    theirs = peers or []
+    first = first._replace(
+        us_each=each_of(results, "server_cpu_s", 1e6),
+        peer_us_each=each_of(theirs, "server_cpu_s", 1e6),
+        client_us=each_of(results, "client_cpu_s", 1e6),
+        peer_client_us=each_of(theirs, "client_cpu_s", 1e6),
+        client_bytes=each_of(results, "allocated"),
+        peer_client_bytes=each_of(theirs, "allocated"),
+    )
+    return [first, *others]
+
+
+def each_of(results: Sequence[Result], what: str, factor: float = 1.0) -> float | None:
+    """The median of what the rounds that tell it took of it for each message; None if none does."""
+    found = [factor * r[what] / r["count"] for r in results if what in r and r["count"]]
+    return statistics.median(found) if found else None
+
+
+def _figure(result: Result) -> Figure:
     # The processor seconds are of the whole round, the start and the end of the client included.
     return Figure(int(result["count"]), result["seconds"], result["server_cpu_s"])
 
@@ -201,6 +245,7 @@ def run(plan: Plan) -> list[Row]:
         seconds=plan.of(1.0, 0.5, 0.05),
         latency_count=plan.of(1000, 300, 20),
         cross=with_cross,
+        count_bytes=plan.size == "full",
     )
 
 
@@ -212,10 +257,11 @@ def measure_all(
     seconds: float = SEND_S,
     latency_count: int = LATENCY_COUNT,
     cross: tuple[str, ...] = (),
+    count_bytes: bool = True,
 ) -> list[Row]:
     """Every case, or those of `only`: one row for each of our ways, the Java pair beside it.
 
-    `cross`: the cases in which the Java client on our broker is measured too.
+    `cross`: the cases in which the Java client on our broker is measured too; `count_bytes`: what our clients allocate.
     """
     rows: list[Row] = []
     java_client.compiled()
@@ -232,7 +278,7 @@ def measure_all(
                     create_topic(servers.broker, case.topic, QUEUES)
             folder = Path(temporary) / name
             folder.mkdir()
-            found = measure(case, mine, java, folder, runs, name in cross)
+            found = measure(case, mine, java, folder, runs, name in cross, count_bytes)
             show(found, heading=not rows)
             rows += found
         ends = end_rows(mine, java)

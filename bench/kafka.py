@@ -13,11 +13,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.client import Client, client, result_row
+from bench.client import Client, client, result_rows
 from bench.fill import create_topic, fill
+from bench.intended import Result
 from bench.kafka_broker import fetched_clients, kafka
 from bench.kafka_perf import QUEUES
-from bench.peers import Servers, both, cpu_seconds, end_rows
+from bench.peers import Servers, both, end_rows
 from bench.plan import Plan
 from bench.report import Row, progress, show
 
@@ -94,7 +95,7 @@ def kafka_client(
 
 
 def measure(
-    name: str, case: Case, mine: Servers, theirs: Servers, packages: Path, folder: Path, runs: int
+    name: str, case: Case, mine: Servers, theirs: Servers, packages: Path, folder: Path, runs: int, count_bytes: bool
 ) -> list[Row]:
     """One case: ours and each of Kafka's clients in turn, `runs` times."""
     with ExitStack() as stack:
@@ -108,19 +109,19 @@ def measure(
         for (peer, ours), each in clients.items():
             progress(f"{case.name}: first round, {'ours' if ours else peer}")
             each.round(case.first)
-        results: dict[tuple[str, bool], list[dict[str, float]]] = {key: [] for key in clients}
+        results: dict[tuple[str, bool], list[Result]] = {key: [] for key in clients}
         for number in range(runs):
             for key, each in clients.items():
                 progress(f"{case.name}: round {number + 1} of {runs}, {'ours' if key[1] else key[0]}")
-                pid = (mine if key[1] else theirs).pid
-                before = cpu_seconds(pid)
-                result = each.round(case.amount)
-                results[key].append(result | {"server_cpu_s": cpu_seconds(pid) - before})
-    return [
-        result_row(f"{case.name}, {PEERS[peer]}", what, results[peer, True], results[peer, False])
-        for what in case.measures
+                results[key].append(each.round_of(case.amount, (mine if key[1] else theirs).pid))
+        if count_bytes:
+            for key, each in clients.items():
+                each.note_bytes(case.amount, results[key])
+    ways = [
+        result_rows(f"{case.name}, {PEERS[peer]}", case.measures, results[peer, True], results[peer, False])
         for peer in case.ways
     ]
+    return [row for of_measure in zip(*ways, strict=True) for row in of_measure]
 
 
 def run(plan: Plan) -> list[Row]:
@@ -142,7 +143,7 @@ def run(plan: Plan) -> list[Row]:
             with kafka_client(packages, theirs, topic, "fill", 1, folder) as filling:
                 filling.round(count)
         for name, case in cases(consume_count, plan.of(0.7, 0.4, 0.05), plan.of(500, 200, 20)).items():
-            found = measure(name, case, mine, theirs, packages, folder, plan.rounds())
+            found = measure(name, case, mine, theirs, packages, folder, plan.rounds(), plan.size == "full")
             show(found, heading=not rows, peer="kafka")
             rows += found
         ends = end_rows(mine, theirs)

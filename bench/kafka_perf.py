@@ -1,25 +1,26 @@
 """What Kafka's Python clients do in a second: python -m bench.kafka_perf BROKER TOPIC CASE [WINDOW].
 
-Cases: confluent-sync, -batch (WINDOW in flight), -consume and -latency; the same of aiokafka; fill makes the topic and
-writes as many messages as a round says. Rounds and answers are those of bench.perf; everything is at its default but
-for acks=1.
+Cases: confluent-sync, -batch (WINDOW in flight), -consume and -latency; the same of aiokafka; confluent-open-at-once
+and -open-gathered (WINDOW a second, whatever the replies take); fill makes the topic and writes as many messages as a
+round says. Rounds and answers are those of bench.perf; everything is at its default but for acks=1.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import threading
 import time
 from typing import Any
 
+from bench.intended import OpenLoop, Result
 from bench.perf import (
     BODY,
     ROUND_S_MAX,
     Arrivals,
     Cases,
     Latencies,
-    Result,
     new_group,
     paced,
     paced_async,
@@ -114,6 +115,45 @@ def confluent_batch(broker: str, topic: str, window: int) -> None:
         return rate(count - failed_count - left, started, failed_count + left)
 
     serve(round_of)
+
+
+def confluent_open(broker: str, topic: str, window: int, options: dict[str, Any] | None = None) -> None:
+    """That many sends a second by one thread, callbacks by another that polls; gathered as by default."""
+    producer = confluent_producer(broker, **(options or {}))
+    closed = threading.Event()
+
+    def poll() -> None:
+        while not closed.is_set():
+            producer.poll(0.1)
+
+    def round_of(seconds: float) -> Result:
+        loop = OpenLoop(window, seconds)
+
+        def ended(number: int, error: Any, _: Any) -> None:
+            loop.ended(number, error)
+
+        def send(number: int) -> None:
+            while True:
+                try:
+                    return producer.produce(topic, BODY, on_delivery=functools.partial(ended, number))
+                except BufferError:
+                    time.sleep(0.001)  # Its queue is full.
+
+        loop.drive(send)
+        return loop.result()
+
+    poller = threading.Thread(target=poll)
+    poller.start()
+    try:
+        serve(round_of)
+    finally:
+        closed.set()
+        poller.join()
+
+
+def confluent_open_at_once(broker: str, topic: str, window: int) -> None:
+    """The same without lingering."""
+    confluent_open(broker, topic, window, {"linger.ms": 0})
 
 
 def confluent_consumer(broker: str, what: str, topic: str) -> Any:
@@ -269,6 +309,8 @@ CASES: Cases = {
     "confluent-columns": confluent_consume,
     "confluent-table": confluent_consume,
     "confluent-latency": confluent_latency,
+    "confluent-open-at-once": confluent_open_at_once,
+    "confluent-open-gathered": confluent_open,
     "aiokafka-sync": aiokafka_sync,
     "aiokafka-batch": aiokafka_batch,
     "aiokafka-send-columns": aiokafka_batch,

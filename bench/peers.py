@@ -187,6 +187,11 @@ def memory_kib(pid: int) -> dict[str, int]:
     return {k: int(v) for k, v in re.findall(r"(VmRSS|RssAnon):\s+(\d+)", text)}
 
 
+def rss_anon_mib(pid: int) -> float:
+    """Private memory of a process."""
+    return memory_kib(pid)["RssAnon"] / 1024
+
+
 def cpu_seconds(pid: int) -> float:
     """User and system time a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -203,7 +208,7 @@ def end_rows(mine: Servers, java: Servers | None, what: str = "broker") -> list[
     pids = [s.pid for s in (mine, java) if s is not None]
     memory = [memory_kib(pid) for pid in pids]
     return [
-        row(f"{what} at the end: RssAnon", "MiB", [m["RssAnon"] / 1024 for m in memory]),
+        row(f"{what} at the end: RssAnon", "MiB", [rss_anon_mib(pid) for pid in pids]),
         row(f"{what} at the end: VmRSS", "MiB", [m["VmRSS"] / 1024 for m in memory]),
         row(f"{what} at the end: CPU in all", "s", [cpu_seconds(pid) for pid in pids]),
     ]

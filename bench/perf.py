@@ -2,15 +2,17 @@
 
 Cases: sync (WINDOW threads), future and async (WINDOW in flight), gathered to requests as batch-future and batch, with
 sharding keys as keyed and batch-keyed, send-columns, await (one at a time on asyncio), consume and latency, also as
-consume-async, consume-columns, consume-table and latency-async. Each line of input is one round (seconds for the sends,
-messages for the others), answered by one line of JSON; whoever asks drops the first, the warm-up. bench/java/Perf.java
-is the same for the Java client.
+consume-async, consume-columns, consume-table and latency-async; open-threads, open-future, open-turn and open-batch
+send WINDOW a second, whatever the replies take. Each line of input is one round (seconds for the sends, messages for
+the others), answered by one line of JSON; whoever asks drops the first, the warm-up. bench/java/Perf.java is the same
+for the Java client.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import itertools
 import json
 import os
@@ -22,6 +24,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from bench.intended import OpenLoop, Result, percentiles
 from rocketspark.client import AsyncProducer, AsyncPushConsumer, Producer, PullConsumer, PushConsumer
 from rocketspark.client.options import ProducerOptions
 from rocketspark.model import ReceivedMessage
@@ -35,37 +38,40 @@ ROUND_S_MAX = 120.0
 GROUP = "bench_perf"
 # The Java client's defaults of autoBatch: batchMaxDelayMs, batchMaxBytes.
 GATHERED: ProducerOptions = {"linger_ms": 10, "batch_bytes": 32 << 10}
+# As long as confluent-kafka gathers by default.
+OPEN_GATHERED: ProducerOptions = {"linger_ms": 5}
+# What comes in one turn of the client's loop.
+OPEN_TURN: ProducerOptions = {"linger_ms": 0}
+OPEN_THREADS = 64
 KEYS = 10_000
 # Who sent it, its number, the sender's clock.
 STAMP = struct.Struct(">qiq")
 
-Result = dict[str, float]
 # What a case is called by, and the function that runs it: server, topic, sends in flight.
 Cases = dict[str, Callable[[str, str, int], Coroutine[Any, Any, None] | None]]
+
+
+def answer(result: Result) -> None:
+    """Print a round's result, with the number of memory blocks that Python's objects take after it."""
+    print(json.dumps(result | {"blocks": sys.getallocatedblocks()}), flush=True)
 
 
 def serve(act: Callable[[float], Result]) -> None:
     """One round per line of standard input."""
     for line in sys.stdin:
-        print(json.dumps(act(float(line))), flush=True)
+        answer(act(float(line)))
 
 
 async def serve_async(act: Callable[[float], Coroutine[Any, Any, Result]]) -> None:
     """The same on a running loop."""
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        print(json.dumps(await act(float(line))), flush=True)
+        answer(await act(float(line)))
 
 
 def rate(count: int, started_s: float, failed: int = 0) -> Result:
     """The result of a round of sends that ends now."""
     return {"count": count, "seconds": time.perf_counter() - started_s, "failed": failed}
-
-
-def percentiles(sorted_us: list[float]) -> Result:
-    """Which times most calls took no longer than."""
-    count = len(sorted_us)
-    return {"p50_us": sorted_us[count // 2], "p99_us": sorted_us[int(count * 0.99)]}
 
 
 def new_group(what: str) -> str:
@@ -406,6 +412,58 @@ async def batch_keyed(namesrv: str, topic: str, window: int) -> None:
     await keyed(namesrv, topic, window, GATHERED)
 
 
+# -- sends at an even rate ----------------------------------------------------------------------------------------
+
+
+def open_threads(namesrv: str, topic: str, window: int) -> None:
+    """That many sends a second, each in a thread of a pool."""
+    with Producer(namesrv, GROUP) as producer, ThreadPoolExecutor(OPEN_THREADS) as pool:
+
+        def round_of(seconds: float) -> Result:
+            loop = OpenLoop(window, seconds)
+
+            def work(number: int) -> None:
+                error = None
+                try:
+                    producer.send(topic, BODY)
+                except Exception as e:
+                    error = e
+                loop.ended(number, error)
+
+            loop.drive(lambda number: pool.submit(work, number))
+            return loop.result()
+
+        serve(round_of)
+
+
+def open_future(namesrv: str, topic: str, window: int, options: ProducerOptions | None = None) -> None:
+    """That many sends a second by one thread, each a future with a callback."""
+    with Producer(namesrv, GROUP, **(options or {})) as producer:
+
+        def round_of(seconds: float) -> Result:
+            loop = OpenLoop(window, seconds)
+
+            def ended(number: int, done: Future[Any]) -> None:
+                loop.ended(number, done.exception())
+
+            loop.drive(
+                lambda number: producer.send_future(topic, BODY).add_done_callback(functools.partial(ended, number))
+            )
+            return loop.result()
+
+        serve(round_of)
+
+
+def open_turn(namesrv: str, topic: str, window: int) -> None:
+    """As `open_future`; what comes in one turn of the client's loop leaves together."""
+    open_future(namesrv, topic, window, OPEN_TURN)
+
+
+def open_batch(namesrv: str, topic: str, window: int) -> None:
+    """As `open_future`; many messages in one request."""
+    open_future(namesrv, topic, window, OPEN_GATHERED)
+
+
 CASES: Cases = {
     "sync": sync,
     "future": future,
@@ -422,6 +480,10 @@ CASES: Cases = {
     "consume-table": consume_table,
     "latency": latency,
     "latency-async": latency_async,
+    "open-threads": open_threads,
+    "open-future": open_future,
+    "open-turn": open_turn,
+    "open-batch": open_batch,
 }
 
 

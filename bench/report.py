@@ -19,7 +19,8 @@ class Row(NamedTuple):
     """One case. `ratio` above 1: ours is ahead. `peer` None where there is none.
 
     Where a server's processor time was measured: `us_each` and `peer_us_each` for each message or request, `cores` and
-    `peer_cores` in processor seconds per second, and `tool_cores` the same of the load tool.
+    `peer_cores` in processor seconds per second, and `tool_cores` the same of the load tool. Where the clients' costs
+    were measured: `client_us` and `client_bytes` for each message, the processor's time and the memory asked for.
     """
 
     name: str
@@ -32,6 +33,10 @@ class Row(NamedTuple):
     cores: float | None = None
     peer_cores: float | None = None
     tool_cores: float | None = None
+    client_us: float | None = None
+    peer_client_us: float | None = None
+    client_bytes: float | None = None
+    peer_client_bytes: float | None = None
 
 
 class Figure(NamedTuple):
@@ -101,13 +106,15 @@ def show(rows: Sequence[Row], *, heading: bool = True, peer: str = "java") -> No
     _clear_progress()
     if heading:
         columns = f"{'case':42} {'ours':>12} {peer:>12} {'unit':>7} {'ratio':>7}"
-        print(f"{columns} {'us each':>13} {'CPU s/s':>11} {'tool':>5}")
+        client = f" {'client us':>13} {'client B':>13}" if any(row.client_us is not None for row in rows) else ""
+        print(f"{columns} {'us each':>13} {'CPU s/s':>11} {'tool':>5}{client}")
     for row in rows:
         ratio = f"{row.ratio:6.2f}x" if row.ratio is not None else ""
         text = f"{row.name:42} {_number(row.ours):>12} {_number(row.peer):>12} {row.unit:>7} {ratio:>7}"
         each, cores = _two(row.us_each, row.peer_us_each), _two(row.cores, row.peer_cores)
         tool = "" if row.tool_cores is None else f"{row.tool_cores:.2f}"
-        print(f"{text} {each:>13} {cores:>11} {tool:>5}".rstrip(), flush=True)
+        us, size = _two(row.client_us, row.peer_client_us), _two(row.client_bytes, row.peer_client_bytes)
+        print(f"{text} {each:>13} {cores:>11} {tool:>5} {us:>13} {size:>13}".rstrip(), flush=True)
 
 
 def _number(value: float | None) -> str:
@@ -117,7 +124,13 @@ def _number(value: float | None) -> str:
 
 
 def _two(mine: float | None, peer: float | None) -> str:
-    return " / ".join(f"{v:.1f}" if v >= 10 else f"{v:.2f}" for v in (mine, peer) if v is not None)
+    if mine is None and peer is not None:
+        return f"- / {_short(peer)}"
+    return " / ".join(_short(v) for v in (mine, peer) if v is not None)
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def progress(text: str) -> None:

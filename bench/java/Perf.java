@@ -2,6 +2,7 @@ import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
+import java.lang.management.ManagementFactory;
 import java.util.Arrays;
 import java.util.Collections;
 import java.util.Locale;
@@ -29,20 +30,26 @@ import org.apache.rocketmq.common.message.MessageExt;
 /**
  * What the official client does in a second, everything at its default: Perf NAMESRV TOPIC CASE [WINDOW].
  *
- * Cases: sync (WINDOW threads), async (WINDOW in flight), batch (the same with autoBatch), consume, latency. Each line of standard input is one round (seconds for the
- * sends, messages for the others) and is answered by one line of JSON; whoever asks drops the first, the warm-up.
+ * Cases: sync (WINDOW threads), async (WINDOW in flight), batch (the same with autoBatch), consume, latency, open and
+ * open-batch (WINDOW a second, whatever the replies take). Each line of standard input is one round (seconds for the
+ * sends, messages for the others) and is answered by one line of JSON, which ends with the bytes that the threads
+ * allocated; whoever asks drops the first, the warm-up.
  * bench/perf.py is the same for the Python client.
  */
 public final class Perf {
     private static final int BODY_BYTES = 128;
     private static final long LATENCY_PACE_NS = 2_000_000;
     private static final long ROUND_S_MAX = 120;
+    private static final com.sun.management.ThreadMXBean THREADS =
+        (com.sun.management.ThreadMXBean) ManagementFactory.getThreadMXBean();
 
     private final String namesrv;
     private final String topic;
     private final String run = Long.toString(System.currentTimeMillis(), 36) + "-" + ProcessHandle.current().pid();
     private final byte[] body = new byte[BODY_BYTES];
     private int rounds;
+    /** Before threads of the round ended, or -1. */
+    private long allocatedAtEnd = -1;
     private boolean autoBatch;
 
     private interface Round {
@@ -67,6 +74,17 @@ public final class Perf {
                 perf.autoBatch = args[2].equals("batch");
                 perf.withProducer(producer -> perf.serve(seconds -> perf.async(producer, window, seconds)));
             }
+            case "open", "open-batch" -> {
+                int rate = Integer.parseInt(args[3]);
+                perf.autoBatch = args[2].equals("open-batch");
+                perf.withProducer(producer -> {
+                    if (perf.autoBatch) {
+                        // As long as confluent-kafka gathers by default.
+                        producer.batchMaxDelayMs(5);
+                    }
+                    perf.serve(seconds -> perf.open(producer, rate, seconds));
+                });
+            }
             case "consume" -> perf.serve(count -> perf.consume((int) count));
             case "latency" -> perf.withProducer(perf::serveLatency);
             default -> throw new IllegalArgumentException("no case " + args[2]);
@@ -90,9 +108,18 @@ public final class Perf {
     private void serve(Round round) throws Exception {
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
-            System.out.println(round.run(Double.parseDouble(line.trim())));
+            long before = allocated();
+            allocatedAtEnd = -1;
+            String answer = round.run(Double.parseDouble(line.trim()));
+            long bytes = (allocatedAtEnd < 0 ? allocated() : allocatedAtEnd) - before;
+            System.out.println(answer.substring(0, answer.length() - 1) + ",\"allocated\":" + bytes + "}");
             System.out.flush();
         }
+    }
+
+    /** By the threads that live. */
+    private static long allocated() {
+        return LongStream.of(THREADS.getThreadAllocatedBytes(THREADS.getAllThreadIds())).filter(n -> n > 0).sum();
     }
 
     private String sync(DefaultMQProducer producer, int threads, double seconds) throws Exception {
@@ -114,6 +141,7 @@ public final class Perf {
             for (Future<LongStream> each : pool.invokeAll(Collections.nCopies(threads, work))) {
                 taken = LongStream.concat(taken, each.get());
             }
+            allocatedAtEnd = allocated();
             pool.shutdown();
         }
         long ns = System.nanoTime() - started;
@@ -149,6 +177,47 @@ public final class Perf {
         return rate(done.get(), System.nanoTime() - started, failed.get());
     }
 
+    /** An even rate; each time begins when the send was due. A failed one counts as the whole round. */
+    private String open(DefaultMQProducer producer, int rate, double seconds) throws Exception {
+        int count = Math.max((int) (rate * seconds), 1);
+        long[] taken = new long[count];
+        AtomicInteger failed = new AtomicInteger();
+        CountDownLatch all = new CountDownLatch(count);
+        long started = System.nanoTime();
+        for (int number = 0; number < count; number++) {
+            int index = number;
+            long due = started + (long) (number * 1e9 / rate);
+            for (long left = due - System.nanoTime(); left > 0; left = due - System.nanoTime()) {
+                LockSupport.parkNanos(left);
+            }
+            SendCallback callback = new SendCallback() {
+                @Override public void onSuccess(SendResult result) {
+                    taken[index] = System.nanoTime() - due;
+                    all.countDown();
+                }
+
+                @Override public void onException(Throwable problem) {
+                    taken[index] = Long.MAX_VALUE;
+                    failed.incrementAndGet();
+                    all.countDown();
+                }
+            };
+            try {
+                producer.send(new Message(topic, body), callback);
+            } catch (Exception e) {
+                callback.onException(e);
+            }
+        }
+        if (!all.await(ROUND_S_MAX, TimeUnit.SECONDS)) {
+            throw new IllegalStateException("sends without an end");
+        }
+        long ns = System.nanoTime() - started;
+        long[] sorted = LongStream.of(taken).map(each -> Math.min(each, ns)).sorted().toArray();
+        return String.format(Locale.ROOT, "{\"count\":%d,\"seconds\":%.6f,\"failed\":%d,"
+            + "\"p50_us\":%.1f,\"p99_us\":%.1f,\"p999_us\":%.1f}", count - failed.get(), ns / 1e9, failed.get(),
+            sorted[count / 2] / 1e3, sorted[(int) (count * 0.99)] / 1e3, sorted[(int) (count * 0.999)] / 1e3);
+    }
+
     /** From the first message's arrival to the last one's, by a group that is new. */
     private String consume(int count) throws Exception {
         AtomicInteger seen = new AtomicInteger();
@@ -172,6 +241,7 @@ public final class Perf {
         if (!all.await(ROUND_S_MAX, TimeUnit.SECONDS)) {
             throw new IllegalStateException("only " + seen.get() + " of " + count + " messages came");
         }
+        allocatedAtEnd = allocated();
         consumer.shutdown();
         return String.format(Locale.ROOT, "{\"count\":%d,\"seconds\":%.6f,\"failed\":0,\"first_ms\":%.3f}",
             count, (last.get() - first.get()) / 1e9, (first.get() - started) / 1e6);

@@ -24,4 +24,4 @@ def test_each_part_runs_through(part: str, capsys: pytest.CaptureFixture[str]) -
         assert row.name.strip() in shown
     if part != "embedded":
         assert any("RssAnon" in row.name for row in rows)
-        assert any(row.us_each is not None for row in rows) or part in ("waiting", "hostile")
+        assert any(row.us_each is not None for row in rows) or part in ("waiting", "hostile", "flat")
