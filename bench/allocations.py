@@ -19,6 +19,10 @@ RUN_S_MAX = 150.0
 TOTAL = re.compile(rb"heap total: *(\d+)")
 
 
+class NotCounted(Exception):
+    """A run whose allocations were to be counted failed."""
+
+
 @functools.cache
 def is_countable() -> bool:
     """Whether the machine has glibc's counter of allocations."""
@@ -30,7 +34,7 @@ def is_countable() -> bool:
 def bytes_each(command: list[str], log_path: Path, few: float, many: float) -> float | None:
     """Bytes that a client of bench.perf or bench.kafka_perf asks for a message; None where they cannot be counted.
 
-    `few`, `many`: the amounts of the rounds of the two runs. Raises SystemExit if a run fails.
+    `few`, `many`: the amounts of the rounds of the two runs. Raises NotCounted if a run fails.
     """
     if not is_countable():
         return None
@@ -58,9 +62,8 @@ def _run(command: list[str], log_path: Path, amounts: list[float]) -> tuple[int,
         )
     except subprocess.SubprocessError as e:
         text = getattr(e, "stderr", None) or b""
-        raise SystemExit(
-            f"allocations of {' '.join(command[-4:])}: {e}\n{text[-2000:].decode(errors='replace')}"
-        ) from e
+        told = text[-2000:].decode(errors="replace")
+        raise NotCounted(f"{' '.join(command[-4:])}: {e}\n{told}") from e
     log_path.write_bytes(done.stderr)
     count = sum(int(json.loads(line)["count"]) for line in done.stdout.splitlines())
     return count, total_of(done.stderr)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import java_client
-from bench.allocations import bytes_each
+from bench.allocations import NotCounted, bytes_each
 from bench.fill import create_topic, fill
 from bench.intended import Result
 from bench.peers import Servers, both, cpu_seconds, end_rows
@@ -104,7 +104,11 @@ class Client:
     def note_bytes(self, amount: float, results: list[Result]) -> None:
         """Note in the results of rounds how many bytes such a client asked for, as bench.allocations counts them."""
         progress(f"{self._name}: allocations")
-        found = bytes_each(self._command, self._log_path.with_suffix(".allocations"), amount / 5, amount)
+        try:
+            found = bytes_each(self._command, self._log_path.with_suffix(".allocations"), amount / 5, amount)
+        except NotCounted as e:
+            print(f"  {self._name}: allocations were not counted: {e}", flush=True)
+            return
         for result in results if found is not None else ():
             result["allocated"] = found * result["count"]
 

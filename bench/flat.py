@@ -78,13 +78,13 @@ def way_rows(name: str, looks: list[Look]) -> list[Row]:
     """The rows of one way."""
     first, last = growth(looks)
     more = max(last.count - first.count, 1)
-    of = f"{name}, {last.count / 1e6:.1f} M"
     return [
-        Row(f"{of}: client RssAnon after a quarter", first.client_mib, None, "MiB"),
-        Row(f"{of}: client RssAnon at the end", last.client_mib, None, "MiB"),
-        Row(f"{of}: grown a message", (last.client_mib - first.client_mib) * (1 << 20) / more, None, "B"),
-        Row(f"{of}: blocks grown a 1,000", (last.blocks - first.blocks) * 1000 / more, None, ""),
-        Row(f"{of}: broker RssAnon grown", last.broker_mib - first.broker_mib, None, "MiB"),
+        Row(f"{name}: messages", last.count, None, ""),
+        Row(f"{name}: RssAnon at a quarter", first.client_mib, None, "MiB"),
+        Row(f"{name}: RssAnon at the end", last.client_mib, None, "MiB"),
+        Row(f"{name}: kept a message", (last.client_mib - first.client_mib) * (1 << 20) / more, None, "B"),
+        Row(f"{name}: blocks kept of 1,000", (last.blocks - first.blocks) * 1000 / more, None, ""),
+        Row(f"{name}: broker's growth", last.broker_mib - first.broker_mib, None, "MiB"),
     ]
 
 

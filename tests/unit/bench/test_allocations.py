@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench.allocations import bytes_each, each_of, is_countable, total_of
+from bench.allocations import NotCounted, bytes_each, each_of, is_countable, total_of
 
 # As bench.perf answers; each message takes a body of 1,000 bytes and drops it.
 CLIENT = """
@@ -41,5 +41,5 @@ def test_a_process_that_allocates_a_body_a_message(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not is_countable(), reason="the machine has no libmemusage")
 def test_a_client_that_fails_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="it broke"):
+    with pytest.raises(NotCounted, match="it broke"):
         bytes_each([sys.executable, "-S", "-c", "raise SystemExit('it broke')"], tmp_path / "log", 1, 2)
