@@ -272,6 +272,22 @@ def test_a_jump_is_told_once(jump_s: float, told: int, caplog: pytest.LogCapture
     assert len(lines_with(caplog, f"jumped by {jump_s:+.1f} s")) == told
 
 
+@pytest.mark.shows("mended: a clock that stands was told by no line, as each second it lost one alone")
+@pytest.mark.parametrize(("is_set", "told"), [(True, 0), (False, 1)])
+def test_a_clock_that_stands_is_told_once(is_set: bool, told: int, caplog: pytest.LogCaptureFixture) -> None:
+    now = [1000.0, 50.0]
+    watch = ClockWatch(lambda: now[0], lambda: now[1])
+    for at in range(12):
+        now[1] += 1.0
+        if not 3 <= at < 8:
+            now[0] += 1.0
+        if at == 8 and is_set:
+            now[0] += 5.0
+        assert watch.look() == pytest.approx(-5.0 if at == 8 and told else 0.0)
+    assert len(lines_with(caplog, "the clock of this machine stands")) == 1
+    assert len(lines_with(caplog, "jumped by -5.0 s")) == told
+
+
 @pytest.mark.shows("two masters by hand under one name")
 def test_two_masters_by_hand_are_told_and_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

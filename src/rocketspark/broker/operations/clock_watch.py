@@ -1,4 +1,4 @@
-"""Notices when the wall clock jumps: durations do not depend on it, but store times and due times do."""
+"""Notices when the wall clock jumps or stands: durations do not depend on it, but store times and due times do."""
 
 from __future__ import annotations
 
@@ -24,12 +24,24 @@ class ClockWatch:
     ) -> None:
         self._wall = wall
         self._steady = steady
-        self._ahead_s = wall() - steady()
+        self._last_s, self._stands = wall(), False
+        self._ahead_s = self._last_s - steady()
 
     def look(self) -> float:
-        """Compare the clocks, log a jump since the last call, and return its seconds, 0.0 without one."""
-        ahead_s = self._wall() - self._steady()
-        jump_s, self._ahead_s = ahead_s - self._ahead_s, ahead_s
+        """Compare the clocks, log a jump since the last call, and return its seconds, 0.0 without one.
+
+        A wall that tells the same time as at the last call is logged once; what it is behind once it goes on, as a
+        jump.
+        """
+        wall_s = self._wall()
+        ahead_s = wall_s - self._steady()
+        jump_s, stood, self._stands = ahead_s - self._ahead_s, self._stands, wall_s == self._last_s
+        self._last_s = wall_s
+        if self._stands:
+            if not stood and jump_s < -WATCH_S / 2:
+                log.warning("the clock of this machine stands: nothing becomes due or expires until it goes on")
+            return 0.0
+        self._ahead_s = ahead_s
         if abs(jump_s) < JUMP_S_MIN:
             return 0.0
         log.warning(

@@ -347,7 +347,8 @@ class RouteCache:
             except RocketSparkError as e:
                 # Only this topic fails: its known route stays in use.
                 log.warning("the route of topic %s cannot be fetched: %s", topic, e)
-        routes = [*self._routes.values(), *self._assumed.values()]
+        # What was fetched last says where a broker's master is: a route that could not be fetched names a former one.
+        routes = sorted([*self._routes.values(), *self._assumed.values()], key=lambda route: -self.age_s(route.topic))
         self._brokers = {b.broker_name: b for route in routes for b in route.brokers}
 
     async def close(self) -> None:

@@ -131,6 +131,26 @@ async def test_brokers_that_left_are_forgotten() -> None:
         await routes.close()
 
 
+@pytest.mark.shows(
+    "mended: a master elected: a topic that no NameServer knew, or knows no more, kept the client at the former master"
+)
+@pytest.mark.parametrize("is_known_first", [True, False])
+@in_loop
+async def test_a_route_that_cannot_be_had_anew_keeps_no_old_master(is_known_first: bool) -> None:
+    async with Fake(TBW102=8) as fake:
+        fake.names.perms["TBW102"] = 7
+        routes = RouteCache([fake.namesrv])
+        await routes.get("TBW102")
+        if is_known_first:
+            fake.names.topics["new"] = {"broker-a": 1}
+        await routes.find_write_queues("new")
+        fake.names.topics.pop("new", None)
+        fake.names.addresses["broker-a"] = {0: "127.0.0.1:10999", 1: fake.brokers[0].address}
+        await routes.refresh_all()
+        assert routes.master("broker-a") == "127.0.0.1:10999"
+        await routes.close()
+
+
 def test_addresses_from_argument_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ROCKETMQ_NAMESRV_ADDR", raising=False)
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
