@@ -17,6 +17,12 @@ EARLY_MS = 1000
 # What counts as the same moment: a reply is on its way while a queue's state is another.
 SLACK_S = 0.05
 SETTLED_WITHIN_S = 120.0
+# So long after something changed all goes again: a master that is gone is missed, another elected, routes known.
+HEALED_S = 15.0
+ROUTES_S = 22.0
+SERVERS = ("namesrv", "controller", "broker")
+# A message that was acknowledged is read within so long by who waits for it.
+SOON_S = 5.0
 # Topics of ours; those of parts have rules of their own for what their groups are given.
 ONCE = ("t-", "p-")
 PART = "p-"
@@ -52,8 +58,25 @@ class View:
         """Tell whether nothing was wrong between two times; machines whose name begins with `but` do not count."""
         return not any(
             begin <= end_s and end >= begin_s and not (but and name.startswith(but))
-            for begin, end, name in self.history.troubles
+            for begin, end, name, _ in self.history.troubles
         )
+
+    def is_healed(self, begin_s: float, end_s: float) -> bool:
+        """Tell whether no server had a trouble between two times and HEALED_S before, but for a split that goes on."""
+        for begin, end, name, what in self.history.troubles:
+            if not name.startswith(SERVERS):
+                continue  # A member of a group that dies is nobody's trouble but its own.
+            # Who hears a master that is none any more asks for its route anew each 30 s.
+            since_s = begin + HEALED_S + ROUTES_S if what == "split" else 1e9
+            if begin <= end_s and end >= begin_s - HEALED_S and not (since_s < begin_s and end_s < end):
+                return False
+        return True
+
+    @property
+    def are_clocks_wrong(self) -> bool:
+        """Whether a machine's clock told another time than the true one."""
+        jumped = any(fault["what"] in ("clock", "drift") for fault in self.history.faults)
+        return jumped or bool(self.history.stands)
 
     def of_queue(self, topic: str) -> dict[int, list[Stored]]:
         """Return the records of a topic by queue, in the order of their offsets."""
@@ -170,6 +193,30 @@ def the_log_is_in_the_order_of_time(view: View) -> Iterator[str]:
             )
 
 
+@rule
+def no_send_waits_for_a_clock_that_stands(view: View) -> Iterator[str]:
+    """While a clock stands, and nobody was killed or cut off lately, every send is acknowledged and soon read.
+
+    A broker that no other server hears may stay so: by then another is elected, as nothing that waits goes by the wall.
+    """
+    history = view.history
+    first_read: dict[str, float] = {}
+    for read in history.reads:
+        if read.group == "follow":
+            first_read.setdefault(read.body, read.at_s)
+    for begin_s, end_s, node in history.stands:
+        for sent in history.sent:
+            if not begin_s <= sent.began_s <= sent.ended_s <= end_s or not view.is_healed(sent.began_s, sent.ended_s):
+                continue
+            if not sent.is_ok and sent.way != "oneway":
+                yield f"{sent.bodies[0]} of {sent.began_s:.3f} had {sent.error or sent.status}; {node}'s clock stood"
+            until_s = sent.ended_s + SOON_S
+            if sent.is_ok and sent.way == "send" and until_s < end_s and view.is_healed(sent.began_s, until_s):
+                read_s = first_read.get(sent.bodies[0], 1e9)
+                if read_s > until_s:
+                    yield f"{sent.bodies[0]} of {sent.began_s:.3f} was read at {read_s:.3f}; {node}'s clock stood"
+
+
 # -- reading -----------------------------------------------------------------------------------------------------
 
 
@@ -265,7 +312,7 @@ def popped_is_out_of_sight(view: View) -> Iterator[str]:
 @rule
 def later_messages_come_once_and_in_time(view: View) -> Iterator[str]:
     """A delayed or timer message is stored in its topic once, not before its time; one that was recalled never."""
-    jumped = any(fault["what"] in ("clock", "drift") for fault in view.history.faults)
+    jumped = view.are_clocks_wrong
     recalled = {one.body: one for one in view.history.recalled}
     first_read: dict[tuple[str, str], Read] = {}
     for read in view.history.reads:

@@ -118,8 +118,10 @@ class History(NamedTuple):
     committed: list[Committed]
     faults: list[dict[str, Any]]
     troubles_s: list[float]
-    # From when to when something was wrong, and on which machine.
-    troubles: list[tuple[float, float, str]]
+    # From when to when something was wrong, on which machine, and what.
+    troubles: list[tuple[float, float, str, str]]
+    # From when to when a clock stood, and on which machine: no trouble.
+    stands: list[tuple[float, float, str]]
     # What parts of a run note, by its kind.
     more: dict[str, list[Any]]
     logs: dict[str, tuple[int, bytes]]
@@ -154,9 +156,10 @@ def gather(lines: Iterable[dict[str, Any]], stores: dict[str, Path]) -> History:
     """Return the history of the lines that were noted, and of the stores as they are."""
     found: dict[str, list[Any]] = {name: [] for name in _KINDS}
     faults, troubles_s = [], []
-    troubles: list[tuple[float, float, str]] = []
+    troubles: list[tuple[float, float, str, str]] = []
     under_way: dict[tuple[str, str], list[float]] = {}
     ends: dict[str, float] = {}
+    stands: list[tuple[float, float, str]] = []
     for line in lines:
         if line["kind"] == "saw":
             kind = _KINDS[line["what"]]
@@ -170,14 +173,19 @@ def gather(lines: Iterable[dict[str, Any]], stores: dict[str, Path]) -> History:
                 faults.append(line)
                 under_way.setdefault((line["what"], line["node"]), []).append(line["t"])
             elif line["kind"] == "mended" and (began := under_way.get((line["what"], line["node"]))):
-                troubles.append((began.pop(0), line["t"], line["node"]))
+                troubles.append((began.pop(0), line["t"], line["node"], line["what"]))
             elif line["kind"] != "ready" or troubles:
                 # Servers begin, too.
-                troubles.append((line["t"], line["t"], line["node"]))
+                troubles.append((line["t"], line["t"], line["node"], line["kind"]))
+        elif line["kind"] == "stands":
+            stands.append((line["t"], 1e9, line["node"]))
+        elif line["kind"] == "goes on":
+            at = next(at for at, (_, end, name) in enumerate(stands) if (end, name) == (1e9, line["node"]))
+            stands[at] = stands[at][0], line["t"], line["node"]
         elif line["kind"] in ("faults end", "settled"):
             ends[line["kind"]] = line["t"]
     until_s = ends.get("faults end", 1e9)
-    troubles += [(begin, max(begin, until_s), name) for (_, name), left in under_way.items() for begin in left]
+    troubles += [(begin, max(begin, until_s), name, what) for (what, name), left in under_way.items() for begin in left]
     logs = {name: log_of(path) for name, path in stores.items()}
     return History(
         sent=found["sent"],
@@ -189,6 +197,7 @@ def gather(lines: Iterable[dict[str, Any]], stores: dict[str, Path]) -> History:
         faults=faults,
         troubles_s=troubles_s,
         troubles=troubles,
+        stands=stands,
         more={name: values for name, values in found.items() if name not in History._fields},
         logs=logs,
         stored={name: list(records_of(path)) for name, path in stores.items()},

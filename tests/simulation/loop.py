@@ -29,12 +29,17 @@ class Halt(Exception):
 
 
 class Clock:
-    """A machine's clock. `drift`: how fast it goes; `jump` sets the wall alone, as an operator or NTP does."""
+    """A machine's clock. `drift`: how fast it goes; `jump` sets the wall alone, as an operator or NTP does.
+
+    `stand` stops the wall alone: it tells one time until `go_on`, and what measures durations goes on.
+    """
 
     def __init__(self, scheduler: Scheduler, wall_s: float) -> None:
         self._scheduler = scheduler
         self._wall_s = wall_s
         self._drift = 1.0
+        # What the wall tells while it stands.
+        self._stands_at_s: float | None = None
         self._since_s, self._steady_s = scheduler.now_s, scheduler.now_s
 
     @property
@@ -52,10 +57,22 @@ class Clock:
 
     def wall(self) -> float:
         """Seconds since 1970, as this machine believes."""
-        return self._wall_s + self.steady()
+        return self._wall_s + self.steady() if self._stands_at_s is None else self._stands_at_s
 
     def jump(self, seconds: float) -> None:
         self._wall_s += seconds
+        if self._stands_at_s is not None:
+            self._stands_at_s += seconds
+
+    def stand(self) -> None:
+        """Stop the wall."""
+        self._stands_at_s = self.wall()
+
+    def go_on(self, *, is_set: bool) -> None:
+        """Let the wall go again. `is_set`: to the time that it had without the stop; else it stays behind."""
+        if self._stands_at_s is not None and not is_set:
+            self._wall_s = self._stands_at_s - self.steady()
+        self._stands_at_s = None
 
 
 class Strand:

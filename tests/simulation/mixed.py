@@ -12,9 +12,10 @@ from typing import Any
 
 from tests.simulation import checker, workloads
 from tests.simulation.histories import ends_of, gather
+from tests.simulation.moves import draw_moves, move, note_known
 from tests.simulation.nodes import Cluster
 from tests.simulation.parts import PARTS
-from tests.simulation.plan import Faults, draw_faults
+from tests.simulation.plan import Faults, draw_faults, draw_stands, stand
 from tests.simulation.workloads import Workload
 from tests.simulation.world import NodeDied, World
 
@@ -45,13 +46,15 @@ async def run(
     replicas: int | None = None,
     retries: int | None = None,
     splits: list[dict[str, Any]] | None = None,
+    stands: list[dict[str, Any]] | None = None,
+    moves: list[dict[str, Any]] | None = None,
     parts: Sequence[str] | None = None,
     adds: bool = True,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Run the clients beside faults. What is given is not drawn; with `splits` there are no other faults.
+    """Run the clients beside faults. What is given is not drawn.
 
-    `adds`: whether parts are drawn.
+    With `splits` there are no other faults but those of `stands` and `moves`, if they are given. `adds`: whether parts are drawn.
     """
     chance = world.random("plan")
     is_whole = parts is None
@@ -87,8 +90,16 @@ async def run(
         world.node(member["name"])
     drawn = draw_faults(world.random("faults"), cluster, producers, begin_s=FAULTS_FROM_S, end_s=FAULTS_UNTIL_S)
     faults = world.planned("faults", drawn) if faulty and splits is None else []
+    may_move = splits is None and faulty and replicas > 1
+    if stands is None and splits is None and faulty:
+        drawn = draw_stands(
+            world.random("stands"), [*cluster.servers, *producers], begin_s=FAULTS_FROM_S, end_s=FAULTS_UNTIL_S
+        )
+        stands = world.planned("stands", drawn)
     if splits is None and faulty and replicas > 1:
         splits = world.planned("splits", _draw_splits(world.random("splits"), cluster))
+    if moves is None and may_move:
+        moves = world.planned("moves", draw_moves(world.random("moves"), cluster, begin_s=2.0, end_s=20.0))
     await cluster.start()
     topics = {topic: queues for name in parts for topic, queues in PARTS[name].topics.items()}
     if is_whole and not shape.get("auto_create_topic", True):
@@ -106,14 +117,18 @@ async def run(
     for name, steps in begun.items():
         running += PARTS[name].start(work, steps)
     parting = asyncio.ensure_future(_split(cluster, splits or []))
+    standing = asyncio.ensure_future(stand(world, stands or []))
+    moving = asyncio.ensure_future(move(cluster, moves or []))
     await Faults(cluster).run(faults)
     await parting
+    await standing
+    await moving
     await asyncio.sleep(max(0.0, FAULTS_UNTIL_S + 5 - world.now_s))
     world.record("faults end")
     try:
         for quiet_s in (QUIET_S, 0.0):
             if replicas > 1:
-                await cluster.wait_in_sync(replicas, SETTLE_S)
+                await cluster.wait_in_sync(len(cluster.brokers), SETTLE_S)
             await asyncio.sleep(quiet_s)
     except TimeoutError as e:
         raise checker.PromiseBroken(f"it settles (1): {e}") from e
@@ -133,6 +148,8 @@ async def run(
         if len(ends_of(cluster.stores())) == 1:
             break
         await asyncio.sleep(0.5)
+    if moves:
+        await note_known(cluster)
     history = gather(world.history, cluster.stores())
     await cluster.stop()
     checker.raise_for(checker.broken(history))

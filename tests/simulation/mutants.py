@@ -249,6 +249,25 @@ TABLE: dict[str, Planted] = {
         "np.flatnonzero(of_row == number)[:-1], outcome)\n",
         shape=ONCE,
     ),
+    "a_broker_is_missed_by_a_clock_that_stands": Planted(
+        "no send waits for a clock that stands",
+        "controller/live_table.py",
+        "        self._read_s = read_s\n        self._ticked_s = read_s()\n",
+        "        self._read_s = read_s = machine.time\n        self._ticked_s = read_s()\n",
+        shape={
+            "replicas": 2,
+            "retries": 0,
+            "splits": [{"at": 5.0, "node": "broker-a-1", "seconds": 45.0}],
+            "stands": [{"at": 4.5, "node": "controller", "seconds": 45.0, "is_set": False}],
+        },
+    ),
+    "who_was_taken_out_is_kept": Planted(
+        "who was taken out is known to nobody",
+        "controller/replicas_info.py",
+        "    return Decision(events=(Cleaned(h.broker_name, ids),))\n",
+        "    return Decision()\n",
+        shape=PAIR | {"moves": [{"at": 6.0, "leaves": "broker-a-1", "after_s": 1.0}]},
+    ),
     "a_recall_is_overheard": Planted(
         "later messages come once and in time",
         "broker/handlers/recall_message.py",

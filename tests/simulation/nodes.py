@@ -91,6 +91,8 @@ class Cluster:
         count = int(replicas != 1) if controllers is None else controllers
         self.council = Council(world, count) if count else None
         self.brokers = [world.node(f"{name}-{number}") for number in range(1, replicas + 1)]
+        # Brokers that an operator took out: nobody starts them again.
+        self.taken_out: set[str] = set()
         self.namesrv_address = f"{self.namesrv.ip}:{NAMESRV_PORT}"
 
     @property
@@ -139,7 +141,7 @@ class Cluster:
 
     def restart(self, node: Node) -> Process | None:
         """Start it again on what its disk has, if it does not run."""
-        return None if node.processes else self.start_server(node)
+        return None if node.processes or node.name in self.taken_out else self.start_server(node)
 
     async def start(self) -> None:
         """Start all, and wait until they know each other."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.simulation.council import Council
 from tests.simulation.nodes import Cluster
-from tests.simulation.world import Node
+from tests.simulation.world import Node, World
 
 # By kind: how often it is drawn, and on which machines. `servers`: all but clients.
 KINDS: dict[str, tuple[int, str]] = {
@@ -84,6 +84,37 @@ def draw_faults(chance: random.Random, cluster: Cluster, clients: list[Node], *,
             fault["value"] = round(1 + chance.uniform(-0.05, 0.05), 4)
         found.append(fault)
     return sorted(found, key=lambda fault: fault["at"])
+
+
+def draw_stands(chance: random.Random, nodes: list[Node], *, begin_s: float, end_s: float) -> list[Fault]:
+    """Draw which clocks stand still, and for how long. `is_set`: they are set right as they go on."""
+    # Each once: one that stays behind again and again would be later than the end waits for.
+    standing = chance.sample(nodes, min(chance.choice([0, 0, 1, 1, 2]), len(nodes)))
+    return [
+        {
+            "at": round(chance.uniform(begin_s, end_s - 10), 3),
+            "node": node.name,
+            "seconds": round(chance.uniform(2, 20), 3),
+            "is_set": chance.random() < 0.5,
+        }
+        for node in standing
+    ]
+
+
+async def stand(world: World, stands: list[Fault]) -> None:
+    """Have clocks stand, each at its time. No trouble of the history: nothing but times may go by it."""
+
+    async def one(fault: Fault) -> None:
+        node = world.node(fault["node"])
+        await asyncio.sleep(max(0.0, fault["at"] - world.now_s))
+        world.states["clocks that stand"] += 1
+        world.record("stands", node=node.name)
+        node.clock.stand()
+        await asyncio.sleep(fault["seconds"])
+        node.clock.go_on(is_set=fault["is_set"])
+        world.record("goes on", node=node.name)
+
+    await asyncio.gather(*map(one, stands))
 
 
 class Faults:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.simulation import parts  # noqa: F401  Its rules are of the checker, too.
+from tests.simulation import moves, parts  # noqa: F401  Their rules are of the checker, too.
 from tests.simulation.checker import RULES
 from tests.simulation.mutants import TABLE, Planted
 from tests.simulation.test_world import outcomes_of

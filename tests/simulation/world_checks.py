@@ -167,6 +167,17 @@ async def processes(world: World) -> None:
     world.at(world.now_s + 1, lambda: d.clock.jump(-100))
     began = world.now_s
     wall, steady = await d.run(times)
-    assert abs(world.now_s - began - 5) < 0.1, world.now_s - began
+    for is_set, wanted in (False, 0), (True, 10):
+        e = world.node(f"e {is_set}")
+        e.clock.stand()
+        stood, passed = await e.run(times)
+        assert (stood, abs(passed - 10) < 0.1) == (0.0, True), (stood, passed)
+        right = e.clock.steady() - e.clock.wall()
+        e.clock.go_on(is_set=is_set)
+        gone, _ = await e.run(times)
+        assert abs(gone - 10) < 0.1, gone
+        behind = right - (e.clock.steady() - e.clock.wall())
+        assert abs(behind - wanted) < 0.1, (is_set, behind)
+    assert abs(world.now_s - began - 45) < 0.1, world.now_s - began
     assert abs(steady - 10) < 0.1, steady
     assert abs(wall + 90) < 0.1, wall

@@ -166,7 +166,7 @@ def _followed(
     for one in records:
         if not read[group, body_of(one.body)] and not _is_passed(one.offset, resets):
             yield f"{group} was never given {body_of(one.body)} at {queue} {one.offset}, and no reset passes over it"
-    is_jumped = any(fault["what"] in ("clock", "drift") for fault in view.history.faults)
+    is_jumped = view.are_clocks_wrong
     for reset in resets:
         if reset.offset is None or not view.is_calm(reset.began_s - TABLES_S, reset.ended_s + TABLES_S, but="reset-"):
             continue
