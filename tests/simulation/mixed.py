@@ -54,7 +54,8 @@ async def run(
 ) -> dict[str, Any]:
     """Run the clients beside faults. What is given is not drawn.
 
-    With `splits` there are no other faults but those of `stands` and `moves`, if they are given. `adds`: whether parts are drawn.
+    With `splits` there are no other faults but those of `stands` and `moves`, if they are given. `adds`: whether parts
+    are drawn.
     """
     chance = world.random("plan")
     is_whole = parts is None
