@@ -65,8 +65,10 @@ class OpenLoop:
                 self.ended(number, e)
 
     def ended(self, number: int, error: object = None) -> None:
-        """The send of this number is acknowledged, or has failed with `error`. Once for each, by any thread."""
+        """The send of this number is acknowledged, or has failed with `error`; by any thread. The first call counts."""
         now = self._clock()
+        if self._taken_ns[number] != NOT_ENDED:
+            return
         self._taken_ns[number] = FAILED if error is not None else now - self.due_ns(number)
         if next(self._ends) == self.count:
             self._last_ns = now

@@ -1,8 +1,9 @@
 """What Kafka's Python clients do in a second: python -m bench.kafka_perf BROKER TOPIC CASE [WINDOW].
 
 Cases: confluent-sync, -batch (WINDOW in flight), -consume and -latency; the same of aiokafka; confluent-open-at-once
-and -open-gathered (WINDOW a second, whatever the replies take); fill makes the topic and writes as many messages as a
-round says. Rounds and answers are those of bench.perf; everything is at its default but for acks=1.
+and -open-gathered (WINDOW a second, whatever the replies take), -open-seen-… (until a consumer has them); fill makes
+the topic and writes as many messages as a round says. Rounds and answers are those of bench.perf; everything is at
+its default but for acks=1.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bench.perf import (
     Arrivals,
     Cases,
     Latencies,
+    Seen,
     new_group,
     paced,
     paced_async,
@@ -117,6 +119,15 @@ def confluent_batch(broker: str, topic: str, window: int) -> None:
     serve(round_of)
 
 
+def produce(producer: Any, topic: str, body: bytes, ended: Any) -> None:
+    """Hand a message to the client; where its queue is full, wait."""
+    while True:
+        try:
+            return producer.produce(topic, body, on_delivery=ended)
+        except BufferError:
+            time.sleep(0.001)
+
+
 def confluent_open(broker: str, topic: str, window: int, options: dict[str, Any] | None = None) -> None:
     """That many sends a second by one thread, callbacks by another that polls; gathered as by default."""
     producer = confluent_producer(broker, **(options or {}))
@@ -132,14 +143,7 @@ def confluent_open(broker: str, topic: str, window: int, options: dict[str, Any]
         def ended(number: int, error: Any, _: Any) -> None:
             loop.ended(number, error)
 
-        def send(number: int) -> None:
-            while True:
-                try:
-                    return producer.produce(topic, BODY, on_delivery=functools.partial(ended, number))
-                except BufferError:
-                    time.sleep(0.001)  # Its queue is full.
-
-        loop.drive(send)
+        loop.drive(lambda number: produce(producer, topic, BODY, functools.partial(ended, number)))
         return loop.result()
 
     poller = threading.Thread(target=poll)
@@ -149,6 +153,51 @@ def confluent_open(broker: str, topic: str, window: int, options: dict[str, Any]
     finally:
         closed.set()
         poller.join()
+
+
+def confluent_open_seen(broker: str, topic: str, window: int, options: dict[str, Any] | None = None) -> None:
+    """The same until a consumer of this process has the message; it takes many at a time, as `confluent_consume`."""
+    closed = threading.Event()
+    seen = Seen()
+    consumer = confluent_consumer(broker, "open", topic)
+    producer = confluent_producer(broker, **(options or {}))
+
+    def read() -> None:
+        while not closed.is_set():
+            for message in consumer.consume(FETCHED_MAX, 0.001):
+                if message.error() is None:
+                    seen.note(Value(message.value()))  # type: ignore[arg-type]
+
+    def poll() -> None:
+        while not closed.is_set():
+            producer.poll(0.1)
+
+    def round_of(seconds: float) -> Result:
+        loop = OpenLoop(window, seconds)
+        seen.begin(loop)
+
+        def sent(number: int, error: Any, _: Any) -> None:
+            if error is not None:
+                loop.ended(number, error)
+
+        loop.drive(lambda number: produce(producer, topic, seen.body(number), functools.partial(sent, number)))
+        return loop.result()
+
+    threads = [threading.Thread(target=work) for work in (read, poll)]
+    for thread in threads:
+        thread.start()
+    try:
+        serve(round_of)
+    finally:
+        closed.set()
+        for thread in threads:
+            thread.join()
+        consumer.close()
+
+
+def confluent_open_seen_at_once(broker: str, topic: str, window: int) -> None:
+    """The same without lingering."""
+    confluent_open_seen(broker, topic, window, {"linger.ms": 0})
 
 
 def confluent_open_at_once(broker: str, topic: str, window: int) -> None:
@@ -311,6 +360,8 @@ CASES: Cases = {
     "confluent-latency": confluent_latency,
     "confluent-open-at-once": confluent_open_at_once,
     "confluent-open-gathered": confluent_open,
+    "confluent-open-seen-at-once": confluent_open_seen_at_once,
+    "confluent-open-seen-gathered": confluent_open_seen,
     "aiokafka-sync": aiokafka_sync,
     "aiokafka-batch": aiokafka_batch,
     "aiokafka-send-columns": aiokafka_batch,

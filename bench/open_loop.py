@@ -20,7 +20,8 @@ from bench.report import Row, show
 
 TOPIC = "bench-open"
 MEASURES = ("rate", "p50_us", "p99_us", "p999_us")
-AT_ONCE, GATHERED = "at-once", "gathered"
+# The end of a case's name in bench.kafka_perf. Seen: until a consumer has the message, not until it is acknowledged.
+AT_ONCE, GATHERED, SEEN, SEEN_GATHERED = "at-once", "gathered", "seen-at-once", "seen-gathered"
 # Sends a second, how both sides send, and our ways: the shown name of each and its case of bench.perf.
 WAYS = (
     (1_000, AT_ONCE, (("send, 64 threads", "open-threads"), ("send_future", "open-future"))),
@@ -28,8 +29,11 @@ WAYS = (
     (10_000, GATHERED, (("linger_ms=5", "open-batch"),)),
     (50_000, AT_ONCE, (("linger_ms=0", "open-turn"),)),
     (50_000, GATHERED, (("linger_ms=5", "open-batch"),)),
+    (1_000, SEEN, (("to a listener", "open-seen"),)),
+    (10_000, SEEN, (("to a listener", "open-seen"),)),
+    (50_000, SEEN_GATHERED, (("linger_ms=5, to a listener", "open-seen-batch"),)),
 )
-JAVA_WAYS = {AT_ONCE: "open", GATHERED: "open-batch"}
+JAVA_WAYS = {AT_ONCE: "open", GATHERED: "open-batch", SEEN: "open-seen", SEEN_GATHERED: "open-seen-batch"}
 
 
 def java_cases(seconds: float) -> list[client.Case]:
@@ -38,7 +42,7 @@ def java_cases(seconds: float) -> list[client.Case]:
         client.Case(
             tuple((f"{rate:,}/s, {name}", way) for name, way in ways),
             JAVA_WAYS[how],
-            TOPIC,
+            topic_of(rate, how),
             seconds,
             first_s(rate, seconds),
             window=rate,
@@ -55,7 +59,7 @@ def kafka_cases(seconds: float) -> list[tuple[str, kafka.Case]]:
             f"open-{how}",
             kafka.Case(
                 f"{rate:,}/s, {name}",
-                TOPIC,
+                topic_of(rate, how),
                 {"confluent": way},
                 seconds,
                 first_s(rate, seconds),
@@ -67,9 +71,17 @@ def kafka_cases(seconds: float) -> list[tuple[str, kafka.Case]]:
     ]
 
 
+def topic_of(rate: int, how: str) -> str:
+    """Each case with a consumer has a topic of its own: a new group reads it from the start."""
+    return f"{TOPIC}-{rate}" if how in (SEEN, SEEN_GATHERED) else TOPIC
+
+
 def first_s(rate: int, seconds: float) -> float:
     """The seconds of a first round, which is not counted: long enough for the JIT to see a slow one's code often."""
     return seconds * (3 if rate < 10_000 else 1.5)
+
+
+TOPICS = sorted({topic_of(rate, how) for rate, how, _ in WAYS})
 
 
 def run(plan: Plan) -> list[Row]:
@@ -80,8 +92,8 @@ def run(plan: Plan) -> list[Row]:
         java_client.compiled()
     with tempfile.TemporaryDirectory(prefix="rocketspark-bench-open-") as temporary, both(plan.alone) as (mine, java):
         for servers in (mine, java):
-            if servers is not None:
-                create_topic(servers.broker, TOPIC, client.QUEUES)
+            for topic in TOPICS if servers is not None else ():
+                create_topic(servers.broker, topic, client.QUEUES)
         for case in java_cases(seconds):
             found = client.measure(case, mine, java, Path(temporary), plan.rounds(), False, plan.size == "full")
             show(found, heading=not rows)
@@ -106,9 +118,10 @@ def beside_kafka(plan: Plan, seconds: float) -> list[Row]:
     ):
         assert theirs is not None
         folder = Path(temporary)
-        create_topic(mine.broker, TOPIC, client.QUEUES)
-        with kafka.kafka_client(packages, theirs, TOPIC, "fill", 1, folder) as filling:
-            filling.round(0)
+        for topic in TOPICS:
+            create_topic(mine.broker, topic, client.QUEUES)
+            with kafka.kafka_client(packages, theirs, topic, "fill", 1, folder) as filling:
+                filling.round(0)
         for name, case in kafka_cases(seconds):
             found = kafka.measure(name, case, mine, theirs, packages, folder, plan.rounds(), plan.size == "full")
             show(found, heading=not rows, peer="kafka")

@@ -1,11 +1,11 @@
 """What our client does in a second, everything at its default: python -m bench.perf NAMESRV TOPIC CASE [WINDOW].
 
-Cases: sync (WINDOW threads), future and async (WINDOW in flight), gathered to requests as batch-future and batch, with
-sharding keys as keyed and batch-keyed, send-columns, await (one at a time on asyncio), consume and latency, also as
-consume-async, consume-columns, consume-table and latency-async; open-threads, open-future, open-turn and open-batch
-send WINDOW a second, whatever the replies take. Each line of input is one round (seconds for the sends, messages for
-the others), answered by one line of JSON; whoever asks drops the first, the warm-up. bench/java/Perf.java is the same
-for the Java client.
+Cases: sync (WINDOW threads), future and async (WINDOW in flight), gathered to requests as batch-future and batch,
+with sharding keys as keyed and batch-keyed, send-columns, await (one at a time on asyncio), consume and latency, also
+as consume-async, consume-columns, consume-table and latency-async; open-threads, open-future, open-turn, open-batch,
+and open-seen and -seen-batch (until a listener has the message) send WINDOW a second, whatever the replies take. Each
+line of input is one round (seconds for the sends, messages for the others), answered by one line of JSON; whoever
+asks drops the first, the warm-up. bench/java/Perf.java is the same for the Java client.
 """
 
 from __future__ import annotations
@@ -454,6 +454,60 @@ def open_future(namesrv: str, topic: str, window: int, options: ProducerOptions 
         serve(round_of)
 
 
+class Seen:
+    """Ends each send of a round in an open loop when a listener has its message."""
+
+    def __init__(self) -> None:
+        self._mark = time.time_ns() ^ os.getpid()
+        self._loop: OpenLoop | None = None
+
+    def begin(self, loop: OpenLoop) -> None:
+        """A new round, after all messages of the one before came."""
+        self._loop = loop
+        self._mark += 1
+
+    def body(self, number: int) -> bytes:
+        """The body of the message of this number."""
+        return STAMP.pack(self._mark, number, 0) + BODY[STAMP.size :]
+
+    def note(self, message: ReceivedMessage) -> None:
+        """A message has come; called by any thread."""
+        mark, number, _ = STAMP.unpack_from(message.body)
+        if mark == self._mark and self._loop is not None:
+            self._loop.ended(number)
+
+
+def open_seen(namesrv: str, topic: str, window: int, options: ProducerOptions | None = None) -> None:
+    """As `open_future`, until a listener of this process has the message."""
+    seen = Seen()
+    consumer = PushConsumer(namesrv, new_group("open"), consume_from="first")
+    consumer.subscribe(topic)
+    consumer.listen(seen.note)
+    with consumer, Producer(namesrv, GROUP, **(options or {})) as producer:
+
+        def round_of(seconds: float) -> Result:
+            loop = OpenLoop(window, seconds)
+            seen.begin(loop)
+
+            def sent(number: int, done: Future[Any]) -> None:
+                if (error := done.exception()) is not None:
+                    loop.ended(number, error)
+
+            loop.drive(
+                lambda number: producer.send_future(topic, seen.body(number)).add_done_callback(
+                    functools.partial(sent, number)
+                )
+            )
+            return loop.result()
+
+        serve(round_of)
+
+
+def open_seen_batch(namesrv: str, topic: str, window: int) -> None:
+    """As `open_seen`; many messages in one request."""
+    open_seen(namesrv, topic, window, OPEN_GATHERED)
+
+
 def open_turn(namesrv: str, topic: str, window: int) -> None:
     """As `open_future`; what comes in one turn of the client's loop leaves together."""
     open_future(namesrv, topic, window, OPEN_TURN)
@@ -484,6 +538,8 @@ CASES: Cases = {
     "open-future": open_future,
     "open-turn": open_turn,
     "open-batch": open_batch,
+    "open-seen": open_seen,
+    "open-seen-batch": open_seen_batch,
 }
 
 

@@ -16,6 +16,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.LockSupport;
+import java.util.function.LongConsumer;
 import java.util.stream.LongStream;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -31,7 +32,8 @@ import org.apache.rocketmq.common.message.MessageExt;
  * What the official client does in a second, everything at its default: Perf NAMESRV TOPIC CASE [WINDOW].
  *
  * Cases: sync (WINDOW threads), async (WINDOW in flight), batch (the same with autoBatch), consume, latency, open and
- * open-batch (WINDOW a second, whatever the replies take). Each line of standard input is one round (seconds for the
+ * open-batch (WINDOW a second, whatever the replies take), open-seen and open-seen-batch (until a listener has the
+ * message). Each line of standard input is one round (seconds for the
  * sends, messages for the others) and is answered by one line of JSON, which ends with the bytes that the threads
  * allocated; whoever asks drops the first, the warm-up.
  * bench/perf.py is the same for the Python client.
@@ -74,15 +76,20 @@ public final class Perf {
                 perf.autoBatch = args[2].equals("batch");
                 perf.withProducer(producer -> perf.serve(seconds -> perf.async(producer, window, seconds)));
             }
-            case "open", "open-batch" -> {
+            case "open", "open-batch", "open-seen", "open-seen-batch" -> {
                 int rate = Integer.parseInt(args[3]);
-                perf.autoBatch = args[2].equals("open-batch");
+                boolean seen = args[2].startsWith("open-seen");
+                perf.autoBatch = args[2].endsWith("-batch");
                 perf.withProducer(producer -> {
                     if (perf.autoBatch) {
                         // As long as confluent-kafka gathers by default.
                         producer.batchMaxDelayMs(5);
                     }
-                    perf.serve(seconds -> perf.open(producer, rate, seconds));
+                    if (seen) {
+                        perf.serveSeen(producer, rate);
+                    } else {
+                        perf.serve(seconds -> perf.open(producer, rate, seconds, null));
+                    }
                 });
             }
             case "consume" -> perf.serve(count -> perf.consume((int) count));
@@ -177,13 +184,63 @@ public final class Perf {
         return rate(done.get(), System.nanoTime() - started, failed.get());
     }
 
-    /** An even rate; each time begins when the send was due. A failed one counts as the whole round. */
-    private String open(DefaultMQProducer producer, int rate, double seconds) throws Exception {
+    /** Ends sends of an open loop when the listener of this process has the message. */
+    private static final class Seen {
+        private final long mark = System.nanoTime() ^ ProcessHandle.current().pid();
+        private long round;
+        private LongConsumer ended = number -> { };
+
+        synchronized void begin(LongConsumer ended) {
+            this.ended = ended;
+            round++;
+        }
+
+        synchronized byte[] body(byte[] plain, int number) {
+            byte[] stamped = plain.clone();
+            ByteBuffer.wrap(stamped).putLong(mark + round).putInt(number);
+            return stamped;
+        }
+
+        synchronized void note(byte[] body) {
+            ByteBuffer got = ByteBuffer.wrap(body);
+            if (got.getLong() == mark + round) {
+                ended.accept(got.getInt());
+            }
+        }
+    }
+
+    private void serveSeen(DefaultMQProducer producer, int rate) throws Exception {
+        Seen seen = new Seen();
+        DefaultMQPushConsumer consumer = consumer("open");
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            for (MessageExt message : messages) {
+                seen.note(message.getBody());
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        serve(seconds -> open(producer, rate, seconds, seen));
+        consumer.shutdown();
+    }
+
+    /**
+     * An even rate; each time begins when the send was due, and ends with its acknowledgement, or when its message is
+     * `seen`. A failed one counts as the whole round.
+     */
+    private String open(DefaultMQProducer producer, int rate, double seconds, Seen seen) throws Exception {
         int count = Math.max((int) (rate * seconds), 1);
         long[] taken = new long[count];
         AtomicInteger failed = new AtomicInteger();
         CountDownLatch all = new CountDownLatch(count);
         long started = System.nanoTime();
+        if (seen != null) {
+            seen.begin(number -> {
+                if (taken[(int) number] == 0) {
+                    taken[(int) number] = System.nanoTime() - started - (long) (number * 1e9 / rate);
+                    all.countDown();
+                }
+            });
+        }
         for (int number = 0; number < count; number++) {
             int index = number;
             long due = started + (long) (number * 1e9 / rate);
@@ -192,8 +249,10 @@ public final class Perf {
             }
             SendCallback callback = new SendCallback() {
                 @Override public void onSuccess(SendResult result) {
-                    taken[index] = System.nanoTime() - due;
-                    all.countDown();
+                    if (seen == null) {
+                        taken[index] = System.nanoTime() - due;
+                        all.countDown();
+                    }
                 }
 
                 @Override public void onException(Throwable problem) {
@@ -203,7 +262,7 @@ public final class Perf {
                 }
             };
             try {
-                producer.send(new Message(topic, body), callback);
+                producer.send(new Message(topic, seen == null ? body : seen.body(body, number)), callback);
             } catch (Exception e) {
                 callback.onException(e);
             }

@@ -83,6 +83,20 @@ def test_a_failed_send_counts_as_the_whole_round() -> None:
     assert found["p99_us"] == found["p999_us"] == pytest.approx(990_000)
 
 
+def test_what_is_told_twice_counts_once() -> None:
+    clock = Clock()
+    loop = OpenLoop(1000, 0.002, clock, clock.sleep)
+
+    def send(number: int) -> None:
+        loop.ended(0)  # A message that a listener gets twice.
+        clock.ns += MS // 2
+        loop.ended(number, ConnectionError("refused") if number == 0 else None)
+
+    loop.drive(send)
+    found = loop.result()
+    assert (found["count"], found["failed"], found["p50_us"]) == (2, 0, 500)
+
+
 @given(
     rate=st.floats(1, 100_000),
     count=st.integers(1, 300),
