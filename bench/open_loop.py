@@ -86,7 +86,7 @@ TOPICS = sorted({topic_of(rate, how) for rate, how, _ in WAYS})
 
 def run(plan: Plan) -> list[Row]:
     """Every case at the plan's sizes; without Java and Kafka if it says so."""
-    seconds = plan.of(3.0, 1.0, 0.05)
+    seconds = plan.of(3.0, 0.5, 0.05)
     rows: list[Row] = []
     if not plan.alone:
         java_client.compiled()
