@@ -145,6 +145,15 @@ class SimDisk:
         self._files.clear()
         self._names.clear()
 
+    def flip(self, path: Path, at: int, bit: int) -> None:
+        """Have a file hold another bit than was written, and synced; nothing runs that has it open."""
+        content = bytearray(path.read_bytes())
+        content[at] ^= 1 << bit
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(content[at : at + 1])
+        self._files[path.stat().st_ino] = Pages.of(str(path))
+
     def lose_power(self) -> None:
         """Hold what is on the disk, and of the rest what happens to be."""
         left = self.root.with_name(f"{self.root.name}.left")

@@ -1,4 +1,4 @@
-"""Defects planted where a rack or a group of controllers is run, each with the rule that has to notice it.
+"""Defects planted where a rack, a group of controllers or a disk whose bits flip is run, each with its rule.
 
 `python -m tests.simulation.run --scenario tests.simulation.group_mutants:NAME --seed N` runs one.
 """
@@ -61,6 +61,30 @@ TABLE = {
         "        self.flushes = s.sync_flush\n",
         "        self.flushes = False\n",
         scenario="rack:alone",
+    ),
+    "damage_ends_the_log": Planted(
+        "damage takes nothing else with it",
+        "store/recovery.py",
+        "    covered = min(max(at.queues_position, log.proven_end()), log.mapped_files.end())\n",
+        "    covered = oldest\n",
+        seed=4,
+        scenario="flips:alone",
+    ),
+    "damage_is_not_told": Planted(
+        "damage is told",
+        "store/recovery.py",
+        "        if self.skipped:\n            begin",
+        "        if not lines and self.missing:\n            begin",
+        seed=4,
+        scenario="flips:alone",
+    ),
+    "a_slave_keeps_its_damage": Planted(
+        "damage takes nothing else with it",
+        "store/replica.py",
+        "        if not log.is_replica or (begin, end) not in log.damaged or begin < log.min_position:\n",
+        "        if log.damaged:\n",
+        seed=4,
+        scenario="flips:of_a_slave",
     ),
 }
 

@@ -46,8 +46,8 @@ SPLIT = {"replicas": 2, "retries": 0, "splits": [{"at": 10.0, "node": "broker-a-
 ALONE = {"replicas": 1, "retries": 0, "splits": []}
 PAIR = {"replicas": 2, "retries": 0, "splits": []}
 # A part alone.
-RESETS, FAILING, ORDERED, LIVES, ONCE = (
-    {"parts": [part], **ALONE} for part in ("resets", "dead letters", "ordered", "topics", "once")
+RESETS, FAILING, ORDERED, LIVES, ONCE, USERS = (
+    {"parts": [part], **ALONE} for part in ("resets", "dead letters", "ordered", "topics", "once", "users")
 )
 IN_SYNC = "broker/replication/in_sync_set.py"
 TABLE: dict[str, Planted] = {
@@ -267,6 +267,20 @@ TABLE: dict[str, Planted] = {
         "    return Decision(events=(Cleaned(h.broker_name, ids),))\n",
         "    return Decision()\n",
         shape=PAIR | {"moves": [{"at": 6.0, "leaves": "broker-a-1", "after_s": 1.0}]},
+    ),
+    "who_is_deleted_stays": Planted(
+        "users do what they may",
+        "access/tables.py",
+        "        self.replace(_without(self.users, username), _without(self.acls, username))\n",
+        "        pass\n",
+        shape=USERS,
+    ),
+    "a_slave_does_not_know_its_master_s_users": Planted(
+        "users do what they may",
+        "broker/replication/slave_synchronize.py",
+        "            access.replace(users, acls)\n",
+        "            pass\n",
+        shape={"parts": ["users"], "replicas": 2, "splits": [{"at": 12.0, "node": "broker-a-1", "seconds": 9.0}]},
     ),
     "a_recall_is_overheard": Planted(
         "later messages come once and in time",

@@ -5,7 +5,7 @@ Rule: a part has topics and groups of its own, whose names begin with "p-"; `mix
 
 from __future__ import annotations
 
-from tests.simulation.parts import dead_letters, once, ordered, resets, topics
+from tests.simulation.parts import dead_letters, once, ordered, resets, topics, users
 from tests.simulation.parts.part import Part
 
 PARTS: dict[str, Part] = {
@@ -14,4 +14,5 @@ PARTS: dict[str, Part] = {
     "ordered": ordered.PART,
     "resets": resets.PART,
     "topics": topics.PART,
+    "users": users.PART,
 }

@@ -20,7 +20,8 @@ class Part(NamedTuple):
     """`draw(chance, end_s)`: its plan, of steps with their time `at`, and of members; `start`: begins its processes.
 
     `topics`: made before, with so many queues; `finish`: what is looked at once all has settled, before the clients
-    end; `settings`: of the brokers; `quiet_s`: what it waits for by itself takes so much longer than all else.
+    end; `settings`: of the brokers; `quiet_s`: what it waits for by itself takes so much longer than all else;
+    `begin`: called before anything begins, in the process of this seed alone.
     """
 
     draw: Callable[[random.Random, float], list[Step]]
@@ -29,6 +30,7 @@ class Part(NamedTuple):
     finish: Callable[[Workload], Awaitable[None]] = _nothing
     settings: dict[str, Any] = {}
     quiet_s: float = 0.0
+    begin: Callable[[], None] = lambda: None
 
 
 def of_kind(steps: Iterable[Step], kind: str) -> list[Step]:

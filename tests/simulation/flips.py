@@ -1,0 +1,153 @@
+"""Bits that flip on a disk while its broker is down: the damage is told, and nothing but what it hit is lost.
+
+Rule: what a flip hits is known from the log before it, by its records; a record's body and place are what is promised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from tests.simulation.checker import PromiseBroken
+from tests.simulation.histories import Stored, log_of, records_of
+from tests.simulation.nodes import Cluster
+from tests.simulation.world import Node, World
+
+from rocketspark import AsyncProducer, AsyncPullConsumer, Message, MessageQueue
+
+TOPIC = "t"
+FIRST, SECOND = 160, 20
+
+
+async def alone(world: World) -> dict[str, Any]:
+    """One broker: what was hit is lost, as there is no other copy."""
+    cluster = Cluster(world, flush_disk_type="SYNC_FLUSH")
+    node = cluster.brokers[0]
+    sent, hit = await _flip(cluster, node)
+    process = cluster.restart(node)
+    assert process is not None
+    while not process.is_ready:
+        await asyncio.sleep(0.1)
+    await _send(cluster, sent, SECOND)
+    there = await world.node("reader").run(lambda reader: _read(cluster))
+    _check(world, sent, there, hit, may_lose=True)
+    await cluster.stop()
+    return {"sent": len(sent), "read": len(there), "hit": len(hit)}
+
+
+async def of_a_slave(world: World) -> dict[str, Any]:
+    """A slave: it takes what was hit from its master, and has all once it is elected."""
+    cluster = Cluster(world, replicas=2, flush_disk_type="SYNC_FLUSH")
+
+    async def slave() -> Node:
+        master = await cluster.master()
+        return next(node for node in cluster.brokers if node is not master)
+
+    sent, hit = await _flip(cluster, slave)
+    node = next(node for node in cluster.brokers if not node.processes)
+    cluster.restart(node)
+    await cluster.wait_in_sync(2)
+    await _send(cluster, sent, SECOND)
+    await asyncio.sleep(5)
+    master = await cluster.master()
+    assert master is not None
+    assert master is not node
+    master.kill()
+    while await cluster.master() is not node:
+        await asyncio.sleep(0.1)
+    there = await world.node("reader").run(lambda reader: _read(cluster))
+    _check(world, sent, there, hit, may_lose=False)
+    cluster.restart(master)
+    await cluster.wait_in_sync(2)
+    await cluster.stop()
+    return {"sent": len(sent), "read": len(there), "hit": len(hit)}
+
+
+async def _flip(cluster: Cluster, whose: Any) -> tuple[dict[str, tuple[int, int]], set[str]]:
+    """Start, send, kill a broker and flip bits of its log; return what was sent where, and what was hit."""
+    world = cluster.world
+    chance = world.random("flips")
+    await cluster.start()
+    sent: dict[str, tuple[int, int]] = {}
+    await _send(cluster, sent, FIRST)
+    await asyncio.sleep(1)
+    node = whose if isinstance(whose, Node) else await whose()
+    node.kill()
+    records = list(records_of(cluster.store(node)))
+    begin, log = log_of(cluster.store(node))
+    flips = world.planned("flips", [_draw(chance, begin, len(log)) for _ in range(chance.choice([1, 1, 2, 4]))])
+    hit = {_of(records, flip["at"]) for flip in flips if flip["folder"] == "commitlog"}
+    for flip in flips:
+        world.record("flip", node=node.name, **flip)
+        files = (cluster.store(node) / flip["folder"]).iterdir()
+        path = max(path for path in files if int(path.name) <= flip["at"])
+        node.disk.flip(path, flip["at"] - int(path.name), flip["bit"])
+    world.states["bits flipped"] += len(flips)
+    await asyncio.sleep(1)
+    return sent, hit
+
+
+def _draw(chance: random.Random, begin: int, size: int) -> dict[str, Any]:
+    if chance.random() < 0.3:
+        # A queue has a unit of 20 bytes for each message; what is lost of it is found again in the log.
+        folder = f"consumequeue/{TOPIC}/{chance.randrange(4)}"
+        return {"folder": folder, "at": chance.randrange(20 * FIRST // 8), "bit": chance.randrange(8)}
+    return {"folder": "commitlog", "at": begin + chance.randrange(size), "bit": chance.randrange(8)}
+
+
+def _of(records: list[Stored], position: int) -> str:
+    """Return the body of the record that has a byte of the log."""
+    found = max((one for one in records if one.position <= position), key=lambda one: one.position)
+    return found.body.partition(" ")[0]
+
+
+async def _send(cluster: Cluster, sent: dict[str, tuple[int, int]], count: int) -> None:
+    async def send(node: Node) -> None:
+        async with AsyncProducer(cluster.namesrv_address, "senders", send_timeout_ms=3000, retries=20) as producer:
+            for number in range(len(sent), len(sent) + count):
+                body = f"m{number}"
+                result = await producer.send(Message(TOPIC, f"{body} {'x' * (number % 7 * 300)}".encode()))
+                sent[body] = result.queue.queue_id, result.queue_offset
+
+    await cluster.world.node("sender").run(send)
+
+
+async def _read(cluster: Cluster) -> dict[tuple[int, int], str]:
+    """Read every queue until nothing more comes for some seconds."""
+    found: dict[tuple[int, int], str] = {}
+    async with AsyncPullConsumer(cluster.namesrv_address, "checkers", auto_commit=False) as consumer:
+        queues: list[MessageQueue] = await consumer.queues(TOPIC)
+        await consumer.assign(queues)
+        for queue in queues:
+            await consumer.seek_to_begin(queue)
+        quiet = 0
+        while quiet < 6:
+            messages = await consumer.poll(2000)
+            quiet = 0 if messages else quiet + 1
+            for message in messages:
+                found[message.queue_id, message.queue_offset] = message.body.decode("utf-8", "replace")
+    return found
+
+
+def _check(
+    world: World,
+    sent: dict[str, tuple[int, int]],
+    there: dict[tuple[int, int], str],
+    hit: set[str],
+    *,
+    may_lose: bool,
+) -> None:
+    broken = []
+    bodies = {f"m{number} {'x' * (number % 7 * 300)}" for number in range(len(sent))}
+    if strange := [(at, body[:40]) for at, body in there.items() if body not in bodies]:
+        broken.append(f"what is given is what was sent ({len(strange)}): {strange[:3]}")
+    read = {at: body.partition(" ")[0] for at, body in there.items()}
+    lost = {body for body, at in sent.items() if read.get(at) != body}
+    if more := lost - (hit if may_lose else set()):
+        broken.append(f"damage takes nothing else with it ({len(more)}): {sorted(more)[:5]}, hit was {sorted(hit)}")
+    if lost and not any("check the disk" in line for line in world.logs):
+        broken.append(f"damage is told ({len(lost)}): {sorted(lost)} are lost, and no line says so")
+    world.states["messages lost by flips"] += len(lost)
+    if broken:
+        raise PromiseBroken("\n".join(broken))
