@@ -33,6 +33,7 @@ LATER = ("delay", "timer", "transaction")
 # Topics that are deleted and made anew: an offset is another message then.
 LIVES = "p-life"
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
+WHEEL = "rmq_sys_wheel_timer"
 
 
 class View:
@@ -325,7 +326,9 @@ def later_messages_come_once_and_in_time(view: View) -> Iterator[str]:
         topic, body = "t-delay" if sent.way == "delay" else "t-timer", sent.bodies[0]
         count = len(view.of_body.get((topic, body), ()))
         recall = recalled.get(body)
-        if recall is not None and recall.is_ok and count:
+        # A send that was repeated has two copies of two times; the handle is that of the one that was answered.
+        copies = len(view.of_body.get((WHEEL, body), ())) if sent.attempts > 1 else 1
+        if recall is not None and recall.is_ok and count >= max(copies, 1):
             yield f"{body} was recalled at {recall.ended_s:.3f} and came"
         # One that was due by a clock that was ahead may be due later than the run lasts.
         if sent.is_ok and recall is None and count == 0 and not jumped:

@@ -46,6 +46,7 @@ async def run(
     replicas: int | None = None,
     retries: int | None = None,
     splits: list[dict[str, Any]] | None = None,
+    faults: list[dict[str, Any]] | None = None,
     stands: list[dict[str, Any]] | None = None,
     moves: list[dict[str, Any]] | None = None,
     parts: Sequence[str] | None = None,
@@ -54,7 +55,7 @@ async def run(
 ) -> dict[str, Any]:
     """Run the clients beside faults. What is given is not drawn.
 
-    With `splits` there are no other faults but those of `stands` and `moves`, if they are given. `adds`: whether parts
+    With `splits` there are no faults but those that are given. `adds`: whether parts
     are drawn.
     """
     chance = world.random("plan")
@@ -91,7 +92,8 @@ async def run(
     for member in members:
         world.node(member["name"])
     drawn = draw_faults(world.random("faults"), cluster, producers, begin_s=FAULTS_FROM_S, end_s=FAULTS_UNTIL_S)
-    faults = world.planned("faults", drawn) if faulty and splits is None else []
+    if faults is None:
+        faults = world.planned("faults", drawn) if faulty and splits is None else []
     may_move = splits is None and faulty and replicas > 1
     if stands is None and splits is None and faulty:
         drawn = draw_stands(

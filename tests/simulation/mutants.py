@@ -45,6 +45,15 @@ SPLIT = {"replicas": 2, "retries": 0, "splits": [{"at": 10.0, "node": "broker-a-
 # One broker without a fault, and two.
 ALONE = {"replicas": 1, "retries": 0, "splits": []}
 PAIR = {"replicas": 2, "retries": 0, "splits": []}
+# The answers of a broker take long, and the connections break while they are on their way.
+BREAKS = {
+    **ALONE,
+    "faults": [
+        {"kind": kind, "at": at, "seconds": seconds, "node": "broker-a-1", "other": f"producer-{number}", "value": 0.3}
+        for number in range(3)
+        for kind, at, seconds in [("slow", 6.0, 34.0), *(("break", 7.0 + turn * 1.7, 0.1) for turn in range(18))]
+    ],
+}
 # A part alone.
 RESETS, FAILING, ORDERED, LIVES, ONCE, USERS = (
     {"parts": [part], **ALONE} for part in ("resets", "dead letters", "ordered", "topics", "once", "users")
@@ -281,6 +290,21 @@ TABLE: dict[str, Planted] = {
         "            access.replace(users, acls)\n",
         "            pass\n",
         shape={"parts": ["users"], "replicas": 2, "splits": [{"at": 12.0, "node": "broker-a-1", "seconds": 9.0}]},
+    ),
+    "a_fast_send_is_stored_twice": Planted(
+        "sent once is stored once",
+        "broker/handlers/send_fast_path.py",
+        "        placed = self._put_message.accept_run(run.messages, peer.packed_host)\n",
+        "        self._put_message.accept_run(run.messages, peer.packed_host)\n"
+        "        placed = self._put_message.accept_run(run.messages, peer.packed_host)\n",
+        shape=ALONE,
+    ),
+    "a_producer_makes_an_attempt_too_many": Planted(
+        "sent once is stored once",
+        "client/producer/in_flight_send.py",
+        "        may = made < self.attempts and (\n",
+        "        may = made <= self.attempts and (\n",
+        shape=BREAKS,
     ),
     "a_recall_is_overheard": Planted(
         "later messages come once and in time",

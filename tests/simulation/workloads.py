@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import zlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -279,11 +280,11 @@ class Workload:
 
     async def pull(self, node: Node, ended: IsOver, group: str = "pull", topics: Sequence[str] = PULLED) -> None:
         """Read as a member of a group that polls."""
-        held: dict[MessageQueue, int] = {}
+        # How often each queue was given up. That it is held again is told late, once all are: after its first messages.
+        given_up: Counter[tuple[str, int]] = Counter()
 
-        async def assigned(queues: list[MessageQueue]) -> None:
-            for queue in queues:
-                held[queue] = held.get(queue, 0) + 1
+        async def revoked(queues: list[MessageQueue]) -> None:
+            given_up.update((queue.topic, queue.queue_id) for queue in queues)
 
         async with AsyncPullConsumer(
             self.cluster.namesrv_address,
@@ -291,15 +292,14 @@ class Workload:
             consume_from="first",
             commit_interval_ms=1000,
             rebalance_interval_ms=5000,
-            on_assigned=assigned,
+            on_revoked=revoked,
         ) as consumer:
             for topic in topics:
                 consumer.subscribe(topic)
             while not ended():
                 asked_s = self.world.now_s
                 for message in await self.tried(consumer.poll(500, count_max=3)):
-                    queue = next((q for q in held if (q.topic, q.queue_id) == (message.topic, message.queue_id)), None)
-                    session = f"{node.name}/{held.get(queue, 0) if queue else 0}"
+                    session = f"{node.name}/{given_up[message.topic, message.queue_id]}"
                     self.read(group, group, node, session, message, asked_s)
                 await asyncio.sleep(0.05)
 
