@@ -21,6 +21,9 @@ from rocketspark.cli.commands import consume
 from rocketspark.cli.operate import print_json, print_table
 from rocketspark.model.limited_log import LOGGERS, ShownFormatter
 from rocketspark.model.text import in_file_name, shown, shown_json
+
+pytest.importorskip("pyspark")
+
 from rocketspark.spark.pipelines import trace_report
 from rocketspark.spark.pipelines.parts.archive_manifest import partition_folder
 from rocketspark.spark.pipelines.parts.progress import Progress
