@@ -140,8 +140,11 @@ class TimerMessages:
         self._precision_ms, self._regrid_to = self._files.wheel.precision_ms, high
         if self._files.used:
             # What came since the checkpoint into slots before its time did so by a clock that was set back: they are
-            # not done, whatever the clock says now.
-            units = self._files.log.units(self._version.physical_offset)
+            # not done, whatever the clock says now. Another broker delivered what it read.
+            units = self._files.log.units(self._version.physical_offset) if self._taken_to < high else ()
+            if units and self._taken_to > low:
+                ((own_from, *_),) = self._store.queue_units(topic_names.TIMER_TOPIC, 0, self._taken_to, 1)
+                units = (unit for unit in units if unit.physical_offset >= own_from)
             early_ms = min((unit.time_ms for unit in units), default=self._read_ms)
             self._read_ms = min(self._read_ms, early_ms // self._precision_ms * self._precision_ms)
             self._open_again(self._clock(), self._version.physical_offset)

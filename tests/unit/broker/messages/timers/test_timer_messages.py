@@ -33,7 +33,7 @@ from rocketspark.protocol.json import bodies
 from rocketspark.protocol.message import properties, record
 from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store import Store, StoreSettings
-from rocketspark.store.timers.timer_files import TimerFiles, read_checkpoint
+from rocketspark.store.timers.timer_files import TimerCheckpoint, TimerFiles, read_checkpoint
 
 pytestmark = pytest.mark.shows("timer messages, rolling, recall, in RocketMQ's files")
 
@@ -650,6 +650,24 @@ def test_what_came_by_a_clock_that_was_set_back_is_delivered_though_a_kill_and_t
     broker = broker.killed()
     broker.settle()
     assert broker.keys() == ["K1", "K2"]
+    broker.stop()
+
+
+def test_what_another_broker_delivered_meanwhile_is_not_delivered_again(rig: Callable[..., Rig], clock: Clock) -> None:
+    """A slave that acted for this broker had it on its wheel, though this one's own checkpoint is older."""
+    broker = rig()
+    broker.send(key="K0", TIMER_DELAY_MS=60_000)
+    broker.at(NOW + 1000).checkpoint()
+    broker.send(key="K1", TIMER_DELAY_MS=2000)
+    broker.settle()
+    clock.now_ms = NOW + 11_000
+    broker = broker.killed()
+    assert broker.timers.take_checkpoint(TimerCheckpoint(NOW + 10_000, queue_offset=2, master_queue_offset=2))
+    broker.timers.open()
+    broker.send(key="K2", TIMER_DELAY_MS=2000)
+    broker.settle()
+    broker.at(NOW + 70_000)
+    assert broker.keys() == ["K2", "K0"]
     broker.stop()
 
 
