@@ -27,13 +27,13 @@ def tasks(partitions: Sequence[Partition]) -> list[InputPartition]:
 
 
 def read_task(
-    partition: InputPartition, schema: StructType, options: ReadOptions, rows: ReadFilter | None = None
+    partition: InputPartition | None, schema: StructType, options: ReadOptions, rows: ReadFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Return the rows of a partition with the columns of a schema; runs on an executor. `rows`: by default the filter
     of the options.
     """
-    if partition.value is None:
-        return  # PySpark's stand-in where there is no partition.
+    if partition is None or partition.value is None:
+        return  # PySpark's stand-in where there is no partition: 4.0 has None, others one that holds None.
     if options.store is not None:
         settle()
     with plain_errors():
