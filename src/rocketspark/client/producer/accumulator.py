@@ -19,14 +19,13 @@ from rocketspark.client.producer.gathered_sends import (
     takes_batches,
 )
 from rocketspark.client.producer.in_flight_send import InFlightSend
-from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, queue_of_key
+from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, batch_message, queue_of_key
 from rocketspark.client.producer.send_path import SendPath
 from rocketspark.client.results import SendResult
 from rocketspark.errors import ConfigError, NotSent
 from rocketspark.model import Message, MessageFields, MessageQueue
-from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.message import batch, properties
-from rocketspark.protocol.message.message_ids import ID_CHARACTERS, UniqueIdBlocks, unique_ids
+from rocketspark.protocol.message import batch
+from rocketspark.protocol.message.message_ids import ID_CHARACTERS, UniqueIdBlocks
 
 # A topic or one of its queues; with False, if the flush is not waited for.
 Kind = str | MessageQueue | tuple[str | MessageQueue, bool]
@@ -98,9 +97,7 @@ class Gathered(msgspec.Struct, eq=False):
         if len(ids) == 1:
             flag, body, text = batch.decode(body)[0]
             return PreparedMessage(self.topic, body, text.decode(), 0, flag, ids[0]), ids
-        wait = "true" if self.wait_store_ok else "false"
-        outer = properties.encode({properties.UNIQUE_ID: unique_ids.next(), properties.WAIT: wait})
-        return PreparedMessage(self.topic, body, outer, 0, 0, ",".join(ids), RequestCode.SEND_BATCH_MESSAGE), ids
+        return batch_message(self.topic, body, ",".join(ids), wait_store_ok=self.wait_store_ok), ids
 
 
 class Accumulator:

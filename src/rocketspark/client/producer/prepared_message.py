@@ -134,10 +134,15 @@ def pack_batch(messages: Sequence[Message], packing: PackingSettings) -> Prepare
     if len(body) > packing.body_bytes_max:
         text = f"the batch has {len(body)} bytes; at most {packing.body_bytes_max} are allowed: send it in parts"
         raise MessageIllegal(text, topic=first.topic)
-    wait = "true" if first.wait_store_ok else "false"
-    outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01{wait}\x02"
     topic = namespace.wrap(packing.namespace, first.topic)
-    return PreparedMessage(topic, body, outer, 0, 0, ",".join(ids), RequestCode.SEND_BATCH_MESSAGE)
+    return batch_message(topic, body, ",".join(ids), wait_store_ok=first.wait_store_ok)
+
+
+def batch_message(topic: str, body: bytes, ids: str, *, wait_store_ok: bool = True) -> PreparedMessage:
+    """Return the message of a batch send, which has an id of its own. `ids`: those of its messages, comma separated."""
+    wait = "true" if wait_store_ok else "false"
+    outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01{wait}\x02"
+    return PreparedMessage(topic, body, outer, 0, 0, ids, RequestCode.SEND_BATCH_MESSAGE)
 
 
 def split(messages: Iterable[Message], bytes_max: int = 1 << 20) -> Iterator[list[Message]]:

@@ -17,15 +17,20 @@ from numpy.typing import NDArray
 from rocketspark.client.callbacks import passes_on
 from rocketspark.client.producer.given_columns import Rows
 from rocketspark.client.producer.in_flight_send import InFlightSend
-from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, queue_of_key, shrink
+from rocketspark.client.producer.prepared_message import (
+    PackingSettings,
+    PreparedMessage,
+    batch_message,
+    queue_of_key,
+    shrink,
+)
 from rocketspark.client.producer.send_attempts import QUEUE_GONE
 from rocketspark.client.producer.send_path import SendPath
 from rocketspark.client.results import Outcome, SendManyResult, SendResult
 from rocketspark.errors import NotSent, SendFailed, StateError
 from rocketspark.model import MessageQueue, namespace
-from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.message import batch, batch_columns, properties
-from rocketspark.protocol.message.message_ids import joined_ids, unique_ids
+from rocketspark.protocol.message import batch, batch_columns
+from rocketspark.protocol.message.message_ids import joined_ids
 
 # Each doubling up to here takes less of the processor, of both sides; more saves nothing.
 BATCH_BYTES = 512 << 10
@@ -238,9 +243,8 @@ class RowsInFlight:
     def _batch(self, at: int, end: int) -> PreparedMessage:
         rows, first = slice(at, end), self._first + at
         body = batch_columns.encode(self._rows.bodies[rows], self._rows.pieces_of(rows), self._prefix, first)
-        outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01true\x02"
         ids = joined_ids(self._prefix, first, end - at) if self._is_hooked else ""
-        return PreparedMessage(self._topic, body, outer, 0, 0, ids, RequestCode.SEND_BATCH_MESSAGE)
+        return batch_message(self._topic, body, ids)
 
     def _message(self, row: int) -> PreparedMessage:
         """Return a row as a message that is sent alone, compressed if it is large."""

@@ -13,13 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rocketspark.client.producer.prepared_message import PreparedMessage
+from rocketspark.client.producer.prepared_message import PreparedMessage, batch_message
 from rocketspark.errors import MessageIllegal
-from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch_columns, properties
 from rocketspark.protocol.message.batch import HEAD_BYTES
 from rocketspark.protocol.message.batch_columns import BEFORE_ID
-from rocketspark.protocol.message.message_ids import UniqueIdBlocks, joined_ids, unique_ids
+from rocketspark.protocol.message.message_ids import UniqueIdBlocks, joined_ids
 from rocketspark.spark.write.rows import CheckedRows, Text, offsets_of
 
 _BINARY = pa.binary()
@@ -101,8 +100,7 @@ def encode(rows: CheckedRows, ids: UniqueIdBlocks) -> BatchItems:
 
 def joined(pieces: Iterable[bytes | memoryview], topic: str) -> PreparedMessage:
     """Return the message of a batch send whose body is made of `pieces`, each the bytes of some items."""
-    outer = f"{properties.UNIQUE_ID}\x01{unique_ids.next()}\x02{properties.WAIT}\x01true\x02"
-    return PreparedMessage(topic, b"".join(pieces), outer, 0, 0, "", RequestCode.SEND_BATCH_MESSAGE)
+    return batch_message(topic, b"".join(pieces), "")
 
 
 def _pieces(rows: CheckedRows) -> list[pa.BinaryArray | pa.BinaryScalar]:
