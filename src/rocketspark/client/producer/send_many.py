@@ -25,7 +25,7 @@ from rocketspark.client.producer.prepared_message import (
     shrink,
 )
 from rocketspark.client.producer.send_attempts import QUEUE_GONE
-from rocketspark.client.producer.send_path import SendPath
+from rocketspark.client.producer.send_path import InFlightLimit, SendPath
 from rocketspark.client.results import Outcome, SendManyResult, SendResult
 from rocketspark.errors import NotSent, SendFailed, StateError
 from rocketspark.model import MessageQueue, namespace
@@ -105,7 +105,8 @@ class RowsInFlight:
         self._ends = np.zeros(0, np.int64)
         self._lanes: deque[Lane] = deque()
         self._sends: dict[RowsSend, Lane] = {}
-        self._bytes = 0
+        self._batch_bytes = min(BATCH_BYTES, packing.body_bytes_max)
+        self._room = InFlightLimit(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX)
         self._failures = 0
         self._queue_is_gone = False
         self._outcomes: list[Outcome] = []
@@ -178,8 +179,7 @@ class RowsInFlight:
             if lane.is_free:
                 end = self._end_of_batch(lane)
                 size = int(self._ends[end] - self._ends[lane.at])
-                room = self._bytes + size <= IN_FLIGHT_BYTES_MAX and len(self._sends) < IN_FLIGHT_MAX
-                if room or not self._sends:
+                if self._room.try_enter(size):
                     self._begin(lane, end, size)
                     return True
         return False
@@ -187,8 +187,7 @@ class RowsInFlight:
     def _end_of_batch(self, lane: Lane) -> int:
         if lane.one_by_one:
             return lane.at + 1
-        bytes_max = min(BATCH_BYTES, self._packing.body_bytes_max)
-        end = int(np.searchsorted(self._ends, self._ends[lane.at] + bytes_max, "right")) - 1
+        end = int(np.searchsorted(self._ends, self._ends[lane.at] + self._batch_bytes, "right")) - 1
         return min(max(end, lane.at + 1), lane.end, lane.at + batch.COUNT_MAX)
 
     def _begin(self, lane: Lane, end: int, size: int) -> None:
@@ -197,7 +196,7 @@ class RowsInFlight:
         lane.at = end
         if end == lane.end:
             self._lanes.remove(lane)
-        alone = lane.one_by_one or size > min(BATCH_BYTES, self._packing.body_bytes_max)
+        alone = lane.one_by_one or size > self._batch_bytes
         out = self._message(at) if alone else self._batch(at, end)
         send = RowsSend(path, out, None, lane.queue, self._timeout_ms, self._attempts, at=at, end=end, told=self._told)
         if lane.queue is not None:
@@ -206,7 +205,6 @@ class RowsInFlight:
         send.accumulator = path.accumulator
         lane.in_flight += 1
         self._sends[send] = lane
-        self._bytes += size
         try:
             if not send.begin():
                 send.drive()
@@ -217,7 +215,7 @@ class RowsInFlight:
         """Note what became of a send."""
         lane = self._sends.pop(send)
         lane.in_flight -= 1
-        self._bytes -= int(self._ends[send.end] - self._ends[send.at])
+        self._room.leave(int(self._ends[send.end] - self._ends[send.at]))
         self._outcomes.append(Outcome(send.at, send.end, result, error))
         self._failures = self._failures + 1 if error is not None else 0
         if isinstance(error, StateError) or self._failures >= FAILURES_MAX:
