@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from copy import copy
 from types import TracebackType
@@ -134,22 +134,12 @@ class ProducerFacade(QueriesFacade[P]):
             WaitingSend(core.send_path, out, key, queue, timeout_ms, core.attempts, message, choose, wakes=loop.wakes)
         )
 
-    def send_many(
-        self,
-        topic: str,
-        bodies: Iterable[Any],
-        *,
-        tags: str | Iterable[Any] | None = None,
-        keys: str | Iterable[Any] | None = None,
-        sharding_keys: str | Iterable[Any] | None = None,
-        properties: Mapping[str, str | Iterable[Any]] | Iterable[Any] | None = None,
-        delay_ms: int | Iterable[Any] | None = None,
-        timeout_ms: float | None = None,
-    ) -> SendManyResult:
+    @arguments_of(AsyncProducer.send_many)
+    def send_many(self, topic: str, bodies: Any, *, timeout_ms: float | None = None, **columns: Any) -> SendManyResult:
         """Send many messages of one topic, given as columns, and wait for all. As AsyncProducer.send_many."""
         loop, core = self._loop, self._core
         # In the thread that calls: the loop goes on meanwhile.
-        rows = check_rows(topic, Given(bodies, tags, keys, sharding_keys, properties, delay_ms), core.packing)
+        rows = check_rows(topic, Given(bodies, **columns), core.packing)
         return loop.call(core._send_rows(rows, timeout_ms))
 
     def send_future(
