@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.errors import FilterIllegal
 from rocketspark.model.text import string_hash
 
@@ -29,6 +30,14 @@ class Subscription(msgspec.Struct, frozen=True):
     def is_all(self) -> bool:
         """True if every message of the topic is wanted."""
         return self.expression_type == TAG and self.expression == ALL
+
+
+def newer_version(last: int) -> int:
+    """Return the version of a subscription that is made now. `last`: that of the one before, 0 for none.
+
+    Brokers keep the filter of the highest one: a clock that is set back makes no new filter an old one.
+    """
+    return max(int(machine.time() * 1000), last + 1)
 
 
 def subscribe(topic: str, expression: str | None = ALL, *, version: int = 0, kind: str = TAG) -> Subscription:

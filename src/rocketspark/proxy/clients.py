@@ -19,6 +19,7 @@ from typing import Any
 from rocketspark import machine
 from rocketspark.client.callbacks import Tasks
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.subscription import newer_version
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.proxy.brokers import Brokers, attempts_max, exponential, waits_ms
 from rocketspark.proxy.call import WRITE_S, Call
@@ -302,7 +303,7 @@ class Clients:
         return client
 
     def _tell(self, client: ProxyClient) -> None:
-        client.told_ms = max(int(machine.time() * 1000), client.told_ms + 1)
+        client.told_ms = newer_version(client.told_ms)
         for act in self._told_settings:
             act(client)
 

@@ -28,7 +28,7 @@ from rocketspark.client.hooks import OnQueues, call_with_queues
 from rocketspark.client.message_batch import Messages
 from rocketspark.errors import RocketSparkError, RouteNotFound, StateError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, TopicRoute, subscribe
-from rocketspark.model.subscription import TAG
+from rocketspark.model.subscription import TAG, newer_version
 from rocketspark.protocol.json import bodies
 
 log = logging.getLogger("rocketspark.client")
@@ -148,10 +148,12 @@ class Rebalance:
         self._newcomers = False
         self.balanced = asyncio.Event()
         self.joined = False
+        # Of the newest subscription.
         self._version = 0
         if with_retries:
             topic = validators.RETRY_PREFIX + self.group
-            self.subscriptions[topic] = subscribe(topic, version=self._next_version())
+            self._version = newer_version(self._version)
+            self.subscriptions[topic] = subscribe(topic, version=self._version)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -160,16 +162,12 @@ class Rebalance:
         self.set_filter(topic, expression, kind)
         self._notice.set()
 
-    def _next_version(self) -> int:
-        # Brokers keep the filter of the highest one: a clock that is set back makes no new filter an old one.
-        self._version = max(int(machine.time() * 1000), self._version + 1)
-        return self._version
-
     def set_filter(self, topic: str, expression: str, kind: str = TAG) -> None:
         """Set the filter of a topic, also for its queues that are being read."""
         validators.check_topic(topic)
         before = self.subscriptions.get(topic)
-        wanted = subscribe(topic, expression, version=self._next_version(), kind=kind)
+        self._version = newer_version(self._version)
+        wanted = subscribe(topic, expression, version=self._version, kind=kind)
         if before is not None and (before.expression, before.expression_type) == (wanted.expression, kind):
             return
         self.subscriptions[topic] = wanted

@@ -32,6 +32,7 @@ from rocketspark.errors import (
 )
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, namespace, subscribe
 from rocketspark.model.route import PERM_READ
+from rocketspark.model.subscription import newer_version
 from rocketspark.protocol.json import bodies
 
 log = logging.getLogger("rocketspark.client")
@@ -89,7 +90,7 @@ class AsyncSimpleConsumer(ConsumerLife):
         self._ordered = ordered
         self._pops = PopCalls(self._instance, self.group, self._namespace)
         self._subscriptions: dict[str, Subscription] = {}
-        # Of the newest of them, which no clock that is set back makes an old one.
+        # Of the newest of them.
         self._version = 0
         self._asking: dict[asyncio.Task[list[ReceivedMessage]], Place] = {}
         self._asked_with: dict[asyncio.Task[list[ReceivedMessage]], Subscription] = {}
@@ -119,7 +120,7 @@ class AsyncSimpleConsumer(ConsumerLife):
         """
         full = validators.check_topic(namespace.wrap(self._namespace, topic))
         wanted, kind = filter_of(expression, sql)
-        self._version = max(int(machine.time() * 1000), self._version + 1)
+        self._version = newer_version(self._version)
         made = subscribe(full, wanted, version=self._version, kind=kind)
         if not _same(made, self._subscriptions.get(full)):
             self._give_back_kept(full)
