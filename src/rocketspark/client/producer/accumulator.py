@@ -25,15 +25,14 @@ from rocketspark.client.results import SendResult
 from rocketspark.errors import ConfigError, NotSent
 from rocketspark.model import Message, MessageFields, MessageQueue
 from rocketspark.protocol.message import batch
+from rocketspark.protocol.message.batch_columns import AFTER_ID
 from rocketspark.protocol.message.message_ids import ID_CHARACTERS, UniqueIdBlocks
 
 # A topic or one of its queues; with False, if the flush is not waited for.
 Kind = str | MessageQueue | tuple[str | MessageQueue, bool]
 
-# Of a message without properties of its own: what stands behind its id and before it, and all bytes but the body's.
-_TAIL = b"\x02WAIT\x01true\x02"
-_LEAD = lead_of(len(_TAIL))
-_AROUND_BYTES = batch.HEAD_BYTES + len(_LEAD) + ID_CHARACTERS + len(_TAIL)
+# Of a message without properties of its own: what stands before its id, and all bytes but the body's.
+_LEAD, _AROUND_BYTES = lead_of(len(AFTER_ID))
 _pack_head = batch.pack_head
 # So many tags and sharding keys are kept with their encoded properties.
 KNOWN_MAX = 1 << 14
@@ -166,7 +165,7 @@ class Accumulator:
         False if not: then `encode` and `add_part` take it. Called on the loop, by a producer that is started.
         """
         kind: Kind = topic
-        tail, lead, around = _TAIL, _LEAD, _AROUND_BYTES
+        tail, lead, around = AFTER_ID, _LEAD, _AROUND_BYTES
         if fields:
             known = self._known_as(topic, fields)
             if known is None:
@@ -213,9 +212,8 @@ class Accumulator:
             if len(self._known) >= KNOWN_MAX:
                 self._known.clear()
             queues = self._known_queues(message.topic)
-            tail, lead = message.tail, lead_of(len(message.tail))
-            around = batch.HEAD_BYTES + len(lead) + ID_CHARACTERS + len(tail)
-            self._known[simple] = _Known(2 - simple.count(None), tail, lead, around, queue, queues)
+            lead, around = lead_of(len(message.tail))
+            self._known[simple] = _Known(2 - simple.count(None), message.tail, lead, around, queue, queues)
         self._gather(message.topic, queue, message.wait_store_ok, waiting, message.head, message.tail)
 
     # -- whole sends ---------------------------------------------------------------------------------------------

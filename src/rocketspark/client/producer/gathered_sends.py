@@ -24,13 +24,13 @@ from rocketspark.errors import RocketSparkError
 from rocketspark.model import Message, MessageQueue
 from rocketspark.model.namespace import wrap
 from rocketspark.protocol.message import batch
+from rocketspark.protocol.message.batch_columns import BEFORE_ID
 from rocketspark.protocol.message.message_ids import ID_CHARACTERS
 
 log = logging.getLogger("rocketspark.client")
 
 # While a message's id is not known, this stands for it.
 _STAND_IN = "0" * ID_CHARACTERS
-LEAD = b"UNIQ_KEY\x01"
 
 
 class EncodedMessage(msgspec.Struct):
@@ -67,10 +67,9 @@ def encode(message: Message, packing: PackingSettings) -> EncodedMessage | None:
         or not -(1 << 31) <= flag < 1 << 31
     ):
         return None
-    tail = properties_text(message, _STAND_IN)[len(LEAD) + ID_CHARACTERS :].encode()
-    lead, length = lead_of(len(tail)), len(body)
-    size = batch.HEAD_BYTES + length + len(lead) + ID_CHARACTERS + len(tail)
-    head = batch.pack_head(size, 0, 0, flag, length) + body + lead
+    tail = properties_text(message, _STAND_IN)[len(BEFORE_ID) + ID_CHARACTERS :].encode()
+    lead, around_bytes = lead_of(len(tail))
+    head = batch.pack_head(len(body) + around_bytes, 0, 0, flag, len(body)) + body + lead
     simple = None
     if not (message.keys or message.properties or flag or packing.namespace) and message.wait_store_ok:
         simple = (topic, message.tag, message.sharding_key)
@@ -80,12 +79,14 @@ def encode(message: Message, packing: PackingSettings) -> EncodedMessage | None:
 
 
 @lru_cache(maxsize=1024)
-def lead_of(tail_bytes: int) -> bytes:
-    """Return what stands between a message's body and its id: the length of its properties, and the id's name.
+def lead_of(tail_bytes: int) -> tuple[bytes, int]:
+    """Return what stands between a message's body and its id: the length of its properties, and the id's name; and the
+    length of all of the message but its body.
 
     `tail_bytes`: of what stands behind the id.
     """
-    return (len(LEAD) + ID_CHARACTERS + tail_bytes).to_bytes(2, "big") + LEAD
+    properties_bytes = len(BEFORE_ID) + ID_CHARACTERS + tail_bytes
+    return properties_bytes.to_bytes(2, "big") + BEFORE_ID, batch.HEAD_BYTES + 2 + properties_bytes
 
 
 @lru_cache(maxsize=4096)

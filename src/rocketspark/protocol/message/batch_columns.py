@@ -20,7 +20,7 @@ Matrix = NDArray[np.uint8]
 Piece = bytes | Sequence[bytes]
 
 BEFORE_ID = f"{properties.UNIQUE_ID}\x01".encode()
-_AFTER_ID = f"\x02{properties.WAIT}\x01true\x02".encode()
+AFTER_ID = f"\x02{properties.WAIT}\x01true\x02".encode()
 # Of the number at the end of a unique id.
 _NUMBER_DIGITS = 12
 # Larger bodies of one length are joined as quickly as others: a matrix copies them twice.
@@ -29,7 +29,7 @@ ALIKE_BYTES_MAX = 512
 
 def first_properties(unique_id: str) -> bytes:
     """Return the properties that a message begins with."""
-    return b"%b%b%b" % (BEFORE_ID, unique_id.encode(), _AFTER_ID)
+    return b"%b%b%b" % (BEFORE_ID, unique_id.encode(), AFTER_ID)
 
 
 # The length of these, with an id as `UniqueIdBlocks` makes it.
@@ -77,7 +77,7 @@ def frames(
     """
     count = len(body_bytes)
     before = np.frombuffer(BEFORE_ID + prefix.encode(), np.uint8)
-    after = np.frombuffer(_AFTER_ID, np.uint8)
+    after = np.frombuffer(AFTER_ID, np.uint8)
     # The length of the properties, and those that every message has.
     ends = np.cumsum([2, len(before), _NUMBER_DIGITS, len(after)])
     middle = np.empty((count, ends[3]), np.uint8)
