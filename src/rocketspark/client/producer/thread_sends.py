@@ -320,9 +320,9 @@ class ThreadInFlightLimit:
         """
         return sys.is_finalizing() or machine.getpid() != self._process
 
-    def leave(self, count: int = 1) -> None:
-        """Note that so many sends less are in flight. Called by the loop's thread alone."""
-        self._left += count
+    def leave(self) -> None:
+        """Note that one send less is in flight. Called by the loop's thread alone."""
+        self._left += 1
         while self._given_back:
             self._given_back.pop()
             self._left += 1
