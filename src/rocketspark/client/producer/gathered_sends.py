@@ -144,10 +144,6 @@ class BatchOutcome(msgspec.Struct, eq=False):
             result.status, message_id, places[number], result.queue, result.queue_offset + number, message_id
         )
 
-    def own_error(self) -> BaseException | None:
-        """Return the error for one caller: each raise adds to an error's traceback."""
-        return copy(self.error) if isinstance(self.error, RocketSparkError) else self.error
-
     def tell(self, sends: Iterable[Gatherable]) -> None:
         """Give each message's caller its part; called once, on the loop."""
         for number, send in enumerate(sends):
@@ -180,6 +176,11 @@ class BatchOutcome(msgspec.Struct, eq=False):
                 raise
 
 
+def own_error(error: BaseException | None) -> BaseException | None:
+    """Return an error that several share for one of them: each raise adds to an error's traceback."""
+    return copy(error) if isinstance(error, RocketSparkError) else error
+
+
 class AwaitedPart(msgspec.Struct, eq=False):
     """What a coroutine awaits for the result of its message: to its task it is a future.
 
@@ -208,7 +209,7 @@ class AwaitedPart(msgspec.Struct, eq=False):
         outcome, self._outcome = self._outcome, None
         assert outcome is not None
         if outcome.error is not None:
-            error = outcome.own_error()
+            error = own_error(outcome.error)
             assert error is not None
             try:
                 raise error

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Collection, Hashable, Sequence
-from copy import copy
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ import msgspec
 from rocketspark import machine
 from rocketspark.client import validators
 from rocketspark.client.callbacks import trouble_log
-from rocketspark.client.producer.gathered_sends import BatchOutcome
+from rocketspark.client.producer.gathered_sends import BatchOutcome, own_error
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.program_end import cancelled_sends
 from rocketspark.client.producer.send_attempts import Lack, not_in_time, result_of
@@ -234,8 +233,8 @@ class InFlightSend(msgspec.Struct, eq=False):
             self._wait_no_more()
             self.drive()
         else:
-            # Its own: others waited for the same.
-            self.finish(None, copy(error) if isinstance(error, RocketSparkError) else error)
+            # Others waited for the same.
+            self.finish(None, own_error(error))
 
     def _be_late(self) -> None:
         """End the wait, as its time is over."""
@@ -477,7 +476,7 @@ class InFlightSend(msgspec.Struct, eq=False):
 
     def take_part(self, outcome: BatchOutcome, number: int) -> None:
         """End the send as one message of a batch, which has ended."""
-        self.finish(outcome.part(number), outcome.own_error())
+        self.finish(outcome.part(number), own_error(outcome.error))
 
     def refuse(self, error: BaseException) -> None:
         """End the send with an error, as its loop has ended or the send could not begin."""

@@ -24,7 +24,7 @@ from rocketspark import machine
 from rocketspark.client.connection.loop_thread import WakeChain
 from rocketspark.client.connection.real_threads import Empty, RealThread, SimpleQueue
 from rocketspark.client.producer.accumulator import Accumulator
-from rocketspark.client.producer.gathered_sends import BatchOutcome, EncodedMessage
+from rocketspark.client.producer.gathered_sends import BatchOutcome, EncodedMessage, own_error
 from rocketspark.client.producer.in_flight_send import InFlightSend
 from rocketspark.client.producer.prepared_message import make_message
 from rocketspark.client.results import SendResult
@@ -415,7 +415,7 @@ class FuturePart(msgspec.Struct, eq=False):
         future = self.future
         future.room.leave()
         if outcome.error is not None:
-            future._exception = outcome.own_error()
+            future._exception = own_error(outcome.error)
         future._told = (outcome, number)
         if future._finish():
             outcome.called.append(future)
