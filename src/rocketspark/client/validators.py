@@ -57,6 +57,13 @@ def check_target(topic: str) -> str:
     return topic
 
 
+def check_batch_target(topic: str) -> str:
+    """Return a topic that clients may send batches to. Raises MessageIllegal, for retry topics too."""
+    if check_target(topic).startswith(RETRY_PREFIX):
+        raise MessageIllegal(f"topic {topic!r}: a retry topic takes no batches", topic=topic)
+    return topic
+
+
 @lru_cache(maxsize=1024)
 def check_group(group: str) -> str:
     """Return the group. Raises MessageIllegal if it is empty, too long, has other characters or is a placeholder."""

@@ -90,9 +90,7 @@ def check_rows(topic: str, given: Given, packing: PackingSettings) -> Rows:
     Raises MessageIllegal naming the first row and column that is wrong, UsageError for what is no column, ConfigError
     for an Arrow column of another library without pyarrow.
     """
-    validators.check_target(topic)
-    if topic.startswith(validators.RETRY_PREFIX):
-        raise MessageIllegal(f"topic {topic!r}: a retry topic takes no batches", topic=topic)
+    validators.check_batch_target(topic)
     given = _of_table(given)
     bodies, body_bytes = _bodies(topic, given.bodies, packing.body_bytes_max)
     column = _Column(topic, len(bodies))

@@ -114,9 +114,7 @@ def pack_batch(messages: Sequence[Message], packing: PackingSettings) -> Prepare
         text = f"the batch has {len(messages)} messages; at most {batch.COUNT_MAX} are allowed: send it in parts"
         raise MessageIllegal(text, topic=messages[0].topic)
     first = messages[0]
-    validators.check_target(first.topic)
-    if first.topic.startswith(validators.RETRY_PREFIX):
-        raise MessageIllegal(f"topic {first.topic!r}: a retry topic takes no batches", topic=first.topic)
+    validators.check_batch_target(first.topic)
     items, ids = [], []
     for message in messages:
         if message.topic != first.topic:
