@@ -66,6 +66,13 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     recall_handle: str | None = None
 
 
+def offset_ids(result: SendResult, count: int) -> list[str]:
+    """Return the broker's id of each of the `count` messages of a batch."""
+    # A batch queue's broker gives one for all.
+    ids = result.offset_message_id.split(",")
+    return ids if len(ids) == count else [result.offset_message_id] * count
+
+
 class Outcome(NamedTuple):
     """What became of the rows [at, end) of a `send_many`, which were sent together: a result, or an error."""
 
@@ -167,9 +174,7 @@ class SendManyResult:
         """The broker's id of each row."""
         found: list[str | None] = []
         for at, end, result, _ in self._outcomes:
-            ids = result.offset_message_id.split(",") if result else [None]
-            # A batch queue's broker gives one id for all.
-            found += ids if len(ids) == end - at else ids[:1] * (end - at)
+            found += offset_ids(result, end - at) if result else [None] * (end - at)
         return self._in_order(found)
 
     @cached_property

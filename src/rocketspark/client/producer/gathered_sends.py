@@ -18,7 +18,7 @@ import msgspec
 
 from rocketspark.client.producer.prepared_message import PackingSettings, properties_text
 from rocketspark.client.producer.program_end import cancelled_sends
-from rocketspark.client.results import SendResult
+from rocketspark.client.results import SendResult, offset_ids
 from rocketspark.client.validators import RETRY_PREFIX, check_target
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import Message, MessageQueue
@@ -135,10 +135,7 @@ class BatchOutcome(msgspec.Struct, eq=False):
             return result
         places = self._places
         if places is None:
-            places = result.offset_message_id.split(",")
-            if len(places) != len(ids):
-                places = [result.offset_message_id] * len(ids)
-            self._places = places
+            places = self._places = offset_ids(result, len(ids))
         message_id = ids[number]
         return SendResult(
             result.status, message_id, places[number], result.queue, result.queue_offset + number, message_id
