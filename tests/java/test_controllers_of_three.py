@@ -130,7 +130,9 @@ def test_ours_follow_three_of_apaches(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("raft", ["dledger", "jraft"])
 def test_brokers_of_ours_follow_three_of_apaches(tmp_path: Path, raft: Any) -> None:
-    found = ReplicaSet(tmp_path, "PP", "official", {"recallMessageEnable": "true"}, controllers=3, raft=raft)
+    # Who is killed is missed as its connection ends; a machine that halts for seconds must not have one more elected.
+    config = {"recallMessageEnable": "true", "controllerHeartBeatTimeoutMills": 60_000}
+    found = ReplicaSet(tmp_path, "PP", "official", config, controllers=3, raft=raft)
     group = found.group
     assert group is not None
 
@@ -155,7 +157,6 @@ def test_brokers_of_ours_follow_three_of_apaches(tmp_path: Path, raft: Any) -> N
         acts = [kill, kill_leader, kill_once_more]
         failed_over(found, tmp_path, random.Random(raft), acts, lambda name, seconds: took_s.append((name, seconds)))
         print(raft, took_s)
-        # A machine that halts for three seconds has one more elected.
-        assert found.state().epoch >= 3
+        assert found.state().epoch == 3
     finally:
         found.close()
