@@ -14,7 +14,7 @@ from tests.simulation.council import Council, serve
 from tests.simulation.loop import current_process
 from tests.simulation.world import Node, NodeDied, Process, World
 
-from rocketspark.broker.handlers.send_message import SendHandler
+from rocketspark.broker import server
 from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
@@ -54,29 +54,20 @@ REPLICA: dict[str, Any] = {
 }
 
 
-_truncate = Store.truncate
+def install() -> None:
+    """Have the brokers of this process count the cuts of their logs, and time few sends one by one."""
+    truncate = Store.truncate
 
+    def truncated(store: Store, position: int) -> None:
+        process = current_process()
+        if process is not None and position < store.written_position:
+            process.node.world.states["logs cut"] += 1
+        truncate(store, position)
 
-def _truncated(store: Store, position: int) -> None:
-    process = current_process()
-    if process is not None and position < store.written_position:
-        process.node.world.states["logs cut"] += 1
-    _truncate(store, position)
-
-
-# Counted, as it is what a replica does to its log that cannot be undone.
-Store.truncate = _truncated  # type: ignore[method-assign]
-
-_time_puts = SendHandler.time_puts
-
-
-def _timed_few(handler: SendHandler, count_max: int) -> None:
-    _time_puts(handler, count_max if current_process() is None else min(count_max, PUTS_TIMED))
-
-
-# A run has fewer sends than a broker measures, one by one, in each of its intervals: else none went the fast path.
-PUTS_TIMED = 2
-SendHandler.time_puts = _timed_few  # type: ignore[method-assign]
+    # Counted, as it is what a replica does to its log that cannot be undone.
+    Store.truncate = truncated  # type: ignore[method-assign]
+    # A run has fewer sends than a broker measures in each of its intervals: else none went the fast path.
+    server.TIMED_PUTS = 2
 
 
 class Cluster:

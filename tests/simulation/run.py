@@ -167,7 +167,7 @@ def scenario_named(name: str) -> Scenario:
 
 def prepare() -> None:
     """Make ready for children: what they would all import, and do, once."""
-    importlib.import_module("tests.simulation.nodes")
+    importlib.import_module("tests.simulation.nodes").install()
     importlib.import_module("tests.simulation.scenarios")
     disk.install()
     number_objects()
