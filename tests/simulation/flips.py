@@ -24,11 +24,9 @@ async def alone(world: World) -> dict[str, Any]:
     """One broker: what was hit is lost, as there is no other copy."""
     cluster = Cluster(world, flush_disk_type="SYNC_FLUSH")
     node = cluster.brokers[0]
-    sent, hit = await _flip(cluster, node)
-    process = cluster.restart(node)
-    assert process is not None
-    while not process.is_ready:
-        await asyncio.sleep(0.1)
+    sent = await _begin(cluster)
+    hit = await _flip(cluster, node)
+    await cluster.start_server(node).wait_ready()
     await _send(cluster, sent, SECOND)
     there = await world.node("reader").run(lambda reader: _read(cluster))
     _check(world, sent, there, hit, may_lose=True)
@@ -39,14 +37,11 @@ async def alone(world: World) -> dict[str, Any]:
 async def of_a_slave(world: World) -> dict[str, Any]:
     """A slave: it takes what was hit from its master, and has all once it is elected."""
     cluster = Cluster(world, replicas=2, flush_disk_type="SYNC_FLUSH")
-
-    async def slave() -> Node:
-        master = await cluster.master()
-        return next(node for node in cluster.brokers if node is not master)
-
-    sent, hit = await _flip(cluster, slave)
-    node = next(node for node in cluster.brokers if not node.processes)
-    cluster.restart(node)
+    sent = await _begin(cluster)
+    first = await cluster.master()
+    node = next(node for node in cluster.brokers if node is not first)
+    hit = await _flip(cluster, node)
+    cluster.start_server(node)
     await cluster.wait_in_sync(2)
     await _send(cluster, sent, SECOND)
     await asyncio.sleep(5)
@@ -64,15 +59,19 @@ async def of_a_slave(world: World) -> dict[str, Any]:
     return {"sent": len(sent), "read": len(there), "hit": len(hit)}
 
 
-async def _flip(cluster: Cluster, whose: Any) -> tuple[dict[str, tuple[int, int]], set[str]]:
-    """Start, send, kill a broker and flip bits of its log; return what was sent where, and what was hit."""
-    world = cluster.world
-    chance = world.random("flips")
+async def _begin(cluster: Cluster) -> dict[str, tuple[int, int]]:
+    """Start and send; return what was sent where."""
     await cluster.start()
     sent: dict[str, tuple[int, int]] = {}
     await _send(cluster, sent, FIRST)
     await asyncio.sleep(1)
-    node = whose if isinstance(whose, Node) else await whose()
+    return sent
+
+
+async def _flip(cluster: Cluster, node: Node) -> set[str]:
+    """Kill a broker and flip bits of its log or its queues; return what was hit."""
+    world = cluster.world
+    chance = world.random("flips")
     node.kill()
     records = list(records_of(cluster.store(node)))
     begin, log = log_of(cluster.store(node))
@@ -85,7 +84,7 @@ async def _flip(cluster: Cluster, whose: Any) -> tuple[dict[str, tuple[int, int]
         node.disk.flip(path, flip["at"] - int(path.name), flip["bit"])
     world.states["bits flipped"] += len(flips)
     await asyncio.sleep(1)
-    return sent, hit
+    return hit
 
 
 def _draw(chance: random.Random, begin: int, size: int) -> dict[str, Any]:

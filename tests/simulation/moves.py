@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tests.simulation.checker import View, rule
 from tests.simulation.histories import kind, noted
 from tests.simulation.nodes import Cluster
-from tests.simulation.world import Node
+from tests.simulation.world import Node, wait_until
 
 from rocketspark.admin.operations import Operations
 from rocketspark.errors import RocketSparkError
@@ -43,7 +43,7 @@ def draw_moves(chance: random.Random, cluster: Cluster, *, begin_s: float, end_s
 async def move(cluster: Cluster, moves: list[Move]) -> None:
     """Do what was drawn, and note who is known to whom in the end."""
     for step in moves:
-        await asyncio.sleep(max(0.0, step["at"] - cluster.world.now_s))
+        await wait_until(cluster.world, step["at"])
         await _add(cluster)
         if step["leaves"]:
             await asyncio.sleep(step["after_s"])
@@ -70,7 +70,7 @@ async def _take_out(cluster: Cluster, node: Node) -> None:
     world.record("fault", what="taken out", node=node.name)
     number = _number(cluster, node)
     node.kill()
-    while number in _set(cluster).in_sync or not await _is_cleaned(cluster, number):
+    while number in cluster.known_set().in_sync or not await _is_cleaned(cluster, number):
         await asyncio.sleep(0.5)
     cluster.brokers.remove(node)
     world.record("mended", what="taken out", node=node.name)
@@ -87,13 +87,8 @@ def _is_well(cluster: Cluster) -> bool:
     return not is_one_down and cluster.known_in_sync() == len(cluster.brokers)
 
 
-def _set(cluster: Cluster) -> Any:
-    assert cluster.council is not None
-    return cluster.council.sets()[cluster.name]
-
-
 def _number(cluster: Cluster, node: Node) -> int:
-    replicas = _set(cluster).replicas.items()
+    replicas = cluster.known_set().replicas.items()
     return next(number for number, replica in replicas if replica.address.startswith(f"{node.ip}:"))
 
 
@@ -118,7 +113,7 @@ async def _is_cleaned(cluster: Cluster, number: int) -> bool:
 async def note_known(cluster: Cluster) -> None:
     """Note which brokers the controllers and the NameServer know."""
     world = cluster.world
-    addresses = {"controller": [replica.address for replica in _set(cluster).replicas.values()]}
+    addresses = {"controller": [replica.address for replica in cluster.known_set().replicas.values()]}
     async with Operations(cluster.namesrv_address) as operator:
         addresses["namesrv"] = [broker.address for broker in await operator.cluster_info()]
     for by, found in addresses.items():

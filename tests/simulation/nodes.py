@@ -149,11 +149,7 @@ class Cluster:
     async def start(self) -> None:
         """Start all, and wait until they know each other."""
         for node in self.servers:
-            process = self.start_server(node)
-            while not process.is_ready:
-                if process.has_ended:
-                    await process.wait()
-                await asyncio.sleep(0.01)
+            await self.start_server(node).wait_ready()
         if self.council is not None:
             await self.wait_in_sync(len(self.brokers))
 
@@ -186,10 +182,14 @@ class Cluster:
         found = await self._known()
         return 0 if found is None or found.master is None else len(found.in_sync)
 
-    def known_in_sync(self) -> int:
-        """Return how many replicas are in sync as the controllers' disks say; they may be down."""
+    def known_set(self) -> Any:
+        """Return what the controllers' disks say of the replicas, None if nothing; controllers may be down."""
         assert self.council is not None
-        found = self.council.sets().get(self.name)
+        return self.council.sets().get(self.name)
+
+    def known_in_sync(self) -> int:
+        """Return how many replicas are in sync as the controllers' disks say."""
+        found = self.known_set()
         return 0 if found is None or found.master is None else len(found.in_sync)
 
     async def elect(self, node: Node) -> None:

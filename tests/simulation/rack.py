@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.simulation.failover import SETTLE_S, check, compare_logs, read_all
 from tests.simulation.nodes import Cluster
-from tests.simulation.world import Node, World
+from tests.simulation.world import Node, World, wait_until
 
 from rocketspark import AsyncProducer, Message, RocketSparkError, SendStatus
 
@@ -67,7 +67,7 @@ async def _run(cluster: Cluster, *, brokers_alone: bool = False) -> dict[str, An
         for node in nodes:
             node.power_loss()
         for node in sorted(nodes, key=lambda node: cut["back_s"][node.name]):
-            await asyncio.sleep(max(0.0, began_s + cut["back_s"][node.name] - world.now_s))
+            await wait_until(world, began_s + cut["back_s"][node.name])
             cluster.restart(node)
         before = len(sent)
         async with asyncio.timeout(SETTLE_S):

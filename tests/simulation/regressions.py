@@ -108,9 +108,7 @@ async def a_reader_stops_before_it_hears_that_its_topic_is_another(world: World)
             # No pull of it is held any more, and it asks again in a second.
             await asyncio.sleep(6)
             cluster.brokers[0].kill()
-            process = cluster.start_server(cluster.brokers[0])
-            while not process.is_ready:
-                await asyncio.sleep(0.01)
+            await cluster.start_server(cluster.brokers[0]).wait_ready()
             async with Operations(cluster.namesrv_address) as operator:
                 await operator.delete_topic("t")
             await make()

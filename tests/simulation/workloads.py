@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.simulation.histories import Acked, Committed, Ended, Read, Recalled, Sent, noted
 from tests.simulation.nodes import Cluster
-from tests.simulation.world import BEGIN_S, Node, Process, World
+from tests.simulation.world import BEGIN_S, Node, Process, World, wait_until
 
 from rocketspark import (
     AsyncProducer,
@@ -127,7 +127,7 @@ class Workload:
     async def in_turn(self, steps: Iterable[Operation], do: Callable[[Operation], Awaitable[Any]]) -> None:
         """Do steps one after the other, each at its time or as soon after it as may be."""
         for step in steps:
-            await asyncio.sleep(max(0.0, step["at"] - self.world.now_s))
+            await wait_until(self.world, step["at"])
             await do(step)
 
     async def produce(self, node: Node, operations: Iterable[Operation]) -> None:

@@ -90,6 +90,13 @@ class Process:
         for tell in self._waiting:
             tell()
 
+    async def wait_ready(self) -> None:
+        """Wait until it serves. Raises what it raised if it ends before."""
+        while not self.is_ready:
+            if self.has_ended:
+                await self.wait()
+            await asyncio.sleep(0.01)
+
     async def wait(self) -> Any:
         """Return what `main` returned, once it did. Raises what it raised; NodeDied."""
         if not self.has_ended:
@@ -101,6 +108,11 @@ class Process:
         if self.error is not None:
             raise self.error
         return self.result
+
+
+async def wait_until(world: World, at_s: float) -> None:
+    """Wait for a time of the world, which may be over."""
+    await asyncio.sleep(max(0.0, at_s - world.now_s))
 
 
 def _set(future: asyncio.Future[None]) -> None:

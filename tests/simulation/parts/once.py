@@ -13,6 +13,7 @@ from tests.simulation.checker import View, rule
 from tests.simulation.histories import kind
 from tests.simulation.parts.audit import audit
 from tests.simulation.parts.part import Part, Step, of_kind, times
+from tests.simulation.world import wait_until
 
 from rocketspark.spark.exactly_once import TaskAttempt
 from rocketspark.spark.exactly_once import batch_commit as writing
@@ -78,7 +79,7 @@ class _Query:
 
         while self.committed < len(self.ready) and world.now_s < until_s:
             batch = self.committed
-            await asyncio.sleep(max(0.0, self.ready[batch] - world.now_s))
+            await wait_until(world, self.ready[batch])
             try:
                 await self._write(node, batch)
             except ERRORS as e:
