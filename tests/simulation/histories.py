@@ -177,11 +177,8 @@ def gather(lines: Iterable[dict[str, Any]], stores: dict[str, Path]) -> History:
             elif line["kind"] != "ready" or troubles:
                 # Servers begin, too.
                 troubles.append((line["t"], line["t"], line["node"], line["kind"]))
-        elif line["kind"] == "stands":
-            stands.append((line["t"], 1e9, line["node"]))
-        elif line["kind"] == "goes on":
-            at = next(at for at, (_, end, name) in enumerate(stands) if (end, name) == (1e9, line["node"]))
-            stands[at] = stands[at][0], line["t"], line["node"]
+        elif line["kind"] == "stood":
+            stands.append((line["began_s"], line["t"], line["node"]))
         elif line["kind"] in ("faults end", "settled"):
             ends[line["kind"]] = line["t"]
     until_s = ends.get("faults end", 1e9)

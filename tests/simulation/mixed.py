@@ -17,7 +17,7 @@ from tests.simulation.nodes import Cluster
 from tests.simulation.parts import PARTS
 from tests.simulation.plan import Faults, draw_faults, draw_stands, stand
 from tests.simulation.workloads import Workload
-from tests.simulation.world import NodeDied, World
+from tests.simulation.world import NodeDied, World, wait_until
 
 from rocketspark.admin.operations import Operations
 from rocketspark.errors import UsageError
@@ -55,8 +55,7 @@ async def run(
 ) -> dict[str, Any]:
     """Run the clients beside faults. What is given is not drawn.
 
-    With `splits` there are no faults but those that are given. `adds`: whether parts
-    are drawn.
+    With `splits` there are no faults but those that are given. `adds`: whether parts are drawn.
     """
     chance = world.random("plan")
     is_whole = parts is None
@@ -92,17 +91,17 @@ async def run(
     for member in members:
         world.node(member["name"])
     drawn = draw_faults(world.random("faults"), cluster, producers, begin_s=FAULTS_FROM_S, end_s=FAULTS_UNTIL_S)
+    draws = faulty and splits is None
     if faults is None:
-        faults = world.planned("faults", drawn) if faulty and splits is None else []
-    may_move = splits is None and faulty and replicas > 1
-    if stands is None and splits is None and faulty:
+        faults = world.planned("faults", drawn) if draws else []
+    if stands is None and draws:
         drawn = draw_stands(
             world.random("stands"), [*cluster.servers, *producers], begin_s=FAULTS_FROM_S, end_s=FAULTS_UNTIL_S
         )
         stands = world.planned("stands", drawn)
-    if splits is None and faulty and replicas > 1:
+    if draws and replicas > 1:
         splits = world.planned("splits", _draw_splits(world.random("splits"), cluster))
-    if moves is None and may_move:
+    if moves is None and draws and replicas > 1:
         moves = world.planned("moves", draw_moves(world.random("moves"), cluster, begin_s=2.0, end_s=20.0))
     await cluster.start()
     topics = {topic: queues for name in parts for topic, queues in PARTS[name].topics.items()}
@@ -120,14 +119,10 @@ async def run(
     running += [work.begin(member) for member in members]
     for name, steps in begun.items():
         running += PARTS[name].start(work, steps)
-    parting = asyncio.ensure_future(_split(cluster, splits or []))
-    standing = asyncio.ensure_future(stand(world, stands or []))
-    moving = asyncio.ensure_future(move(cluster, moves or []))
+    beside = asyncio.gather(_split(cluster, splits or []), stand(world, stands or []), move(cluster, moves or []))
     await Faults(cluster).run(faults)
-    await parting
-    await standing
-    await moving
-    await asyncio.sleep(max(0.0, FAULTS_UNTIL_S + 5 - world.now_s))
+    await beside
+    await wait_until(world, FAULTS_UNTIL_S + 5)
     world.record("faults end")
     try:
         for quiet_s in (QUIET_S, 0.0):
@@ -187,7 +182,7 @@ def _draw_splits(chance: random.Random, cluster: Cluster) -> list[dict[str, Any]
 async def _split(cluster: Cluster, splits: list[dict[str, Any]]) -> None:
     world = cluster.world
     for split in sorted(splits, key=lambda split: split["at"]):
-        await asyncio.sleep(max(0.0, split["at"] - world.now_s))
+        await wait_until(world, split["at"])
         node = world.node(split["node"])
         others = [other for other in cluster.servers if other is not node]
         world.record("fault", what="split", node=node.name)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.simulation.council import Council
 from tests.simulation.nodes import Cluster
-from tests.simulation.world import Node, World
+from tests.simulation.world import Node, World, wait_until
 
 # By kind: how often it is drawn, and on which machines. `servers`: all but clients.
 KINDS: dict[str, tuple[int, str]] = {
@@ -106,13 +106,14 @@ async def stand(world: World, stands: list[Fault]) -> None:
 
     async def one(fault: Fault) -> None:
         node = world.node(fault["node"])
-        await asyncio.sleep(max(0.0, fault["at"] - world.now_s))
+        await wait_until(world, fault["at"])
         world.states["clocks that stand"] += 1
         world.record("stands", node=node.name)
+        began_s = world.now_s
         node.clock.stand()
         await asyncio.sleep(fault["seconds"])
         node.clock.go_on(is_set=fault["is_set"])
-        world.record("goes on", node=node.name)
+        world.record("stood", node=node.name, began_s=began_s)
 
     await asyncio.gather(*map(one, stands))
 
@@ -172,7 +173,7 @@ class Faults:
 
     async def _one(self, fault: Fault) -> None:
         world, node = self._world, self._world.node(fault["node"])
-        await asyncio.sleep(fault["at"] - world.now_s)
+        await wait_until(world, fault["at"])
         kind, value = fault["kind"], fault.get("value")
         if self._is_spared(fault, node):
             world.record("spared", what=kind, node=node.name)
