@@ -441,12 +441,9 @@ async def reverse_synchronize(connections: Connections, address: str, tables: Ta
     messages.delays.take(highest, own.data_version if is_older else delays.data_version)
     checkpoint = messages.timers.checkpoint()
     newer = checkpoint if timers.is_older(checkpoint) else timers
-    messages.timers.take_checkpoint(
-        newer._replace(
-            read_time_ms=max(timers.read_time_ms, checkpoint.read_time_ms),
-            master_queue_offset=max(timers.master_queue_offset, checkpoint.master_queue_offset),
-        )
-    )
+    # Never the higher of each: what came here and not to the slave still waits, though the slave is past its time.
+    read_ms, read_to = max((c.read_time_ms, c.master_queue_offset) for c in (timers, checkpoint))
+    messages.timers.take_checkpoint(newer._replace(read_time_ms=read_ms, master_queue_offset=read_to))
     log.info("what the broker at %s did in this master's place is taken back", address)
 
 

@@ -62,7 +62,7 @@ class TimerDelivery:
         self._statistics = statistics
         self._clock = clock
         self._looked_back: int | None = None
-        self._slot_end_ms = 0
+        self._slot_end_ms = self._theirs_before = 0
         # The slot goes before what is unread, which may hold recalls.
         self._is_old = False
         self.delivered: DeliveryRecovery | None = None
@@ -138,14 +138,16 @@ class TimerDelivery:
                 return True
         return False
 
-    def slot(self, time_ms: int) -> Iterator[float]:
+    def slot(self, time_ms: int, theirs_before: int = 0) -> Iterator[float]:
         """Deliver the slot of a time in pieces; yields how many seconds to wait before the next piece.
 
+        `theirs_before`: messages before this offset of the timers' queue were delivered by another broker.
         A delivery that fails is tried again, or the message goes into the quarantine.
         """
         positions = self._files.positions(time_ms)
         recalled: set[Recalled] = set()
         self._looked_back = None
+        self._theirs_before = theirs_before
         self._slot_end_ms = time_ms + self._precision_ms
         self._is_old = time_ms < self._clock() - SLOT_COUNT // 2 * self._precision_ms
         for step in (self._recall_unit, self._deliver_unit):
@@ -220,6 +222,9 @@ class TimerDelivery:
         if delete and not roll:
             return
         change = 1 if delete else -1
+        if stored.queue_offset < self._theirs_before:
+            self._statistics.count(topic, change)
+            return
         try:
             wanted = (topic, pairs.get(b"UNIQ_KEY")) not in recalled
             if roll or (wanted and not (self._is_old and self.was_recalled(topic, pairs))):

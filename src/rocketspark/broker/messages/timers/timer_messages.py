@@ -30,6 +30,7 @@ from rocketspark.protocol.timers import TimerCounts
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
 from rocketspark.store.store import Store
 from rocketspark.store.timers.timer_files import TimerCheckpoint, TimerFiles
+from rocketspark.store.timers.timer_log import TimerLogUnit
 from rocketspark.store.timers.timer_wheel import SLOT_COUNT, moved
 
 log = LimitedLog("rocketspark.broker")
@@ -101,6 +102,8 @@ class TimerMessages:
         self._offset = 0
         # Messages before this queue offset were put on another broker's wheel, which went on with it until `_read_ms`.
         self._taken_to = 0
+        # Up to here that broker's slots are done, while this one's before them are still open.
+        self._theirs_until_ms = 0
         self._armed_for_s = float("inf")
         self._read_ms = 0
         # After the last slot from which anything was delivered: the checkpoint should soon be there.
@@ -139,20 +142,32 @@ class TimerMessages:
         self._taken_to = min(self._version.master_queue_offset, high)
         self._precision_ms, self._regrid_to = self._files.wheel.precision_ms, high
         if self._files.used:
-            # What came since the checkpoint into slots before its time did so by a clock that was set back: they are
-            # not done, whatever the clock says now. Another broker delivered what it read.
-            units = self._files.log.units(self._version.physical_offset) if self._taken_to < high else ()
-            if units and self._taken_to > low:
-                ((own_from, *_),) = self._store.queue_units(topic_names.TIMER_TOPIC, 0, self._taken_to, 1)
-                units = (unit for unit in units if unit.physical_offset >= own_from)
-            early_ms = min((unit.time_ms for unit in units), default=self._read_ms)
-            self._read_ms = min(self._read_ms, early_ms // self._precision_ms * self._precision_ms)
+            early_ms = min((unit.time_ms for unit in self._own_units(low, high)), default=self._read_ms)
+            early_ms -= early_ms % self._precision_ms
+            if early_ms < self._read_ms:
+                self._read_ms, self._theirs_until_ms = early_ms, self._read_ms
             self._open_again(self._clock(), self._version.physical_offset)
             self._see_wheel()
         if self._slots or self._offset < high:
             self._delivery.recover(self._read_ms)
         self.statistics.open()
         self._saved_ms = self._cleaned_ms = self._clock()
+
+    def _own_units(self, low: int, high: int) -> Iterator[TimerLogUnit]:
+        """Yield units that may wait in slots before the checkpoint's time.
+
+        What came since the checkpoint into such a slot did so by a clock that was set back: it is not done, whatever
+        the clock says now. What another broker had not read when it acted for this one it did not deliver.
+        """
+        if self._taken_to >= high:
+            return
+        own_from = 0
+        if self._taken_to > low:
+            ((own_from, *_),) = self._store.queue_units(topic_names.TIMER_TOPIC, 0, self._taken_to, 1)
+        is_all_own = not 0 < self._taken_to < self._version.queue_offset
+        for unit in self._files.log.units(self._version.physical_offset if is_all_own else self._files.log.start):
+            if unit.physical_offset >= own_from:
+                yield unit
 
     def _see_wheel(self) -> None:
         self._slots = self._files.pending(self._read_ms)
@@ -245,7 +260,8 @@ class TimerMessages:
             heapq.heappop(self._slots)
             self._known.discard(due)
             self._draining = due
-            self._drain = self._delivery.slot(due)
+            theirs = self._taken_to if due < self._theirs_until_ms else 0
+            self._drain = self._delivery.slot(due, theirs)
         wait_s = next(self._drain, None)
         if wait_s is None:
             assert self._draining is not None
@@ -275,7 +291,7 @@ class TimerMessages:
         except StopIteration:
             self._remaking = None
             self._precision_ms = self._files.precision_ms
-            self._version = self._files.checkpoint
+            self._version, self._theirs_until_ms = self._files.checkpoint, 0
             self._read_ms = self._emptied_ms = self._version.read_time_ms
             self._see_wheel()
         except BaseException:
@@ -344,7 +360,8 @@ class TimerMessages:
         theirs = stored.queue_offset < self._taken_to
         if theirs:
             now = min(now, stored.store_time_ms)
-            if self._files.slot_time(now // self._precision_ms * self._precision_ms, out_ms)[0] < open_from:
+            done_ms = max(open_from, self._theirs_until_ms)
+            if self._files.slot_time(now // self._precision_ms * self._precision_ms, out_ms)[0] < done_ms:
                 return
         if out_ms < open_from:
             # Its slot was delivered already, or is too old for the wheel.
@@ -536,6 +553,9 @@ class TimerMessages:
 
     def _next_checkpoint(self, now: int) -> TimerCheckpoint:
         v = self._version
+        if self._read_ms < self._theirs_until_ms:
+            # Until this broker's own are done as well, the checkpoint stays that tells them apart.
+            return v
         self._version = TimerCheckpoint(
             self._read_ms,
             # Until the queue is read up to what the last run read, its units are to be known after a kill as well.

@@ -671,6 +671,38 @@ def test_what_another_broker_delivered_meanwhile_is_not_delivered_again(rig: Cal
     broker.stop()
 
 
+@pytest.mark.parametrize("works", [0, 1, 2, 4])
+@pytest.mark.parametrize("is_saved", [True, False], ids=["in the checkpoint", "after the checkpoint"])
+def test_what_a_slave_that_acted_never_had_is_delivered_alone(
+    rig: Callable[..., Rig], clock: Clock, works: int, is_saved: bool
+) -> None:
+    """What the slave had delivered came again with it, also after one restart more, or what it lacked never came."""
+    broker = rig(roll_slots=15)
+    broker.send(key="theirs", TIMER_DELAY_MS=12_000)
+    broker.send(key="theirs too", TIMER_DELAY_MS=6000)
+    due = {f"K{number}": 2000 + 2000 * number for number in range(6)}
+    for key, delay_ms in due.items():
+        broker.send(key=key, TIMER_DELAY_MS=delay_ms)
+    broker.recall(int(broker.send(key="recalled", TIMER_DELAY_MS=9000)[b"TIMER_OUT_MS"]), "recalled")
+    broker.send(key="rolled", TIMER_DELAY_MS=20_000)
+    broker.at(NOW + 5500)
+    if is_saved:
+        broker.checkpoint()
+    broker = broker.killed()
+    assert broker.timers.take_checkpoint(TimerCheckpoint(NOW + 14_000, queue_offset=2, master_queue_offset=2))
+    broker.timers.open()
+    clock.now_ms = NOW + 15_000
+    for _ in range(2):
+        for _ in range(works):
+            broker.timers.work()
+        broker.checkpoint()
+        broker = broker.killed()
+    while (wait_s := broker.settle()) is not None:
+        clock.now_ms += int(wait_s * 1000) or 1
+    assert Counter(broker.keys()) == Counter([*due, "rolled"])
+    broker.stop()
+
+
 def test_who_writes_to_the_timers_topic_makes_no_more_queues_than_parked_messages_may(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
