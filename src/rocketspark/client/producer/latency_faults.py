@@ -1,8 +1,8 @@
-"""Latency fault tolerance: leaves slow or failed brokers alone for a while; a detector asks those that a send could not
-reach whether they answer again.
+"""Queues in turn, and latency fault tolerance: sends leave slow or failed brokers alone for a while; a detector asks
+those that a send could not reach whether they answer again.
 
-Rule: MQFaultStrategy and LatencyFaultToleranceImpl; off unless asked for. What is known of brokers is pure: times are
-handed in, in seconds.
+Rule: MQFaultStrategy and LatencyFaultToleranceImpl; off unless asked for, but for the turns. What is known of brokers
+is pure: times are handed in, in seconds.
 """
 
 from __future__ import annotations
@@ -126,6 +126,49 @@ class LatencyFaults:
         for name in [n for n in self._known if not broker_names(n)]:
             del self._known[name]
             self.unreachable.discard(name)
+
+
+class QueueTurns:
+    """Chooses among the queues of each topic, in turn.
+
+    `leader`: returns the name of a queue's broker; `faults`: brokers to leave alone, None for no such record.
+    """
+
+    def __init__(self, leader: Callable[[MessageQueue], str], faults: LatencyFaults | None) -> None:
+        self._leader = leader
+        self._faults = faults
+        self._turns: dict[str, int] = {}
+
+    def choose(self, topic: str, queues: tuple[MessageQueue, ...], avoid: str | None = None) -> MessageQueue:
+        """Return the next queue in turn, of a broker that is available and not `avoid`, as far as there is one."""
+        turn = self._turns.get(topic)
+        if turn is None:
+            turn = machine.randrange(len(queues))
+        faults = self._faults
+        if faults is None and avoid is None:
+            self._turns[topic] = turn = turn + 1
+            return queues[turn % len(queues)]
+        now_s, leader = machine.monotonic(), self._leader
+        spare: MessageQueue | None = None
+        for step in range(1, len(queues) + 1):
+            queue = queues[(turn + step) % len(queues)]
+            if faults is not None and not faults.is_available(leader(queue), now_s):
+                continue
+            if leader(queue) != avoid:
+                self._turns[topic] = turn + step
+                return queue
+            spare = spare or queue
+        self._turns[topic] = turn = turn + 1
+        if spare is None and faults is not None:
+            name = faults.least_bad(map(leader, queues), now_s)
+            of_it = [queue for queue in queues if leader(queue) == name]
+            if of_it:
+                return of_it[turn % len(of_it)]
+        return spare or queues[turn % len(queues)]
+
+    def take_back(self, topic: str) -> None:
+        """Take back the last choice of a topic: nothing was sent, and who chooses next has this turn."""
+        self._turns[topic] -= 1
 
 
 class FaultDetector:

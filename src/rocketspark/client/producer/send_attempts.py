@@ -15,7 +15,7 @@ from rocketspark import machine
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
 from rocketspark.client.hooks import HookSet, LogSends, Sending, guarded
-from rocketspark.client.producer.latency_faults import LatencyFaults
+from rocketspark.client.producer.latency_faults import LatencyFaults, QueueTurns
 from rocketspark.client.producer.prepared_message import PreparedMessage, queue_of_key
 from rocketspark.client.producer.send_states import AFTER_REPLY, AFTER_WRITE, State
 from rocketspark.client.results import STATUS, SendResult
@@ -115,7 +115,7 @@ class SendAttempts:
         self._faults = faults
         self._hooks = hooks
         self._targets: dict[TargetKey, Target] = {}
-        self._turns: dict[str, int] = {}
+        self._turns = QueueTurns(self._routes.leader, faults)
         # What several sends wait for, each once: a topic's queues, a queue's broker, the connection to an address.
         self._awaited: dict[Hashable, asyncio.Future[Any]] = {}
         self.timeout_s = rules.timeout_ms / 1000
@@ -158,7 +158,7 @@ class SendAttempts:
             queues = self._routes.write_queues(out.topic)
             if not queues:
                 return None
-            queue = queue_of_key(sharding_key, queues) if sharding_key else self._choose(out.topic, queues)
+            queue = queue_of_key(sharding_key, queues) if sharding_key else self._turns.choose(out.topic, queues)
         key = (queue, out.code, waiting is None)
         target = self._targets.get(key) or self._target(key)
         broker = self._routes.broker_of(queue)
@@ -174,7 +174,7 @@ class SendAttempts:
                 pass  # `attempt` raises it.
         if in_turn:
             # `attempt` has this turn.
-            self._turns[out.topic] -= 1
+            self._turns.take_back(out.topic)
         return None
 
     def lacks(self, topic: str, sharding_key: str | None, queue: MessageQueue | None) -> Lack | None:
@@ -189,7 +189,7 @@ class SendAttempts:
                 return Lack(self._once(topic, lambda: self._routes.find_write_queues(topic)), route)
             if not self._is_plain:
                 return None
-            queue = queue_of_key(sharding_key, queues) if sharding_key else self._choose(topic, queues)
+            queue = queue_of_key(sharding_key, queues) if sharding_key else self._turns.choose(topic, queues)
         elif self._is_plain and self._routes.master_of(queue) is None:
             fixed = queue
             return Lack(self._once(queue, lambda: self._routes.find_master(fixed)), route)
@@ -398,7 +398,7 @@ class SendAttempts:
     async def first_queue(self, topic: str, sharding_key: str | None, end_s: float) -> MessageQueue:
         """Return the queue of the first attempt: the sharding key's, else the next in turn."""
         queues = self._routes.write_queues(topic) or await self.queues(topic, end_s)
-        return queue_of_key(sharding_key, queues) if sharding_key else self._choose(topic, queues)
+        return queue_of_key(sharding_key, queues) if sharding_key else self._turns.choose(topic, queues)
 
     async def with_broker(self, queue: MessageQueue, fixed: bool, end_s: float) -> MessageQueue:
         """Return the queue once its master is known; until then another queue, unless this one is `fixed`.
@@ -409,37 +409,10 @@ class SendAttempts:
             # A queue of an order topic, whose broker is away: others take its turn.
             queues = self._routes.write_queues(queue.topic)
             others = tuple(q for q in queues if self._routes.master_of(q) is not None)
-            queue = self._choose(queue.topic, others) if others else queue
+            queue = self._turns.choose(queue.topic, others) if others else queue
         if self._routes.master_of(queue) is None:
             await self.within(end_s, self._routes.find_master(queue), f"route of topic {queue.topic!r}")
         return queue
-
-    def _choose(self, topic: str, queues: tuple[MessageQueue, ...], avoid: str | None = None) -> MessageQueue:
-        """Return the next queue in turn, of a broker that is available and not `avoid`, as far as there is one."""
-        turn = self._turns.get(topic)
-        if turn is None:
-            turn = machine.randrange(len(queues))
-        if self._faults is None and avoid is None:
-            self._turns[topic] = turn = turn + 1
-            return queues[turn % len(queues)]
-        now_s = machine.monotonic()
-        faults = self._faults
-        spare: MessageQueue | None = None
-        for step in range(1, len(queues) + 1):
-            queue = queues[(turn + step) % len(queues)]
-            if faults is not None and not faults.is_available(self._routes.leader(queue), now_s):
-                continue
-            if self._routes.leader(queue) != avoid:
-                self._turns[topic] = turn + step
-                return queue
-            spare = spare or queue
-        self._turns[topic] = turn = turn + 1
-        if spare is None and faults is not None:
-            name = faults.least_bad(map(self._routes.leader, queues), now_s)
-            of_it = [q for q in queues if self._routes.leader(q) == name]
-            if of_it:
-                return of_it[turn % len(of_it)]
-        return spare or queues[turn % len(queues)]
 
     async def next_queue(
         self,
@@ -461,7 +434,7 @@ class SendAttempts:
         queues = self._routes.write_queues(topic)
         is_gone = code == QUEUE_GONE and last not in (queues or (last,))
         if fixed is None:
-            queue = self._choose(topic, queues, avoid=None if is_gone else asked) if queues else last
+            queue = self._turns.choose(topic, queues, avoid=None if is_gone else asked) if queues else last
         else:
             queue = queue_of_key(sharding_key, queues) if is_gone and sharding_key else fixed
         if self._routes.leader(queue) == asked and code != ResponseCode.TOPIC_NOT_EXIST and not is_gone:
