@@ -73,7 +73,7 @@ def offset_ids(result: SendResult, count: int) -> list[str]:
     return ids if len(ids) == count else [result.offset_message_id] * count
 
 
-class Outcome(NamedTuple):
+class RowsOutcome(NamedTuple):
     """What became of the rows [at, end) of a `send_many`, which were sent together: a result, or an error."""
 
     at: int
@@ -92,7 +92,7 @@ class SendManyResult:
     def __init__(
         self,
         count: int,
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[RowsOutcome],
         ids: tuple[str, int] = ("", 0),
         order: NDArray[np.int64] | None = None,
     ) -> None:
@@ -110,7 +110,7 @@ class SendManyResult:
     def __repr__(self) -> str:
         return f"<SendManyResult of {self._count} rows, {int(self.failed.sum())} failed>"
 
-    def _rows(self, outcome: Outcome) -> slice | NDArray[np.int64]:
+    def _rows(self, outcome: RowsOutcome) -> slice | NDArray[np.int64]:
         """Return the numbers of an outcome's rows."""
         rows = slice(outcome.at, outcome.end)
         return rows if self._order is None else self._order[rows]
@@ -124,7 +124,7 @@ class SendManyResult:
             found[row] = value
         return found
 
-    def _column(self, of: Callable[[Outcome], T]) -> list[T]:
+    def _column(self, of: Callable[[RowsOutcome], T]) -> list[T]:
         found: list[T] = []
         for outcome in self._outcomes:
             found += [of(outcome)] * (outcome.end - outcome.at)

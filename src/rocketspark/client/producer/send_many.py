@@ -26,7 +26,7 @@ from rocketspark.client.producer.prepared_message import (
 )
 from rocketspark.client.producer.send_attempts import QUEUE_GONE
 from rocketspark.client.producer.send_path import InFlightLimit, SendPath
-from rocketspark.client.results import Outcome, SendManyResult, SendResult
+from rocketspark.client.results import RowsOutcome, SendManyResult, SendResult
 from rocketspark.errors import NotSent, SendFailed, StateError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.message import batch, batch_columns
@@ -109,7 +109,7 @@ class RowsInFlight:
         self._room = InFlightLimit(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX)
         self._failures = 0
         self._queue_is_gone = False
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[RowsOutcome] = []
         self._woken = asyncio.Event()
 
     async def run(self) -> SendManyResult:
@@ -216,7 +216,7 @@ class RowsInFlight:
         lane = self._sends.pop(send)
         lane.in_flight -= 1
         self._room.leave(int(self._ends[send.end] - self._ends[send.at]))
-        self._outcomes.append(Outcome(send.at, send.end, result, error))
+        self._outcomes.append(RowsOutcome(send.at, send.end, result, error))
         self._failures = self._failures + 1 if error is not None else 0
         if isinstance(error, StateError) or self._failures >= FAILURES_MAX:
             for each in list(self._lanes):
@@ -234,7 +234,7 @@ class RowsInFlight:
             if not isinstance(cause, StateError):
                 error = NotSent("not sent, as rows before it failed")
                 error.__cause__ = cause
-            self._outcomes.append(Outcome(lane.at, lane.end, None, error))
+            self._outcomes.append(RowsOutcome(lane.at, lane.end, None, error))
 
     # -- messages ------------------------------------------------------------------------------------------------
 
