@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,9 +137,12 @@ class _Export:
     def run(self) -> Exported:
         options = self._made.options
         note = self._found()
-        partitions = batch.plan(options) if note is None else batch.plan(_left(options, note)) if _is_left(note) else []
         if note is None:
+            partitions = batch.plan(options)
             note = Note(self._asked(), _queues(partitions), Reached(0, 0, 0, 0))
+        else:
+            left = _remaining(note)
+            partitions = batch.plan(_only(options, left)) if left else []
         self._note = note
         if not note.reached.bytes:
             self._keep()  # Before anything is written: a part without a note is somebody else's.
@@ -207,7 +211,7 @@ class _Export:
         columns = columns_of(inner, self._made.options)
         ranges = self._note.ranges
         index_of = {one.queue: index for index, one in enumerate(ranges)}
-        before = [sum(one.end - one.first for one in ranges[:index]) for index in range(len(ranges) + 1)]
+        before = list(accumulate((one.end - one.first for one in ranges), initial=0))
         for partition in partitions:
             source = partition.source
             index = index_of[source.queue]
@@ -293,13 +297,8 @@ def _remaining(note: Note) -> list[OffsetRange]:
     return [one for one in left if one.first < one.end]
 
 
-def _is_left(note: Note) -> bool:
-    return bool(_remaining(note))
-
-
-def _left(options: ReadOptions, note: Note) -> ReadOptions:
-    """Return the options of a read of what is still to be read."""
-    left = _remaining(note)
+def _only(options: ReadOptions, left: list[OffsetRange]) -> ReadOptions:
+    """Return the options of a read of these queues and offsets alone."""
     assigned: dict[str, dict[str, tuple[int, ...]]] = {}
     for queue, _, _ in left:
         ids = assigned.setdefault(queue.topic, {}).get(queue.broker_name, ())

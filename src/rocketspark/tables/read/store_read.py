@@ -164,7 +164,7 @@ def read_partition(
     """Return the rows of a partition, as Arrow batches of some 16,000 rows; `rows`: by default those of the options."""
     rows = ReadFilter.of(options) if rows is None else rows
     queue = partition.queue
-    source = MessageQueue(partition.topic, partition.broker_name, queue.queue_id)
+    source = partition.source.queue
 
     def gone(first: int, end: int, why: str) -> None:
         first, end = max(first, queue.first), min(end, queue.next)
