@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import Since, Until, time_range
+from rocketspark.cli.commands.pipelines.shared import Since, Until, source_option, time_range
 from rocketspark.cli.operate import print_json, print_table
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.streams import write
@@ -45,15 +45,7 @@ class ReadRange(NamedTuple):
         list[Path] | None,
         typer.Option(help="Read a broker's store directory instead, which may run; may be repeated."),
     ] = None
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-o",
-            "--option",
-            help='An option of format("rocketmq"), name=value (see docs/spark.md); may be repeated.',
-            show_default=False,
-        ),
-    ] = None
+    option: Annotated[list[str] | None, source_option()] = None
     at: ClusterAccess = HERE
 
     def options(self) -> dict[str, Any]:

@@ -63,6 +63,12 @@ class TableNames(NamedTuple):
     ] = ""
 
 
+def source_option(**more: Any) -> Any:
+    """Return the option -o of commands that read as format("rocketmq") does. `more`: as of typer.Option."""
+    text = 'An option of format("rocketmq"), name=value (see docs/spark.md); may be repeated.'
+    return typer.Option("-o", "--option", help=text, show_default=False, **more)
+
+
 class SharedOptions(NamedTuple):
     """The options that all pipeline commands have, as they were given."""
 
@@ -70,16 +76,7 @@ class SharedOptions(NamedTuple):
     namespace: Annotated[
         str, typer.Option(help="The namespace of topics and groups.", show_default=False, rich_help_panel=_CLUSTER)
     ] = ""
-    options: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-o",
-            "--option",
-            help='An option of format("rocketmq"), name=value (see docs/spark.md); may be repeated.',
-            show_default=False,
-            rich_help_panel=_CLUSTER,
-        ),
-    ] = None
+    options: Annotated[list[str] | None, source_option(rich_help_panel=_CLUSTER)] = None
     master: Annotated[
         str,
         typer.Option(
