@@ -201,6 +201,20 @@ class Ended(Exception):
     """Raised in the midst of a test's export."""
 
 
+def end_after_a_partition(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], to: Path, **how: Any) -> None:
+    """An export that is ended when it has read its first partition."""
+    whole = batch.read
+
+    def ends(*what: Any) -> Iterator[Any]:
+        yield from whole(*what)
+        raise Ended
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batch, "read", ends)
+        with pytest.raises(Ended):
+            export_topic(given, to, **how)
+
+
 @pytest.mark.shows(
     "rocketspark export: a file is whole or a .part; one that is ended after any batch goes on to the same file"
 )
@@ -252,16 +266,7 @@ def test_a_part_of_another_export_and_a_file_that_is_there(
         export_topic(given, to)
     assert to.read_text() == "mine"
 
-    whole = batch.read
-
-    def ends(*how: Any) -> Iterator[Any]:
-        yield from whole(*how)
-        raise Ended
-
-    with monkeypatch.context() as patched:
-        patched.setattr(batch, "read", ends)
-        with pytest.raises(Ended):
-            export_topic(given, to, overwrite=True)
+    end_after_a_partition(monkeypatch, given, to, overwrite=True)
     with pytest.raises(UsageError, match=r"f\.jsonl\.part is of another export"):
         export_topic(given | {"tags": "A"}, to, overwrite=True)
     assert to.read_text() == "mine"
@@ -272,10 +277,7 @@ def test_a_part_of_another_export_and_a_file_that_is_there(
         ("g.csv", {"decode": "json", "decodeSchema": "id INT", "columns": "value"}, {"decodeMode": "dropmalformed"}),
         ("h.csv", {"startingOffsets": "committed", "committedGroup": "g1"}, {"committedGroup": "g2"}),
     ):
-        with monkeypatch.context() as patched:
-            patched.setattr(batch, "read", ends)
-            with pytest.raises(Ended):
-                export_topic(given | first, tmp_path / name)
+        end_after_a_partition(monkeypatch, given | first, tmp_path / name)
         with pytest.raises(UsageError, match="is of another export"):
             export_topic(given | first | other, tmp_path / name)
 
@@ -284,11 +286,7 @@ def test_an_export_takes_nothing_of_a_topic_that_was_made_anew(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"namesrv": cluster.namesrv, "topic": "anew-1", "columns": "body"}
-    to, whole = tmp_path / "f.csv", batch.read
-
-    def ends(*how: Any) -> Iterator[Any]:
-        yield from whole(*how)
-        raise Ended
+    to = tmp_path / "f.csv"
 
     def make(body: bytes, count: int) -> None:
         create(cluster, "anew-1")
@@ -297,10 +295,7 @@ def test_an_export_takes_nothing_of_a_topic_that_was_made_anew(
                 producer.send_batch([Message(topic="anew-1", body=body)] * count, queue=queue)
 
     make(b"old", 3)
-    with monkeypatch.context() as patched:
-        patched.setattr(batch, "read", ends)
-        with pytest.raises(Ended):
-            export_topic(given, to)
+    end_after_a_partition(monkeypatch, given, to)
     assert main.run(["topic", "delete", "anew-1", "--yes", "--namesrv", cluster.namesrv]) == 0
     make(b"new", 5)
     with pytest.raises(DataLost, match="anew-1"):
@@ -357,16 +352,7 @@ def test_times_that_count_back_from_now_are_those_of_the_first_run(
 ) -> None:
     given = {"namesrv": cluster.namesrv, "topic": "orders-1", "columns": "queueOffset", "startingTimestamp": "01"}
     to = tmp_path / "f.csv"
-    whole = batch.read
-
-    def ends(*how: Any) -> Iterator[Any]:
-        yield from whole(*how)
-        raise Ended
-
-    with monkeypatch.context() as patched:
-        patched.setattr(batch, "read", ends)
-        with pytest.raises(Ended):
-            export_topic(given, to, times="24h")
+    end_after_a_partition(monkeypatch, given, to, times="24h")
     later = given | {"startingTimestamp": "04000000000000"}
     with pytest.raises(UsageError, match="is of another export"):
         export_topic(later, to)
