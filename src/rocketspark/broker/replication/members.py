@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Set
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.repeated_work import pause
@@ -41,6 +41,8 @@ TIMEOUT_MS = 3000
 ANOTHER_LOOK_S = 30.0
 # The look before a master tells the NameServers of itself takes no longer.
 FIRST_LOOK_S = 1.0
+# How long an operator's change looks for the slaves.
+FIND_S = 0.3
 
 
 class MemberGroup:
@@ -88,6 +90,29 @@ class MemberGroup:
         if all(isinstance(answer, BaseException) for answer in answers):
             raise NoNameServer("no NameServer tells the brokers of the name")
         return self._take(found)
+
+    async def find(self, wanted: Set[int | None]) -> dict[int, str]:
+        """Return the addresses of brokers, by id, once the NameServers that answer know those of the `wanted` ids.
+
+        All are asked at once, and one that is silent is not waited for: after a short time those count that are known.
+        """
+        asked = [asyncio.create_task(self._known_to(namesrv)) for namesrv in self._settings.namesrvs()]
+        found: dict[int, str] = {}
+        try:
+            async with asyncio.timeout(FIND_S):
+                for answer in asyncio.as_completed(asked):
+                    try:
+                        found |= await answer
+                    except RocketSparkError as e:
+                        limited.info("a NameServer does not tell the brokers of the name: %s", e)
+                    if wanted <= found.keys():
+                        break
+        except TimeoutError:
+            pass
+        finally:
+            for task in asked:
+                task.cancel()
+        return self._take(self.addresses | found)
 
     async def _known_to(self, namesrv: str) -> dict[int, str]:
         s = self._settings
@@ -209,14 +234,14 @@ class MasterSearch:
 
 
 async def tables_taken(
-    members: MemberGroup, connections: Connections, info: HaInfo, among: Container[int | None] | None = None
+    members: MemberGroup, connections: Connections, info: HaInfo, among: Set[int | None] | None = None
 ) -> None:
     """Tell each slave where this master is, and wait: a RocketSpark slave answers once it has copied the tables.
 
     `among`: the ids of those that are told; None for all.
     """
     try:
-        await members.ask()
+        await (members.ask() if among is None else members.find(among))
     except RocketSparkError as e:
         limited.info("the slaves are those known before: %s", e)
     others = [i for i in members.addresses if i != MASTER_ID and (among is None or i in among)]
