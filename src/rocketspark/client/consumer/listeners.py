@@ -72,6 +72,19 @@ class _InAnyOrder:
         self._finished = 0
         self._closing = False
 
+    def _soon(self, act: Callable[[], None]) -> None:
+        """Have `act` called on the loop; called by whoever runs the calls."""
+        raise NotImplementedError
+
+    def _tell(self, run: Run) -> None:
+        """Tell the loop that a run has something to report."""
+        run.told = True
+        self._ended.append(run)
+        if not self._told:
+            # One wake-up for all that end before the loop looks.
+            self._told = True
+            self._soon(self._take_outcomes)
+
     def _take_outcomes(self) -> None:
         self._told = False
         outcomes: list[Outcome] = []
@@ -187,7 +200,7 @@ class ThreadListeners(_InAnyOrder):
                     if runs and runs[0] is run:
                         runs.popleft()
             if self._closing:
-                self._tell(self._thread_ended)
+                self._soon(self._thread_ended)
                 return
 
     def _make_calls(self, run: Run, slot: Slot) -> None:
@@ -211,15 +224,10 @@ class ThreadListeners(_InAnyOrder):
             if began_s:
                 owner.counts.call((machine.monotonic() - began_s) * 1000)
             if not run.told:
-                run.told = True
-                self._ended.append(run)
-                if not self._told:
-                    # One wake-up for all that end before the loop looks.
-                    self._told = True
-                    self._tell(self._take_outcomes)
+                self._tell(run)
         slot.given = slot.run = None
 
-    def _tell(self, act: Callable[[], None]) -> None:
+    def _soon(self, act: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(act)
         except RuntimeError:
@@ -349,13 +357,8 @@ class TaskListeners(_InAnyOrder):
         finally:
             self._resting -= 1
 
-    def _tell(self, run: Run) -> None:
-        run.told = True
-        self._ended.append(run)
-        if not self._told:
-            # One report for all that end before the loop comes to it.
-            self._told = True
-            self._loop.call_soon(self._take_outcomes)
+    def _soon(self, act: Callable[[], None]) -> None:
+        self._loop.call_soon(act)
 
     def _go_on(self, run: Run, given: Any) -> None:
         if not self._closing:
