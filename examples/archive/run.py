@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 
 from examples.archive import datasets
 from rocketspark import RocketSparkError
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.spark.lakehouse.table import FORMATS, TablePlace, archive_for
 from rocketspark.spark.pipelines import archive, compare, restore
 from rocketspark.spark.pipelines.connection import pairs
@@ -51,7 +51,7 @@ def run(
     state: the folder of the restore's progress, for an archive that is a table.
     """
     topic, restored = data.topic, f"{data.topic}-restored"
-    with SyncOperations(namesrv) as operations:
+    with Admin(namesrv) as operations:
         operations.create_topic(topic, queue_count=QUEUES)
     rows = spark.createDataFrame(data.rows, SCHEMA)
     rows.write.format("rocketmq").options(namesrv=namesrv, topic=topic).mode("append").save()

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from examples.flights.stages import Interrupts, stderr_to
 from rocketspark import RocketSparkError
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.testing import ServerProcess
 
 STOP_TIMEOUT_S = 15
@@ -40,7 +40,7 @@ def rocketmq(folder: Path, interrupts: Interrupts) -> Iterator[str]:
 
 def create_topics(namesrv: str, topics: dict[str, int]) -> None:
     """Make each topic with so many queues on every broker, unless it is there."""
-    with SyncOperations(namesrv) as operations:
+    with Admin(namesrv) as operations:
         there = set(operations.list_topics())
         for topic, queues in topics.items():
             if topic not in there:

@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 
 from rocketspark import Producer, ReceivedMessage, SimpleConsumer
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 
 TOPIC, GROUP = "jobs", "workers"
 # How long a worker has for what it received.
@@ -43,7 +43,7 @@ def do(consumer: SimpleConsumer, job: ReceivedMessage) -> None:
 
 def run(namesrv: str, jobs: int = 100, workers: int = 5) -> Counter[bytes]:
     """Send jobs and have them done; returns how often each was."""
-    with SyncOperations(namesrv) as operations:
+    with Admin(namesrv) as operations:
         operations.create_topic(TOPIC, queue_count=2)
     done: Counter[bytes] = Counter()
     with Producer(namesrv, "boss") as producer:

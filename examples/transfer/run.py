@@ -19,7 +19,7 @@ from pathlib import Path
 
 from examples.transfer.banks import PayingBank, ReceivingBank
 from examples.transfer.steps import TOPIC, transfers
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.testing import ServerProcess, run_server_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +72,7 @@ def show(folder: Path, count: int, kills: int, seed: int, say: Callable[[str], N
     receiving.open(PAYEES)
     with ExitStack() as running:
         server = running.enter_context(run_server_process(folder / "store", config=CONFIG))
-        with SyncOperations(server.namesrv) as operations:
+        with Admin(server.namesrv) as operations:
             operations.create_topic(TOPIC, queue_count=4)
         processes: dict[str, Step | ServerProcess] = {"server": server}
         for name in STEPS:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tests.java.apache import make_group
 from tests.support.patience import LIMIT_S
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import PullConsumer, PushConsumer
 from rocketspark.model import MessageQueue, ReceivedMessage
 
@@ -31,7 +31,7 @@ class Scene:
         self.namesrv = cluster.namesrv
         self.topic = f"t-{name}"
         self.group = f"g-{name}"
-        with SyncOperations(self.namesrv) as operations:
+        with Admin(self.namesrv) as operations:
             operations.create_topic(self.topic, queue_count=queues)
         if cluster.name == "apache":
             make_group(cluster.broker, self.group, self.topic)
@@ -47,7 +47,7 @@ class Scene:
         return made
 
     def has_topic(self, topic: str) -> bool:
-        with SyncOperations(self.namesrv) as operations:
+        with Admin(self.namesrv) as operations:
             return topic in operations.list_topics()
 
     def stored(self, count: int, *, limit_s: float = LIMIT_S) -> list[ReceivedMessage]:

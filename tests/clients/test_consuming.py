@@ -13,7 +13,7 @@ from tests.clients.scene import Inbox, Scene
 from tests.support.patience import LIMIT_S
 
 from rocketspark.admin.groups import GroupSettings
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import Producer, PullConsumer, PushConsumer
 from rocketspark.errors import FilterIllegal
 from rocketspark.model import Message, ReceivedMessage
@@ -204,7 +204,7 @@ def test_a_call_that_takes_too_long_is_delivered_again(scene: Scene) -> None:
 def test_retries_dead_letters_and_who_sent_them(scene: Scene, options: dict[str, int]) -> None:
     inbox = Inbox(then=lambda message: False)
     if not options:
-        with SyncOperations(scene.namesrv) as operations:
+        with Admin(scene.namesrv) as operations:
             operations.put_group(scene.group, GroupSettings(retry_max_times=2))
     with scene.consumer(inbox, **options), Producer(scene.namesrv, "pg") as producer:
         sent = producer.send(scene.topic, b"bad", tag="T", keys="k")

@@ -13,7 +13,7 @@ from tests.clients.outages import Servers
 from tests.clients.scene import Inbox
 from tests.java.mqadmin import until
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import Producer, PullConsumer, PushConsumer, Transaction, TransactionProducer, TransactionState
 from rocketspark.client.producer.latency_faults import FaultTable
 from rocketspark.client.results import SendResult
@@ -61,7 +61,7 @@ class Sent:
 
 # First, since the other one leaves nothing alive.
 def test_a_transaction_outlives_its_broker(servers: Servers) -> None:
-    with SyncOperations(servers.namesrv) as operations:
+    with Admin(servers.namesrv) as operations:
         operations.create_topic(TRANSACTIONS, queue_count=1, brokers=["broker-b"])
 
     class Bank:
@@ -89,7 +89,7 @@ def test_a_transaction_outlives_its_broker(servers: Servers) -> None:
 
 
 def test_brokers_hang_die_and_come_back_and_name_servers_go(servers: Servers) -> None:
-    with SyncOperations(servers.namesrv) as operations:
+    with Admin(servers.namesrv) as operations:
         operations.create_topic(TOPIC, queue_count=2)
     inbox = Inbox()
     consumer = PushConsumer(

@@ -16,7 +16,7 @@ from tests.support.patience import LIMIT_S
 
 from rocketspark import MessageBatch, Producer, PullConsumer, PushConsumer, ReceivedMessage
 from rocketspark.admin.groups import GroupSettings
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client.consumer.pop.popper import PopSettings
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
@@ -60,7 +60,7 @@ def until(true: Any) -> None:
 def test_done_failed_and_given_up(scene: Scene, options: dict[str, int]) -> None:
     set_mode(scene, "POP")
     if not options:
-        with SyncOperations(scene.namesrv) as operations:
+        with Admin(scene.namesrv) as operations:
             operations.put_group(scene.group, GroupSettings(retry_max_times=1))
     inbox = Inbox(lambda m: m.body.startswith(b"good") or (m.body == b"twice" and m.reconsume_times > 0))
     with consumer_of(scene, inbox, pop_settings=QUICK, **options) as consumer:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.clients.scene import Inbox, Scene
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import AsyncProducer, Producer, PushConsumer, split
 from rocketspark.client.producer.prepared_message import queue_of_key
 from rocketspark.client.selectors import by_hash, by_random
@@ -46,7 +46,7 @@ def test_selectors_and_queues(scene: Scene) -> None:
 
 def test_sends_go_on_when_their_topic_got_fewer_queues(scene: Scene) -> None:
     with (
-        SyncOperations(scene.namesrv) as operations,
+        Admin(scene.namesrv) as operations,
         Producer(scene.namesrv, "pg", route_interval_ms=600_000) as producer,
     ):
         assert len({producer.send(scene.topic, b"x").queue for _ in range(4)}) == 4
@@ -59,7 +59,7 @@ def test_rows_whose_queue_is_gone_are_masked_and_can_be_sent_again(scene: Scene)
     keys = np.array([f"key-{row % 8}" for row in range(100)])
     bodies = np.array([b"%02d" % row for row in range(100)])
     with (
-        SyncOperations(scene.namesrv) as operations,
+        Admin(scene.namesrv) as operations,
         Producer(scene.namesrv, "pg", route_interval_ms=600_000) as producer,
     ):
         producer.send_many(scene.topic, bodies, sharding_keys=keys).raise_for_errors()

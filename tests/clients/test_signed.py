@@ -16,7 +16,7 @@ from tests.clients.test_transactions import COMMIT, Bank
 from tests.java.apache import Answer, ApacheBroker, ApacheNamesrv, ask
 
 from rocketspark.admin.access import RuleState
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import Producer, PullConsumer, PushConsumer, TransactionProducer
 from rocketspark.client.options import ClientOptions
 from rocketspark.errors import SendFailed, ServerError
@@ -136,7 +136,7 @@ def test_an_operator_keeps_users_and_rules(guarded: Guarded) -> None:
     def rule(resource: str, actions: str, decision: str = "Allow", ips: str = "", policy: str = "Custom") -> RuleState:
         return RuleState(name, "User:alice", policy, resource, tuple(actions.split()), tuple(ips.split()), decision)
 
-    with SyncOperations(guarded.namesrv, access_key=KEY, secret_key=SECRET) as operations:
+    with Admin(guarded.namesrv, access_key=KEY, secret_key=SECRET) as operations:
         assert operations.create_user("alice", "secret-of-alice") == [name]
         with pytest.raises(
             ServerError, match=rf"create user 'alice' refused by {name}: code 16 .*: The user is existed"
@@ -164,7 +164,7 @@ def test_an_operator_keeps_users_and_rules(guarded: Guarded) -> None:
         assert operations.list_acls("ali", "orders") == [rule("Topic:orders", "All")]
         operations.delete_acl("alice", resource="Topic:x")
         operations.delete_acl("alice", resource="*", policy_type="Default")
-        with SyncOperations(guarded.namesrv, access_key="alice", secret_key="secret-2") as his:
+        with Admin(guarded.namesrv, access_key="alice", secret_key="secret-2") as his:
             with pytest.raises(ServerError, match="User:alice has no permission to access Cluster:"):
                 his.list_users()
             assert operations.get_acl("alice") == [rule("Topic:orders", "All"), rule("Group:bill*", "Pub Sub")]

@@ -13,7 +13,7 @@ from tests.live.support import run
 from tests.support.patience import LIMIT_S
 
 from rocketspark import AsyncSimpleConsumer, Producer, ReceivedMessage, SimpleConsumer
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.errors import ReceiptExpired, RouteNotFound, ServerError, StateError, UsageError
 
 pytestmark = pytest.mark.shows(
@@ -96,7 +96,7 @@ def test_members_receive_from_the_same_queues(scene: Scene) -> None:
 
 def test_topics_with_filters(scene: Scene) -> None:
     other = f"{scene.topic}-sql"
-    with SyncOperations(scene.namesrv) as operations:
+    with Admin(scene.namesrv) as operations:
         operations.create_topic(other, queue_count=1)
     with (
         Producer(scene.namesrv, "p") as producer,
@@ -156,7 +156,7 @@ def test_a_waiting_receive_is_woken_and_a_cancelled_one_loses_nothing(scene: Sce
 def test_what_nobody_wants_any_more_is_not_received(scene: Scene) -> None:
     """A broker may hold a pop for what was subscribed before."""
     other = f"{scene.topic}-other"
-    with SyncOperations(scene.namesrv) as operations:
+    with Admin(scene.namesrv) as operations:
         operations.create_topic(other, queue_count=1)
 
     async def main() -> None:
@@ -268,7 +268,7 @@ def test_mistakes_are_clear(scene: Scene) -> None:
             consumer.ack(sent)
         consumer.unsubscribe("never-made")
         consumer.subscribe(scene.topic)
-        with SyncOperations(scene.namesrv):
+        with Admin(scene.namesrv):
             ask(scene.cluster.broker, 200, b'{"groupName":"%b","consumeEnable":false}' % scene.group.encode())
         with pytest.raises(ServerError, match="permission"):
             consumer.receive(timeout_ms=2000)

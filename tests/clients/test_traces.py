@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from tests.clients.scene import Inbox, Scene
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import Producer, PullConsumer, PushConsumer, TransactionProducer, TransactionState
 from rocketspark.protocol.trace import Consumed, Ended, Published, Received, Trace, decode
 
@@ -35,7 +35,7 @@ def traces(scene: Scene, topic: str, count: int) -> list[Trace]:
 
 def test_what_happened_to_a_message(scene: Scene) -> None:
     topic = f"{scene.topic}-trace"
-    with SyncOperations(scene.namesrv) as operations:
+    with Admin(scene.namesrv) as operations:
         operations.create_topic(topic, queue_count=1)
     inbox = Inbox(then=lambda message: message.reconsume_times > 0)
     consumer = PushConsumer(scene.namesrv, scene.group, consume_from="first", trace=topic)
@@ -65,7 +65,7 @@ def test_what_happened_to_a_message(scene: Scene) -> None:
 
 def test_the_end_of_a_transaction(scene: Scene) -> None:
     topic = f"{scene.topic}-trace"
-    with SyncOperations(scene.namesrv) as operations:
+    with Admin(scene.namesrv) as operations:
         operations.create_topic(topic, queue_count=1)
     with TransactionProducer(scene.namesrv, f"p-{scene.group}", listener=Commit(), trace=topic) as producer:
         result = producer.send_in_transaction(scene.topic, b"x", keys="k")

@@ -19,7 +19,7 @@ from tests.java.driver import JavaDriver, JavaError, body_of, message
 from tests.java.mqadmin import until
 from tests.support.patience import LIMIT_MS, LIMIT_S
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import AsyncProducer, Producer, PullConsumer, PushConsumer
 from rocketspark.client.consumer.allocate_queues import STRATEGIES
 from rocketspark.errors import MessageIllegal
@@ -284,7 +284,7 @@ def test_requests(scene: Scene, java: JavaDriver) -> None:
         assert asking.request(scene.topic, b"one", timeout_ms=LIMIT_MS).body == b"re: one"
         assert asking.request(scene.topic, TEXT, timeout_ms=LIMIT_MS).body == b"re: " + TEXT
     topic = f"{scene.topic}-ours"
-    with SyncOperations(scene.namesrv) as operations:
+    with Admin(scene.namesrv) as operations:
         operations.create_topic(topic, queue_count=1)
     with Producer(scene.namesrv, f"r-{scene.group}") as replier:
         consumer = PushConsumer(scene.namesrv, f"o-{scene.group}", consume_from="first")

@@ -15,7 +15,7 @@ from tests.java.driver import JavaDriver, body_of, message
 from tests.java.mqadmin import MqAdmin, same, until
 from tests.support.patience import LIMIT_MS
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import Producer, PushConsumer, TransactionProducer
 from rocketspark.protocol.trace import Consumed, Ended, Published, Received, Trace
 
@@ -87,7 +87,7 @@ def test_transactions_and_checks(scene: Scene, java: JavaDriver) -> None:
 
 def test_traces_are_alike(scene: Scene, java: JavaDriver, mqadmin: MqAdmin) -> None:
     topics = {who: f"{scene.topic}-{who}" for who in ("ours", "java")}
-    with SyncOperations(scene.namesrv) as operations:
+    with Admin(scene.namesrv) as operations:
         for topic in topics.values():
             operations.create_topic(topic, queue_count=1)
     inbox = Inbox()

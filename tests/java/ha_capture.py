@@ -32,7 +32,7 @@ from tests.java.ha_relay import Relay, Relayed
 from tests.support.ha_streams import VECTORS, body_of
 from tests.support.ports import free_ports
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
 
@@ -91,7 +91,7 @@ class Capture:
         self.sent += count
 
     def make_topic(self) -> None:
-        with SyncOperations(self.names.namesrv) as operations:
+        with Admin(self.names.namesrv) as operations:
             operations.create_topic(TOPIC, queue_count=1)
 
     def settle(self, master: PairBroker, relay: Relay) -> Relayed:

@@ -30,7 +30,7 @@ from tests.java.apache_pair import (
 from tests.java.our_controller import OurServer
 from tests.support.ports import free_ports
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.protocol.message import properties, record
 
 pytestmark = [
@@ -161,7 +161,7 @@ def replicas(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[s
 
 def test_a_slave_acts_and_the_master_comes_back(replicas: tuple[str, Any, Any, Any]) -> None:
     namesrv, master, slave, other = replicas
-    with SyncOperations(namesrv) as operations:
+    with Admin(namesrv) as operations:
         operations.create_topic(TOPIC, queue_count=1)
     for broker in (master, other):
         make_group(broker.broker, GROUP, TOPIC)

@@ -16,7 +16,7 @@ from tests.live.support import run
 from tests.live.test_controller_client import every_call
 from tests.support import controller_rows
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.client import Producer
 from rocketspark.controller.settings import ControllerSettings
@@ -94,7 +94,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def test_official_brokers_live_under_our_controller(pair: Pair) -> None:
     pair.wait_in_sync()
     assert pair.state() == Replicas(pair.one.broker, 1, 1, {1, 2})
-    with SyncOperations(pair.namesrv) as operations:
+    with Admin(pair.namesrv) as operations:
         operations.create_topic(TOPIC, queue_count=1)
     pair.send(10)
     until(lambda: max_offset(pair.two.broker, TOPIC, 0) == 10)

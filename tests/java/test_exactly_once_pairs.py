@@ -12,7 +12,7 @@ import pytest
 from tests.spark.test_exactly_once import PARTITIONS, Once, Query, pieces, quick_drain
 from tests.support.failovers import ReplicaSet, wait_for_topics
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.errors import RocketSparkError
 from rocketspark.spark.exactly_once import failpoints
 
@@ -31,7 +31,7 @@ class PairQuery(Query):
     """A query whose topic lies on the pair."""
 
     async def _make_topic(self) -> None:
-        with SyncOperations(self.servers.namesrv) as operations:
+        with Admin(self.servers.namesrv) as operations:
             operations.create_topic(self.name, queue_count=PARTITIONS)
         # Java's slaves hear of it in up to 10 s; who is elected before makes it anew, with other queues.
         wait_for_topics(self.servers, self.name)  # type: ignore[arg-type]

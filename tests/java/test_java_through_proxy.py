@@ -10,7 +10,7 @@ from tests.java.driver import body_of, message
 from tests.support.patience import LIMIT_MS
 from tests.unit.proxy.conftest import RunningProxy, running_proxy
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows(
@@ -37,7 +37,7 @@ def test_what_java_sends_through_it_java_consumes_through_it(
     java_driver: DriverFactory, cluster: Cluster, proxy: RunningProxy, version: str
 ) -> None:
     java, topic = java_driver(version, "JSON"), f"through-{version.replace('.', '')}"
-    with SyncOperations(cluster.namesrv) as operations:
+    with Admin(cluster.namesrv) as operations:
         operations.create_topic(topic, queue_count=2)
         # A consumer that finds it at its start need not look again, 30 s later.
         operations.create_topic(f"%RETRY%{topic}-group", queue_count=1)

@@ -9,7 +9,7 @@ from tests.java.apache_pair import PairBroker, caught_up, ha_status, members, ro
 from tests.java.our_controller import OurServer
 from tests.support.ports import free_ports
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 
 pytestmark = [
     pytest.mark.xdist_group("jvm"),
@@ -44,7 +44,7 @@ def test_a_slave_acts_for_its_master_and_the_master_comes_back(tmp_path: Path, c
         servers.append(slave)
         until(lambda: members(namesrv) == {0: master.broker, 1: slave.broker})
         until(lambda: followed(slave) == master.ha)
-        with SyncOperations(namesrv) as operations:
+        with Admin(namesrv) as operations:
             operations.create_topic(TOPIC, queue_count=1)
         until(lambda: caught_up(master.broker))
         assert routed(namesrv, TOPIC) == {0: master.broker, 1: slave.broker}

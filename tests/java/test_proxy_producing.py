@@ -29,7 +29,7 @@ from tests.unit.proxy.producing.support import (
     wait_for,
 )
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import Code
@@ -53,7 +53,7 @@ QUICK_CHECKS = {"transactionCheckInterval": 1000, "transactionTimeOut": 1000, "e
 def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheCluster]:
     running = ApacheCluster(tmp_path_factory.mktemp("apache"), QUICK_CHECKS | {"recallMessageEnable": "true"})
     try:
-        with SyncOperations(running.namesrv) as admin:
+        with Admin(running.namesrv) as admin:
             for kind in ("MIXED", "NORMAL", "TRANSACTION"):
                 admin.create_topic(kind, queue_count=2, message_type=kind)
         yield running

@@ -12,7 +12,7 @@ from tests.java.driver import CLIENT_VERSIONS, JavaDriver, JavaError, message
 from tests.support.access_rows import ADMIN, CONFIG, SECRET
 from tests.support.patience import LIMIT_S
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.broker.broker_conf import settings_from
 from rocketspark.testing import Cluster, run_cluster
 
@@ -55,7 +55,7 @@ def cluster() -> Iterator[Cluster]:
     options = {"authentication": True, "authorization": True, "access": settings.access}
     with (
         run_cluster(1, **options) as cluster,
-        SyncOperations(cluster.namesrv, access_key=ADMIN, secret_key=SECRET) as operations,
+        Admin(cluster.namesrv, access_key=ADMIN, secret_key=SECRET) as operations,
     ):
         operations.create_topic("orders", queue_count=1)
         operations.create_user("carol", "secret-of-carol")
@@ -95,7 +95,7 @@ def test_a_key_that_is_taken_back_while_the_client_sends(java_driver: DriverFact
     java = java_driver("5.5.0")
     keys = {"access_key": "gone", "secret_key": "secret-of-gone"}
     with (
-        SyncOperations(cluster.namesrv, access_key=ADMIN, secret_key=SECRET) as operations,
+        Admin(cluster.namesrv, access_key=ADMIN, secret_key=SECRET) as operations,
         java.started("producer", namesrv=cluster.namesrv, group="pg", **keys) as producer,
     ):
         java.call("send", name=producer, messages=[message("orders", "x")])

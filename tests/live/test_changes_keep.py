@@ -11,7 +11,7 @@ import pytest
 from tests.support.cli_calls import call
 
 from rocketspark import MessageQueue, Producer, PullConsumer
-from rocketspark.admin.operations import Operations, SyncOperations
+from rocketspark.admin.operations import Admin, AsyncAdmin
 from rocketspark.client.connection import admin_api
 from rocketspark.errors import ServerError, UsageError
 from rocketspark.protocol.codes import ResponseCode
@@ -30,8 +30,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def operations(cluster: Cluster) -> Iterator[SyncOperations]:
-    with SyncOperations(cluster.namesrv) as operations:
+def operations(cluster: Cluster) -> Iterator[Admin]:
+    with Admin(cluster.namesrv) as operations:
         yield operations
 
 
@@ -42,16 +42,16 @@ def run(cluster: Cluster, *arguments: str, code: int = 0) -> str:
 
 
 def config(cluster: Cluster, topic: str, broker: int = 0) -> TopicConfig:
-    async def ask(operations: Operations) -> TopicConfig | None:
+    async def ask(operations: AsyncAdmin) -> TopicConfig | None:
         return await told(await operations._broker(cluster.brokers[broker]), topic)
 
-    with SyncOperations(cluster.namesrv) as operations:
+    with Admin(cluster.namesrv) as operations:
         found: TopicConfig | None = operations._loop.call(ask(operations._core))
     assert found is not None
     return found
 
 
-def test_a_topic_keeps_what_is_not_named(cluster: Cluster, operations: SyncOperations) -> None:
+def test_a_topic_keeps_what_is_not_named(cluster: Cluster, operations: Admin) -> None:
     operations.create_topic("wide", queue_count=16, perm=4, order=True, attributes="+message.type=FIFO")
     before = config(cluster, "wide")
     run(cluster, "topic", "create", "wide")
@@ -77,7 +77,7 @@ def test_a_topic_keeps_what_is_not_named(cluster: Cluster, operations: SyncOpera
     assert (config(cluster, "wide").read_queue_nums, config(cluster, "wide").write_queue_nums) == (20, 16)
 
 
-def test_one_number_of_queues_for_new_topics(cluster: Cluster, operations: SyncOperations) -> None:
+def test_one_number_of_queues_for_new_topics(cluster: Cluster, operations: Admin) -> None:
     assert run(cluster, "topic", "create", "n1") == "created n1 with 4 queues on broker-a, broker-b\n"
     operations.create_topic("n2")
     with Producer(cluster.namesrv) as producer:
@@ -98,7 +98,7 @@ def test_the_words_say_where_it_was(cluster: Cluster) -> None:
     assert run(cluster, "topic", "create", "half", "-q", "8") == "changed half with 8 queues on broker-a, broker-b\n"
 
 
-def test_queues_that_hold_messages_are_not_taken_away(cluster: Cluster, operations: SyncOperations) -> None:
+def test_queues_that_hold_messages_are_not_taken_away(cluster: Cluster, operations: Admin) -> None:
     operations.create_topic("held", queue_count=8)
     with Producer(cluster.namesrv) as producer:
         for queue_id in (5, 7, 7):
@@ -122,7 +122,7 @@ def test_queues_that_hold_messages_are_not_taken_away(cluster: Cluster, operatio
 
 @pytest.mark.parametrize("code", [ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.NO_PERMISSION])
 def test_settings_that_a_broker_does_not_tell_are_the_routes(
-    cluster: Cluster, operations: SyncOperations, monkeypatch: pytest.MonkeyPatch, code: int
+    cluster: Cluster, operations: Admin, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     async def refuse(*_: Any, **__: Any) -> None:
         raise ServerError(code, "not told")
@@ -136,7 +136,7 @@ def test_settings_that_a_broker_does_not_tell_are_the_routes(
     assert [b.existed for b in operations.create_topic(f"{topic}-new")] == [False, False]
 
 
-def test_a_mode_keeps_its_share(cluster: Cluster, operations: SyncOperations) -> None:
+def test_a_mode_keeps_its_share(cluster: Cluster, operations: Admin) -> None:
     operations.create_topic("shared")
     operations.set_request_mode("shared", "g", "POP", pop_share_queue_count=3)
     operations.set_request_mode("shared", "g", "PULL")
@@ -150,7 +150,7 @@ def test_a_mode_keeps_its_share(cluster: Cluster, operations: SyncOperations) ->
 def test_rules_keep_what_is_not_named() -> None:
     with (
         run_cluster(secure=True) as cluster,
-        SyncOperations(cluster.namesrv, **cluster.client_options) as operations,
+        Admin(cluster.namesrv, **cluster.client_options) as operations,
     ):
         operations.create_user("shop", "a password")
         operations.create_acl("shop", ["Topic:orders"], ["Pub"], decision="Deny", source_ips=["10.0.0.0/8"])

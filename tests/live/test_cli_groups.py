@@ -11,7 +11,7 @@ import pytest
 from tests.support.cli_calls import call
 
 from rocketspark.admin.groups import GroupSettings
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.errors import MessageIllegal, ServerError, UsageError
 from rocketspark.testing.cluster import Cluster, run_cluster
 
@@ -97,7 +97,7 @@ def test_topics_have_a_type(cluster: Cluster) -> None:
 
 
 def test_mistakes_are_clear(cluster: Cluster) -> None:
-    with SyncOperations(cluster.namesrv) as operations:
+    with Admin(cluster.namesrv) as operations:
         with pytest.raises(UsageError, match="message_type 'fifo' is not one of NORMAL, FIFO"):
             operations.create_topic("t", message_type="fifo")
         with pytest.raises(ServerError, match=r"message\.type 'ODD' is not one of UNSPECIFIED, NORMAL"):

@@ -26,7 +26,7 @@ from rocketspark import (
     ReceivedMessage,
     SimpleConsumer,
 )
-from rocketspark.admin.operations import Operations, SyncOperations
+from rocketspark.admin.operations import Admin, AsyncAdmin
 from rocketspark.errors import RouteNotFound, SendFailed, ServerError, UsageError
 from rocketspark.testing import Cluster, ServerProcess, run_cluster
 
@@ -97,7 +97,7 @@ def test_all_ways_to_send(cluster: Cluster) -> None:
 
 def test_a_group_shares_and_goes_on(cluster: Cluster) -> None:
     """Members come and go while messages flow: none is lost, and few come twice."""
-    with SyncOperations(cluster.namesrv) as operations:
+    with Admin(cluster.namesrv) as operations:
         operations.create_topic("shared", queue_count=4)
     got: Counter[bytes] = Counter()
     by: dict[str, int] = defaultdict(int)
@@ -165,7 +165,7 @@ def test_order_within_a_sharding_key(cluster: Cluster) -> None:
 def test_long_poll_brings_a_message_at_once(cluster: Cluster) -> None:
     arrived: list[float] = []
     come = threading.Event()
-    with SyncOperations(cluster.namesrv) as operations:
+    with Admin(cluster.namesrv) as operations:
         operations.create_topic("polled", queue_count=2)
     consumer = PushConsumer(cluster.namesrv, "poll-group", consume_from="first")
     consumer.subscribe("polled")
@@ -188,7 +188,7 @@ def test_long_poll_brings_a_message_at_once(cluster: Cluster) -> None:
 
 
 def test_topics_by_hand(cluster: Cluster) -> None:
-    with SyncOperations(cluster.namesrv) as operations:
+    with Admin(cluster.namesrv) as operations:
         assert [b.broker_name for b in operations.cluster_info()] == ["broker-a", "broker-b"]
         made = operations.create_topic("by-hand", queue_count=3, brokers=["broker-b"])
         assert [b.broker_name for b in made] == ["broker-b"]
@@ -277,7 +277,7 @@ def test_pull_consumer_goes_on_after_a_restart(server: ServerProcess) -> None:
         async with (
             AsyncProducer(server.namesrv, "pg", send_timeout_ms=LIMIT_MS, retries=400) as producer,
             AsyncPullConsumer(server.namesrv, "pull-group", consume_from="first") as consumer,
-            Operations(server.namesrv) as operations,
+            AsyncAdmin(server.namesrv) as operations,
         ):
             await operations.create_topic("pulled", queue_count=1)
             consumer.subscribe("pulled")
@@ -344,7 +344,7 @@ def test_members_with_different_subscriptions_are_warned_of(
     def of(part: str) -> list[str]:
         return [r.getMessage() for r in caplog.records if part in r.getMessage() and r.levelname == "WARNING"]
 
-    with SyncOperations(cluster.namesrv) as operations:
+    with Admin(cluster.namesrv) as operations:
         for topic in ("fruit", "bread"):
             operations.create_topic(topic, queue_count=2)
     consumers = [made() for _ in range(2)]
@@ -401,7 +401,7 @@ def test_sends_go_on_when_their_topic_got_fewer_queues(cluster: Cluster, linger_
     """A producer chooses among the queues of a route that is as old as its last look: none of its sends may fail."""
     topic = f"fewer-{linger_ms}"
     with (
-        SyncOperations(cluster.namesrv) as operations,
+        Admin(cluster.namesrv) as operations,
         Producer(cluster.namesrv, "fewer", linger_ms=linger_ms, route_interval_ms=600_000) as producer,
     ):
         operations.create_topic(topic, queue_count=8)
@@ -414,7 +414,7 @@ def test_sends_go_on_when_their_topic_got_fewer_queues(cluster: Cluster, linger_
 @pytest.mark.shows("topic made smaller or anew: producers go on at once, keyed ones in order; a chosen queue is told")
 def test_sends_of_a_key_go_on_when_their_queue_is_gone(cluster: Cluster) -> None:
     with (
-        SyncOperations(cluster.namesrv) as operations,
+        Admin(cluster.namesrv) as operations,
         Producer(cluster.namesrv, "fewer-keys", route_interval_ms=600_000) as producer,
     ):
         operations.create_topic("fewer-keys", queue_count=8)
@@ -428,7 +428,7 @@ def test_sends_of_a_key_go_on_when_their_queue_is_gone(cluster: Cluster) -> None
 @pytest.mark.shows("topic made smaller or anew: producers go on at once, keyed ones in order; a chosen queue is told")
 def test_a_chosen_queue_that_is_gone_is_told_and_the_next_look_shows_those_there_are(cluster: Cluster) -> None:
     with (
-        SyncOperations(cluster.namesrv) as operations,
+        Admin(cluster.namesrv) as operations,
         Producer(cluster.namesrv, "fewer-chosen", route_interval_ms=600_000) as producer,
     ):
         operations.create_topic("fewer-chosen", queue_count=8)
@@ -446,7 +446,7 @@ def test_a_chosen_queue_that_is_gone_is_told_and_the_next_look_shows_those_there
 @pytest.mark.shows("topic made smaller or anew: producers go on at once, keyed ones in order; a chosen queue is told")
 def test_a_program_that_wants_every_code_gets_that_of_a_queue_that_is_gone(cluster: Cluster) -> None:
     with (
-        SyncOperations(cluster.namesrv) as operations,
+        Admin(cluster.namesrv) as operations,
         Producer(cluster.namesrv, "fewer-told", future_retry_codes=(), route_interval_ms=600_000) as producer,
     ):
         operations.create_topic("fewer-told", queue_count=8)

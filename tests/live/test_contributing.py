@@ -125,7 +125,7 @@ STEPS = [
         COMMAND,
         "admin/operations.py",
         r"^    list_topics = blocking\(",
-        "    greet = blocking(Operations.greet)\n",
+        "    greet = blocking(AsyncAdmin.greet)\n",
     ),
     Step(OPTION, "tables/options.py", r"^_READ_NAMES = \($", '    "greeting",\n'),
     Step(
@@ -146,7 +146,7 @@ STEPS = [
 PROGRAM = """
 import contextlib, io, json, sys, urllib.request
 from pathlib import Path
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.broker.broker_conf import read_broker_conf
 from rocketspark.cli.tree import tree
 from rocketspark.testing import run_cluster
@@ -156,7 +156,7 @@ conf = Path(sys.argv[1]) / "broker.conf"
 conf.write_text("greetingText=good morning\\n")
 port = free_ports(0)
 with run_cluster(greeting="good day", metrics_exporter="PROM", metrics_port=port) as cluster:
-    with SyncOperations(cluster.namesrv) as operations:
+    with Admin(cluster.namesrv) as operations:
         said = operations.greet("Ada")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):

@@ -13,7 +13,7 @@ import pytest
 from tests.support.patience import LIMIT_S
 
 from rocketspark import Producer, PullConsumer, PushConsumer, ReceivedMessage, SimpleConsumer
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import AsyncPullConsumer, AsyncPushConsumer
 from rocketspark.testing import Cluster, run_cluster
 
@@ -127,7 +127,7 @@ def test_a_coroutine_gets_what_was_fetched_before_it(cluster: Cluster) -> None:
 
 def test_what_is_popped_passes_over_it_alone(cluster: Cluster) -> None:
     got: list[int] = []
-    with SyncOperations(cluster.namesrv) as operations:
+    with Admin(cluster.namesrv) as operations:
         operations.put_group("popping")
         operations.set_request_mode("T", "popping", "POP")
     consumer = PushConsumer(cluster.namesrv, "popping", consume_from="first", pop=True)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rocketspark.access.audit import Decision
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.broker.access.gate import BrokerGate
 from rocketspark.broker.access.settings import CLASSES, AccessSettings
 from rocketspark.cli import main, tree
@@ -70,7 +70,7 @@ ROOT = tree.tree()
 def locked(refused: list[Decision], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two replicas under a controller, locked, with the topics of the tests."""
     with run_cluster(store=tmp_path_factory.mktemp("locked"), replicas=2, **LOCKED) as cluster:
-        with SyncOperations(cluster.namesrv, **KEYS) as operations:
+        with Admin(cluster.namesrv, **KEYS) as operations:
             for topic in ("orders", "often"):
                 operations.create_topic(topic, queue_count=1)
         yield cluster
@@ -80,7 +80,7 @@ def traced(at: Cluster, keys: dict[str, Any]) -> None:
     """A send, and its trace in a topic of its own."""
     with Producer(at.namesrv, "g-trace", trace=True, retries=0, **keys) as producer:
         producer.send("orders", b"traced")
-    with SyncOperations(at.namesrv, **keys) as operations:
+    with Admin(at.namesrv, **keys) as operations:
         assert operations.show_topic("RMQ_SYS_TRACE_TOPIC").message_count
 
 
@@ -111,7 +111,7 @@ def sent_back(at: Cluster, keys: dict[str, Any]) -> None:
     consumer.listen(listen)
     with consumer:
         assert called.wait(60)
-        with SyncOperations(at.namesrv, **keys) as operations:
+        with Admin(at.namesrv, **keys) as operations:
             while "%DLQ%c-often" not in operations.list_topics():
                 called.wait(0.01)
 
@@ -127,7 +127,7 @@ def ordered(at: Cluster, keys: dict[str, Any]) -> None:
 
 
 def operated(at: Cluster, keys: dict[str, Any]) -> None:
-    with SyncOperations(at.namesrv, **keys) as operations:
+    with Admin(at.namesrv, **keys) as operations:
         operations.create_topic("made", queue_count=1)
         operations.show_topic("orders")
         operations.list_groups("orders")
@@ -238,7 +238,7 @@ def test_no_secret_is_seen(locked: Cluster, caplog: pytest.LogCaptureFixture, re
         operated(locked, KEYS)
         with pytest.raises(RocketSparkError) as caught:
             operated(locked, {**KEYS, "secret_key": "wrong-" + ADMIN})
-    shown = [repr(ACCESS), repr(SyncOperations(locked.namesrv, **KEYS)), str(caught.value), *map(repr, refused)]
+    shown = [repr(ACCESS), repr(Admin(locked.namesrv, **KEYS)), str(caught.value), *map(repr, refused)]
     shown += [record.getMessage() for record in caplog.records]
     for address in locked.brokers:
         shown += asyncio.run(told_settings(address))

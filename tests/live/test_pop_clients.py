@@ -12,7 +12,7 @@ from tests.support.patience import LIMIT_S
 
 from rocketspark import Message, Producer, PullConsumer, PushConsumer, ReceivedMessage, SimpleConsumer
 from rocketspark.admin.groups import GroupSettings
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client.consumer.pop.popper import PopSettings
 from rocketspark.client.hooks import Consuming, Hooks
 from rocketspark.errors import RocketSparkError
@@ -54,7 +54,7 @@ def receive(consumer: SimpleConsumer, count: int) -> list[ReceivedMessage]:
 def test_signed_in_a_namespace_with_hooks_and_traces() -> None:
     with run_cluster(secure=True) as cluster:
         options: dict[str, Any] = cluster.client_options | {"namespace": "NS"}
-        with SyncOperations(cluster.namesrv, **cluster.client_options) as operations:
+        with Admin(cluster.namesrv, **cluster.client_options) as operations:
             operations.create_topic("NS%t", queue_count=2)
             operations.create_topic("traces", queue_count=1)
             operations.put_group("NS%push")
@@ -114,7 +114,7 @@ def test_signed_in_a_namespace_with_hooks_and_traces() -> None:
 
 
 def test_the_mode_that_an_operator_sets_is_seen_at_once_and_in_the_running_info() -> None:
-    with run_cluster() as cluster, SyncOperations(cluster.namesrv) as operations:
+    with run_cluster() as cluster, Admin(cluster.namesrv) as operations:
         operations.create_topic("t", queue_count=3)
         operations.put_group("g")
         consumer = PushConsumer(cluster.namesrv, "g", consume_from="first", pop=True)
@@ -140,7 +140,7 @@ def test_the_mode_that_an_operator_sets_is_seen_at_once_and_in_the_running_info(
 
 def test_consumers_go_on_after_the_broker_was_killed(tmp_path: Path) -> None:
     with run_server_process(tmp_path / "store") as server:
-        with SyncOperations(server.namesrv) as operations:
+        with Admin(server.namesrv) as operations:
             operations.create_topic("t", queue_count=4)
             operations.put_group("push")
             operations.set_request_mode("t", "push", "POP")
@@ -190,7 +190,7 @@ def test_consumers_go_on_after_the_broker_was_killed(tmp_path: Path) -> None:
 def test_batches_that_are_stored_as_one_record_come_again_and_are_acknowledged() -> None:
     """A topic of queue.type=BatchCQ: all messages of a batch have the receipt handle of their record."""
     with run_cluster() as cluster:
-        with SyncOperations(cluster.namesrv) as operations:
+        with Admin(cluster.namesrv) as operations:
             operations.create_topic("batches", queue_count=1, attributes="+queue.type=BatchCQ")
         with (
             Producer(cluster.namesrv, "p") as producer,
@@ -214,7 +214,7 @@ def test_batches_that_are_stored_as_one_record_come_again_and_are_acknowledged()
 def test_in_order_a_batch_that_is_acknowledged_comes_no_more(committed: int) -> None:
     """Its record has one offset in the note of the pop: the one after it lies within the batch. As does a commit."""
     with run_cluster() as cluster:
-        with SyncOperations(cluster.namesrv) as operations:
+        with Admin(cluster.namesrv) as operations:
             operations.create_topic("batches", queue_count=1, attributes="+queue.type=BatchCQ")
             operations.put_group("g", GroupSettings(ordered=True))
         with (
@@ -237,7 +237,7 @@ def test_in_order_a_batch_that_is_acknowledged_comes_no_more(committed: int) -> 
 def test_a_subscription_by_tag_gets_its_messages_out_of_batches() -> None:
     """A batch has no tags as a whole: by the code of none all its messages were passed over."""
     with run_cluster() as cluster:
-        with SyncOperations(cluster.namesrv) as operations:
+        with Admin(cluster.namesrv) as operations:
             operations.create_topic("batches", queue_count=1, attributes="+queue.type=BatchCQ")
         with (
             Producer(cluster.namesrv, "p") as producer,
@@ -266,7 +266,7 @@ def test_a_subscription_by_tag_gets_its_messages_out_of_batches() -> None:
 def test_a_push_consumer_acknowledges_a_batch_when_all_its_messages_are_done() -> None:
     """One record, one acknowledgement: told earlier, a consumer that dies would lose the rest."""
     with run_cluster() as cluster:
-        with SyncOperations(cluster.namesrv) as operations:
+        with Admin(cluster.namesrv) as operations:
             operations.create_topic("batches", queue_count=1, attributes="+queue.type=BatchCQ")
             operations.put_group("g")
             operations.set_request_mode("batches", "g", "POP")
@@ -300,7 +300,7 @@ def test_a_push_consumer_acknowledges_a_batch_when_all_its_messages_are_done() -
 def test_a_batch_that_is_larger_than_a_receive_asks_for_is_not_cut(tmp_path: Path) -> None:
     """Its second part has the handle of the first: who acknowledged it acknowledged what another receive had."""
     with run_cluster() as cluster:
-        with SyncOperations(cluster.namesrv) as operations:
+        with Admin(cluster.namesrv) as operations:
             operations.create_topic("batches", queue_count=1, attributes="+queue.type=BatchCQ")
         with (
             Producer(cluster.namesrv, "p") as producer,

@@ -16,7 +16,7 @@ from tests.unit.proxy.conftest import RunningProxy, running_proxy
 from tests.unit.proxy.test_guard import USERS, locked, locked_proxy
 
 from rocketspark import Producer, PushConsumer
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client.connection.credentials import Signer
 from rocketspark.client.hooks import HookSet
 from rocketspark.errors import ConnectionLost
@@ -38,7 +38,7 @@ __all__ = ["locked", "locked_proxy"]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with run_cluster(2) as running, SyncOperations(running.namesrv) as operations:
+    with run_cluster(2) as running, Admin(running.namesrv) as operations:
         for topic in ("relayed", "shared", "quiet", "ordered"):
             operations.create_topic(topic, queue_count=4)
         yield running
@@ -284,7 +284,7 @@ def test_who_names_a_message_by_its_place_is_known_by_his_own_address(
     locked_proxy: RunningProxy, locked: Cluster
 ) -> None:
     """By rules that name addresses, and by the topic that the message is of."""
-    with SyncOperations(locked.namesrv, **locked.client_options) as operations:
+    with Admin(locked.namesrv, **locked.client_options) as operations:
         operations.create_user("far", "far-secret")
         operations.create_acl("far", ["Topic:orders", "Group:billing"], ["Sub"], source_ips=["127.0.0.2"])
         operations.put_group("billing")

@@ -20,7 +20,7 @@ from tests.clients.scene import Inbox
 from tests.live.support import connected
 from tests.support.patience import LIMIT_MS, LIMIT_S
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import Producer, PushConsumer
 from rocketspark.errors import NoNameServer, SendFailed, ServerError, UsageError
 from rocketspark.protocol.codes import RequestCode
@@ -45,7 +45,7 @@ def keys(cluster: Cluster, user: str, password: str) -> dict[str, Any]:
 @pytest.mark.shows("an embedded cluster with `run_cluster(secure=True)`")
 def test_the_administrator_sends_and_consumes(cluster: Cluster) -> None:
     inbox = Inbox()
-    with SyncOperations(cluster.namesrv, **cluster.client_options) as operations:
+    with Admin(cluster.namesrv, **cluster.client_options) as operations:
         operations.create_topic("orders", queue_count=1)
         assert "orders" in operations.list_topics()
     consumer = PushConsumer(cluster.namesrv, "billing", consume_from="first", **cluster.client_options)
@@ -72,7 +72,7 @@ def test_nobody_else_comes_in(cluster: Cluster) -> None:
 
 def test_who_may_read_and_no_more_begins_at_either_end(cluster: Cluster) -> None:
     """The rules of docs/security.md: where a queue ends a consumer need not be allowed to ask."""
-    with SyncOperations(cluster.namesrv, **cluster.client_options) as operations:
+    with Admin(cluster.namesrv, **cluster.client_options) as operations:
         operations.create_topic("bills", queue_count=1)
         operations.create_user("reader", "marker-of-reader")
         operations.create_acl("reader", ["Topic:bills", "Group:readers-*"], ["Sub"])
@@ -108,14 +108,14 @@ def test_the_nameserver_lets_no_stranger_write(cluster: Cluster) -> None:
             return wipe.code, route.code
 
     assert asyncio.run(stranger()) == (16, 0)
-    with SyncOperations(cluster.namesrv, **cluster.client_options) as operations:
+    with Admin(cluster.namesrv, **cluster.client_options) as operations:
         operations.create_topic("short-lived", queue_count=1)
         assert operations.delete_topic("short-lived") == ["broker-a"]
 
 
 @pytest.mark.shows("`rocketspark user`, `rocketspark acl`, and the same from Python")
 def test_users_do_what_rules_allow_and_all_is_on_record(cluster: Cluster) -> None:
-    with SyncOperations(cluster.namesrv, **cluster.client_options) as operations:
+    with Admin(cluster.namesrv, **cluster.client_options) as operations:
         operations.create_topic("stock", queue_count=1)
         assert operations.create_user("shop", "marker-of-shop") == ["broker-a"]
         operations.create_acl("shop", ["Topic:stock"], ["Pub"], source_ips=["127.0.0.0/8"])
@@ -126,7 +126,7 @@ def test_users_do_what_rules_allow_and_all_is_on_record(cluster: Cluster) -> Non
             operations.update_user("shop", status="disable")
             with pytest.raises(SendFailed, match=r"User:shop is disabled."):
                 producer.send("stock", b"x")
-        with SyncOperations(cluster.namesrv, **keys(cluster, "admin", "no")) as stranger, pytest.raises(ServerError):
+        with Admin(cluster.namesrv, **keys(cluster, "admin", "no")) as stranger, pytest.raises(ServerError):
             stranger.delete_topic("stock")
         operations.delete_topic("stock")
         operations.delete_user("shop")
@@ -155,7 +155,7 @@ def test_users_do_what_rules_allow_and_all_is_on_record(cluster: Cluster) -> Non
 def test_users_and_rules_are_copied_to_another_broker(tmp_path: Path) -> None:
     with (
         run_cluster(brokers=2, secure=True, store=tmp_path) as cluster,
-        SyncOperations(cluster.namesrv, **cluster.client_options) as operations,
+        Admin(cluster.namesrv, **cluster.client_options) as operations,
     ):
         for name in ("shop", "billing"):
             operations.create_user(name, f"password of {name}", brokers=["broker-a"])
@@ -180,7 +180,7 @@ def test_users_and_rules_are_copied_to_another_broker(tmp_path: Path) -> None:
 @pytest.mark.shows("an embedded cluster with `run_cluster(secure=True)`")
 def test_replicas_copy_and_take_over_behind_the_door(tmp_path: Path) -> None:
     with run_cluster(store=tmp_path, secure=True, replicas=2) as cluster:
-        with SyncOperations(cluster.namesrv, **cluster.client_options) as operations:
+        with Admin(cluster.namesrv, **cluster.client_options) as operations:
             operations.create_topic("orders", queue_count=1)
             operations.create_user("shop", "secret-of-shop")
             operations.create_acl("shop", ["Topic:orders"], ["Pub"])
@@ -249,9 +249,9 @@ def test_what_the_first_start_prints_can_be_copied_into_a_shell(tmp_path: Path) 
         options = {"use_tls": True, "tls_ca": str(folder / "store/secure/cert.pem"), "access_key": "admin"}
         namesrv = ready.split()[1].removeprefix("namesrv=")
         first = (folder / "store/secure/admin.secret").read_text().strip()
-        with SyncOperations(namesrv, **options, secret_key=first) as old, pytest.raises(ServerError, match="signature"):
+        with Admin(namesrv, **options, secret_key=first) as old, pytest.raises(ServerError, match="signature"):
             old.list_users()
-        with SyncOperations(namesrv, **options, secret_key=password) as operations:
+        with Admin(namesrv, **options, secret_key=password) as operations:
             operations.delete_user("shop")
             assert [u.username for u in operations.list_users()] == ["admin", "rocketspark-inner"]
     secure = folder / "store/secure"
@@ -270,7 +270,7 @@ def test_what_the_first_start_prints_can_be_copied_into_a_shell(tmp_path: Path) 
         ]
         assert first not in (folder / "server.log").read_text()
         namesrv = ready.split()[1].removeprefix("namesrv=")
-        with SyncOperations(namesrv, **options, secret_key=password) as operations:
+        with Admin(namesrv, **options, secret_key=password) as operations:
             assert "orders" in operations.list_topics()
 
 
@@ -286,7 +286,7 @@ def test_several_processes_behind_the_door(tmp_path: Path, options: list[str]) -
         keys = {"access_key": "admin", "secret_key": (secure / "admin.secret").read_text().strip()}
         tls = {"use_tls": True, "tls_ca": str(secure / "cert.pem")}
         namesrv = ready.split()[1].removeprefix("namesrv=")
-        with SyncOperations(namesrv, **keys, **tls) as operations:
+        with Admin(namesrv, **keys, **tls) as operations:
             operations.create_topic("orders", queue_count=1)
             assert operations.create_user("shop", "secret-of-shop") == names
             assert operations.create_acl("shop", ["Topic:orders"], ["Pub"]) == names

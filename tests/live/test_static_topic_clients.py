@@ -11,7 +11,7 @@ from tests.live.support import run, until
 from tests.live.test_static_topics import GROUP, TOPIC, item, mapping, pair, put_mapping
 from tests.support.patience import LIMIT_S
 
-from rocketspark.admin.operations import Operations
+from rocketspark.admin.operations import AsyncAdmin
 from rocketspark.client import (
     AsyncProducer,
     AsyncPullConsumer,
@@ -114,7 +114,7 @@ def test_a_producer_and_consumers_go_through_a_move(tmp_path: Path) -> None:
                 await pull.seek(LOGICAL[1], 7)
                 await pull.commit({LOGICAL[1]: 10_005})
                 assert await pull.committed(LOGICAL[1]) == 10_005
-            async with Operations(names) as operations:
+            async with AsyncAdmin(names) as operations:
                 shown = await operations.show_topic(TOPIC)
                 assert [state.queue for state in shown.queues] == LOGICAL
                 progress = await operations.show_progress(GROUP, TOPIC)

@@ -10,7 +10,7 @@ from tests.live.test_replication import pair
 from tests.support.patience import LIMIT_MS
 
 from rocketspark import Producer
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import PullConsumer
 from rocketspark.client.connection import admin_api
 from rocketspark.errors import ServerError
@@ -44,7 +44,7 @@ def test_a_topic_that_a_slave_was_to_delete_alone_is_whole_once_it_is_elected() 
             consumer.subscribe("orders")
             assert [message.body for message in consumer.poll(60_000)] == [b"one"]
         # By the tool, which asks the slave too.
-        with SyncOperations(cluster.namesrv) as operations:
+        with Admin(cluster.namesrv) as operations:
             assert operations.delete_topic("orders") == ["broker-a"]
 
 
@@ -62,7 +62,7 @@ def test_who_is_elected_at_once_knows_what_an_operator_changed() -> None:
         finally:
             peer.close()
 
-    with run_cluster(replicas=2) as cluster, SyncOperations(cluster.namesrv) as operations:
+    with run_cluster(replicas=2) as cluster, Admin(cluster.namesrv) as operations:
         operations.create_topic("gone")
         operations.create_topic("made")
         operations.delete_topic("gone")

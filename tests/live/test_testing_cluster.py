@@ -14,7 +14,7 @@ import pytest
 from tests.support.patience import LIMIT_S
 
 from rocketspark import Producer, PullConsumer
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.cli.serving.serve import loop_factory
 from rocketspark.errors import ConfigError, StateError
 from rocketspark.testing import cluster as embedded
@@ -47,7 +47,7 @@ def test_it_is_ready_with_little_work_and_takes_messages() -> None:
 
 
 def test_several_brokers_make_one_cluster() -> None:
-    with run_cluster(brokers=3) as cluster, SyncOperations(cluster.namesrv) as operations:
+    with run_cluster(brokers=3) as cluster, Admin(cluster.namesrv) as operations:
         brokers = operations.cluster_info()
         assert [b.broker_name for b in brokers] == ["broker-a", "broker-b", "broker-c"]
         assert tuple(b.address for b in brokers) == cluster.brokers
@@ -79,7 +79,7 @@ def test_a_store_of_ones_own_is_kept_and_opened_again(tmp_path: Path) -> None:
 
 def test_broker_settings_are_taken() -> None:
     with run_cluster(cluster_name="east", default_topic_queue_count=3) as cluster:
-        with SyncOperations(cluster.namesrv) as operations:
+        with Admin(cluster.namesrv) as operations:
             assert [b.cluster for b in operations.cluster_info()] == ["east"]
         with Producer(cluster.namesrv, "g") as producer:
             producer.send("t", b"hello")

@@ -19,7 +19,7 @@ from tests.simulation.plan import Faults, draw_faults, draw_stands, stand
 from tests.simulation.workloads import Workload
 from tests.simulation.world import NodeDied, World, wait_until
 
-from rocketspark.admin.operations import Operations
+from rocketspark.admin.operations import AsyncAdmin
 from rocketspark.errors import UsageError
 
 FAULTS_FROM_S, FAULTS_UNTIL_S = 5.0, 40.0
@@ -108,7 +108,7 @@ async def run(
     if is_whole and not shape.get("auto_create_topic", True):
         topics |= dict.fromkeys(workloads.TOPICS, 4)
     if topics:
-        async with Operations(cluster.namesrv_address) as operator:
+        async with AsyncAdmin(cluster.namesrv_address) as operator:
             for topic, queues in topics.items():
                 await operator.create_topic(topic, queue_count=queues)
     work = Workload(world, cluster, retries=retries)

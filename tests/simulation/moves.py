@@ -15,7 +15,7 @@ from tests.simulation.histories import kind, noted
 from tests.simulation.nodes import Cluster
 from tests.simulation.world import Node, wait_until
 
-from rocketspark.admin.operations import Operations
+from rocketspark.admin.operations import AsyncAdmin
 from rocketspark.errors import RocketSparkError
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers.controller import CleanBrokerDataHeader
@@ -114,7 +114,7 @@ async def note_known(cluster: Cluster) -> None:
     """Note which brokers the controllers and the NameServer know."""
     world = cluster.world
     addresses = {"controller": [replica.address for replica in cluster.known_set().replicas.values()]}
-    async with Operations(cluster.namesrv_address) as operator:
+    async with AsyncAdmin(cluster.namesrv_address) as operator:
         addresses["namesrv"] = [broker.address for broker in await operator.cluster_info()]
     for by, found in addresses.items():
         names = sorted(world.by_ip[address.partition(":")[0]].name for address in found)

@@ -9,7 +9,7 @@ from tests.simulation.nodes import Cluster
 from tests.simulation.world import Node, World
 
 from rocketspark import AsyncProducer, AsyncPullConsumer, Message, MessageQueue
-from rocketspark.admin.operations import Operations
+from rocketspark.admin.operations import AsyncAdmin
 
 
 async def a_master_is_back_without_its_disk(world: World) -> dict[str, Any]:
@@ -92,7 +92,7 @@ async def a_reader_stops_before_it_hears_that_its_topic_is_another(world: World)
             await producer.send(Message("t", body), queue=MessageQueue("t", cluster.name, 0))
 
     async def make() -> None:
-        async with Operations(cluster.namesrv_address) as operator:
+        async with AsyncAdmin(cluster.namesrv_address) as operator:
             await operator.create_topic("t", queue_count=1)
 
     async def work(node: Node) -> list[str]:
@@ -109,7 +109,7 @@ async def a_reader_stops_before_it_hears_that_its_topic_is_another(world: World)
             await asyncio.sleep(6)
             cluster.brokers[0].kill()
             await cluster.start_server(cluster.brokers[0]).wait_ready()
-            async with Operations(cluster.namesrv_address) as operator:
+            async with AsyncAdmin(cluster.namesrv_address) as operator:
                 await operator.delete_topic("t")
             await make()
             await send(b"new")

@@ -26,7 +26,7 @@ from tests.spark.topics import messages_of
 from tests.support.ports import server_ports
 
 from rocketspark import Message, Producer
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.errors import RocketSparkError
 from rocketspark.testing import ServerProcess
 
@@ -199,7 +199,7 @@ class Kills:
             self.server.kill()
 
     def _create(self, topic: str) -> None:
-        with SyncOperations(self.server.namesrv) as admin:
+        with Admin(self.server.namesrv) as admin:
             admin.create_topic(topic, queue_count=2)
 
     def _start(self) -> Driver:

@@ -19,7 +19,7 @@ from tests.java.apache import ApacheNamesrv
 from tests.java.driver import missing_tools
 from tests.spark.conftest import await_stored, read_rows
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import Producer
 from rocketspark.errors import ConfigError
 from rocketspark.spark.pipelines import archive, restore
@@ -138,7 +138,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, 
     folder = tmp_path_factory.mktemp("locked")
     with run_cluster(store=folder / "store", secure=True) as cluster:
         admin = cluster.client_options
-        with SyncOperations(cluster.namesrv, **admin) as operations:
+        with Admin(cluster.namesrv, **admin) as operations:
             operations.create_user("spark", MARKER, user_type="Super")
             for topic in ("open", "again"):
                 operations.create_topic(f"team%{topic}", queue_count=2)

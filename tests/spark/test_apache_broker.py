@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from tests.java.apache import ApacheCluster
 from tests.spark.conftest import await_stored
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.spark.pipelines import archive, restore
 from rocketspark.spark.pipelines.options import RestoreOptions
 
@@ -97,7 +97,7 @@ def test_its_store_is_read_directly_while_it_runs(spark: SparkSession, apache: A
 
 def test_archive_and_restore(spark: SparkSession, apache: ApacheCluster, tmp_path: Path) -> None:
     source, target = "spark-apache-archived", "spark-apache-restored"
-    with SyncOperations(apache.namesrv) as operations:
+    with Admin(apache.namesrv) as operations:
         operations.create_topic(source, queue_count=2)
     frame = spark.range(300).select(
         F.format_string("body %d", "id").alias("body"), (F.col("id") % 2).cast("int").alias("queueId")

@@ -26,7 +26,7 @@ from tests.clients.outages import Servers
 from tests.java.driver import missing_tools
 from tests.support.patience import LIMIT_MS
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import AsyncProducer
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import ConfigError, ConnectionLost, RocketSparkError, SendFailed
@@ -556,12 +556,12 @@ def test_records_are_not_begun_anew_while_their_broker_is_away(servers: Servers)
 
 def test_a_commit_topic_made_by_hand_on_all_brokers_is_used_on_one(servers: Servers) -> None:
     query = Query(servers)
-    with SyncOperations(servers.namesrv) as operations:
+    with Admin(servers.namesrv) as operations:
         operations.create_topic(f"SPARK_TX_{query.name}", queue_count=2)
     query.run(0)
     query.run(1)
     query.expect(0, 1)
-    with SyncOperations(servers.namesrv) as operations:
+    with Admin(servers.namesrv) as operations:
         route = operations.show_topic(f"SPARK_TX_{query.name}").route
     assert {q.broker_name: q.perm for q in route.queues} == {COMMIT_BROKER: 6, TARGET_BROKER: 4}
 
@@ -590,7 +590,7 @@ def test_a_commit_topic_that_was_removed_meanwhile(servers: Servers) -> None:
     query = Query(servers)
     query.run(0)
     sent = query.tasks(1)
-    with SyncOperations(servers.namesrv) as operations:
+    with Admin(servers.namesrv) as operations:
         operations.delete_topic(f"SPARK_TX_{query.name}")
     query.plan()
     with pytest.raises(RocketSparkError, match="was removed, or an older copy of it restored"):

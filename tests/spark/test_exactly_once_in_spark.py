@@ -19,7 +19,7 @@ from tests.spark.available_now import run_to_end
 from tests.spark.conftest import await_stored
 from tests.spark.topics import bodies_of
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.errors import RocketSparkError
 from rocketspark.spark.exactly_once import batch_commit as exactly_once
 from rocketspark.spark.exactly_once.batch_commit import TaskAttempt
@@ -218,7 +218,7 @@ def test_options_are_checked_before_anything_runs(table: Table, topic: str) -> N
 @pytest.mark.java
 @pytest.mark.xdist_group("jvm")
 def test_the_official_broker(spark: SparkSession, apache: ApacheCluster, tmp_path: Path) -> None:
-    with SyncOperations(apache.namesrv) as operations:
+    with Admin(apache.namesrv) as operations:
         operations.create_topic("spark-exact", queue_count=2)
     table = Table(spark, apache.namesrv)
     frame = rows(spark, 500, partitions=2).select("body", F.lit("key").alias("shardingKey"))
@@ -250,7 +250,7 @@ def test_a_topic_that_lost_queues_before_the_commit(cluster: Cluster, make_topic
         return [exactly_once.send_attempt(iter([rows.select(columns)]), options, TaskAttempt("q", 0, 0))]
 
     sent = send(["body", "queueId"])
-    with SyncOperations(cluster.namesrv) as operations:
+    with Admin(cluster.namesrv) as operations:
         operations.delete_topic(topic)
         if queues:
             operations.create_topic(topic, queue_count=queues, brokers=["broker-a"])

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.unit.proxy.conftest import RawClient, running_proxy
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import AddressScheme, ClientType, Code, MessageType
 from rocketspark.testing import Cluster
@@ -63,7 +63,7 @@ def received(client: RawClient, topic: str, group: str, count: int) -> list[Any]
 
 
 def test_both_ways(spark: SparkSession, cluster: Cluster, topic: str) -> None:
-    with SyncOperations(cluster.namesrv) as operations:
+    with Admin(cluster.namesrv) as operations:
         operations.create_topic(topic, queue_count=1)
     with running_proxy(cluster.namesrv) as proxy:
         client = RawClient(proxy.address)

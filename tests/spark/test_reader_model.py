@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.support.examples import PATIENT
 
 from rocketspark import Producer
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.spark.columns import read_schema
@@ -70,7 +70,7 @@ def cluster() -> Iterator[Cluster]:
 class Model(logging.Handler):
     """A stream without failOnDataLoss, what was sent, what came, and what its warnings told as gone."""
 
-    def __init__(self, cluster: Cluster, producer: Producer, operations: SyncOperations, limit: int | None) -> None:
+    def __init__(self, cluster: Cluster, producer: Producer, operations: Admin, limit: int | None) -> None:
         super().__init__()
         self._cluster, self._producer, self._operations = cluster, producer, operations
         self.topic = f"model{next(_names)}"
@@ -182,7 +182,7 @@ FEWER_AND_MORE: list[Any] = [
 def test_a_stream_passes_nothing_over_and_gives_nothing_twice(
     cluster: Cluster, steps: list[Any], limit: int | None
 ) -> None:
-    with Producer(cluster.namesrv) as producer, SyncOperations(cluster.namesrv) as operations:
+    with Producer(cluster.namesrv) as producer, Admin(cluster.namesrv) as operations:
         model = Model(cluster, producer, operations, limit)
         log = logging.getLogger("rocketspark.spark")
         log.addHandler(model)

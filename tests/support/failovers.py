@@ -33,7 +33,7 @@ from tests.support.controllers import Controllers
 from tests.support.patience import LIMIT_S
 from tests.support.ports import free_ports
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.broker.broker_conf import settings_from
 from rocketspark.client import Producer, PushConsumer, SendStatus, TransactionProducer, TransactionState
 from rocketspark.errors import RocketSparkError
@@ -257,7 +257,7 @@ class Load(Answered):
         self.wrong: list[str] = []
         self._lock = threading.Lock()
         self._end = threading.Event()
-        with SyncOperations(found.namesrv) as operations:
+        with Admin(found.namesrv) as operations:
             for topic in TOPICS:
                 operations.create_topic(topic, queue_count=QUEUES)
         options: dict[str, Any] = {"retries": 0, "send_timeout_ms": 5000}

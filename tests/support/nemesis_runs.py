@@ -13,14 +13,14 @@ from tests.support.attacks import Attacked, Nemesis
 from tests.support.failovers import QUEUES, Answered, ReplicaSet, wait_for_topics
 from tests.support.real_world import RealWorld, Run
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 
 TOPICS = (PLAIN, KEYED, BATCHED, DELAYED, TIMED, ENDED, POPPED)
 
 
 def run_of(found: ReplicaSet, folder: Path, chance: random.Random, retries: int, **more: Any) -> Run:
     """Clients for a set of brokers, whose topics are made."""
-    with SyncOperations(found.namesrv) as operations:
+    with Admin(found.namesrv) as operations:
         for topic in TOPICS:
             operations.create_topic(topic, queue_count=QUEUES)
     wait_for_topics(found, *TOPICS)

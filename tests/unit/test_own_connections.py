@@ -35,7 +35,7 @@ OPENERS = {
         "broker/inner_connections.py": "a broker's settings",
         "controller/server.py": "the controller's settings",
         "controller/group/group_journal.py": "the controller's settings",
-        "cli/commands/controllers.py": "the command's options",
+        "cli/commands/admin/controllers.py": "the command's options",
         "tables/client_access.py": "Access",
         "proxy/brokers.py": "the proxy's own keys and TLS",
     },
@@ -52,7 +52,7 @@ DEFAULTS = {
     "broker/replication/slave_synchronize.py": "Connections",
 }
 # Clients and operations, which must be given the keys and TLS of whoever makes them.
-CLIENTS = ("AsyncProducer", "AsyncPullConsumer", "AsyncPushConsumer", "Producer", "Operations", "SyncOperations")
+CLIENTS = ("AsyncProducer", "AsyncPullConsumer", "AsyncPushConsumer", "Producer", "AsyncAdmin", "Admin")
 HANDED_ON = ("client_options", "credentials", "options", "access", "kwargs")
 MAKERS = ("cli", "spark", "recipes", "testing")
 

@@ -19,7 +19,7 @@ from tests.v5.conftest import need
 from tests.v5.requests import ack, assignment, change, end, receive, route, send, sent
 from tests.v5.servers import APACHE_QUICK, BROKER
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client.connection.credentials import Signer
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import Code
@@ -62,7 +62,7 @@ def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     with ExitStack() as stack:
         cluster = stack.enter_context(run_server_process(folder / "store", config=BROKER | CONFIG))
         keys: Any = {"access_key": ADMIN, "secret_key": SECRET}
-        with SyncOperations(cluster.namesrv, **keys) as operations:
+        with Admin(cluster.namesrv, **keys) as operations:
             for topic in ("Orders", "Bills"):
                 operations.create_topic(topic, queue_count=1)
             for group in ("Readers", "Others"):

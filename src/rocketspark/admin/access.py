@@ -83,7 +83,7 @@ _RULES = _Kind[AclInfo](
 
 
 class AccessOperations(ClusterClient):
-    """The part of Operations that is about users and rules.
+    """The part of AsyncAdmin that is about users and rules.
 
     `brokers`: names, or "host:port" of any broker, also of a slave; by default all masters, or those of `cluster`.
     """

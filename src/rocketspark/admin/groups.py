@@ -93,7 +93,7 @@ def _attribute_changes(text: str) -> dict[str, str]:
 
 
 class GroupOperations(ClusterClient):
-    """The operations on groups, a part of Operations."""
+    """The operations on groups, a part of AsyncAdmin."""
 
     async def put_group(
         self,

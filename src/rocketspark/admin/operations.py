@@ -28,13 +28,13 @@ MESSAGE_TYPE = "message.type"
 MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
 
 
-class Operations(AccessOperations, GroupOperations):
+class AsyncAdmin(AccessOperations, GroupOperations):
     """Operations on a cluster, on the running asyncio loop.
 
     `namesrv`: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
     `access`: keys that every request is signed with, and TLS.
 
-    >>> async with Operations("127.0.0.1:9876") as operations:
+    >>> async with AsyncAdmin("127.0.0.1:9876") as operations:
     ...     print(await operations.list_topics())
     """
 
@@ -224,38 +224,38 @@ class Operations(AccessOperations, GroupOperations):
         return where[0]
 
 
-class SyncOperations(Facade[Operations]):
-    """The operations of `Operations` for programs without asyncio; arguments and rules are the same."""
+class Admin(Facade[AsyncAdmin]):
+    """The operations of `AsyncAdmin` for programs without asyncio; arguments and rules are the same."""
 
-    @arguments_of(Operations.__init__)
+    @arguments_of(AsyncAdmin.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(Operations(*args, **kwargs))
+        super().__init__(AsyncAdmin(*args, **kwargs))
 
-    list_topics = blocking(Operations.list_topics)
-    show_topic = blocking(Operations.show_topic)
-    create_topic = blocking(Operations.create_topic)
-    delete_topic = blocking(Operations.delete_topic)
-    list_groups = blocking(Operations.list_groups)
-    show_progress = blocking(Operations.show_progress)
-    put_group = blocking(Operations.put_group)
-    show_group = blocking(Operations.show_group)
-    set_request_mode = blocking(Operations.set_request_mode)
-    list_quarantine = blocking(Operations.list_quarantine)
-    retry_quarantined = blocking(Operations.retry_quarantined)
-    drop_quarantined = blocking(Operations.drop_quarantined)
-    cluster_info = blocking(Operations.cluster_info)
-    create_user = blocking(Operations.create_user)
-    update_user = blocking(Operations.update_user)
-    delete_user = blocking(Operations.delete_user)
-    get_user = blocking(Operations.get_user)
-    list_users = blocking(Operations.list_users)
-    copy_users = blocking(Operations.copy_users)
-    create_acl = blocking(Operations.create_acl)
-    update_acl = blocking(Operations.update_acl)
-    delete_acl = blocking(Operations.delete_acl)
-    get_acl = blocking(Operations.get_acl)
-    list_acls = blocking(Operations.list_acls)
-    copy_acls = blocking(Operations.copy_acls)
+    list_topics = blocking(AsyncAdmin.list_topics)
+    show_topic = blocking(AsyncAdmin.show_topic)
+    create_topic = blocking(AsyncAdmin.create_topic)
+    delete_topic = blocking(AsyncAdmin.delete_topic)
+    list_groups = blocking(AsyncAdmin.list_groups)
+    show_progress = blocking(AsyncAdmin.show_progress)
+    put_group = blocking(AsyncAdmin.put_group)
+    show_group = blocking(AsyncAdmin.show_group)
+    set_request_mode = blocking(AsyncAdmin.set_request_mode)
+    list_quarantine = blocking(AsyncAdmin.list_quarantine)
+    retry_quarantined = blocking(AsyncAdmin.retry_quarantined)
+    drop_quarantined = blocking(AsyncAdmin.drop_quarantined)
+    cluster_info = blocking(AsyncAdmin.cluster_info)
+    create_user = blocking(AsyncAdmin.create_user)
+    update_user = blocking(AsyncAdmin.update_user)
+    delete_user = blocking(AsyncAdmin.delete_user)
+    get_user = blocking(AsyncAdmin.get_user)
+    list_users = blocking(AsyncAdmin.list_users)
+    copy_users = blocking(AsyncAdmin.copy_users)
+    create_acl = blocking(AsyncAdmin.create_acl)
+    update_acl = blocking(AsyncAdmin.update_acl)
+    delete_acl = blocking(AsyncAdmin.delete_acl)
+    get_acl = blocking(AsyncAdmin.get_acl)
+    list_acls = blocking(AsyncAdmin.list_acls)
+    copy_acls = blocking(AsyncAdmin.copy_acls)
 
 
-__all__ = ["Operations", "SyncOperations"]
+__all__ = ["Admin", "AsyncAdmin"]

@@ -17,7 +17,7 @@ from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.model.text import shown, shown_json
 
 if TYPE_CHECKING:
-    from rocketspark.admin.operations import Operations
+    from rocketspark.admin.operations import AsyncAdmin
 
 T = TypeVar("T")
 S = TypeVar("S", bound="OnBroker")
@@ -72,17 +72,17 @@ class Masters(NamedTuple):
 EVERYWHERE, ALL_MASTERS = OnBrokers(), Masters()
 
 
-def run_operation(at: ClusterAccess, act: Callable[[Operations], Awaitable[T]]) -> T:
-    """Connect to the cluster, run the coroutine that `act` makes of its Operations, and return the result."""
+def run_operation(at: ClusterAccess, act: Callable[[AsyncAdmin], Awaitable[T]]) -> T:
+    """Connect to the cluster, run the coroutine that `act` makes of its AsyncAdmin, and return the result."""
     import asyncio
 
-    from rocketspark.admin.operations import Operations
+    from rocketspark.admin.operations import AsyncAdmin
     from rocketspark.cli.serving.serve import loop_factory
 
     options = at.client_options()
 
     async def run() -> T:
-        async with Operations(at.namesrv, **options) as operations:
+        async with AsyncAdmin(at.namesrv, **options) as operations:
             return await act(operations)
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

@@ -9,22 +9,8 @@ from typing import Any
 
 import typer
 
-from rocketspark.cli.commands import (
-    acl,
-    backup,
-    consume,
-    controllers,
-    group,
-    outbox,
-    pipeline,
-    produce,
-    proxy,
-    quarantine,
-    servers,
-    topic,
-    topic_files,
-    user,
-)
+from rocketspark.cli.commands import backup, consume, outbox, pipeline, produce, proxy, servers, topic_files
+from rocketspark.cli.commands.admin import acl, controllers, group, quarantine, topic, user
 from rocketspark.cli.commands.pipelines.spark_programs import run, spark_env
 from rocketspark.cli.options import with_groups
 from rocketspark.model.text import shown

@@ -88,7 +88,7 @@ class Access(NamedTuple):
         return RouteCache(list(addresses), timeout_ms=timeout_ms, hooks=self._hooks(), tls=self.checked_tls())
 
     def credentials(self) -> AccessOptions:
-        """Return the keys and the TLS as arguments of `admin.Operations`, which takes names with their namespace."""
+        """Return the keys and the TLS as arguments of `admin.AsyncAdmin`, which takes names with their namespace."""
         tls = self.checked_tls() or ClientTls()
         return {
             "access_key": self.access_key or None,

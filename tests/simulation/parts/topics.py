@@ -14,7 +14,7 @@ from tests.simulation.parts.audit import Held, audit
 from tests.simulation.parts.part import Part, Step, members, of_kind, times
 
 from rocketspark import AsyncProducer, Message
-from rocketspark.admin.operations import Operations
+from rocketspark.admin.operations import AsyncAdmin
 
 if TYPE_CHECKING:
     from tests.simulation.workloads import Workload
@@ -104,7 +104,7 @@ async def _change(work: Workload, topic: str, what: str, value: int) -> bool:
 
     began_s, is_ok = work.world.now_s, True
     try:
-        async with Operations(work.cluster.namesrv_address, timeout_ms=3000) as operator:
+        async with AsyncAdmin(work.cluster.namesrv_address, timeout_ms=3000) as operator:
             match what:
                 case "delete":
                     await operator.delete_topic(topic)

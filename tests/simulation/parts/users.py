@@ -15,7 +15,7 @@ from tests.simulation.histories import kind
 from tests.simulation.parts.part import Part, Step, of_kind, times
 
 from rocketspark import AsyncProducer, Message
-from rocketspark.admin.operations import Operations
+from rocketspark.admin.operations import AsyncAdmin
 from rocketspark.broker.access.settings import CLASSES, AccessSettings
 from rocketspark.client.connection.instance import Instance, InstanceSettings
 from rocketspark.errors import SendFailed, ServerError, UsageError
@@ -153,7 +153,7 @@ async def _change(work: Workload, user: str, what: str) -> bool:
 
     began_s, is_ok = work.world.now_s, True
     try:
-        async with Operations(work.cluster.namesrv_address, timeout_ms=3000) as operator:
+        async with AsyncAdmin(work.cluster.namesrv_address, timeout_ms=3000) as operator:
             if what == "delete":
                 await operator.delete_user(user)
             else:

@@ -18,7 +18,7 @@ from tests.spark.lakehouse.test_table_archives import Scene
 from tests.spark.topics import bodies_of
 
 from rocketspark import Message, Producer
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.spark.pipelines.dedupe import ROCKSDB
 from rocketspark.testing import run_cluster
 
@@ -73,7 +73,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
             job.until("ready")
             store.proxy.plan = sometimes
             made = Commands(cluster, store, job)
-            with SyncOperations(cluster.namesrv) as operations:
+            with Admin(cluster.namesrv) as operations:
                 for topic in ("orders", "sums", "repeated", "once", "rows"):
                     operations.create_topic(topic, queue_count=2)
             yield made

@@ -17,7 +17,7 @@ from tests.spark.lakehouse.kills_on_s3a import KEYS
 from tests.spark.lakehouse.s3 import ACCESS_KEY, SECRET_KEY, Store, s3_store
 
 from rocketspark import Message, Producer
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = [
@@ -42,7 +42,7 @@ class Scene:
         self.cluster, self.store, self.job = cluster, store, job
 
     def send(self, topic: str, first: int, end: int) -> None:
-        with SyncOperations(self.cluster.namesrv) as operations:
+        with Admin(self.cluster.namesrv) as operations:
             operations.create_topic(topic, queue_count=3)
         with Producer(self.cluster.namesrv, group="tables") as producer:
             for n in range(first, end):
@@ -54,7 +54,7 @@ class Scene:
 
     def send_bodies(self, topic: str, first: int, bodies: Sequence[bytes]) -> None:
         """Send bodies, numbered in the property n."""
-        with SyncOperations(self.cluster.namesrv) as operations:
+        with Admin(self.cluster.namesrv) as operations:
             operations.create_topic(topic, queue_count=3)
         with Producer(self.cluster.namesrv, group="tables") as producer:
             for n, body in enumerate(bodies, first):

@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.errors import ConfigError, NoReply, RouteNotFound
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.table import ArchiveTable
@@ -67,7 +67,7 @@ def test_a_topic_made_anew_needs_a_folder_of_its_own(
 ) -> None:
     load(topic, 20)
     archive.run(spark, cluster.namesrv, [topic], tmp_path)
-    with SyncOperations(cluster.namesrv) as operations:
+    with Admin(cluster.namesrv) as operations:
         operations.delete_topic(topic)
         operations.create_topic(topic, queue_count=2)
     load(topic, 40)
@@ -95,7 +95,7 @@ def test_rows_alone_tell_a_topic_from_those_of_its_name_before_and_after(
     spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
 ) -> None:
     def make_anew() -> None:
-        with SyncOperations(cluster.namesrv) as operations:
+        with Admin(cluster.namesrv) as operations:
             operations.delete_topic(topic)
             operations.create_topic(topic, queue_count=2)
 
@@ -127,7 +127,7 @@ def test_a_topic_made_anew_after_a_run_without_it_needs_a_folder_of_its_own_too(
     patient = Connection(cluster.namesrv, options={"failOnDataLoss": "false"})
     load(topic, 20)
     archive.run(spark, patient, [topic], tmp_path)
-    with SyncOperations(cluster.namesrv) as operations:
+    with Admin(cluster.namesrv) as operations:
         operations.delete_topic(topic)
         assert archive.run(spark, patient, [topic], tmp_path).rows == 0
         operations.create_topic(topic, queue_count=2)

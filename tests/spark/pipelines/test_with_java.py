@@ -12,7 +12,7 @@ from tests.java.apache import ApacheCluster
 from tests.java.driver import JavaDriver, message
 from tests.support.patience import LIMIT_MS
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client import PullConsumer
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.trace import decode
@@ -92,7 +92,7 @@ def sent(apache: ApacheCluster, java: JavaDriver) -> Sent:
 
 def send(apache: ApacheCluster, java: JavaDriver, made: Sent) -> bool:
     """Send and consume; return whether all traces came."""
-    with SyncOperations(apache.namesrv) as operations:
+    with Admin(apache.namesrv) as operations:
         for topic in (made.topic, made.traces):
             operations.create_topic(topic, queue_count=2)
     common: dict[str, Any] = {"namesrv": apache.namesrv, "trace_topic": made.traces}
@@ -106,7 +106,7 @@ def send(apache: ApacheCluster, java: JavaDriver, made: Sent) -> bool:
         made.results.extend(java.call("send", name=producer, messages=messages))
         for reader in (good, bad):
             assert len(java.call("push_await", name=reader, count=COUNT, timeout_ms=LIMIT_MS)) == COUNT
-        with SyncOperations(apache.namesrv) as operations:
+        with Admin(apache.namesrv) as operations:
             until(lambda: f"%DLQ%{made.bad}" in operations.list_topics())
             # Java's consumers commit every 5 s, and at their end only what their threads were through with.
             for group in (made.good, made.bad):

@@ -43,8 +43,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
         return asyncio.run(call())
 
-    monkeypatch.setattr("rocketspark.cli.commands.user.run_operation", run)
-    monkeypatch.setattr("rocketspark.cli.commands.acl.run_operation", run)
+    monkeypatch.setattr("rocketspark.cli.commands.admin.user.run_operation", run)
+    monkeypatch.setattr("rocketspark.cli.commands.admin.acl.run_operation", run)
     monkeypatch.delenv(VARIABLE, raising=False)
     return found
 

@@ -12,8 +12,8 @@ import pytest
 
 from rocketspark.admin.cluster_client import BrokerState
 from rocketspark.cli import main, streams
+from rocketspark.cli.commands.admin.topic import users_topics
 from rocketspark.cli.commands.consume import _where
-from rocketspark.cli.commands.topic import users_topics
 
 COMMANDS = [
     ["server"],

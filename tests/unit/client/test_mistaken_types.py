@@ -22,7 +22,7 @@ from rocketspark import (
     SimpleConsumer,
 )
 from rocketspark.admin.groups import GroupSettings
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client.consumer.pop.popper import PopSettings
 from rocketspark.client.producer.prepared_message import PackingSettings, make_message, pack
 from rocketspark.client.validators import check_queue
@@ -120,8 +120,8 @@ async def call_async(kind: Any, name: str, **wrong: Any) -> None:
             "AsyncPullConsumer.seek() has no argument 'que': did you mean 'queue'?",
         ),
         (
-            lambda: SyncOperations(NAMESRV, timeout=5),
-            "Operations has no argument 'timeout': did you mean 'timeout_ms'?",
+            lambda: Admin(NAMESRV, timeout=5),
+            "AsyncAdmin has no argument 'timeout': did you mean 'timeout_ms'?",
         ),
         (lambda: Outbox(Producer(NAMESRV), "x.db", pol_ms=1), "no argument 'pol_ms': did you mean 'poll_ms'?"),  # type: ignore[call-arg]
         (lambda: deduplicate("x.db", key="a"), "deduplicate() has no argument 'key'"),  # type: ignore[call-overload]

@@ -31,7 +31,7 @@ from rocketspark import (
     PushConsumer,
     ReceivedMessage,
 )
-from rocketspark.admin.operations import Operations, SyncOperations
+from rocketspark.admin.operations import Admin, AsyncAdmin
 from rocketspark.client.connection.loop_thread import LoopThread
 from rocketspark.client.hooks import Hooks, Sending
 from rocketspark.client.producer.prepared_message import pack
@@ -45,7 +45,7 @@ PAIRS = [
     (AsyncProducer, Producer),
     (AsyncPushConsumer, PushConsumer),
     (AsyncPullConsumer, PullConsumer),
-    (Operations, SyncOperations),
+    (AsyncAdmin, Admin),
 ]
 
 

@@ -23,7 +23,7 @@ from tests.unit.proxy.consuming.test_receive import stored
 
 from rocketspark import Producer, machine
 from rocketspark.access.tables import User
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.client.connection.credentials import Signer
 from rocketspark.errors import NotSent, RocketSparkError
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
@@ -49,7 +49,7 @@ USERS = {"shop": "shop-secret", "billing": "billing-secret", "off": "off-secret"
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[Cluster]:
-    with run_cluster(secure=True) as cluster, SyncOperations(cluster.namesrv, **cluster.client_options) as operations:
+    with run_cluster(secure=True) as cluster, Admin(cluster.namesrv, **cluster.client_options) as operations:
         operations.create_topic("orders", queue_count=1)
         operations.create_topic("bills", queue_count=1)
         for user, password in USERS.items():
@@ -187,7 +187,7 @@ def test_a_client_id_that_another_user_names_is_another_client(locked_proxy: Run
 
 
 def test_a_change_holds_within_the_refresh(locked_proxy: RunningProxy, locked: Cluster) -> None:
-    with SyncOperations(locked.namesrv, **locked.client_options) as operations:
+    with Admin(locked.namesrv, **locked.client_options) as operations:
         operations.create_user("late", "late-secret")
         operations.create_acl("late", ["Topic:orders"], ["Pub"])
         client = as_user(locked_proxy, "late", "late-secret")

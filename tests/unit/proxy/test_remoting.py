@@ -10,7 +10,7 @@ from tests.support.patience import LIMIT_S
 from tests.unit.proxy.conftest import RunningProxy
 from tests.unit.proxy.consuming.test_consuming import wait_until
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.protocol import request_signing
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.testing.cluster import Cluster
@@ -55,7 +55,7 @@ def test_connections_to_brokers_count_as_their_clients(proxy: RunningProxy, monk
 
 
 def test_a_request_that_wants_no_answer_reaches_the_broker(cluster: Cluster, proxy: RunningProxy) -> None:
-    with SyncOperations(cluster.namesrv) as admin:
+    with Admin(cluster.namesrv) as admin:
         admin.create_topic("proxy-oneway", queue_count=1)
     beat = {"clientID": "c", "producerDataSet": [], "consumerDataSet": [{"groupName": "oneway"}]}
     queue = {"consumerGroup": "oneway", "topic": "proxy-oneway", "queueId": "0", "bname": "broker-a"}

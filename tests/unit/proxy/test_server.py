@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import json_format
 from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.errors import ConfigError
 from rocketspark.model import QueueData
 from rocketspark.proxy.routes import permissions
@@ -35,7 +35,7 @@ def route_of(client: RawClient, topic: str) -> Any:
 
 
 def test_a_route_has_every_queue_behind_this_proxy(cluster: Cluster, proxy: RunningProxy, client: RawClient) -> None:
-    with SyncOperations(cluster.namesrv) as admin:
+    with Admin(cluster.namesrv) as admin:
         admin.create_topic("proxy-route", queue_count=3)
     answer = route_of(client, "proxy-route")
     assert (answer.status.code, answer.status.message) == (Code.OK, "OK")

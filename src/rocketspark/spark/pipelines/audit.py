@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 from rocketspark.admin.cluster_client import QueueProgress as State
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.errors import ConfigError, RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.message import properties
@@ -122,9 +122,7 @@ def ask(where: Connection, topics: Sequence[str], groups: Sequence[str]) -> Audi
     return AuditScope(bounds, standings, silent, dead)
 
 
-def _bounds(
-    operations: SyncOperations, where: Connection, topics: Sequence[str]
-) -> dict[MessageQueue, tuple[int, int]]:
+def _bounds(operations: Admin, where: Connection, topics: Sequence[str]) -> dict[MessageQueue, tuple[int, int]]:
     bounds: dict[MessageQueue, tuple[int, int]] = {}
     for topic in topics:
         try:

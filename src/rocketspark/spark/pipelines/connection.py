@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.errors import ConfigError
 from rocketspark.tables.client_access import Access
 from rocketspark.tables.decode.options import NAMES as DECODE_NAMES
@@ -116,9 +116,9 @@ def _tls_options(tls: ClientTls | None) -> dict[str, str]:
     }
 
 
-def operations_of(where: Connection) -> SyncOperations:
+def operations_of(where: Connection) -> Admin:
     """Return operations on a cluster, for the driver; a context manager. They take full names, with the namespace."""
-    return SyncOperations(where.namesrv, timeout_ms=OPERATION_MS, **where.access.credentials())
+    return Admin(where.namesrv, timeout_ms=OPERATION_MS, **where.access.credentials())
 
 
 def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:

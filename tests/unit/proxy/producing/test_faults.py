@@ -14,7 +14,7 @@ from tests.unit.proxy.consuming.support import Consumer
 from tests.unit.proxy.producing.sent_messages import message
 from tests.unit.proxy.producing.support import COMMIT, end, half, ids, parsed, send, sent, wait_for
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.model import BrokerData
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import Code
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.shows("sends while brokers are away or silent, or clien
 def test_a_broker_that_is_away_is_told_within_the_time_and_an_end_is_not_lost() -> None:
     with ExitStack() as away, ExitStack() as stack:
         cluster = away.enter_context(run_cluster())
-        with SyncOperations(cluster.namesrv) as admin:
+        with Admin(cluster.namesrv) as admin:
             admin.create_topic("TRANSACTION", queue_count=1, message_type="MIXED")
         proxy = stack.enter_context(running_proxy(cluster.namesrv))
         client = RawClient(proxy.address)
@@ -50,7 +50,7 @@ async def nowhere(broker_name: str) -> str:
 
 def test_of_two_brokers_the_one_that_answers_takes_all() -> None:
     with run_cluster(2) as cluster, running_proxy(cluster.namesrv) as proxy, socket.create_server(("", 0)) as nobody:
-        with SyncOperations(cluster.namesrv) as admin:
+        with Admin(cluster.namesrv) as admin:
             admin.create_topic("NORMAL", queue_count=2)
         client = RawClient(proxy.address)
         sent(client, parsed(message(topic="NORMAL", messageId="first")))
@@ -83,7 +83,7 @@ def test_a_broker_that_is_elsewhere_by_now_is_found_by_the_first_call() -> None:
     with ExitStack() as stack, socket.create_server(("", 0)) as nobody:
         cluster = stack.enter_context(run_cluster(recall_enabled=True))
         proxy = stack.enter_context(running_proxy(cluster.namesrv))
-        with SyncOperations(cluster.namesrv) as admin:
+        with Admin(cluster.namesrv) as admin:
             admin.create_topic("TRANSACTION", queue_count=1, message_type="MIXED")
         client = RawClient(proxy.address)
         port = nobody.getsockname()[1]
@@ -115,7 +115,7 @@ def test_a_broker_that_is_elsewhere_by_now_is_found_by_the_first_call() -> None:
 
 def test_a_silent_broker_costs_two_seconds_and_harms_nobody_else() -> None:
     with run_cluster() as cluster, running_proxy(cluster.namesrv) as proxy, socket.create_server(("", 0)) as silent:
-        with SyncOperations(cluster.namesrv) as admin:
+        with Admin(cluster.namesrv) as admin:
             admin.create_topic("NORMAL", queue_count=1)
         client = RawClient(proxy.address)
         sent(client, parsed(message(topic="NORMAL")))
@@ -143,7 +143,7 @@ def test_a_silent_broker_costs_two_seconds_and_harms_nobody_else() -> None:
 
 def test_sends_that_are_given_up_leave_nothing_behind() -> None:
     with run_cluster() as cluster, running_proxy(cluster.namesrv) as proxy:
-        with SyncOperations(cluster.namesrv) as admin:
+        with Admin(cluster.namesrv) as admin:
             admin.create_topic("NORMAL", queue_count=1)
         client = RawClient(proxy.address)
         sent(client, parsed(message(topic="NORMAL")))

@@ -26,7 +26,7 @@ from tests.unit.proxy.producing.support import (
     wait_for,
 )
 
-from rocketspark.admin.operations import SyncOperations
+from rocketspark.admin.operations import Admin
 from rocketspark.model import MessageQueue
 from rocketspark.proxy.producing.send import consistent_hash
 from rocketspark.proxy.wire import messages
@@ -46,7 +46,7 @@ TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with run_cluster(2, transaction_check_interval_ms=200, transaction_timeout_ms=500, recall_enabled=True) as running:
-        with SyncOperations(running.namesrv) as admin:
+        with Admin(running.namesrv) as admin:
             for kind in TYPES:
                 admin.create_topic(kind, queue_count=4, message_type=kind)
         yield running
@@ -158,7 +158,7 @@ def test_topics_that_are_not_there(client: RawClient) -> None:
 def test_a_topic_whose_type_changed_takes_the_new_type_at_once(
     cluster: Cluster, client: RawClient, proxy: RunningProxy
 ) -> None:
-    with SyncOperations(cluster.namesrv) as admin:
+    with Admin(cluster.namesrv) as admin:
         admin.create_topic("Changing", queue_count=1, message_type="NORMAL")
         sent(client, parsed(message(topic="Changing")))
         fifo = parsed(message(topic="Changing", messageGroup="g"))
@@ -170,7 +170,7 @@ def test_a_topic_whose_type_changed_takes_the_new_type_at_once(
 
 
 def test_a_topic_nobody_may_write_to(cluster: Cluster, client: RawClient) -> None:
-    with SyncOperations(cluster.namesrv) as admin:
+    with Admin(cluster.namesrv) as admin:
         admin.create_topic("ReadOnly", queue_count=1, perm=4)
     answer = send(client, parsed(message(topic="ReadOnly")))
     assert (answer.status.code, answer.status.message) == (Code.FORBIDDEN, "no writable queue")

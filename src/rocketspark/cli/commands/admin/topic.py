@@ -14,7 +14,7 @@ from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
     from rocketspark.admin.cluster_client import BrokerState
-    from rocketspark.admin.operations import Operations
+    from rocketspark.admin.operations import AsyncAdmin
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def list_(
     Example: `rocketspark topic list --namesrv 127.0.0.1:9876`
     """
 
-    async def ask(operations: Operations) -> tuple[list[str], list[BrokerState]]:
+    async def ask(operations: AsyncAdmin) -> tuple[list[str], list[BrokerState]]:
         return await operations.list_topics(), await operations.cluster_info()
 
     topics, brokers = run_operation(at, ask)
