@@ -7,6 +7,7 @@ PYTHON ?=
 PYTHONS ?=
 SPARKS ?=
 GO ?=
+CHROMIUM ?=
 NAMESRV ?=
 SPARK_MASTER ?=
 CYCLES ?= 100
@@ -32,8 +33,8 @@ WITH_JAVA = env JAVA_HOME="$$(cat .setup/java_home)" \
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
-setup: ## .venv, Java, Maven, Go, PostgreSQL, Spark 4.0 and the RocketMQ clients the tests need (installs what is missing; twice does nothing)
-	@PYTHON="$(PYTHON)" GO="$(GO)" scripts/setup.sh test
+setup: ## .venv, Java, Maven, Go, PostgreSQL, Chromium, Spark 4.0 and the RocketMQ clients the tests need (installs what is missing; twice does nothing)
+	@PYTHON="$(PYTHON)" GO="$(GO)" CHROMIUM="$(CHROMIUM)" scripts/setup.sh test
 
 setup-python:
 	@PYTHON="$(PYTHON)" scripts/setup.sh python

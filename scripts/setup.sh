@@ -7,10 +7,12 @@
 #   scripts/setup.sh tables    Java, and a Spark for which the table formats have releases, in .setup/spark-4.0
 #   scripts/setup.sh test      + a JDK, Maven, the RocketMQ jars in .setup/java/; Go, and tests/go built to .setup/go_driver;
 #                              the clients of RocketMQ 5 (Python, Java, Go, Node) and Apache's gRPC proxy;
-#                              a PostgreSQL server, its programs' folder in .setup/postgres_bin; an older Spark
+#                              a PostgreSQL server, its programs' folder in .setup/postgres_bin; an older Spark;
+#                              Chromium, its program's path in .setup/chromium
 #   scripts/setup.sh spark X.Y...   .setup/spark-X.Y: an environment with the newest PySpark X.Y (X.Y.Z: with that one)
 #
-# PYTHON=... chooses the interpreter, JAVA_HOME=... the Java, GO=... the go command, NODE=... the node command.
+# PYTHON=... chooses the interpreter, JAVA_HOME=... the Java, GO=... the go command, NODE=... the node command,
+# CHROMIUM=... the browser.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -334,14 +336,37 @@ setup_postgres() {
   printf '%s\n' "$folder" > .setup/postgres_bin
 }
 
+# ------------------------------------------------------------------ Chromium
+
+find_chromium() {
+  local candidate
+  for candidate in ${CHROMIUM:+"$CHROMIUM"} chromium chromium-browser google-chrome; do
+    if command -v "$candidate" 2>/dev/null; then return 0; fi
+  done
+  return 1
+}
+
+setup_chromium() {
+  local program
+  if [ -f .setup/chromium ] && [ -x "$(cat .setup/chromium)" ]; then return; fi
+  if ! program=$(find_chromium); then
+    apt_install "No Chromium found; the tests of the console drive one." chromium ||
+      stop "installing chromium failed, see above."
+    program=$(find_chromium) || stop "the package chromium did not bring a browser." \
+      "Install one and name it: make setup CHROMIUM=/path/to/chromium"
+  fi
+  say "Using the browser $program"
+  printf '%s\n' "$program" > .setup/chromium
+}
+
 case $level in
   python) setup_python ;;
   demo) setup_python; setup_java java default-jre-headless default-jdk-headless openjdk-17-jdk-headless ;;
   tables) setup_java java openjdk-17-jre-headless openjdk-17-jdk-headless default-jre-headless default-jdk-headless;
           setup_spark "$older_spark" ;;
   test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_old_jars; setup_go;
-        setup_v5_jars; setup_v5_python; setup_v5_go; setup_v5_node; setup_postgres; setup_spark "$older_spark";
-        setup_s3a_jars ;;
+        setup_v5_jars; setup_v5_python; setup_v5_go; setup_v5_node; setup_postgres; setup_chromium;
+        setup_spark "$older_spark"; setup_s3a_jars ;;
   spark) shift; for version in "$@"; do setup_spark "$version"; done ;;
   *) stop "unknown level '$level' (python, demo, tables, test or spark)." ;;
 esac

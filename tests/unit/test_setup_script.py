@@ -86,6 +86,7 @@ class Machine:
         self.command("mvn", f'echo "mvn $*" >> {self.record}')
         self.command("npm", f'echo "npm $*" >> {self.record}')
         self.command("node", "echo true")
+        self.command("chromium", "")
         self.go("1.19.8")
         self.postgres(15)
         marks = {"venv_missing": self.venv_missing, "no_network": self.no_network}
@@ -306,6 +307,27 @@ def test_postgresql_is_found_or_installed(machine: Machine) -> None:
     assert machine.installs[-2:] == ["apt-get update", "apt-get install -y postgresql"]
     assert chosen.read_text() == f"{machine.folder}/postgresql/17/bin\n"
     assert machine.setup("test").stderr == ""
+
+
+def test_chromium_is_found_or_installed(machine: Machine) -> None:
+    machine.java("jdk", compiler=True)
+    chosen = machine.project / ".setup" / "chromium"
+    assert machine.setup("test").returncode == 0
+    assert chosen.read_text() == f"{machine.bin}/chromium\n"
+    (machine.bin / "chromium").unlink()
+    done = machine.setup("test")
+    assert done.returncode == 1
+    assert "No Chromium found" in done.stderr
+    machine.command("apt-get", f'echo "apt-get $*" >> {machine.record}\ncp {machine.bin}/id {machine.bin}/chromium')
+    done = machine.setup("test")
+    assert done.returncode == 0, done.stderr
+    assert machine.installs[-2:] == ["apt-get update", "apt-get install -y chromium"]
+    assert machine.setup("test").stderr == ""
+    other = machine.folder / "browser"
+    machine.write(other, "#!/bin/sh\n")
+    chosen.unlink()
+    assert machine.setup("test", CHROMIUM=str(other)).returncode == 0
+    assert chosen.read_text() == f"{other}\n"
 
 
 @pytest.mark.shows(
