@@ -1,5 +1,5 @@
-"""What the commands that ask a cluster share: how an operation of an operator is run, on which brokers, whether the
-person at the terminal means it, and how its result is printed: as JSON, or as a table.
+"""What the commands that ask a cluster share: how an operation of an operator is run, once or again and again, on which
+brokers, whether the person at the terminal means it, and how its result is printed: as JSON, or as a table.
 
 Rule: what comes from a server is printed escaped, and styled by nothing in it; in a file or a pipe each row of a table
 is one line, as wide as it is.
@@ -17,6 +17,9 @@ from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.model.text import shown, shown_json
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
     from rocketspark.admin.operations import AsyncAdmin
 
 T = TypeVar("T")
@@ -25,6 +28,12 @@ S = TypeVar("S", bound="OnBroker")
 # The width of a table that is not printed on a terminal.
 NO_WIDTH = 100_000
 
+Watch = Annotated[
+    float | None,
+    typer.Option(
+        "--watch", metavar="SECONDS", min=0.1, show_default=False, help="Ask again every SECONDS, until Ctrl-C."
+    ),
+]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")]
 CopyFrom = Annotated[str, typer.Argument(metavar="FROM", help="The broker to copy from, a name or host:port.")]
 CopyTo = Annotated[
@@ -89,6 +98,96 @@ def run_operation(at: ClusterAccess, act: Callable[[AsyncAdmin], Awaitable[T]]) 
         return runner.run(run())
 
 
+def run_watched(
+    at: ClusterAccess,
+    watch: float | None,
+    act: Callable[[AsyncAdmin], Awaitable[T]],
+    *,
+    json: bool,
+    told: Callable[[T], Any],
+    drawn: Callable[[T], RenderableType],
+) -> None:
+    """Run an operation as `run_operation` does and print its result; with `watch` again every so many seconds, until
+    Ctrl-C.
+
+    `told`: returns the value that --json prints, `drawn`: what people see: a table, a text, a `Group` of both.
+    """
+    if watch is None:
+        found = run_operation(at, act)
+        if json:
+            print_json(told(found))
+        else:
+            console().print(drawn(found))
+        return
+    seconds, rounds = watch, _Rounds(json)
+
+    async def go_on(operations: AsyncAdmin) -> None:
+        import asyncio
+
+        from rocketspark.errors import RocketSparkError
+
+        while True:
+            try:
+                found = await act(operations)
+            except RocketSparkError as e:
+                if not rounds.shown:
+                    raise
+                rounds.failed(e)
+            else:
+                rounds.show(told(found) if json else drawn(found))
+            await asyncio.sleep(seconds)
+
+    try:
+        with rounds:
+            run_operation(at, go_on)
+    except KeyboardInterrupt:
+        if not rounds.shown:
+            raise
+
+
+class _Rounds:
+    """The answers of a command that asks again and again: lines of JSON, or what is drawn anew on a terminal, else
+    printed one below the other.
+    """
+
+    def __init__(self, json: bool) -> None:
+        from rich.live import Live
+
+        self._json = json
+        self._console = console()
+        self._live = None if json or not sys.stdout.isatty() else Live(console=self._console, auto_refresh=False)
+        self._last: RenderableType = ""
+        self.shown = False
+
+    def __enter__(self) -> None:
+        if self._live is not None:
+            self._live.start()
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, what: Any) -> None:
+        self.shown, self._last = True, what
+        if self._json:
+            print_json(what)
+        elif self._live is not None:
+            self._live.update(what, refresh=True)
+        else:
+            self._console.print(what)
+        sys.stdout.flush()
+
+    def failed(self, error: Exception) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        line = f"error: {shown(' '.join(str(error).split()), characters_max=2000)}"
+        if self._live is not None:
+            self._live.update(Group(self._last, Text(line)), refresh=True)
+        else:
+            print(line, file=sys.stderr)
+
+
 def print_json(value: Any) -> None:
     """Print a value as one line of JSON on stdout."""
     import msgspec
@@ -132,19 +231,33 @@ def print_copied(copied: dict[str, list[str]], *, json: bool) -> None:
         print(f"copied to {shown(broker)}: {listed(names) or 'nothing'}")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows of texts below the columns' names."""
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = (), title: str = ""
+) -> Table:
+    """Return a table of texts below the columns' names. `right`: the columns of numbers, which stand at the right."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD)
+    numbers = set(right)
+    made = Table(box=box.SIMPLE_HEAD, title=Text(shown(title)) if title else None, title_justify="left")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
     for row in rows:
-        table.add_row(*(Text(shown(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else NO_WIDTH).print(table)
+        made.add_row(*(Text(shown(cell)) for cell in row))
+    return made
+
+
+def console() -> Console:
+    """Return where tables are printed: stdout, on which nothing is cut unless it is a terminal."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else NO_WIDTH)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows of texts below the columns' names."""
+    console().print(table(columns, rows))
 
 
 def print_found(

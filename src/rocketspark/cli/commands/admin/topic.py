@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from rocketspark.cli.operate import ALL_MASTERS, Masters, Yes, confirm, listed, print_json, run_operation
+from rocketspark.cli.operate import (
+    ALL_MASTERS,
+    Masters,
+    Watch,
+    Yes,
+    confirm,
+    listed,
+    print_json,
+    run_operation,
+    run_watched,
+    table,
+)
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
-    from rocketspark.admin.cluster_client import BrokerState
+    from rich.table import Table
+
+    from rocketspark.admin.cluster_client import BrokerState, TopicState
     from rocketspark.admin.operations import AsyncAdmin
 
 T = TypeVar("T")
@@ -70,38 +83,44 @@ def users_topics(topics: Iterable[str], brokers: Iterable[BrokerState]) -> list[
 
 
 @app.command()
-def show(topic: Name, at: ClusterAccess = HERE, json: Json = False) -> None:
+def show(topic: Name, watch: Watch = None, at: ClusterAccess = HERE, json: Json = False) -> None:
     """Print a topic's queues: where they are, and which offsets they hold.
 
     Example: `rocketspark topic show orders --json`
-    """
-    state = run_operation(at, lambda operations: operations.show_topic(topic))
-    if json:
-        queues = [
-            {
-                "broker_name": q.queue.broker_name,
-                "queue_id": q.queue.queue_id,
-                "min_offset": q.min_offset,
-                "max_offset": q.max_offset,
-            }
-            for q in state.queues
-        ]
-        told = {"topic": topic, "messages": state.message_count, "queues": queues}
-        print_json(told | {"type": state.message_type} if state.message_type else told)
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    kind = f", type {shown(state.message_type)}" if state.message_type else ""
-    table = Table(title=Text(f"{shown(topic)}: {state.message_count:,} messages{kind}"), title_justify="left")
-    table.add_column("broker")
-    for title in ("queue", "oldest offset", "next offset", "messages"):
-        table.add_column(title, justify="right")
-    for q in state.queues:
-        figures = (q.queue.queue_id, q.min_offset, q.max_offset, q.message_count)
-        table.add_row(Text(shown(q.queue.broker_name)), *(f"{figure:,}" for figure in figures))
-    Console().print(table)
+    Example: `rocketspark topic show orders --watch 2`
+    """
+    run_watched(
+        at, watch, lambda operations: operations.show_topic(topic), json=json, told=_state_fields, drawn=_state_table
+    )
+
+
+def _state_fields(state: TopicState) -> dict[str, Any]:
+    queues = [
+        {
+            "broker_name": q.queue.broker_name,
+            "queue_id": q.queue.queue_id,
+            "min_offset": q.min_offset,
+            "max_offset": q.max_offset,
+        }
+        for q in state.queues
+    ]
+    told = {"topic": state.topic, "messages": state.message_count, "queues": queues}
+    return told | {"type": state.message_type} if state.message_type else told
+
+
+def _state_table(state: TopicState) -> Table:
+    figures = ("queue", "oldest offset", "next offset", "messages")
+    rows = (
+        (
+            q.queue.broker_name,
+            *(f"{n:,}" for n in (q.queue.queue_id, q.min_offset, q.max_offset, q.message_count)),
+        )
+        for q in state.queues
+    )
+    kind = f", type {state.message_type}" if state.message_type else ""
+    title = f"{state.topic}: {state.message_count:,} messages{kind}"
+    return table(("broker", *figures), rows, right=figures, title=title)
 
 
 @app.command()

@@ -1,0 +1,49 @@
+"""docs/cli.md: every command of an operator that prints JSON has its section there, and no section is of another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.support.answers import check_answer, documented
+
+from rocketspark.cli.tree import tree
+
+pytestmark = pytest.mark.shows("`--json` of every command of an operator: one schema each, in docs/cli.md")
+
+# Of commands that print JSON beside a pipeline's, a database's or messages themselves, other pages tell.
+ELSEWHERE = {"outbox", "pipeline", "consume", "produce", "export", "import", "query", "backup", "restore", "spark-env"}
+
+
+def with_json(command: Any, names: tuple[str, ...] = ()) -> set[str]:
+    found = set()
+    for name, below in getattr(command, "commands", {}).items():
+        found |= with_json(below, (*names, name))
+    if any("--json" in each.opts for each in command.params):
+        found.add(" ".join(names))
+    return found
+
+
+def test_every_command_has_its_section() -> None:
+    commands = {name for name in with_json(tree()) if name.split()[0] not in ELSEWHERE}
+    assert len(commands) > 20
+    assert commands == set(documented())
+
+
+def test_an_answer_that_is_not_as_the_page_says_is_found() -> None:
+    queue = {"broker_name": "a", "queue_id": 0, "min_offset": 0, "max_offset": 1}
+    answer = {"topic": "t", "messages": 1, "queues": [queue]}
+    check_answer("topic show", answer)
+    check_answer("topic show", answer | {"type": "FIFO", "queues": []})
+    check_answer("topic list", ["a", "b"])
+    check_answer("user copy", {"broker-a": ["alice"], "broker-b": []})
+    wrong: list[Any] = [
+        {"topic": "t", "messages": 1, "queues": [queue | {"queue_id": "0"}]},
+        answer | {"more": 1},
+        {"messages": 1, "queues": []},
+        answer | {"messages": True},
+        answer | {"messages": None},
+    ]
+    for each in wrong:
+        with pytest.raises(AssertionError):
+            check_answer("topic show", each)
