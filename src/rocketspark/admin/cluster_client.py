@@ -1,5 +1,5 @@
 """The base of all operations of an operator: start and close, connections to the cluster's brokers, and the structs in
-which operations answer. The operations themselves are in operations, groups and access.
+which operations answer. The operations themselves are in operations, access, brokers and groups.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""An operator's work on a cluster. Rule: each operation is written once, here or in access and groups, of the calls in
-client.connection (admin_api, client_api); the command line only shows its result.
+"""An operator's work on a cluster. Rule: each operation is written once, here or in access, brokers and groups, of the
+calls in client.connection (admin_api, broker_api, client_api); the command line only shows its result.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import msgspec
 
 from rocketspark import machine
 from rocketspark.admin.access import AccessOperations
+from rocketspark.admin.brokers import BrokerOperations
 from rocketspark.admin.cluster_client import Aside, QueueProgress, QueueState, TopicMade, TopicState, done_or_raise
 from rocketspark.admin.groups import GroupOperations
 from rocketspark.client import validators
@@ -28,7 +29,7 @@ MESSAGE_TYPE = "message.type"
 MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
 
 
-class AsyncAdmin(AccessOperations, GroupOperations):
+class AsyncAdmin(AccessOperations, BrokerOperations, GroupOperations):
     """Operations on a cluster, on the running asyncio loop.
 
     `namesrv`: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
@@ -121,6 +122,36 @@ class AsyncAdmin(AccessOperations, GroupOperations):
             made.append(TopicMade(at.cluster, name, 0, at.address, put.existed, put.changed, put.read_queue_count))
         await self._await_route(topic, {(m.broker_name, m.queue_count) for m in made})
         return made
+
+    async def update_topic(
+        self,
+        topic: str,
+        *,
+        read_queue_count: int | None = None,
+        write_queue_count: int | None = None,
+        perm: int | None = None,
+        order: bool | None = None,
+        attributes: str = "",
+        message_type: str | None = None,
+        brokers: Iterable[str] | None = None,
+        force: bool = False,
+    ) -> list[TopicMade]:
+        """Change a topic where it is; arguments as for `create_topic`. Raises UsageError where it is not."""
+        there = await self.topic_configs(topic)
+        wanted = list(there if brokers is None else dict.fromkeys(brokers))
+        if missing := [name for name in wanted if name not in there] or ([] if there else ["any broker"]):
+            raise UsageError(f"topic {topic!r} is not on {', '.join(missing)}: create it there first")
+        return await self.create_topic(
+            topic,
+            read_queue_count=read_queue_count,
+            write_queue_count=write_queue_count,
+            perm=perm,
+            order=order,
+            attributes=attributes,
+            message_type=message_type,
+            brokers=wanted,
+            force=force,
+        )
 
     async def _await_route(self, topic: str, wanted: set[tuple[str, int]]) -> None:
         # Brokers tell the NameServer at once, but not before they answer.
@@ -234,6 +265,7 @@ class Admin(Facade[AsyncAdmin]):
     list_topics = blocking(AsyncAdmin.list_topics)
     show_topic = blocking(AsyncAdmin.show_topic)
     create_topic = blocking(AsyncAdmin.create_topic)
+    update_topic = blocking(AsyncAdmin.update_topic)
     delete_topic = blocking(AsyncAdmin.delete_topic)
     list_groups = blocking(AsyncAdmin.list_groups)
     show_progress = blocking(AsyncAdmin.show_progress)
@@ -244,6 +276,19 @@ class Admin(Facade[AsyncAdmin]):
     retry_quarantined = blocking(AsyncAdmin.retry_quarantined)
     drop_quarantined = blocking(AsyncAdmin.drop_quarantined)
     cluster_info = blocking(AsyncAdmin.cluster_info)
+    find_broker = blocking(AsyncAdmin.find_broker)
+    broker_info = blocking(AsyncAdmin.broker_info)
+    broker_states = blocking(AsyncAdmin.broker_states)
+    broker_counter = blocking(AsyncAdmin.broker_counter)
+    broker_config = blocking(AsyncAdmin.broker_config)
+    set_broker_config = blocking(AsyncAdmin.set_broker_config)
+    broker_epochs = blocking(AsyncAdmin.broker_epochs)
+    replication = blocking(AsyncAdmin.replication)
+    replica_sets = blocking(AsyncAdmin.replica_sets)
+    topic_stats = blocking(AsyncAdmin.topic_stats)
+    topic_configs = blocking(AsyncAdmin.topic_configs)
+    topic_traffic = blocking(AsyncAdmin.topic_traffic)
+    group_traffic = blocking(AsyncAdmin.group_traffic)
     create_user = blocking(AsyncAdmin.create_user)
     update_user = blocking(AsyncAdmin.update_user)
     delete_user = blocking(AsyncAdmin.delete_user)
