@@ -4,6 +4,7 @@ which operations answer. The operations themselves are in operations, access, br
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar, Unpack, cast
 
@@ -14,6 +15,7 @@ from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.options import AccessOptions, ClientOptions
 from rocketspark.errors import ServerError, TransportError, UsageError
 from rocketspark.model import MessageQueue, TopicRoute
+from rocketspark.model.route import MASTER_ID
 from rocketspark.transport.peer import Peer
 
 
@@ -106,6 +108,8 @@ class Aside(msgspec.Struct, frozen=True):
 
 
 T = TypeVar("T")
+# Requests that one operation may have on the way at once.
+REQUESTS_MAX = 32
 
 
 class ClusterClient(AsyncClient):
@@ -123,6 +127,7 @@ class ClusterClient(AsyncClient):
         super().__init__(namesrv, cast(ClientOptions, {"timeout_ms": timeout_ms, **access}))
         self._timeout_ms = timeout_ms
         self._routes = self._instance.routes
+        self._room = asyncio.Semaphore(REQUESTS_MAX)
 
     async def start(self) -> None:
         """Connect to the cluster's NameServers. Raises NotSent if none answers."""
@@ -156,18 +161,30 @@ class ClusterClient(AsyncClient):
         )
 
     async def _masters(self, cluster: str | None, brokers: Iterable[str] | None) -> list[BrokerState]:
-        masters = [b for b in await self.cluster_info() if b.broker_id == 0]
-        names = {b.broker_name for b in masters}
-        clusters = {b.cluster for b in masters}
-        wanted = names if brokers is None else set(brokers)
-        if wanted - names:
-            missing = ", ".join(sorted(wanted - names))
-            raise UsageError(f"no broker {missing}: these are up: {', '.join(sorted(names)) or 'none'}")
-        if cluster is not None and cluster not in clusters:
-            raise UsageError(f"no cluster {cluster!r}: these are up: {', '.join(sorted(clusters)) or 'none'}")
-        if not masters:
-            raise UsageError("no broker is up: start one that names this NameServer")
-        return [b for b in masters if b.broker_name in wanted and cluster in (None, b.cluster)]
+        return _chosen([b for b in await self.cluster_info() if b.broker_id == MASTER_ID], cluster, brokers)
+
+    async def _readable(self, cluster: str | None = None, brokers: Iterable[str] | None = None) -> list[BrokerState]:
+        """Return one broker of each name, to be asked: the master, or the first slave while there is none."""
+        first: dict[str, BrokerState] = {}
+        for each in await self.cluster_info():
+            first.setdefault(each.broker_name, each)
+        return _chosen(list(first.values()), cluster, brokers)
+
+    async def _ask_all(
+        self, targets: Iterable[BrokerState], doing: str, ask: Callable[[Peer], Awaitable[T]]
+    ) -> dict[str, T]:
+        """Ask brokers at once; returns the answers by name. Raises as `done_or_raise`."""
+
+        async def one(target: BrokerState) -> T | ServerError | TransportError:
+            try:
+                async with self._room:
+                    return await ask(await self._broker(target.address))
+            except (ServerError, TransportError) as e:
+                return e
+
+        asked = list(targets)
+        came = await asyncio.gather(*map(one, asked))
+        return done_or_raise(doing, {target.broker_name: answer for target, answer in zip(asked, came, strict=True)})
 
     async def _each(
         self, targets: Iterable[BrokerState], doing: str, act: Callable[[Peer], Awaitable[T]]
@@ -180,6 +197,21 @@ class ClusterClient(AsyncClient):
             except (ServerError, TransportError) as e:
                 came[target.broker_name] = e
         return done_or_raise(doing, came)
+
+
+def _chosen(found: list[BrokerState], cluster: str | None, brokers: Iterable[str] | None) -> list[BrokerState]:
+    """Return those of a cluster and of the names given. Raises UsageError if one is not there, or none is."""
+    names = {b.broker_name for b in found}
+    clusters = {b.cluster for b in found}
+    wanted = names if brokers is None else set(brokers)
+    if wanted - names:
+        missing = ", ".join(sorted(wanted - names))
+        raise UsageError(f"no broker {missing}: these are up: {', '.join(sorted(names)) or 'none'}")
+    if cluster is not None and cluster not in clusters:
+        raise UsageError(f"no cluster {cluster!r}: these are up: {', '.join(sorted(clusters)) or 'none'}")
+    if not found:
+        raise UsageError("no broker is up: start one that names this NameServer")
+    return [b for b in found if b.broker_name in wanted and cluster in (None, b.cluster)]
 
 
 def done_or_raise(doing: str, came: Mapping[str, T | ServerError | TransportError]) -> dict[str, T]:

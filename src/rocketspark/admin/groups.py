@@ -1,17 +1,19 @@
-"""An operator's work on consumer groups: their settings, and how they are given messages."""
+"""An operator's work on consumer groups: which there are, their settings, and how they are given messages."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from rocketspark.admin.cluster_client import ClusterClient
+from rocketspark.admin.cluster_client import BrokerState, ClusterClient
 from rocketspark.client import validators
-from rocketspark.client.connection import admin_api
+from rocketspark.client.connection import admin_api, group_api
 from rocketspark.errors import UsageError
 from rocketspark.model.message import NamedFields
+from rocketspark.model.namespace import DLQ_PREFIX, RETRY_PREFIX, is_system_group
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.protocol.json.metadata import RequestMode
 from rocketspark.transport.peer import Peer
@@ -95,6 +97,24 @@ def _attribute_changes(text: str) -> dict[str, str]:
 class GroupOperations(ClusterClient):
     """The operations on groups, a part of AsyncAdmin."""
 
+    async def list_groups(self, topic: str | None = None, *, system: bool = False) -> list[str]:
+        """Return the names of all consumer groups that brokers know, sorted.
+
+        `topic`: only those that subscribe to this topic, or have committed offsets in it; `system`: also the groups
+        that brokers make for themselves. Raises RouteNotFound for an unknown topic, or what a broker raises.
+        """
+        if topic is None:
+            known = await self._ask_all(
+                await self._readable(), "list of groups", lambda p: group_api.groups(p, timeout_ms=self._timeout_ms)
+            )
+            return sorted(name for name in set().union(*known.values()) if system or not is_system_group(name))
+        route = await self._routes.refresh(validators.check_topic(topic))
+        peers = [await self._broker(broker.master) for broker in route.brokers if broker.master]
+        found = await asyncio.gather(
+            *(admin_api.groups_of_topic(peer, topic, timeout_ms=self._timeout_ms) for peer in peers)
+        )
+        return sorted(set().union(*found))
+
     async def put_group(
         self,
         group: str,
@@ -176,3 +196,64 @@ class GroupOperations(ClusterClient):
 
         doing = f"request mode of group {group!r}"
         return list(await self._each(await self._masters(cluster, brokers), doing, put))
+
+    async def delete_group(
+        self,
+        group: str,
+        *,
+        offsets: bool = False,
+        topics: bool = False,
+        force: bool = False,
+        cluster: str | None = None,
+        brokers: Iterable[str] | None = None,
+    ) -> list[str]:
+        """Remove a consumer group from masters; returns the names of those that knew it.
+
+        Args:
+            offsets: also remove its offsets; else a new group of this name continues where this one was.
+            topics: also remove its topics of retries and dead letters, with the messages in them.
+            force: also a group with connected members, which make it anew at their next heartbeat.
+            cluster, brokers: only on that cluster's brokers, or those of the names given; by default on all.
+
+        Raises UsageError if no broker knows the group, or it has members; or what a broker raises.
+        """
+        validators.check_group(group)
+        targets = await self._masters(cluster, brokers)
+        known = await self._ask_all(
+            targets, "list of groups", lambda peer: group_api.groups(peer, timeout_ms=self._timeout_ms)
+        )
+        if not any(group in groups for groups in known.values()) and not offsets:
+            raise UsageError(f"no broker knows group {group!r}: `rocketspark group list` names all")
+        if not force:
+            await self._check_offline(group, targets)
+        await self._each(
+            targets,
+            f"delete group {group!r}",
+            lambda peer: group_api.delete_group(peer, group, offsets=offsets, timeout_ms=self._timeout_ms),
+        )
+        if topics:
+            for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+                await self._drop_topic(prefix + group, targets)
+        return [name for name, groups in known.items() if group in groups]
+
+    async def _check_offline(self, group: str, targets: Iterable[BrokerState]) -> None:
+        connected = await self._ask_all(
+            targets,
+            f"members of group {group!r}",
+            lambda peer: group_api.connections(peer, group, timeout_ms=self._timeout_ms),
+        )
+        ids = {c.client_id for each in connected.values() if each is not None for c in each.connection_set}
+        if ids:
+            raise UsageError(
+                f"group {group!r} has {len(ids)} connected member{'s' if len(ids) > 1 else ''},"
+                f" {', '.join(sorted(ids)[:3])}{', …' if len(ids) > 3 else ''}: stop them first, or use force"
+            )
+
+    async def _drop_topic(self, topic: str, targets: Iterable[BrokerState]) -> None:
+        await self._each(
+            targets,
+            f"delete topic {topic!r}",
+            lambda peer: admin_api.delete_topic(peer, topic, timeout_ms=self._timeout_ms),
+        )
+        await self._routes.ask_all(lambda peer: admin_api.delete_topic_route(peer, topic, timeout_ms=self._timeout_ms))
+        self._routes.forget(topic)

@@ -14,7 +14,8 @@ from rocketspark import machine
 from rocketspark.admin.access import AccessOperations
 from rocketspark.admin.brokers import BrokerOperations
 from rocketspark.admin.cluster_client import Aside, QueueProgress, QueueState, TopicMade, TopicState, done_or_raise
-from rocketspark.admin.groups import GroupOperations
+from rocketspark.admin.offsets import OffsetOperations
+from rocketspark.admin.progress import ProgressOperations
 from rocketspark.client import validators
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.topic_changes import TopicChange, put_topic
@@ -29,7 +30,7 @@ MESSAGE_TYPE = "message.type"
 MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
 
 
-class AsyncAdmin(AccessOperations, BrokerOperations, GroupOperations):
+class AsyncAdmin(AccessOperations, BrokerOperations, ProgressOperations, OffsetOperations):
     """Operations on a cluster, on the running asyncio loop.
 
     `namesrv`: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
@@ -186,17 +187,6 @@ class AsyncAdmin(AccessOperations, BrokerOperations, GroupOperations):
 
     # -- groups --------------------------------------------------------------------------------------------------
 
-    async def list_groups(self, topic: str) -> list[str]:
-        """Return the consumer groups that subscribe to a topic, or have committed offsets in it, sorted. Raises
-        RouteNotFound.
-        """
-        route = await self._routes.refresh(validators.check_topic(topic))
-        peers = [await self._broker(broker.master) for broker in route.brokers if broker.master]
-        found = await asyncio.gather(
-            *(admin_api.groups_of_topic(peer, topic, timeout_ms=self._timeout_ms) for peer in peers)
-        )
-        return sorted(set().union(*found))
-
     async def show_progress(self, group: str, topic: str) -> list[QueueProgress]:
         """Return a group's progress in each queue of a topic. Raises RouteNotFound, or what a broker raises."""
         route = await self._routes.refresh(validators.check_topic(topic))
@@ -269,9 +259,18 @@ class Admin(Facade[AsyncAdmin]):
     delete_topic = blocking(AsyncAdmin.delete_topic)
     list_groups = blocking(AsyncAdmin.list_groups)
     show_progress = blocking(AsyncAdmin.show_progress)
+    list_group_states = blocking(AsyncAdmin.list_group_states)
+    group_lag = blocking(AsyncAdmin.group_lag)
     put_group = blocking(AsyncAdmin.put_group)
     show_group = blocking(AsyncAdmin.show_group)
     set_request_mode = blocking(AsyncAdmin.set_request_mode)
+    delete_group = blocking(AsyncAdmin.delete_group)
+    reset_offsets = blocking(AsyncAdmin.reset_offsets)
+    export_offsets = blocking(AsyncAdmin.export_offsets)
+    import_offsets = blocking(AsyncAdmin.import_offsets)
+    list_members = blocking(AsyncAdmin.list_members)
+    list_clients = blocking(AsyncAdmin.list_clients)
+    show_client = blocking(AsyncAdmin.show_client)
     list_quarantine = blocking(AsyncAdmin.list_quarantine)
     retry_quarantined = blocking(AsyncAdmin.retry_quarantined)
     drop_quarantined = blocking(AsyncAdmin.drop_quarantined)

@@ -5,6 +5,16 @@ from __future__ import annotations
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+# Groups every broker has (rule: SubscriptionGroupManager, 5.x).
+SYSTEM_GROUPS = (
+    *("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY"),
+    *("CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_RMQ_SYS_TRANS"),
+)
+
+
+def is_system_group(group: str) -> bool:
+    """Tell whether a group is one that brokers make for themselves."""
+    return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
 
 
 def wrap(namespace: str, name: str) -> str:

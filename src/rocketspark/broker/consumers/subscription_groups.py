@@ -10,14 +10,9 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import JsonFile, first_version, next_version
 from rocketspark.broker.storage.table_saving import UnsavedChanges, pieces
 from rocketspark.errors import ServerError
+from rocketspark.model.namespace import SYSTEM_GROUPS
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import DataVersion, GroupConfig, GroupConfigTable
-
-# Groups every broker has (rule: SubscriptionGroupManager, 5.x).
-SYSTEM_GROUPS = (
-    *("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY"),
-    *("CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_RMQ_SYS_TRANS"),
-)
 
 # Bit of a forbidden table's entry: the group may not read the topic (rule: PermName.INDEX_PERM_READ, 5.x).
 FORBIDDEN_READ = 1 << 2

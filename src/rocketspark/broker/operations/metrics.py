@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rocketspark.access.audit import Audit, Check, request_name
 from rocketspark.broker import topic_names
-from rocketspark.broker.consumers.subscription_groups import SYSTEM_GROUPS
 from rocketspark.broker.operations.runtime_info import earliest_ms
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.role import Role
@@ -20,6 +19,7 @@ from rocketspark.broker.statistics.stats import Stats, TrafficStats
 from rocketspark.broker.storage.json_tables import SaveFailures, now_ms
 from rocketspark.model.histogram import Histogram
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.namespace import SYSTEM_GROUPS
 from rocketspark.model.text import shown
 from rocketspark.store.store import Store
 

@@ -1,0 +1,213 @@
+"""How far consumer groups have come: all groups in one table, and one group queue by queue. Rule: what mqadmin's
+consumerProgress shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+
+from rocketspark.admin.clients import ClientOperations, GroupMembers, merged_members
+from rocketspark.admin.groups import GroupOperations
+from rocketspark.client import validators
+from rocketspark.client.connection import group_api
+from rocketspark.model import MessageQueue
+from rocketspark.protocol.json.group_bodies import QueueStats, RunningInfo, by_queue
+
+# As people call the ways in which members get messages.
+CONSUME_TYPES = {"CONSUME_ACTIVELY": "PULL", "CONSUME_PASSIVELY": "PUSH", "CONSUME_POP": "POP"}
+
+
+class GroupState(msgspec.Struct, frozen=True):
+    """A consumer group: its connected members, and how many messages it has not consumed yet.
+
+    `version`: the lowest of its members'; `consume_type`: PUSH, PULL or POP; `message_model`: CLUSTERING or
+    BROADCASTING. Of a group without members these are empty. `consume_tps`: messages a second.
+    """
+
+    group: str
+    member_count: int
+    version: str
+    consume_type: str
+    message_model: str
+    consume_tps: float
+    lag: int
+    in_flight: int
+
+    @property
+    def online(self) -> bool:
+        """Tell whether the group has a connected member."""
+        return self.member_count > 0
+
+
+class QueueLag(msgspec.Struct, frozen=True):
+    """A group's progress in a queue.
+
+    `broker_offset`: where the queue ends; `consumer_offset`: up to which the group consumed it; `pull_offset`: up to
+    which its members fetched it; `last_time_ms`: when the last message that it consumed was stored, 0 for none;
+    `delay_ms`: how long its next message has been stored already, 0 if there is none, None if that is not known;
+    `client_id`: the member that reads the queue, of several that pop it the first, None if nobody does.
+    """
+
+    queue: MessageQueue
+    broker_offset: int
+    consumer_offset: int
+    pull_offset: int
+    last_time_ms: int
+    delay_ms: int | None = None
+    client_id: str | None = None
+
+    @property
+    def lag(self) -> int:
+        """How many messages the group has not consumed yet."""
+        return max(0, self.broker_offset - self.consumer_offset)
+
+    @property
+    def in_flight(self) -> int:
+        """How many of them its members have fetched already."""
+        return max(0, self.pull_offset - self.consumer_offset)
+
+
+class GroupLag(msgspec.Struct, frozen=True):
+    """A group's progress in the queues of the topics in which it has offsets, its retry topics too."""
+
+    group: str
+    consume_tps: float
+    queues: tuple[QueueLag, ...]
+
+    @property
+    def lag(self) -> int:
+        """How many messages the group has not consumed yet."""
+        return sum(q.lag for q in self.queues)
+
+    @property
+    def in_flight(self) -> int:
+        """How many of them its members have fetched already."""
+        return sum(q.in_flight for q in self.queues)
+
+    @property
+    def delay_ms(self) -> int | None:
+        """How long the oldest message that the group has not consumed is stored already, in ms."""
+        return max((q.delay_ms for q in self.queues if q.delay_ms is not None), default=None)
+
+
+class ProgressOperations(GroupOperations, ClientOperations):
+    """The operations on groups' progress, a part of AsyncAdmin."""
+
+    async def list_group_states(self, groups: Iterable[str] | None = None, *, system: bool = False) -> list[GroupState]:
+        """Return the members and the lag of groups, sorted by name. A group that nobody knows has neither.
+
+        `groups`: only these; by default all, with `system` those of brokers too. Raises what a broker raises.
+        """
+        if groups is None:
+            names = await self.list_groups(system=system)
+        else:
+            names = sorted({validators.check_group(group) for group in groups})
+        targets = await self._readable()
+
+        async def one(group: str) -> GroupState:
+            found, progress = await asyncio.gather(
+                self._connections(group, targets),
+                self._ask_all(
+                    targets,
+                    f"progress of group {group!r}",
+                    lambda peer: group_api.consume_stats(peer, group, timeout_ms=self._timeout_ms),
+                ),
+            )
+            return _state(merged_members(group, found), progress.values())
+
+        return list(await asyncio.gather(*map(one, names)))
+
+    async def group_lag(
+        self, group: str, topic: str | None = None, *, holders: bool = True, delays: bool = True
+    ) -> GroupLag:
+        """Return a group's progress in each queue.
+
+        Args:
+            topic: only in this topic; by default in all in which it has offsets.
+            holders: also ask the group's members which queues they read.
+            delays: also ask brokers how long the next messages wait already.
+
+        Returns no queues for a group that nobody knows. Raises what a broker raises.
+        """
+        validators.check_group(group)
+        if topic is not None:
+            validators.check_topic(topic)
+        asked = await self._ask_all(
+            await self._readable(),
+            f"progress of group {group!r}",
+            lambda peer: group_api.consume_stats(peer, group, topic, timeout_ms=self._timeout_ms),
+        )
+        found = {queue: stats for _, by_queue in asked.values() for queue, stats in by_queue.items()}
+        waits, readers = await asyncio.gather(
+            self._delays(group, found) if delays else _nothing(), self._holders(group) if holders else _nobody()
+        )
+        return GroupLag(
+            group,
+            sum(tps for tps, _ in asked.values()),
+            tuple(
+                QueueLag(
+                    queue,
+                    stats.broker_offset,
+                    stats.consumer_offset,
+                    stats.pull_offset,
+                    stats.last_timestamp,
+                    waits.get(queue),
+                    readers.get(queue),
+                )
+                for queue, stats in sorted(found.items(), key=lambda pair: pair[0])
+            ),
+        )
+
+    async def _delays(self, group: str, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        where = {target.broker_name: target for target in await self._readable()}
+        places = sorted({(q.broker_name, q.topic) for q in queues if q.broker_name in where})
+
+        async def one(broker_name: str, topic: str) -> dict[MessageQueue, int]:
+            answer = await self._ask_all(
+                [where[broker_name]],
+                f"delay of group {group!r}",
+                lambda peer: group_api.delays(peer, group, topic, timeout_ms=self._timeout_ms),
+            )
+            return answer[broker_name] or {}
+
+        answers = await asyncio.gather(*(one(*place) for place in places))
+        return {queue: ms for each in answers for queue, ms in each.items()}
+
+    async def _holders(self, group: str) -> dict[MessageQueue, str]:
+        """Return the member that reads each queue."""
+        members: GroupMembers = merged_members(group, await self._connections(group))
+        holders: dict[MessageQueue, str] = {}
+        for client_id, info in sorted((await self._running_infos(group, members.members)).items()):
+            if isinstance(info, RunningInfo):
+                dropped = [*((q, p.droped) for q, p in by_queue(info.mq_table).items())]
+                dropped += [(q, p.droped) for q, p in by_queue(info.mq_pop_table).items()]
+                for queue, gone in dropped:
+                    if not gone:
+                        holders.setdefault(queue, client_id)
+        return holders
+
+
+def _state(members: GroupMembers, progress: Iterable[tuple[float, dict[MessageQueue, QueueStats]]]) -> GroupState:
+    told = list(progress)
+    queues = [stats for _, by_queue in told for stats in by_queue.values()]
+    return GroupState(
+        members.group,
+        len(members.members),
+        members.version,
+        CONSUME_TYPES.get(members.consume_type, members.consume_type),
+        members.message_model,
+        sum(tps for tps, _ in told),
+        sum(max(0, q.broker_offset - q.consumer_offset) for q in queues),
+        sum(max(0, q.pull_offset - q.consumer_offset) for q in queues),
+    )
+
+
+async def _nothing() -> dict[MessageQueue, int]:
+    return {}
+
+
+async def _nobody() -> dict[MessageQueue, str]:
+    return {}
