@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tests.java.apache import make_group
+from tests.support.names import own_name
 from tests.support.patience import LIMIT_S
 
 from rocketspark.admin.operations import Admin
@@ -29,8 +30,9 @@ class Scene:
     def __init__(self, cluster: Cluster, name: str, *, queues: int = 4) -> None:
         self.cluster = cluster
         self.namesrv = cluster.namesrv
-        self.topic = f"t-{name}"
-        self.group = f"g-{name}"
+        own = own_name(name)
+        self.topic = f"t-{own}"
+        self.group = f"g-{own}"
         with Admin(self.namesrv) as operations:
             operations.create_topic(self.topic, queue_count=queues)
         if cluster.name == "apache":

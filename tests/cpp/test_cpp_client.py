@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from tests.interop.server import interop_server
 from tests.java.apache import ask
+from tests.support.names import own_name
 
 pytestmark = [
     pytest.mark.skipif(
@@ -71,11 +72,11 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]
 
 def play(stage: tuple[Any, Path], names: list[str]) -> dict[str, Any]:
     """Plays scenarios side by side; what each printed."""
-    found = play_in(stage, {name: f"cpp-{name}" for name in names})
+    found = play_in(stage, {name: own_name(f"cpp-{name}") for name in names})
     # The library now and then reads nothing after its start, whatever the server, or is ended by a signal: its process
     # is begun once more.
     spoiled = [name for name, what in found.items() if is_deaf(what) or str(what).startswith("-")]
-    return found | (play_in(stage, {name: f"cpp-{name}-again" for name in spoiled}) if spoiled else {})
+    return found | (play_in(stage, {name: own_name(f"cpp-{name}") for name in spoiled}) if spoiled else {})
 
 
 def is_deaf(what: Any) -> bool:

@@ -16,6 +16,7 @@ from tests.java.conftest import DriverFactory
 from tests.java.driver import JavaError, body_of, message
 from tests.java.mqadmin import until
 from tests.support.commanded import Commanded
+from tests.support.names import own_name
 from tests.support.patience import LIMIT_MS, LIMIT_S
 
 pytestmark = pytest.mark.shows(
@@ -33,8 +34,8 @@ class Scene:
         self.java = java
         self.namesrv: str = server.namesrv
         self.broker: str = server.broker
-        self.topic = name
-        self.group = f"{name}-group"
+        self.topic = own_name(name)
+        self.group = f"{self.topic}-group"
 
     def producer(self, **options: Any) -> Any:
         return self.java.started("producer", namesrv=self.namesrv, group="java-producers", **options)
@@ -47,7 +48,7 @@ class Scene:
         return committed_offset(self.broker, self.group, self.topic, queue_id)
 
     def await_committed(self, offset: int) -> None:
-        """For queue 0: a client that ends commits one-way."""
+        """For queue 0, while the push consumer runs: one that ends may commit before it took its last results."""
         until(lambda: self.committed(0) == offset)
 
     def pusher(self, tags: str = "*", **options: Any) -> Any:
@@ -294,8 +295,8 @@ def test_group_goes_on_where_it_stopped(scene: Scene) -> None:
     scene.fill(["a", "b", "c"])
     with scene.pusher() as consumer:
         received = scene.java.call("push_await", name=consumer, count=3, timeout_ms=LIMIT_MS)
+        scene.await_committed(3)
     assert sorted(body_of(found).decode() for found in received) == ["a", "b", "c"]
-    scene.await_committed(3)
     scene.fill(["d"])
     with scene.pusher() as consumer:
         received = scene.java.call("push_await", name=consumer, count=1, timeout_ms=LIMIT_MS)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.java.driver import JavaDriver, message
 from tests.java.mqadmin import Stage, until
+from tests.support.names import own_name
 from tests.support.patience import LIMIT_MS
 
 pytestmark = pytest.mark.shows(
@@ -39,7 +40,8 @@ class Scene:
 
     def __init__(self, stage: Stage, java: JavaDriver, stack: ExitStack, name: str) -> None:
         self.stage, self.java = stage, java
-        self.topic, self.group = name, f"g-{name}"
+        self.topic = own_name(name)
+        self.group = f"g-{self.topic}"
         options = f"-r {QUEUES} -w {QUEUES}".split()
         assert "success" in stage.mqadmin("updateTopic", "-b", stage.broker, "-t", self.topic, *options)[0]
         assert "success" in stage.mqadmin("updateSubGroup", "-b", stage.broker, "-g", self.group)[0]

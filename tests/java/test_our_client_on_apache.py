@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.java.apache import ApacheCluster, committed_offset
 from tests.java.driver import JavaDriver, body_of, message
+from tests.support.names import own_name
 from tests.support.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.client import AsyncProducer, Producer, PullConsumer, PushConsumer
@@ -30,8 +31,8 @@ class Scene:
         self.java = java
         self.namesrv = cluster.namesrv
         self.broker = cluster.broker
-        self.topic = f"ours-{name}"
-        self.group = f"ours-{name}-group"
+        self.topic = own_name(f"ours-{name}")
+        self.group = f"{self.topic}-group"
 
     def create(self, queues: int) -> None:
         with self.java.started("admin", namesrv=self.namesrv) as admin:
