@@ -6,13 +6,14 @@ import json
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 import pytest
 from tests.clients.scene import Inbox, Scene
 from tests.java.apache import ask
-from tests.support.patience import LIMIT_S
+from tests.support.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark import MessageBatch, Producer, PullConsumer, PushConsumer, ReceivedMessage
 from rocketspark.admin.groups import GroupSettings
@@ -145,20 +146,18 @@ def test_a_close_gives_back_what_was_not_begun(scene: Scene) -> None:
 
 def test_modes_to_and_fro_under_load_lose_nothing(scene: Scene) -> None:
     inbox = Inbox()
-    consumers = [consumer_of(scene, inbox, pop_settings=QUICK) for _ in range(2)]
-    for consumer in consumers:
-        consumer.start()
     count, sent = 600, 0
-    with Producer(scene.namesrv, "p") as producer:
-        for turn, mode in enumerate(("POP", "PULL", "POP", "PULL")):
-            set_mode(scene, mode, share=turn % 3 - 1)
-            for _ in range(count // 4):
-                producer.send(scene.topic, b"%d" % sent)
-                sent += 1
-                time.sleep(0.002)
-    until(lambda: len({m.body for m in inbox.received}) == count)
-    for consumer in consumers:
-        consumer.close()
+    with ExitStack() as members:
+        for _ in range(2):
+            members.enter_context(consumer_of(scene, inbox, pop_settings=QUICK))
+        with Producer(scene.namesrv, "p", send_timeout_ms=LIMIT_MS) as producer:
+            for turn, mode in enumerate(("POP", "PULL", "POP", "PULL")):
+                set_mode(scene, mode, share=turn % 3 - 1)
+                for _ in range(count // 4):
+                    producer.send(scene.topic, b"%d" % sent)
+                    sent += 1
+                    time.sleep(0.002)
+        until(lambda: len({m.body for m in inbox.received}) == count)
     assert {m.body for m in inbox.received} == {b"%d" % i for i in range(count)}
     assert {m.topic for m in inbox.received} == {scene.topic}
 
@@ -167,18 +166,17 @@ def test_shares_of_members(scene: Scene) -> None:
     set_mode(scene, "POP", share=1)
     inboxes = [Inbox() for _ in range(3)]
     consumers = [consumer_of(scene, inbox, threads=2, batch_max=2) for inbox in inboxes]
-    for consumer in consumers:
-        consumer.start()
 
     def shares() -> list[int]:
         return sorted(q.queue_id for c in consumers for q in c.queues() if q.topic == scene.topic)
 
-    # Each queue by its own member and by the one before it.
-    until(lambda: shares() == [0, 0, 1, 1, 2, 2, 3, 3])
-    set_mode(scene, "POP", share=-1)
-    until(lambda: shares() == [-1, -1, -1])
-    for consumer in consumers:
-        consumer.close()
+    with ExitStack() as members:
+        for consumer in consumers:
+            members.enter_context(consumer)
+        # Each queue by its own member and by the one before it.
+        until(lambda: shares() == [0, 0, 1, 1, 2, 2, 3, 3])
+        set_mode(scene, "POP", share=-1)
+        until(lambda: shares() == [-1, -1, -1])
 
 
 def test_mistakes_are_clear(scene: Scene) -> None:
