@@ -128,6 +128,8 @@ class ClusterClient(AsyncClient):
         self._timeout_ms = timeout_ms
         self._routes = self._instance.routes
         self._room = asyncio.Semaphore(REQUESTS_MAX)
+        # For a client of another kind, beside this one.
+        self._given_namesrv, self._access = namesrv, access
 
     async def start(self) -> None:
         """Connect to the cluster's NameServers. Raises NotSent if none answers."""

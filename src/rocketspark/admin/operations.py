@@ -1,5 +1,5 @@
-"""An operator's work on a cluster. Rule: each operation is written once, here or in access, brokers and groups, of the
-calls in client.connection (admin_api, broker_api, client_api); the command line only shows its result.
+"""An operator's work on a cluster. Rule: each operation is written once, here or in access, brokers, groups and
+messages, of the calls in client.connection (admin_api, broker_api, client_api); the command line only shows its result.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from rocketspark import machine
 from rocketspark.admin.access import AccessOperations
 from rocketspark.admin.brokers import BrokerOperations
 from rocketspark.admin.cluster_client import Aside, QueueProgress, QueueState, TopicMade, TopicState, done_or_raise
+from rocketspark.admin.messages.operations import MessageOperations
 from rocketspark.admin.offsets import OffsetOperations
 from rocketspark.admin.progress import ProgressOperations
 from rocketspark.client import validators
@@ -30,7 +31,7 @@ MESSAGE_TYPE = "message.type"
 MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
 
 
-class AsyncAdmin(AccessOperations, BrokerOperations, ProgressOperations, OffsetOperations):
+class AsyncAdmin(AccessOperations, BrokerOperations, ProgressOperations, OffsetOperations, MessageOperations):
     """Operations on a cluster, on the running asyncio loop.
 
     `namesrv`: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
@@ -300,6 +301,20 @@ class Admin(Facade[AsyncAdmin]):
     get_acl = blocking(AsyncAdmin.get_acl)
     list_acls = blocking(AsyncAdmin.list_acls)
     copy_acls = blocking(AsyncAdmin.copy_acls)
+    get_message = blocking(AsyncAdmin.get_message)
+    get_message_at = blocking(AsyncAdmin.get_message_at)
+    find_messages = blocking(AsyncAdmin.find_messages)
+    send_message = blocking(AsyncAdmin.send_message)
+    resend_message = blocking(AsyncAdmin.resend_message)
+    trace_message = blocking(AsyncAdmin.trace_message)
+    track_message = blocking(AsyncAdmin.track_message)
+    consume_directly = blocking(AsyncAdmin.consume_directly)
+    list_dead_letters = blocking(AsyncAdmin.list_dead_letters)
+    show_dead_letters = blocking(AsyncAdmin.show_dead_letters)
+    resend_dead_letters = blocking(AsyncAdmin.resend_dead_letters)
+    list_delayed = blocking(AsyncAdmin.list_delayed)
+    list_transactions = blocking(AsyncAdmin.list_transactions)
+    check_transaction = blocking(AsyncAdmin.check_transaction)
 
 
 __all__ = ["Admin", "AsyncAdmin"]

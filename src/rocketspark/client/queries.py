@@ -20,73 +20,8 @@ QUERY_TIMEOUT_MS = 6000.0
 log = logging.getLogger(__name__)
 
 
-class Queries(AsyncClient):
-    """The queries of a client that is started; each raises ServerError or TransportError if it gets no answer."""
-
-    group: str
-
-    async def create_topic(
-        self,
-        topic: str,
-        *,
-        queue_count: int | None = None,
-        default_topic: str = DEFAULT_TOPIC,
-        topic_sys_flag: int | None = None,
-        attributes: str = "",
-        force: bool = False,
-    ) -> None:
-        """Create a topic on every master that has `default_topic`; where it exists, what is not named stays as it is.
-
-        Args:
-            queue_count: on each broker; a new topic gets 4.
-            topic_sys_flag: 1 the topic is a unit's (FLAG_UNIT), 2 units subscribe to it (FLAG_UNIT_SUB), 3 both.
-            attributes: "+name=value,…".
-            force: also take queues away that hold messages, which nobody can read then.
-
-        A master that does not answer is left out, unless none does. Raises UsageError for a flag that cannot be and
-        for fewer queues than hold messages, RouteNotFound if no broker is known.
-        """
-        self._check_started()
-        if topic_sys_flag is not None and not 0 <= topic_sys_flag <= INT_MAX:
-            raise UsageError(f"topic_sys_flag {topic_sys_flag} is not from 0 to {INT_MAX}")
-        topic = namespace.wrap(self._namespace, validators.check_target(topic))
-        change = TopicChange(
-            read_queue_count=queue_count,
-            write_queue_count=queue_count,
-            topic_sys_flag=topic_sys_flag,
-            attributes=attributes,
-        )
-        route = await self._instance.routes.get(default_topic)
-        masters = {b.broker_name: b.master for b in route.brokers if b.master}
-        if not masters:
-            raise RouteNotFound(default_topic)
-        done = await put_topic(topic, change, masters, self._instance.broker, self._instance.routes, force=force)
-        failed = {name: error for name, error in done.items() if isinstance(error, TransportError)}
-        if len(failed) == len(masters):
-            raise next(iter(failed.values()))
-        for name, error in failed.items():
-            log.warning("topic %s is not created on %s, which others have: %s", topic, name, error)
-        self._instance.routes.forget(topic)
-
-    async def search_offset(self, queue: MessageQueue, time_ms: int) -> int:
-        """Return the offset of a queue's first message stored at or after `time_ms`; the end if there is none."""
-        full, time_ms = self._full(queue), validators.check_time("time_ms", time_ms)
-        return await client_api.search_offset(await self._instance.peer_of(full), full, time_ms)
-
-    async def min_offset(self, queue: MessageQueue) -> int:
-        """Return the offset of a queue's oldest message."""
-        full = self._full(queue)
-        return await client_api.min_offset(await self._instance.peer_of(full), full)
-
-    async def max_offset(self, queue: MessageQueue) -> int:
-        """Return the offset that a queue's next message will get."""
-        full = self._full(queue)
-        return await client_api.max_offset(await self._instance.peer_of(full), full)
-
-    async def earliest_store_time(self, queue: MessageQueue) -> int:
-        """Return the store time of a queue's oldest message, in ms since 1970; -1 if there is none."""
-        full = self._full(queue)
-        return await client_api.earliest_store_time(await self._instance.peer_of(full), full)
+class StoredMessages(AsyncClient):
+    """The queries of stored messages; each raises ServerError or TransportError if it gets no answer."""
 
     async def view_message(self, topic: str, message_id: str) -> ReceivedMessage:
         """Return a message by its offset message id, else by its unique id. Raises ServerError if there is none.
@@ -182,10 +117,6 @@ class Queries(AsyncClient):
             index_position=max((a.updated_position for a in found), default=0),
         )
 
-    def _full(self, queue: MessageQueue) -> MessageQueue:
-        self._check_started()
-        return self._in_namespace(validators.check_queue(queue))
-
     def _in_namespace(self, queue: MessageQueue) -> MessageQueue:
         if not self._namespace:
             return queue
@@ -200,3 +131,76 @@ class Queries(AsyncClient):
         if self._namespace:
             message.topic = namespace.unwrap(self._namespace, message.topic)
         return message
+
+
+class Queries(StoredMessages):
+    """The queries of a client that is started; each raises ServerError or TransportError if it gets no answer."""
+
+    group: str
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        queue_count: int | None = None,
+        default_topic: str = DEFAULT_TOPIC,
+        topic_sys_flag: int | None = None,
+        attributes: str = "",
+        force: bool = False,
+    ) -> None:
+        """Create a topic on every master that has `default_topic`; where it exists, what is not named stays as it is.
+
+        Args:
+            queue_count: on each broker; a new topic gets 4.
+            topic_sys_flag: 1 the topic is a unit's (FLAG_UNIT), 2 units subscribe to it (FLAG_UNIT_SUB), 3 both.
+            attributes: "+name=value,…".
+            force: also take queues away that hold messages, which nobody can read then.
+
+        A master that does not answer is left out, unless none does. Raises UsageError for a flag that cannot be and
+        for fewer queues than hold messages, RouteNotFound if no broker is known.
+        """
+        self._check_started()
+        if topic_sys_flag is not None and not 0 <= topic_sys_flag <= INT_MAX:
+            raise UsageError(f"topic_sys_flag {topic_sys_flag} is not from 0 to {INT_MAX}")
+        topic = namespace.wrap(self._namespace, validators.check_target(topic))
+        change = TopicChange(
+            read_queue_count=queue_count,
+            write_queue_count=queue_count,
+            topic_sys_flag=topic_sys_flag,
+            attributes=attributes,
+        )
+        route = await self._instance.routes.get(default_topic)
+        masters = {b.broker_name: b.master for b in route.brokers if b.master}
+        if not masters:
+            raise RouteNotFound(default_topic)
+        done = await put_topic(topic, change, masters, self._instance.broker, self._instance.routes, force=force)
+        failed = {name: error for name, error in done.items() if isinstance(error, TransportError)}
+        if len(failed) == len(masters):
+            raise next(iter(failed.values()))
+        for name, error in failed.items():
+            log.warning("topic %s is not created on %s, which others have: %s", topic, name, error)
+        self._instance.routes.forget(topic)
+
+    async def search_offset(self, queue: MessageQueue, time_ms: int) -> int:
+        """Return the offset of a queue's first message stored at or after `time_ms`; the end if there is none."""
+        full, time_ms = self._full(queue), validators.check_time("time_ms", time_ms)
+        return await client_api.search_offset(await self._instance.peer_of(full), full, time_ms)
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """Return the offset of a queue's oldest message."""
+        full = self._full(queue)
+        return await client_api.min_offset(await self._instance.peer_of(full), full)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """Return the offset that a queue's next message will get."""
+        full = self._full(queue)
+        return await client_api.max_offset(await self._instance.peer_of(full), full)
+
+    async def earliest_store_time(self, queue: MessageQueue) -> int:
+        """Return the store time of a queue's oldest message, in ms since 1970; -1 if there is none."""
+        full = self._full(queue)
+        return await client_api.earliest_store_time(await self._instance.peer_of(full), full)
+
+    def _full(self, queue: MessageQueue) -> MessageQueue:
+        self._check_started()
+        return self._in_namespace(validators.check_queue(queue))

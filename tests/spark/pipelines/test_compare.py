@@ -15,8 +15,8 @@ from tests.spark.pipelines.scene import repeat, stored
 from rocketspark.cli.main import run as rocketspark
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
+from rocketspark.protocol.message import origins
 from rocketspark.spark.pipelines import archive
-from rocketspark.spark.pipelines.parts import restore_plan
 from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.shows("`audit`: counts, gaps, duplicates, lag; one place against another; exit status")
@@ -47,8 +47,8 @@ def test_copies_and_what_they_lack(
 
     def copy(number: int, **changes: Any) -> None:
         labels = {
-            restore_plan.ORIGIN_MESSAGE_ID: messages[str(number)].message_id,
-            restore_plan.RESTORE_ID: "r",
+            origins.ORIGIN_MESSAGE_ID: messages[str(number)].message_id,
+            origins.RESTORE_ID: "r",
             # Of an exactly-once write, as a copy by `dedupe` has it.
             "DEDUPE_KEY": f"query/0/0/{number}",
         }

@@ -21,11 +21,12 @@ from rocketspark.cli.main import run as cli
 from rocketspark.errors import ConfigError, MessageIllegal, NoReply, RouteNotFound, ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.message import origins
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines import archive, restore
 from rocketspark.spark.pipelines.connection import Connection, operations_of
 from rocketspark.spark.pipelines.options import ArchiveOptions, RestoreOptions
-from rocketspark.spark.pipelines.parts import restore_plan, restore_tasks
+from rocketspark.spark.pipelines.parts import restore_tasks
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan
 from rocketspark.testing import Cluster, run_cluster
@@ -39,7 +40,7 @@ BROKERS_OWN = {"UNIQ_KEY", "WAIT", "MSG_REGION", "TRACE_ON", "CLUSTER"}
 def rows_of(spark: SparkSession, cluster: Cluster, topic: str, *, restored: bool = False) -> list[Any]:
     """Rows by place: what a restore keeps, properties too; restored: without the properties that tell of before."""
     rows = spark.read.format("rocketmq").option("namesrv", cluster.namesrv).option("topic", topic).load()
-    left_out = BROKERS_OWN | (set(restore_plan.NAMES) if restored else set())
+    left_out = BROKERS_OWN | (set(origins.NAMES) if restored else set())
     found = []
     for row in rows.select(*KEPT, "properties").collect():
         properties = {k: v for k, v in row["properties"].items() if k not in left_out}
@@ -110,13 +111,13 @@ def test_old_ids_and_times_are_told(
     assert done.rows == len(found) == sum(r["tag"] in ("A", "C") for r in old) > 0
     for row in found:
         told = row["properties"]
-        message_id = told[restore_plan.ORIGIN_MESSAGE_ID]
-        assert told[restore_plan.RESTORE_ID] == done.restore_id
-        assert told[restore_plan.ORIGIN_PLACE] == places[message_id]
-        assert [int(told[n]) for n in (restore_plan.ORIGIN_BORN_TIME, restore_plan.ORIGIN_STORE_TIME)] == ms[message_id]
+        message_id = told[origins.ORIGIN_MESSAGE_ID]
+        assert told[origins.RESTORE_ID] == done.restore_id
+        assert told[origins.ORIGIN_PLACE] == places[message_id]
+        assert [int(told[n]) for n in (origins.ORIGIN_BORN_TIME, origins.ORIGIN_STORE_TIME)] == ms[message_id]
         assert row["messageId"] != message_id
     thrice = read.option("topic", f"{topic}-3").load().collect()
-    assert {r["properties"][restore_plan.ORIGIN_PLACE].split("/")[0] for r in thrice} == {f"{topic}-1"}
+    assert {r["properties"][origins.ORIGIN_PLACE].split("/")[0] for r in thrice} == {f"{topic}-1"}
     assert len(thrice) == 30
 
 
@@ -530,7 +531,7 @@ def test_what_may_not_be_written_is_set_aside(
     finally:
         reader.stop()
     assert found.column("body").to_pylist() == [r["body"] for i, r in enumerate(rows) if i not in (5, 9, 30)]
-    assert dict(found.column("properties")[9].as_py())[restore_plan.ORIGIN_MESSAGE_ID] == "odd?id"
+    assert dict(found.column("properties")[9].as_py())[origins.ORIGIN_MESSAGE_ID] == "odd?id"
 
 
 @pytest.mark.shows("mended: a restore resumed after the target's old messages expired")

@@ -14,12 +14,14 @@ from rocketspark.protocol.headers.admin import (
     ListAclHeader,
     ListUsersHeader,
     QuarantinedHeader,
+    ResumeCheckHeader,
     SubjectHeader,
     UserHeader,
 )
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.protocol.json.metadata import RequestMode, RequestModeTable
-from rocketspark.protocol.json.operator_bodies import AclInfo, UserInfo
+from rocketspark.protocol.json.metadata import PeerDelayOffsets, PeerTimerCounts, RequestMode, RequestModeTable
+from rocketspark.protocol.json.operator_bodies import AclInfo, DirectConsumption, UserInfo
+from rocketspark.protocol.timers import TimerCount
 from rocketspark.transport.peer import Peer
 
 
@@ -243,3 +245,36 @@ async def list_acls(
     reply = await broker.request(RequestCode.AUTH_LIST_ACL, header, timeout_ms=timeout_ms)
     reply.raise_for_code("list rules")
     return java_json.decode(reply.body, list[AclInfo]) if reply.body else []
+
+
+async def consume_directly(
+    broker: Peer, group: str, client_id: str, topic: str, offset_message_id: str, *, timeout_ms: float = TIMEOUT_MS
+) -> DirectConsumption:
+    """Have a client that is connected to a broker handle a message of this broker's at once."""
+    header = headers.ConsumeDirectlyHeader(group=group, client_id=client_id, message_id=offset_message_id, topic=topic)
+    reply = await broker.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"message {offset_message_id} given to {client_id!r}")
+    return java_json.decode(reply.body, DirectConsumption)
+
+
+async def resume_check(broker: Peer, topic: str, offset_message_id: str, *, timeout_ms: float = TIMEOUT_MS) -> None:
+    """Have a broker ask the producers of a half message of its own again how the transaction ended."""
+    header = ResumeCheckHeader(topic=topic, message_id=offset_message_id)
+    reply = await broker.request(RequestCode.RESUME_CHECK_HALF_MESSAGE, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"check of half message {offset_message_id}")
+
+
+async def delay_offsets(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> dict[int, int]:
+    """Return by delay level the offset in its queue up to which a broker has delivered."""
+    reply = await broker.request(RequestCode.GET_ALL_DELAY_OFFSET, timeout_ms=timeout_ms)
+    reply.raise_for_code("progress of delay levels")
+    return java_json.decode(reply.body, PeerDelayOffsets).offset_table
+
+
+async def timer_counts(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> dict[str, TimerCount] | None:
+    """Return by topic how many timer messages wait on a broker; None for one that has no timers."""
+    reply = await broker.request(RequestCode.GET_TIMER_METRICS, timeout_ms=timeout_ms)
+    if reply.code in (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR):
+        return None
+    reply.raise_for_code("counts of timer messages")
+    return java_json.decode(reply.body, PeerTimerCounts).counts

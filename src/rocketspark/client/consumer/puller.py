@@ -365,7 +365,7 @@ class Puller:
         while True:
             messages = record.decode_messages(pulled.records, self.queue.broker_name, inflation)
             if is_logical(self.queue):
-                _make_logical(messages, self.queue, pulled.header.offset_delta)
+                make_logical(messages, self.queue, pulled.header.offset_delta)
             whole = inflation.at >= len(pulled.records)
             last = messages[-1].queue_offset + 1 if messages else self.process_queue.next_offset
             self._hand_on(messages, inflation, pulled.header.next_offset if whole else last)
@@ -479,7 +479,7 @@ class Puller:
             trouble_log.warning("no new route of topic %s: %s", self.queue.topic, e)
 
 
-def _make_logical(messages: list[ReceivedMessage], queue: MessageQueue, delta: int | None) -> None:
+def make_logical(messages: list[ReceivedMessage], queue: MessageQueue, delta: int | None) -> None:
     """Place messages in the logical queue that they were pulled from (rule: PullAPIWrapper, 5.x)."""
     for message in messages:
         message.settle()

@@ -111,3 +111,13 @@ class ReplicasInfo(Body):
     """Reply to CONTROLLER_GET_SYNC_STATE_DATA (1006)."""
 
     replicas_info_table: dict[str, ReplicasOfSet] = {}
+
+
+class DirectConsumption(Body):
+    """Reply to CONSUME_MESSAGE_DIRECTLY (309): what a consumer made of a message that it was given by hand."""
+
+    order: bool = False
+    auto_commit: bool = True
+    consume_result: str | None = None
+    remark: str | None = None
+    spent_time_mills: int = 0

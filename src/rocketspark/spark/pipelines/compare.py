@@ -11,12 +11,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from rocketspark.errors import UsageError
-from rocketspark.protocol.message import properties
+from rocketspark.protocol.message import origins, properties
 from rocketspark.spark.exactly_once.commit_topic import DEDUPE_KEY
 from rocketspark.spark.lakehouse.table import TablePlace
 from rocketspark.spark.pipelines import archive
 from rocketspark.spark.pipelines.connection import Connection, connection
-from rocketspark.spark.pipelines.parts import restore_plan
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.tables.option_values import check_range
 
@@ -188,12 +187,12 @@ def _hex(total: Any) -> str:
 def _normal(rows: DataFrame, by: str, since_ms: int | None, until_ms: int | None) -> DataFrame:
     """Return id, checksum and place of each message of the range."""
     pairs = F.col("properties")
-    stored_ms = F.coalesce(pairs[restore_plan.ORIGIN_STORE_TIME].try_cast("bigint"), F.unix_millis("storeTime"))
+    stored_ms = F.coalesce(pairs[origins.ORIGIN_STORE_TIME].try_cast("bigint"), F.unix_millis("storeTime"))
     if since_ms is not None:
         rows = rows.where(stored_ms >= since_ms)
     if until_ms is not None:
         rows = rows.where(stored_ms < until_ms)
-    message_id = F.coalesce(pairs[restore_plan.ORIGIN_MESSAGE_ID], F.col("messageId"))
+    message_id = F.coalesce(pairs[origins.ORIGIN_MESSAGE_ID], F.col("messageId"))
     return rows.select(
         (message_id if by == "id" else F.lit("")).alias("id"),
         content().alias("checksum"),
@@ -207,7 +206,7 @@ def content() -> Column:
     """
     system = [
         *sorted(properties.SYSTEM_NAMES - {properties.SHARDING_KEY}),
-        *restore_plan.NAMES,
+        *origins.NAMES,
         DEDUPE_KEY,
     ]
     own = F.map_filter("properties", lambda name, value: ~name.isin(system))

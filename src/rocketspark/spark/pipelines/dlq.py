@@ -1,28 +1,23 @@
-"""The pipeline `dlq`: shows dead letters. What one is, which are meant, and the message that sends one again, stand
-here too; `dlq_resend` sends them. Rule: a letter's resend has one unique id for ever, so every sender can see whether
-it was sent before.
+"""The pipeline `dlq`: shows dead letters. Which are meant stands here too; `dlq_resend` sends them, by the rules of
+`admin.messages.dead_letter_rules`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, pack
+from rocketspark.admin.messages.dead_letter_rules import DEAD_FROM_TOPIC
 from rocketspark.errors import ConfigError
-from rocketspark.model import Message, MessageQueue, namespace
+from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.message import properties
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.options import Choice
-from rocketspark.spark.pipelines.parts import restore_plan
 from rocketspark.spark.pipelines.parts import trace_records as records
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.report import fields
@@ -30,84 +25,8 @@ from rocketspark.tables.offset_ranges import to_json
 from rocketspark.tables.option_values import check_range
 from rocketspark.tables.options import over
 
-# The property in which 5.x brokers note a letter's topic; if that is a retry topic, another property has the first one.
-DEAD_FROM_TOPIC = "DLQ_ORIGIN_TOPIC"
 BODY_SHOWN = 200
 AGES_MS = {"1 h": 3_600_000, "1 d": 86_400_000, "7 d": 604_800_000}
-
-
-class DeadLetter(NamedTuple):
-    """What is needed of a dead letter to send it again. `topic`: the topic it came from; `target`: the topic it goes
-    to.
-    """
-
-    group: str
-    topic: str
-    target: str
-    place: str
-    resend_id: str
-    message_id: str
-    body: bytes
-    tag: str | None
-    keys: list[str]
-    properties: Mapping[str, str]
-    flag: int
-    born_ms: int
-    dead_ms: int
-
-
-def origin_of(pairs: Mapping[str, str]) -> str:
-    """Return the topic that a dead letter with these properties came from; "" if they do not say it."""
-    found = pairs.get(properties.RETRY_TOPIC) or pairs.get(DEAD_FROM_TOPIC) or ""
-    return "" if found.startswith(namespace.RETRY_PREFIX) else found
-
-
-def resend_id(place: str | None, message_id: str | None, dead_ms: int | None) -> str:
-    """Return the unique id under which a dead letter is sent again: 32 hex digits, made only of the place, id and time
-    of the letter, so that each resend has the same.
-
-    The part in which tools look for a message's time (ms since the month began) is the time at which it became a dead
-    letter.
-    """
-    digest = hashlib.sha256(f"{place}\0{message_id}\0{dead_ms}".encode()).digest()
-    at = datetime.fromtimestamp((dead_ms or 0) / 1000, UTC)
-    start = at.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    into_month_ms = (dead_ms or 0) - round(start.timestamp() * 1000)
-    return (digest[:10] + into_month_ms.to_bytes(4, "big") + digest[10:12]).hex().upper()
-
-
-def outgoing(letter: DeadLetter, packing: PackingSettings, *, to_group: bool) -> tuple[PreparedMessage, str | None]:
-    """Return a dead letter as a message to send, with body, tag, keys, flag and own properties as they were, and its
-    sharding key.
-
-    to_group: it goes to the group's retry topic, whose consumers take it as a message of the topic it came from. Raises
-    MessageIllegal for what cannot be sent.
-    """
-    own = {
-        k: v for k, v in letter.properties.items() if k not in properties.SYSTEM_NAMES and k not in restore_plan.NAMES
-    }
-    labels = {
-        restore_plan.ORIGIN_PLACE: letter.place,
-        restore_plan.ORIGIN_MESSAGE_ID: letter.message_id,
-        restore_plan.ORIGIN_BORN_TIME: str(letter.born_ms),
-    }
-    sharding_key = letter.properties.get(properties.SHARDING_KEY)
-    message = Message(
-        topic=letter.target,
-        body=letter.body,
-        tag=letter.tag,
-        keys=letter.keys,
-        properties=own | labels,
-        sharding_key=sharding_key,
-        flag=letter.flag,
-    )
-    out = pack(message, packing, letter.resend_id)
-    if to_group:
-        topic = namespace.wrap(packing.namespace, letter.topic)
-        out = msgspec.structs.replace(
-            out, properties=out.properties + properties.encode({properties.RETRY_TOPIC: topic})
-        )
-    return out, sharding_key
 
 
 def age_name(age_ms: int) -> str:
@@ -332,7 +251,7 @@ def letters(spark: SparkSession, where: Connection | str, source: DeadLetterSour
     options = over(where.spark_options(), options | {"endingOffsets": json.dumps(to_json(source.ends))})
     rows = spark.read.format("rocketmq").options(**options).schema(COLUMNS).load()
     pairs = F.col("properties")
-    # As dead_letters.origin_of has it.
+    # As dead_letter_rules.origin_of has it.
     whence = F.coalesce(pairs[properties.RETRY_TOPIC], pairs[DEAD_FROM_TOPIC], F.lit(""))
     whence = F.when(whence.startswith(namespace.RETRY_PREFIX), F.lit("")).otherwise(whence)
     if where.namespace:

@@ -15,12 +15,13 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
+from rocketspark.admin.messages.dead_letter_rules import DeadLetter, outgoing, resend_id
 from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.errors import MessageIllegal, RocketSparkError, RouteNotFound, UsageError
 from rocketspark.model import namespace
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
-from rocketspark.spark.pipelines.dlq import DeadLetter, choose, find, letters, outgoing, resend_id
+from rocketspark.spark.pipelines.dlq import choose, find, letters
 from rocketspark.spark.pipelines.options import Choice, ResendOptions
 from rocketspark.spark.pipelines.parts.progress import Progress, step_report
 from rocketspark.tables.option_values import check_range

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketspark.admin.messages.dead_letter_rules import DeadLetter, origin_of, outgoing, resend_id
 from rocketspark.client.producer.prepared_message import PackingSettings
 from rocketspark.protocol.message import properties
-from rocketspark.spark.pipelines.dlq import DeadLetter, age_name, origin_of, outgoing, resend_id, shown
+from rocketspark.spark.pipelines.dlq import age_name, shown
 
 LETTER = DeadLetter(
     group="billing",

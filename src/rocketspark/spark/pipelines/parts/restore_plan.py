@@ -1,7 +1,5 @@
-"""The plan of a restore: which rows it sends to which queue and in which order, and the properties in which each sent
-message names its earlier place. Rule: pure; the offsets of a queue only ever ascend, chunk by chunk.
-
-By those properties `audit` compares a copy with its origin, and a restore that goes on skips what it sent already.
+"""The plan of a restore: which rows it sends to which queue and in which order. Rule: pure; the offsets of a queue only
+ever ascend, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -13,18 +11,6 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from rocketspark.spark.pipelines.parts.archive_manifest import ArchivedRange, ArchiveFile
-
-# The id of the restore that sent it: the same for all its messages, however often it was stopped and started.
-RESTORE_ID = "restoreId"
-# topic/broker/queueId/queueOffset: names a message for ever.
-ORIGIN_PLACE = "originPlace"
-# The producer's unique id, and times in ms since 1970.
-ORIGIN_MESSAGE_ID = "originMessageId"
-ORIGIN_BORN_TIME = "originBornTime"
-ORIGIN_STORE_TIME = "originStoreTime"
-
-NAMES = (RESTORE_ID, ORIGIN_PLACE, ORIGIN_MESSAGE_ID, ORIGIN_BORN_TIME, ORIGIN_STORE_TIME)
-
 
 # Broker and queue id: a queue of the source or of the target topic.
 Queue = tuple[str, int]

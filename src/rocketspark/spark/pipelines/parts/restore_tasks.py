@@ -26,11 +26,11 @@ from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.errors import MessageIllegal, RocketSparkError, SendFailed, ServerError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.protocol.message import properties
+from rocketspark.protocol.message import origins, properties
 from rocketspark.protocol.message.message_ids import UniqueIdBlocks
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines.connection import Connection
-from rocketspark.spark.pipelines.parts import archive_tasks, restore_plan
+from rocketspark.spark.pipelines.parts import archive_tasks
 from rocketspark.spark.pipelines.parts.archive_manifest import HOUR_MS, ArchivedRange, ArchiveFile, hour_name
 from rocketspark.spark.pipelines.parts.archive_tasks import read_segment
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan, Queue
@@ -251,16 +251,16 @@ def with_origin(batch: pa.RecordBatch, topic: str, restore_id: str) -> tuple[pa.
     born, stored = (column.cast(pa.string()) for column in times)
     labels = dict(
         zip(
-            restore_plan.NAMES,
+            origins.NAMES,
             (pa.array([restore_id] * len(place)), place, ids, born, stored),
             strict=True,
         )
     )
     pairs = columns["properties"]
     key = pc.map_lookup(pairs, properties.SHARDING_KEY, "last")
-    if pc.any(pc.is_in(pairs.keys, value_set=pa.array(restore_plan.NAMES))).as_py():
+    if pc.any(pc.is_in(pairs.keys, value_set=pa.array(origins.NAMES))).as_py():
         # A row that was replayed before: only its latest origin is kept.
-        kept = [[(k, v) for k, v in row or () if k not in restore_plan.NAMES] for row in pairs.to_pylist()]
+        kept = [[(k, v) for k, v in row or () if k not in origins.NAMES] for row in pairs.to_pylist()]
         pairs = pa.array(kept, pa.map_(pa.string(), pa.string()))
     rows = {"body": columns["body"], "tag": columns["tag"], "keys": columns["keys"], "properties": pairs}
     return pa.record_batch({**rows, "shardingKey": key, "flag": columns["flag"]}), labels
@@ -305,8 +305,8 @@ class QueueSender:
             end = newest.get(self._target, self._tail)
             for batch in read_offsets(reader, self._topic, self._target, self._tail, end):
                 pairs = batch.column("properties")
-                of_this = pc.equal(pc.map_lookup(pairs, restore_plan.RESTORE_ID, "last"), self._id)
-                places = pc.map_lookup(pairs.filter(of_this.fill_null(False)), restore_plan.ORIGIN_PLACE, "last")
+                of_this = pc.equal(pc.map_lookup(pairs, origins.RESTORE_ID, "last"), self._id)
+                places = pc.map_lookup(pairs.filter(of_this.fill_null(False)), origins.ORIGIN_PLACE, "last")
                 self._there.update(places.to_pylist())
             self._tail = max(self._tail, end)
         finally:
@@ -317,7 +317,7 @@ class QueueSender:
         broker's refusal, or that it cannot be reached.
         """
         batch, labels = made
-        places = labels[restore_plan.ORIGIN_PLACE]
+        places = labels[origins.ORIGIN_PLACE]
         if self._there:
             absent = pc.invert(pc.is_in(places, value_set=pa.array(sorted(self._there), pa.string())))
             self.skipped += batch.num_rows - (pc.sum(absent).as_py() or 0)
