@@ -38,6 +38,11 @@ class Scene:
         if cluster.name == "apache":
             make_group(cluster.broker, self.group, self.topic)
 
+    @property
+    def retry_topic(self) -> str:
+        """Where brokers put what was popped and not acknowledged."""
+        return f"%RETRY%{self.group}_{self.topic}"
+
     def queue(self, queue_id: int = 0) -> MessageQueue:
         return MessageQueue(self.topic, "broker-a", queue_id)
 
