@@ -26,7 +26,7 @@ def documented() -> dict[str, Fields]:
     for names, text in zip(parts[1::2], parts[2::2], strict=True):
         head, *rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+) \|$", text, re.MULTILINE) or [("", "", "")]
         assert head == ("field", "type", "meaning"), names
-        fields = {name.strip("`"): kind for name, kind, _ in rows[1:]}
+        fields = {name: kind for named, kind, _ in rows[1:] for name in re.findall("`([^`]+)`", named)}
         for kind in fields.values():
             assert set(re.split(" or ", kind)) <= _KINDS.keys(), (names, kind)
         for name in names.split(", "):

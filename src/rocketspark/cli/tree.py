@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import typer
 
 from rocketspark.cli.commands import backup, consume, outbox, pipeline, produce, proxy, servers, topic_files
-from rocketspark.cli.commands.admin import acl, controllers, group, quarantine, topic, user
+from rocketspark.cli.commands.admin import acl, broker, cluster, controllers, group, quarantine, topic, user
 from rocketspark.cli.commands.pipelines.spark_programs import run, spark_env
 from rocketspark.cli.options import with_groups
 from rocketspark.model.text import shown
@@ -31,12 +32,13 @@ app = typer.Typer(
 )
 app.command("server")(servers.server)
 app.command("namesrv")(servers.namesrv)
-app.command("broker")(servers.broker)
+app.add_typer(broker.app, name="broker")
 app.command("controller")(servers.controller)
 app.add_typer(controllers.app, name="controllers")
 app.command("proxy")(proxy.proxy)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
 app.add_typer(user.app, name="user")
@@ -75,6 +77,31 @@ def _take_groups(commands: typer.Typer) -> None:
 _take_groups(app)
 
 
+def _or_below(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that does nothing if the line names one below it."""
+    command = with_groups(command)
+
+    @functools.wraps(command)
+    def run_here(context: typer.Context, **given: Any) -> None:
+        if context.invoked_subcommand is None:
+            command(**given)
+            return
+        for name in given:
+            source = context.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                raise typer.BadParameter(f"options stand after it: broker {context.invoked_subcommand} …")
+
+    first = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [first, *inspect.signature(command).parameters.values()]
+    run_here.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run_here.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run_here
+
+
+# One that is run has the name of what operators ask about.
+broker.app.callback(invoke_without_command=True)(_or_below(servers.broker))
+
+
 def tree() -> Any:
     """Return typer's group of all commands, each of which checks its arguments before it runs."""
     root = typer.main.get_command(app)
@@ -84,11 +111,13 @@ def tree() -> Any:
 
 
 def leaves(command: Any) -> Iterator[Any]:
-    """Yield the commands of a group and of the groups below it."""
+    """Yield the commands of a group and of the groups below it; a group that does something by itself is one too."""
     below = getattr(command, "commands", None)
     if not below:
         yield command
         return
+    if command.invoke_without_command and command.name != app.info.name:
+        yield command
     for each in below.values():
         yield from leaves(each)
 

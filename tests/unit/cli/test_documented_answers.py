@@ -27,7 +27,8 @@ def with_json(command: Any, names: tuple[str, ...] = ()) -> set[str]:
 def test_every_command_has_its_section() -> None:
     commands = {name for name in with_json(tree()) if name.split()[0] not in ELSEWHERE}
     assert len(commands) > 20
-    assert commands == set(documented())
+    # One that has an option with an answer of its own has a section for that too.
+    assert commands == {name.partition(" --")[0] for name in documented()}
 
 
 def test_an_answer_that_is_not_as_the_page_says_is_found() -> None:

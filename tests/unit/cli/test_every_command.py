@@ -39,6 +39,8 @@ def paths(command: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
     if not below:
         yield names, command
         return
+    if names and command.invoke_without_command:
+        yield names, command
     for name, each in below.items():
         yield from paths(each, (*names, name))
 

@@ -1,10 +1,11 @@
-"""`topic list|show|create|delete`: tables for people, JSON for scripts."""
+"""`topic list|show|create|update|delete`: tables for people, JSON for scripts."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,11 +26,11 @@ from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
-    from rocketspark.admin.cluster_client import BrokerState, TopicState
+    from rocketspark.admin.broker_states import TopicTraffic
+    from rocketspark.admin.cluster_client import BrokerState, TopicMade, TopicState
     from rocketspark.admin.operations import AsyncAdmin
-
-T = TypeVar("T")
 
 # Topics that brokers make for themselves, beside those named after clusters and brokers.
 _OWN = frozenset("TBW102 BenchmarkTest SELF_TEST_TOPIC OFFSET_MOVED_EVENT SCHEDULE_TOPIC_XXXX".split())
@@ -47,7 +48,18 @@ class MessageType(StrEnum):
     mixed = "mixed"
 
 
-app = typer.Typer(help="List, show, create and delete topics.", no_args_is_help=True)
+class Perm(StrEnum):
+    """What clients may do with a topic."""
+
+    read = "read"
+    write = "write"
+    both = "both"
+
+
+# By the number that brokers know it by.
+PERMS = {4: "read", 2: "write", 6: "both"}
+
+app = typer.Typer(help="List, show, create, change and delete topics.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="The topic.", show_default=False)]
 
 
@@ -55,23 +67,68 @@ Name = Annotated[str, typer.Argument(help="The topic.", show_default=False)]
 def list_(
     at: ClusterAccess = HERE,
     everything: Annotated[bool, typer.Option("--all", help="Also the topics that RocketMQ made for itself.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Queues, rates and groups too: two requests a topic and broker.")
+    ] = False,
+    watch: Watch = None,
     json: Json = False,
 ) -> None:
-    """Print the names of all topics.
+    """Print the names of all topics; with --details their queues, rates and groups.
 
     Example: `rocketspark topic list --namesrv 127.0.0.1:9876`
+
+    Example: `rocketspark topic list --details --watch 5`
     """
 
-    async def ask(operations: AsyncAdmin) -> tuple[list[str], list[BrokerState]]:
-        return await operations.list_topics(), await operations.cluster_info()
+    async def look(operations: AsyncAdmin) -> list[TopicTraffic]:
+        found, brokers = await asyncio.gather(operations.topic_traffic(), operations.cluster_info())
+        kept = {topic.topic for topic in found}
+        if not everything:
+            kept = set(users_topics(kept, brokers))
+        return [topic for topic in found if topic.topic in kept]
 
-    topics, brokers = run_operation(at, ask)
-    if not everything:
-        topics = users_topics(topics, brokers)
-    if json:
-        print_json(topics)
-    else:
-        print("".join(f"{shown(topic)}\n" for topic in topics), end="")
+    if details:
+        run_watched(at, watch, look, json=json, told=lambda found: list(map(_details, found)), drawn=_details_table)
+        return
+
+    async def ask(operations: AsyncAdmin) -> list[str]:
+        topics, brokers = await asyncio.gather(operations.list_topics(), operations.cluster_info())
+        return topics if everything else users_topics(topics, brokers)
+
+    def drawn(topics: list[str]) -> Text:
+        from rich.text import Text
+
+        return Text("\n".join(map(shown, topics)), end="\n" if topics else "")
+
+    run_watched(at, watch, ask, json=json, told=lambda topics: topics, drawn=drawn)
+
+
+def _details(topic: TopicTraffic) -> dict[str, Any]:
+    return {
+        "topic": topic.topic,
+        "brokers": topic.brokers,
+        "read_queues": topic.read_queues,
+        "write_queues": topic.write_queues,
+        "perm": topic.perm,
+        "type": topic.message_type,
+        "in_tps": topic.in_tps,
+        "in_day": topic.in_day,
+        "groups": topic.groups,
+    }
+
+
+def _details_table(found: list[TopicTraffic]) -> Table:
+    numbers = ("read queues", "write queues", "in/s", "in a day")
+    rows = (
+        (
+            topic.topic,
+            ", ".join(topic.brokers),
+            *(str(topic.read_queues), str(topic.write_queues), f"{topic.in_tps:,.1f}", f"{topic.in_day:,}"),
+            *(PERMS.get(topic.perm, str(topic.perm)), topic.message_type, ", ".join(topic.groups)),
+        )
+        for topic in found
+    )
+    return table(("topic", "brokers", *numbers, "perm", "type", "groups"), rows, right=numbers)
 
 
 def users_topics(topics: Iterable[str], brokers: Iterable[BrokerState]) -> list[str]:
@@ -154,6 +211,56 @@ def create(
             topic, queue_count=queues, message_type=message_type, force=force, **on.named()
         ),
     )
+    _print_made(topic, made, message_type, json)
+
+
+@app.command()
+def update(
+    topic: Name,
+    read_queues: Annotated[
+        int | None, typer.Option("--read-queues", min=1, max=1024, help="Queues to read, on each broker.")
+    ] = None,
+    write_queues: Annotated[
+        int | None, typer.Option("--write-queues", min=1, max=1024, help="Queues to write to, on each broker.")
+    ] = None,
+    perm: Annotated[Perm | None, typer.Option("--perm", help="What clients may do with it: read, write, both.")] = None,
+    order: Annotated[bool | None, typer.Option("--order/--no-order", help="Its messages are in order.")] = None,
+    kind: Annotated[MessageType | None, typer.Option("--type", help="What clients of RocketMQ 5 may send.")] = None,
+    attributes: Annotated[str, typer.Option(help="Changes of attributes: +name=value,-name.")] = "",
+    broker: Annotated[list[str] | None, typer.Option(help="Only on this broker; may be repeated.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also take queues away that hold messages: nobody can read them then.")
+    ] = False,
+    at: ClusterAccess = HERE,
+    json: Json = False,
+) -> None:
+    """Change a topic on the brokers that have it: what is given here; all else stays.
+
+    Example: `rocketspark topic update orders --read-queues 8 --write-queues 8`
+
+    Example: `rocketspark topic update orders --perm read --broker broker-a`
+    """
+    if (read_queues, write_queues, perm, order, kind) == (None,) * 5 and not attributes:
+        raise typer.BadParameter("nothing to change: give --read-queues, --perm or another option")
+    message_type = None if kind is None else kind.value.upper()
+    made = run_operation(
+        at,
+        lambda operations: operations.update_topic(
+            topic,
+            read_queue_count=read_queues,
+            write_queue_count=write_queues,
+            perm=None if perm is None else next(number for number, word in PERMS.items() if word == perm.value),
+            order=order,
+            attributes=attributes,
+            message_type=message_type,
+            brokers=broker or None,
+            force=force,
+        ),
+    )
+    _print_made(topic, made, message_type, json)
+
+
+def _print_made(topic: str, made: list[TopicMade], message_type: str | None, json: bool) -> None:
     counts = {b.broker_name: b.queue_count for b in made}
     if json:
         told: dict[str, object] = {
