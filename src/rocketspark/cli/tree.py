@@ -11,7 +11,18 @@ from typing import Any
 import typer
 
 from rocketspark.cli.commands import backup, consume, outbox, pipeline, produce, proxy, servers, topic_files
-from rocketspark.cli.commands.admin import acl, broker, cluster, controllers, group, quarantine, topic, user
+from rocketspark.cli.commands.admin import (
+    acl,
+    broker,
+    client,
+    cluster,
+    controllers,
+    group,
+    offsets,
+    quarantine,
+    topic,
+    user,
+)
 from rocketspark.cli.commands.pipelines.spark_programs import run, spark_env
 from rocketspark.cli.options import with_groups
 from rocketspark.model.text import shown
@@ -41,6 +52,8 @@ app.command("restore")(backup.restore)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
+app.add_typer(offsets.app, name="offsets")
+app.add_typer(client.app, name="client")
 app.add_typer(user.app, name="user")
 app.add_typer(acl.app, name="acl")
 app.command("produce")(produce.produce)
