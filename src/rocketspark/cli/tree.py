@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from rocketspark.cli.commands import backup, consume, outbox, pipeline, produce, proxy, servers, topic_files
+from rocketspark.cli.commands import backup, console, consume, outbox, pipeline, produce, proxy, servers, topic_files
 from rocketspark.cli.commands.admin import (
     acl,
     broker,
@@ -47,6 +47,7 @@ app.add_typer(broker.app, name="broker")
 app.command("controller")(servers.controller)
 app.add_typer(controllers.app, name="controllers")
 app.command("proxy")(proxy.proxy)
+app.command("console")(console.console)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 app.add_typer(cluster.app, name="cluster")
