@@ -23,6 +23,7 @@ from rocketspark import (
 from rocketspark.admin import Admin
 from rocketspark.admin.messages.search import Search, SearchProgress
 from rocketspark.admin.messages.stored import DirectResult
+from rocketspark.admin.messages.waiting import DelayedLevel
 from rocketspark.errors import RouteNotFound, ServerError, UsageError
 from rocketspark.testing import Cluster, run_cluster
 
@@ -329,19 +330,21 @@ def test_dead_letters_are_shown_and_sent_again_once(cluster: Cluster, admin: Adm
     assert (back.outcome, back.target) == ("sent", "%RETRY%billing")
 
 
-def test_delayed_messages_are_counted_by_time_and_topic(admin: Admin, producer: Producer) -> None:
-    admin.create_topic("later", queue_count=1, brokers=["broker-a"])
+def test_delayed_messages_are_counted_by_time_and_topic() -> None:
     now_ms = int(time.time() * 1000)
-    for _ in range(3):
-        producer.send("later", b"x", delay_level=18)
-    producer.send("later", b"x", delay_level=17)
-    for hours in (5, 5, 9):
-        producer.send("later", b"x", deliver_at_ms=now_ms + hours * 3_600_000)
-    # A timer message is counted once it is on the wheel.
-    found = until(lambda: (d := admin.list_delayed(broker="broker-a")).whole and sum(d.due.values()) == 7 and d)
-    assert [(x.broker_name, x.level, x.delay_ms, x.waiting) for x in found.levels] == [
-        ("broker-a", 17, 3_600_000, 1),
-        ("broker-a", 18, 7_200_000, 3),
+    # One of its own: messages that come again wait by delay level too.
+    with run_cluster() as cluster, Admin(cluster.namesrv) as admin, Producer(cluster.namesrv, "senders") as producer:
+        admin.create_topic("later", queue_count=1)
+        for level in (18, 18, 18, 17):
+            producer.send("later", b"x", delay_level=level)
+        for hours in (5, 5, 9):
+            producer.send("later", b"x", deliver_at_ms=now_ms + hours * 3_600_000)
+        # A timer message is counted once it is on the wheel.
+        found = until(lambda: (d := admin.list_delayed()).whole and sum(d.due.values()) == 7 and d)
+        bounded = admin.list_delayed(scan_max=1)
+    assert found.levels == [
+        DelayedLevel("broker-a", 17, 3_600_000, 1, found.levels[0].next_due_ms),
+        DelayedLevel("broker-a", 18, 7_200_000, 3, found.levels[1].next_due_ms),
     ]
     assert [(t.kind, t.topic, t.waiting) for t in found.topics] == [("level", "later", 4), ("timer", "later", 3)]
     levels, timers = found.topics
@@ -349,10 +352,7 @@ def test_delayed_messages_are_counted_by_time_and_topic(admin: Admin, producer: 
     assert 7_200_000 <= levels.last_due_ms - now_ms < 7_200_000 + LIMIT_S * 1000
     assert abs(timers.next_due_ms - now_ms - 5 * 3_600_000) <= 1000
     assert abs(timers.last_due_ms - now_ms - 9 * 3_600_000) <= 1000
-    bounded = admin.list_delayed(broker="broker-a", scan_max=1)
-    assert not bounded.whole
-    assert [level.waiting for level in bounded.levels] == [1, 3]
-    assert admin.list_delayed(broker="broker-b").topics == []
+    assert (bounded.whole, [level.waiting for level in bounded.levels]) == (False, [1, 3])
 
 
 class Undecided:
