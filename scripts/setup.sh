@@ -3,6 +3,7 @@
 # Every step leaves a stamp in .setup/ keyed on what it was made from, so that a second run does nothing, offline too.
 #
 #   scripts/setup.sh python    .venv with everything
+#   scripts/setup.sh console   + the console's files for browsers, by npm
 #   scripts/setup.sh demo      + Java 17 or later for Spark
 #   scripts/setup.sh tables    Java, and a Spark for which the table formats have releases, in .setup/spark-4.0
 #   scripts/setup.sh test      + a JDK, Maven, the RocketMQ jars in .setup/java/; Go, and tests/go built to .setup/go_driver;
@@ -272,6 +273,22 @@ setup_v5_node() {
   printf '%s\n' "$key" > .setup/v5_node
 }
 
+# ------------------------------------------------------------------ what browsers get of npm packages
+
+setup_console() {
+  local key folder=src/rocketspark/console
+  key=$(cksum < "$folder/assets.toml")
+  if stamped console "$key" && [ -f "$folder/static/vendor/assets.sha256" ]; then return; fi
+  if ! command -v npm >/dev/null 2>&1; then
+    apt_install "npm is missing; it fetches the console's files for browsers." nodejs npm ||
+      stop "installing nodejs and npm failed, see above."
+  fi
+  say "Fetching the console's files for browsers with npm"
+  .venv/bin/python "$folder/assets.py" console ||
+    stop "the console's files for browsers could not be fetched, see above. Once the cause is gone, run make again."
+  printf '%s\n' "$key" > .setup/console
+}
+
 # ------------------------------------------------------------------ the Go client's program
 
 go_fits() {  # GO: is it 1.18 or later?
@@ -361,12 +378,14 @@ setup_chromium() {
 
 case $level in
   python) setup_python ;;
-  demo) setup_python; setup_java java default-jre-headless default-jdk-headless openjdk-17-jdk-headless ;;
+  console) setup_python; setup_console ;;
+  demo) setup_python; (setup_console) || say "The demo goes on without the console in the browser";
+        setup_java java default-jre-headless default-jdk-headless openjdk-17-jdk-headless ;;
   tables) setup_java java openjdk-17-jre-headless openjdk-17-jdk-headless default-jre-headless default-jdk-headless;
           setup_spark "$older_spark" ;;
   test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_old_jars; setup_go;
-        setup_v5_jars; setup_v5_python; setup_v5_go; setup_v5_node; setup_postgres; setup_chromium;
+        setup_v5_jars; setup_v5_python; setup_v5_go; setup_v5_node; setup_console; setup_postgres; setup_chromium;
         setup_spark "$older_spark"; setup_s3a_jars ;;
   spark) shift; for version in "$@"; do setup_spark "$version"; done ;;
-  *) stop "unknown level '$level' (python, demo, tables, test or spark)." ;;
+  *) stop "unknown level '$level' (python, console, demo, tables, test or spark)." ;;
 esac

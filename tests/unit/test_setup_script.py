@@ -53,6 +53,16 @@ exec {real} "$@"
 """
 
 
+# What fetches the console's files records that it ran, and leaves its stamp; "no_assets" beside it has it fail.
+ASSETS = """
+import pathlib, sys
+if pathlib.Path(__file__).with_name("no_assets").exists():
+    sys.exit("assets: npm could not fetch htmx.org")
+pathlib.Path({record!r}).open("a").write("assets\\n")
+pathlib.Path({stamp!r}).write_text("made")
+"""
+
+
 class Machine:
     """A pretended machine: stub commands, a copy of the project's set-up, a record of installs."""
 
@@ -78,6 +88,11 @@ class Machine:
             there = self.project / "tests" / "v5" / file
             there.parent.mkdir(parents=True)
             shutil.copy(ROOT / "tests" / "v5" / file, there)
+        console = self.project / "src" / "rocketspark" / "console"
+        (console / "static" / "vendor").mkdir(parents=True)
+        shutil.copy(ROOT / "src" / "rocketspark" / "console" / "assets.toml", console)
+        self.stamp = console / "static" / "vendor" / "assets.sha256"
+        (console / "assets.py").write_text(ASSETS.format(record=str(self.record), stamp=str(self.stamp)))
         for tool in TOOLS:
             found = shutil.which(tool)
             assert found is not None
@@ -173,15 +188,16 @@ def test_demo_uses_the_java_that_is_there(machine: Machine) -> None:
     done = machine.setup("demo")
     assert done.returncode == 0, done.stderr
     assert machine.java_home == str(home)
-    assert machine.installs == [PIP]
+    assert machine.installs == [PIP, "assets"]
 
 
 def test_second_run_does_and_says_nothing(machine: Machine) -> None:
     machine.java("java-17", compiler=True)
     assert machine.setup("test").returncode == 0
     first = machine.installs
-    # pip for three environments; Maven for three clients, two servers, a proxy and s3a; two programs in Go; npm.
-    assert len(first) == 13
+    # pip for three environments; Maven for three clients, two servers, a proxy and s3a; two programs in Go; npm,
+    # and the console's files.
+    assert len(first) == 14
     done = machine.setup("test")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert machine.setup("demo").stderr == ""
@@ -200,7 +216,7 @@ def test_root_on_debian_gets_a_jre(machine: Machine) -> None:
     machine.apt(f"default-jre-headless={machine.java('jre').rename(machine.folder / 'jre')}")
     done = machine.setup("demo")
     assert done.returncode == 0, done.stderr
-    assert machine.installs == [PIP, "apt-get update", "apt-get install -y default-jre-headless"]
+    assert machine.installs == [PIP, "assets", "apt-get update", "apt-get install -y default-jre-headless"]
     assert machine.java_home == str(machine.jvms / "jre")
 
 
@@ -416,3 +432,21 @@ def test_java_home_leads(machine: Machine) -> None:
     chosen = machine.java("java-21", version="21")
     assert machine.setup("demo", JAVA_HOME=str(chosen)).returncode == 0
     assert machine.java_home == str(chosen)
+
+
+def test_files_for_browsers_are_fetched_or_said_to_be_missing(machine: Machine) -> None:
+    (machine.project / "src" / "rocketspark" / "console" / "no_assets").touch()
+    home = machine.java("java-21", version="21")
+    failed = machine.setup("console")
+    assert failed.returncode == 1
+    assert "assets: npm could not fetch htmx.org" in failed.stderr
+    assert "the console's files for browsers could not be fetched" in failed.stderr
+    demo = machine.setup("demo")
+    assert (demo.returncode, machine.java_home) == (0, str(home)), demo.stderr
+    assert "The demo goes on without the console in the browser" in demo.stderr
+    (machine.project / "src" / "rocketspark" / "console" / "no_assets").unlink()
+    assert machine.setup("console").returncode == 0
+    assert machine.installs == [PIP, "assets"]
+    machine.stamp.unlink()
+    assert machine.setup("console").returncode == 0
+    assert machine.installs == [PIP, "assets", "assets"]

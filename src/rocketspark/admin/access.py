@@ -12,9 +12,10 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from rocketspark.admin.cluster_client import BrokerState, ClusterClient
-from rocketspark.client.connection import admin_api
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import UsageError
 from rocketspark.model.text import shown
+from rocketspark.protocol.json.bodies import Heartbeat
 from rocketspark.protocol.json.operator_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from rocketspark.transport.peer import Peer
 
@@ -89,6 +90,17 @@ class AccessOperations(ClusterClient):
     """
 
     # -- users ---------------------------------------------------------------------------------------------------
+
+    async def check_keys(self) -> None:
+        """Return if a master takes the keys that requests are signed with, whatever their user may do; also where
+        brokers ask for none. Raises ServerError if it does not.
+        """
+        target, *_ = await self._masters(None, None)
+        await client_api.heartbeat(
+            await self._broker(target.address),
+            Heartbeat(client_id=self._instance.client_id),
+            timeout_ms=self._timeout_ms,
+        )
 
     async def create_user(
         self,

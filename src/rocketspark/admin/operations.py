@@ -289,6 +289,7 @@ class Admin(Facade[AsyncAdmin]):
     topic_configs = blocking(AsyncAdmin.topic_configs)
     topic_traffic = blocking(AsyncAdmin.topic_traffic)
     group_traffic = blocking(AsyncAdmin.group_traffic)
+    check_keys = blocking(AsyncAdmin.check_keys)
     create_user = blocking(AsyncAdmin.create_user)
     update_user = blocking(AsyncAdmin.update_user)
     delete_user = blocking(AsyncAdmin.delete_user)

@@ -255,9 +255,9 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else NO_WIDTH)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows of texts below the columns' names."""
-    console().print(table(columns, rows))
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
+    """Print rows of texts below the columns' names. `right`: as `table` takes it."""
+    console().print(table(columns, rows, right=right))
 
 
 def print_found(

@@ -10,16 +10,18 @@ from typing import Any
 
 import typer
 
-from rocketspark.cli.commands import backup, consume, outbox, pipeline, produce, proxy, servers, topic_files
+from rocketspark.cli.commands import backup, console, consume, outbox, pipeline, produce, proxy, servers, topic_files
 from rocketspark.cli.commands.admin import (
     acl,
     broker,
+    client,
     cluster,
     controllers,
     delayed,
     dlq,
     group,
     message,
+    offsets,
     quarantine,
     topic,
     transaction,
@@ -49,11 +51,14 @@ app.add_typer(broker.app, name="broker")
 app.command("controller")(servers.controller)
 app.add_typer(controllers.app, name="controllers")
 app.command("proxy")(proxy.proxy)
+app.command("console")(console.console)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
+app.add_typer(offsets.app, name="offsets")
+app.add_typer(client.app, name="client")
 app.add_typer(message.app, name="message")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(delayed.app, name="delayed")

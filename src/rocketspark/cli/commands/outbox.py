@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rocketspark.cli.operate import print_json
 from rocketspark.cli.options import HERE, ClusterAccess, Json
+from rocketspark.cli.texts import clock
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def list_(
         grid.add_column(title, justify="right" if title == "attempts" else "left", overflow="fold")
     for e in entries:
         texts = (e.key, e.message.topic, e.message.sharding_key or "", e.state.value, f"{e.attempts:,}")
-        grid.add_row(*(Text(shown(text, characters_max=1000)) for text in (*texts, _time(e.added_ms), e.error or "")))
+        grid.add_row(*(Text(shown(text, characters_max=1000)) for text in (*texts, clock(e.added_ms), e.error or "")))
     Console().print(grid)
 
 
@@ -260,10 +260,3 @@ def _fields(entry: Entry) -> dict[str, Any]:
         return values | {"body": message.body.decode()}
     except UnicodeDecodeError:
         return values | {"body_base64": b64encode(message.body).decode()}
-
-
-def _time(ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError):
-        return str(ms)  # No time that a calendar has.

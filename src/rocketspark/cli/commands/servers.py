@@ -82,6 +82,30 @@ class Fleet(NamedTuple):
     ] = 9877
 
 
+class ConsoleBeside(NamedTuple):
+    """The options of `server` about the console in the browser."""
+
+    console_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="The port of a console in the browser, on 127.0.0.1, served by a process beside; 0 takes a free one"
+            " [default: none].",
+        ),
+    ] = None
+    console_read_only: Annotated[
+        bool, typer.Option("--console-read-only", help="The console shows everything and changes nothing.")
+    ] = False
+
+    def check(self) -> None:
+        """Raise ConfigError if a console is wanted and cannot run."""
+        if self.console_port is not None:
+            from rocketspark.console.settings import ConsoleSettings
+
+            ConsoleSettings(port=self.console_port).check()
+
+
 class BrokerOptions(NamedTuple):
     """The options of `broker` that win over its broker.conf."""
 
@@ -124,7 +148,7 @@ class BrokerOptions(NamedTuple):
         return settings
 
 
-_BESIDE, _FLEET, _BROKER = BrokerBeside(), Fleet(), BrokerOptions()
+_BESIDE, _FLEET, _BROKER, _CONSOLE = BrokerBeside(), Fleet(), BrokerOptions(), ConsoleBeside()
 
 
 def server(
@@ -141,6 +165,7 @@ def server(
         ),
     ] = None,
     no_grpc: Annotated[bool, typer.Option("--no-grpc", help="Do not serve gRPC.")] = False,
+    console: ConsoleBeside = _CONSOLE,
     secure: Annotated[
         bool,
         typer.Option(
@@ -160,10 +185,12 @@ def server(
     When ready it prints one line, `ready namesrv=HOST:PORT broker=HOST:PORT`, with several brokers their addresses
     separated by commas; with replicas `controller=HOST:PORT` stands between (with several their addresses, separated by
     commas), and of each broker the master comes first;
-    ` grpc=HOST:PORT` ends it where gRPC is served.
+    ` grpc=HOST:PORT` follows where gRPC is served, and ` console=HOST:PORT` with --console-port.
     SIGTERM or Ctrl-C stops it cleanly.
 
     Example: `rocketspark server --store ./store`
+
+    Example: `rocketspark server --store ./store --console-port 8080`
 
     Example: `rocketspark server --store ./store --brokers 2`
 
@@ -187,6 +214,7 @@ def server(
     settings.tls = tls.over(settings.tls)
     options = [*_options(beside.config, log_level), *tls.arguments()]
     grpc = None if no_grpc else _grpc_port(settings, grpc_port)
+    console.check()
     _tell_of_unserved(settings, fleet)
     door = _secured(settings, alone=fleet.replicas <= 1) if secure else None
     if door:
@@ -235,6 +263,13 @@ def server(
         last = ""
         if grpc is not None:
             last = f" grpc={await _proxy(servers, settings, grpc, log_level)}"
+        if console.console_port is not None:
+            from rocketspark.cli.serving.console_process import console_process
+
+            process = console_process(
+                settings, console.console_port, read_only=console.console_read_only, log_level=log_level.value
+            )
+            last += f" console={await process.start_in(servers)}"
         if door:
             ca = settings.tls.client_trust_path
             text = how_to_enter(door, nameserver.address, ca=ca, on_terminal=sys.stderr.isatty())

@@ -1,17 +1,39 @@
-"""`group create|show|set-mode`: the settings of consumer groups, and how they are given messages."""
+"""`group list|show|lag|members|reset|delete|create|set-mode`: consumer groups, how far they are, and their settings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocketspark.cli.operate import ALL_MASTERS, Masters, listed, print_json, run_operation
+from rocketspark.cli.offset_changes import change_fields, effect, print_changes, totals
+from rocketspark.cli.operate import (
+    ALL_MASTERS,
+    Masters,
+    Watch,
+    Yes,
+    confirm,
+    listed,
+    print_json,
+    print_table,
+    run_operation,
+    run_watched,
+    table,
+)
 from rocketspark.cli.options import HERE, ClusterAccess, Json
+from rocketspark.cli.texts import clock, counted, place, span
 from rocketspark.model.text import shown, shown_json
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from rocketspark.admin.clients import GroupMembers, Member
+    from rocketspark.admin.offsets import OffsetChange
+    from rocketspark.admin.operations import AsyncAdmin
+    from rocketspark.admin.progress import GroupLag, GroupState, QueueLag
     from rocketspark.protocol.json.bodies import GroupConfig
 
 
@@ -22,7 +44,7 @@ class Mode(StrEnum):
     pop = "pop"
 
 
-app = typer.Typer(help="Create, change and show consumer groups.", no_args_is_help=True)
+app = typer.Typer(help="List, watch, reset, create, change and delete consumer groups.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
 
 
@@ -71,13 +93,315 @@ def create(
     _print(group, found, json)
 
 
+@app.command("list")
+def list_(
+    topic: Annotated[
+        str | None, typer.Option("--topic", show_default=False, help="Only groups that read this topic.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also the groups that brokers make for themselves.")
+    ] = False,
+    watch: Watch = None,
+    at: ClusterAccess = HERE,
+    json: Json = False,
+) -> None:
+    """Print all consumer groups: their members, and how many messages each is behind.
+
+    Example: `rocketspark group list --watch 5`
+    """
+
+    async def ask(operations: AsyncAdmin) -> list[GroupState]:
+        names = await operations.list_groups(topic, system=everything)
+        return await operations.list_group_states(names)
+
+    run_watched(at, watch, ask, json=json, told=lambda found: list(map(_state_fields, found)), drawn=_states_table)
+
+
+def _state_fields(state: GroupState) -> dict[str, Any]:
+    return {
+        "group": state.group,
+        "members": state.member_count,
+        "version": state.version,
+        "type": state.consume_type,
+        "model": state.message_model,
+        "tps": state.consume_tps,
+        "lag": state.lag,
+        "in_flight": state.in_flight,
+    }
+
+
+def _states_table(states: Sequence[GroupState]) -> Table:
+    figures = ("members", "messages/s", "lag", "in flight")
+    rows = (
+        (
+            *(s.group, f"{s.member_count:,}", s.version or "offline", s.consume_type, s.message_model),
+            *(f"{s.consume_tps:.1f}", f"{s.lag:,}", f"{s.in_flight:,}"),
+        )
+        for s in states
+    )
+    columns = ("group", "members", "version", "type", "model", "messages/s", "lag", "in flight")
+    return table(columns, rows, right=figures)
+
+
 @app.command()
 def show(group: Name, at: ClusterAccess = HERE, json: Json = False) -> None:
-    """Print a consumer group's settings on each broker.
+    """Print a consumer group: its members, how far it is behind in each topic, and its settings on each broker.
 
     Example: `rocketspark group show billing --json`
     """
-    _print(group, run_operation(at, lambda operations: operations.show_group(group)), json)
+
+    async def ask(operations: AsyncAdmin) -> tuple[GroupState, GroupLag, dict[str, GroupConfig]]:
+        await _check_known(operations, group)
+        (state,) = await operations.list_group_states([group])
+        return state, await operations.group_lag(group, holders=False), await operations.show_group(group)
+
+    state, lag, found = run_operation(at, ask)
+    topics = _by_topic(lag)
+    if json:
+        print_json({**_state_fields(state), "topics": topics, **_settings(group, found)})
+        return
+    about = f"{state.consume_type} {state.message_model}, {counted(state.member_count, 'member')} of {state.version}"
+    behind = f"{counted(state.lag, 'message')} behind" + (f" by {span(lag.delay_ms)}" if lag.delay_ms else "")
+    print(f"{shown(group)}: {about if state.online else 'offline'}; {behind}")
+    figures = ("queues", "lag", "in flight", "delay")
+    rows = (
+        (t["topic"], f"{t['queues']:,}", f"{t['lag']:,}", f"{t['in_flight']:,}", _span(t["delay_ms"])) for t in topics
+    )
+    print_table(("topic", *figures), rows, right=figures)
+    _print(group, found, False)
+
+
+def _by_topic(lag: GroupLag) -> list[dict[str, Any]]:
+    topics: dict[str, list[QueueLag]] = {}
+    for q in lag.queues:
+        topics.setdefault(q.queue.topic, []).append(q)
+    return [
+        {
+            "topic": topic,
+            "queues": len(queues),
+            "lag": sum(q.lag for q in queues),
+            "in_flight": sum(q.in_flight for q in queues),
+            "delay_ms": max((q.delay_ms for q in queues if q.delay_ms is not None), default=None),
+        }
+        for topic, queues in topics.items()
+    ]
+
+
+@app.command()
+def lag(
+    group: Name,
+    topic: Annotated[str | None, typer.Option("--topic", show_default=False, help="Only in this topic.")] = None,
+    watch: Watch = None,
+    at: ClusterAccess = HERE,
+    json: Json = False,
+) -> None:
+    """Print how far a consumer group is in each queue, how long its next message waits, and who reads the queue.
+
+    Example: `rocketspark group lag billing --topic orders --watch 2`
+    """
+
+    async def ask(operations: AsyncAdmin) -> GroupLag:
+        found = await operations.group_lag(group, topic)
+        if not found.queues:
+            await _check_known(operations, group)
+        return found
+
+    run_watched(at, watch, ask, json=json, told=_lag_fields, drawn=_lag_table)
+
+
+def _lag_fields(found: GroupLag) -> dict[str, Any]:
+    queues = [
+        {
+            "topic": q.queue.topic,
+            "broker_name": q.queue.broker_name,
+            "queue_id": q.queue.queue_id,
+            "broker_offset": q.broker_offset,
+            "consumer_offset": q.consumer_offset,
+            "lag": q.lag,
+            "in_flight": q.in_flight,
+            "last_time_ms": q.last_time_ms or None,
+            "delay_ms": q.delay_ms,
+            "client_id": q.client_id,
+        }
+        for q in found.queues
+    ]
+    sums = {"tps": found.consume_tps, "lag": found.lag, "in_flight": found.in_flight, "delay_ms": found.delay_ms}
+    return {"group": found.group, **sums, "queues": queues}
+
+
+def _lag_table(found: GroupLag) -> Table:
+    figures = ("queue", "broker offset", "consumer offset", "lag", "in flight", "delay")
+    rows = (
+        (
+            q.queue.topic,
+            q.queue.broker_name,
+            *(f"{n:,}" for n in (q.queue.queue_id, q.broker_offset, q.consumer_offset, q.lag, q.in_flight)),
+            *(_span(q.delay_ms), clock(q.last_time_ms) if q.last_time_ms else "", q.client_id or ""),
+        )
+        for q in found.queues
+    )
+    delay = f" by {span(found.delay_ms)}" if found.delay_ms else ""
+    title = (
+        f"{found.group}: {counted(found.lag, 'message')} behind{delay}, {found.in_flight:,} in flight,"
+        f" {found.consume_tps:.1f} a second"
+    )
+    return table(("topic", "broker", *figures, "last consumed", "client"), rows, right=figures, title=title)
+
+
+def _span(ms: int | None) -> str:
+    return "" if ms is None else span(ms) if ms else "0"
+
+
+@app.command()
+def members(group: Name, watch: Watch = None, at: ClusterAccess = HERE, json: Json = False) -> None:
+    """Print a consumer group's connected members, and mark those that subscribe to something else than the others.
+
+    Example: `rocketspark group members billing`
+    """
+
+    async def ask(operations: AsyncAdmin) -> GroupMembers:
+        found = await operations.list_members(group)
+        if not found.members:
+            await _check_known(operations, group)
+        return found
+
+    run_watched(at, watch, ask, json=json, told=_members_fields, drawn=_members_table)
+
+
+def _members_fields(found: GroupMembers) -> dict[str, Any]:
+    return {
+        "group": found.group,
+        "consume_type": found.consume_type,
+        "message_model": found.message_model,
+        "consume_from": found.consume_from,
+        "consistent": found.consistent,
+        "subscriptions": found.subscriptions,
+        "members": found.members,
+    }
+
+
+def _members_table(found: GroupMembers) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    if not found.members:
+        return Text(f"{shown(found.group)} has no connected member")
+    mark = {True: "", False: "differs", None: "not known"}
+    rows = (
+        (m.client_id, m.address, m.language, m.version, ", ".join(m.brokers), mark[m.agrees], _subscribed(m))
+        for m in found.members
+    )
+    about = f"{found.consume_type} {found.message_model} {found.consume_from}"
+    title = f"{found.group}: {about}, {counted(len(found.members), 'member')}"
+    columns = ("client", "address", "language", "version", "brokers", "subscribes", "to")
+    subscribed = ((s.topic, s.expression_type, s.expression) for s in found.subscriptions)
+    return Group(table(columns, rows, title=title), table(("topic", "kind", "expression"), subscribed))
+
+
+def _subscribed(member: Member) -> str:
+    return ", ".join(f"{s.topic}: {s.expression}" for s in member.subscriptions or ())
+
+
+@app.command()
+def reset(
+    group: Name,
+    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            show_default=False,
+            help="earliest, latest, a time such as 2026-01-31T12:00 (the first message stored then or later), or an"
+            " offset.",
+        ),
+    ],
+    queue: Annotated[
+        list[int] | None, typer.Option(min=0, max=2**31 - 1, help="Only this queue; may be repeated.")
+    ] = None,
+    broker: Annotated[list[str] | None, typer.Option(help="Only on this broker; may be repeated.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; print what would be changed.")] = False,
+    yes: Yes = False,
+    at: ClusterAccess = HERE,
+    json: Json = False,
+) -> None:
+    """Have a consumer group go on at another place of a topic, whether its members are connected or not.
+
+    Example: `rocketspark group reset billing orders --to 2026-01-31T12:00 --dry-run`
+
+    Example: `rocketspark group reset billing orders --to earliest --queue 3 --yes`
+    """
+    wanted = place("--to", to)
+
+    def run(*, dry: bool) -> list[OffsetChange]:
+        return run_operation(
+            at,
+            lambda operations: operations.reset_offsets(
+                group, topic, wanted, queue_ids=queue or None, brokers=broker or None, dry_run=dry
+            ),
+        )
+
+    changes = run(dry=True)
+    if not dry_run:
+        if not yes and not json:
+            print_changes(changes)
+        confirm(
+            yes,
+            f"Set these offsets of group {shown(group)} in topic {shown(topic)}?",
+            f"{effect(changes)}: confirm with --yes",
+        )
+        changes = run(dry=False)
+    if json:
+        told = {"group": group, "topic": topic, "dry_run": dry_run, "queues": [change_fields(c) for c in changes]}
+        print_json(told | totals(changes))
+    elif dry_run:
+        print_changes(changes)
+        print(f"would be: {effect(changes)}")
+    else:
+        if yes:
+            print_changes(changes)
+        print(f"reset {shown(group)} in {shown(topic)}: {effect(changes)}")
+
+
+@app.command()
+def delete(
+    group: Name,
+    offsets: Annotated[
+        bool, typer.Option("--offsets", help="Also its offsets; else a new group of this name continues where it was.")
+    ] = False,
+    topics: Annotated[
+        bool, typer.Option("--topics", help="Also its topics of retries and dead letters, with their messages.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if it has connected members, which soon make it anew.")
+    ] = False,
+    on: Masters = ALL_MASTERS,
+    yes: Yes = False,
+    at: ClusterAccess = HERE,
+    json: Json = False,
+) -> None:
+    """Delete a consumer group's settings on every broker.
+
+    Example: `rocketspark group delete billing --offsets --yes`
+    """
+    also = [what for what, is_wanted in (("offsets", offsets), ("retries and dead letters", topics)) if is_wanted]
+    what = f"group {shown(group)}" + (f" with its {' and '.join(also)}" if also else "")
+    confirm(yes, f"Delete {what}?", f"{what} will be gone: confirm with --yes")
+    names = run_operation(
+        at,
+        lambda operations: operations.delete_group(group, offsets=offsets, topics=topics, force=force, **on.named()),
+    )
+    if json:
+        print_json({"group": group, "offsets": offsets, "topics": topics, "brokers": names})
+    else:
+        print(f"deleted {what} on {listed(names)}" if names else f"deleted what was left of {what}")
+
+
+async def _check_known(operations: AsyncAdmin, group: str) -> None:
+    """Raise UsageError for a group that no broker knows."""
+    from rocketspark.errors import UsageError
+
+    if group not in await operations.list_groups(system=True):
+        raise UsageError(f"no broker knows group {group!r}: `rocketspark group list` names all")
 
 
 @app.command("set-mode")
@@ -126,16 +450,22 @@ def _policy(text: str) -> dict[str, Any]:
         raise typer.BadParameter(f"{shown(text, characters_max=60)!r} is no JSON object: {e}") from e
 
 
+def _settings(group: str, found: dict[str, GroupConfig]) -> dict[str, Any]:
+    import msgspec
+
+    return {"group": group, "brokers": {name: msgspec.to_builtins(config) for name, config in found.items()}}
+
+
 def _print(group: str, found: dict[str, GroupConfig], as_json: bool) -> None:
     import msgspec
 
-    rows = {name: msgspec.to_builtins(config) for name, config in found.items()}
+    told = _settings(group, found)
     if as_json:
-        print_json({"group": group, "brokers": rows})
+        print_json(told)
         return
-    if not rows:
+    if not found:
         print(f"no broker knows group {shown(group)}")
-    for name, settings in rows.items():
+    for name, settings in told["brokers"].items():
         print(f"{shown(name)}:")
         for key, value in settings.items():
             text = value if isinstance(value, str) else shown_json(msgspec.json.encode(value))

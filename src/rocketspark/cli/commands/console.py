@@ -1,0 +1,81 @@
+"""`console`: a cluster in the browser."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocketspark.cli.options import HERE, ClusterAccess
+from rocketspark.cli.serving.proxy_process import PORT_KEY_PASSWORD
+from rocketspark.cli.serving.server_options import Level, LogLevel
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+
+def console(
+    at: ClusterAccess = HERE,
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8080,
+    host: Annotated[str, typer.Option(help="Address to listen on; a public one needs TLS and a login.")] = "127.0.0.1",
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, change nothing.")] = False,
+    login: Annotated[
+        bool,
+        typer.Option("--login", help="Nobody gets in without keys of a user of the cluster; keys given here mean it."),
+    ] = False,
+    port_tls_cert: Annotated[
+        Path | None, typer.Option(help="Certificate and chain of the console's port, PEM: it speaks HTTPS then.")
+    ] = None,
+    port_tls_key: Annotated[Path | None, typer.Option(help="The key of that certificate, PEM.")] = None,
+    public_name: Annotated[
+        list[str] | None,
+        typer.Option(help="A name by which browsers ask for it, besides its address and localhost; may be repeated."),
+    ] = None,
+    audit_log: Annotated[
+        str, typer.Option(help="File of changes and refused logins [default: none, changes are logged on stderr].")
+    ] = "",
+    requests: Annotated[
+        int, typer.Option(min=1, max=10_000, help="How many requests a second a broker gets at most.")
+    ] = 20,
+    log_level: Level = LogLevel.info,
+) -> None:
+    """Show a cluster in the browser, RocketMQ's own too: brokers, topics, messages, groups, and what they need.
+
+    Where the cluster asks for keys, users log in with theirs, and its rules decide what they see and may change. Keys
+    given here are the console's own, for the figures of its plots.
+
+    When ready it prints one line, `ready console=HOST:PORT url=http://HOST:PORT/`. SIGTERM or Ctrl-C stops it.
+
+    Example: `rocketspark console -n 127.0.0.1:9876 --port 8080`
+
+    Example: `rocketspark console -n 127.0.0.1:9876 --read-only`
+    """
+    from rocketspark.cli.serving.serve import serve, start_in
+    from rocketspark.console.settings import ConsoleSettings
+
+    settings = ConsoleSettings(
+        namesrv=at.namesrv,
+        options=at.client_options(),
+        host=host,
+        port=port,
+        public_names=tuple(public_name or ()),
+        tls_cert=str(port_tls_cert or ""),
+        tls_key=str(port_tls_key or ""),
+        tls_key_password=os.environ.get(PORT_KEY_PASSWORD, ""),
+        login=login,
+        read_only=read_only,
+        requests_per_second=requests,
+        audit_path="" if audit_log == "off" else audit_log,
+    )
+    settings.check()
+    from rocketspark.console.server import ConsoleServer
+
+    async def start(servers: AsyncExitStack) -> str:
+        server = await start_in(servers, ConsoleServer(settings))
+        return f"ready console={server.address} url={server.url}"
+
+    serve(start, log_level=log_level.value)

@@ -1,0 +1,62 @@
+"""Times and figures as commands show them to people, and the times that people give. Rule: local time."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import typer
+
+from rocketspark.model.text import LONG_MAX, shown, whole_number
+
+if TYPE_CHECKING:
+    from rocketspark.admin.offsets import Place
+
+
+def clock(ms: int) -> str:
+    """Return a time in ms since 1970 as date and time, or its number if no calendar has it."""
+    try:
+        return datetime.fromtimestamp(ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return str(ms)
+
+
+# Units above minutes, and the next smaller one, each in seconds.
+_UNITS = ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+
+
+def span(ms: int) -> str:
+    """Return how long something takes: 350 ms, 12.3 s, then in two units as 5 min 2 s, 3 h 12 min, 2 d 4 h."""
+    if ms < 1000:
+        return f"{ms} ms"
+    for unit, name, below, small in _UNITS:
+        if ms >= 1000 * unit:
+            return f"{ms // 1000 // unit} {name} {ms // 1000 % unit // below} {small}"
+    return f"{ms / 1000:.1f} s"
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number with what it counts: 1 message, 2,000 messages."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def place(option: str, text: str) -> Place:
+    """Return the place in queues that an option's text names: earliest, latest, an offset or a time. Raises
+    BadParameter.
+    """
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
+    if (offset := whole_number(text, high=LONG_MAX)) is not None:
+        return offset
+    try:
+        time = datetime.fromisoformat(text)
+        time.timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise typer.BadParameter(
+            f"{shown(text, characters_max=60)!r}: earliest, latest, an offset or a time such as 2026-01-31T12:00 is"
+            " needed",
+            param_hint=option,
+        ) from None
+    return time

@@ -1,0 +1,309 @@
+"""The console as an ASGI application. Rule: whoever may not, or does not mean it, gets no further than here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from rocketspark.console import guard
+from rocketspark.console.call import NO_PERMISSION, Call, Form, NotAllowed
+from rocketspark.console.cluster.sampler import figures
+from rocketspark.console.drawing import link
+from rocketspark.console.routes import ChangeRoute, PageRoute, as_starlette
+from rocketspark.console.sessions import COOKIE, is_cookie, new_cookie
+from rocketspark.console.settings import ConsoleSettings
+from rocketspark.console.state import Console
+from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError, TransportError, UsageError
+
+log = logging.getLogger("rocketspark.console")
+STATIC = Path(__file__).parent / "static"
+STREAMS_MAX = 200
+KEEP_ALIVE_S = 15.0
+# How often the cluster is asked whether it serves those without keys.
+ASKED_AGAIN_S = 30.0
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(settings: ConsoleSettings) -> Starlette:
+    """Return the console's application; its lifespan starts and ends all that it keeps. Raises ConfigError."""
+    settings.check()
+    console = Console(settings)
+    ways = _Ways(console)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        console.start()
+        try:
+            yield
+        finally:
+            await console.close()
+
+    routes = [
+        *as_starlette(ways.page, ways.change),
+        Route("/login", ways.open(ways.login), methods=["GET", "POST"]),
+        Route("/logout", ways.open(ways.logout), methods=["POST"]),
+        Route("/events", ways.page(PageRoute("/events", ways.events)), methods=["GET"]),
+        Route("/samples", ways.page(PageRoute("/samples", ways.samples)), methods=["GET"]),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    names = [*settings.public_names, *([] if settings.host in ("0.0.0.0", "::") else [settings.host])]
+    app = Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        middleware=[Middleware(guard.Guard, names=names, https=bool(settings.tls_cert))],
+        exception_handlers={404: ways.not_found},
+    )
+    app.state.console = console
+    return app
+
+
+class _Ways:
+    """What stands between a request and a page: cookie, login, token, confirmation, audit, errors in words."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._streams = 0
+
+    def page(self, route: PageRoute) -> Handler:
+        """Return what serves a page."""
+        return self._handler(route.page)
+
+    def change(self, route: ChangeRoute) -> Handler:
+        """Return what serves a change."""
+
+        async def changed(call: Call) -> Response:
+            form = await self._form(call)
+            if call.read_only:
+                raise UsageError("this console is read-only: nothing can be changed here")
+            confirmation = await route.words(call, form)
+            if form.get("confirmed") != "yes":
+                return call.page("confirm.html", action=route.path, form=_kept(form), **confirmation._asdict())
+            return await self._act(call, route, form, confirmation.title)
+
+        return self._handler(changed)
+
+    async def _act(self, call: Call, route: ChangeRoute, form: Form, words: str) -> Response:
+        source = source_of(call.request)
+        try:
+            done = await route.act(call, form)
+        except BaseException as e:
+            why = str(e) if isinstance(e, RocketSparkError) else type(e).__name__
+            self._console.changed(call.who, source, route.path, words, why)
+            raise
+        finally:
+            call.view.forget()
+        self._console.changed(call.who, source, route.path, words)
+        self._console.sessions.note(call.cookie, done.sentence)
+        return RedirectResponse(done.to, 303)
+
+    async def _form(self, call: Call) -> dict[str, str]:
+        form = await call.form()
+        if not guard.is_token(form.pop("token", ""), call.token):
+            raise _Forbidden("this form is from another session: open the page again and repeat it")
+        return form
+
+    def open(self, answer: Callable[[Call], Awaitable[Response]]) -> Handler:
+        """Return what serves somebody who did not log in."""
+        return self._handler(answer, login=False)
+
+    def _handler(self, answer: Callable[[Call], Awaitable[Response]], *, login: bool = True) -> Handler:
+        async def handle(request: Request) -> Response:
+            given = request.cookies.get(COOKIE)
+            cookie = given if is_cookie(given) and given is not None else new_cookie()
+            call = Call(self._console, request, cookie, self._console.sessions.find(cookie))
+            if login and call.session is None and await self._must_log_in():
+                response = _to_login(call)
+            else:
+                response = await self._answered(call, answer)
+            if cookie != given and COOKIE not in response.headers.get("set-cookie", ""):
+                self._give_cookie(response, cookie)
+            return response
+
+        return handle
+
+    async def _must_log_in(self) -> bool:
+        """Tell whether nobody gets in without keys: so it is set, or the cluster refuses what is not signed."""
+        if self._console.settings.needs_login:
+            return True
+        try:
+            await self._console.own.read("check_keys", lambda admin: admin.check_keys(), ASKED_AGAIN_S)
+        except RocketSparkError as e:
+            # What else may be wrong the page says.
+            return getattr(e, "code", None) == NO_PERMISSION
+        return False
+
+    async def _answered(self, call: Call, answer: Callable[[Call], Awaitable[Response]]) -> Response:
+        try:
+            return await answer(call)
+        except NotAllowed:
+            return _to_login(call)
+        except _Forbidden as e:
+            return _error(call, str(e), 403)
+        except RocketSparkError as e:
+            if call.session is None and getattr(e, "code", None) == NO_PERMISSION:
+                return _to_login(call)
+            return _error(call, str(e), _status(e))
+        except Exception:
+            log.exception("page %s", call.request.url.path)
+            return _error(call, "the console failed here; its log says more", 500)
+
+    def _give_cookie(self, response: Response, cookie: str) -> None:
+        secure = bool(self._console.settings.tls_cert)
+        response.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", secure=secure, path="/")
+
+    async def not_found(self, request: Request, error: Exception) -> Response:
+        """Answer for an address that there is not."""
+
+        async def missing(call: Call) -> Response:
+            return _error(call, "there is no such page", 404)
+
+        return await self.open(missing)(request)
+
+    # -- login ---------------------------------------------------------------------------------------------------
+
+    async def login(self, call: Call) -> Response:
+        """Show the form, or let somebody in whose keys the cluster takes."""
+        after = _own_path(call.query("next"))
+        if call.request.method == "GET":
+            return call.page("login.html", after=after, error="", name="")
+        form = await self._form(call)
+        name, secret = form.get("access_key", "").strip(), form.get("secret_key", "")
+        source = source_of(call.request)
+        host = source.rpartition(":")[0]
+        wait_s = self._console.attempts.wait_s(host)
+        error = ""
+        if wait_s:
+            error = f"too many logins failed: try again in {wait_s} s"
+        elif not name or not secret:
+            error = "give both the access key and the secret key"
+        else:
+            error = await self._enter(call, name, secret)
+            if error:
+                self._console.attempts.failed(host)
+                self._console.refused_login(name, source, error)
+        if error:
+            return call.page("login.html", status=429 if wait_s else 401, after=after, error=error, name=name)
+        response = RedirectResponse(after, 303)
+        self._give_cookie(response, call.cookie)
+        return response
+
+    async def _enter(self, call: Call, name: str, secret: str) -> str:
+        """Begin a session, with a new cookie; returns why the cluster does not take the keys, "" if it does."""
+        view = self._console.view_of(name, secret)
+        try:
+            await view.ask(lambda admin: admin.check_keys())
+        except RocketSparkError as e:
+            await view.close()
+            return str(e)
+        call.cookie = await self._console.begin_session(name, view)
+        return ""
+
+    async def logout(self, call: Call) -> Response:
+        """End a session."""
+        await self._form(call)
+        session = self._console.sessions.end(call.cookie)
+        if session is not None:
+            await session.view.close()
+        response = RedirectResponse("/login", 303)
+        self._give_cookie(response, new_cookie())
+        return response
+
+    # -- figures -------------------------------------------------------------------------------------------------
+
+    async def _may_see_figures(self, call: Call) -> None:
+        found = await figures(call.view)
+        refused = [each.error for each in found if each.error]
+        if found and len(refused) == len(found):
+            raise UsageError(refused[0])
+
+    async def samples(self, call: Call) -> Response:
+        """Answer with all samples that are kept, as JSON."""
+        await self._may_see_figures(call)
+        kept = [[at, values] for at, values in self._console.sampler.samples]
+        return Response(msgspec.json.encode(kept), media_type="application/json")
+
+    async def events(self, call: Call) -> Response:
+        """Answer with each sample once it is taken, as an event of the server."""
+        await self._may_see_figures(call)
+        if self._streams >= STREAMS_MAX:
+            raise UsageError(f"{STREAMS_MAX} pages are kept up to date already: close one")
+        return StreamingResponse(self._stream(), media_type="text/event-stream")
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        self._streams += 1
+        closing = asyncio.ensure_future(self._console.closing.wait())
+        try:
+            yield b"retry: 3000\n\n"
+            while True:
+                came = asyncio.ensure_future(self._console.sampler.next())
+                await asyncio.wait({came, closing}, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+                if closing.done():
+                    came.cancel()
+                    return
+                if came.done():
+                    yield b"event: sample\ndata: %b\n\n" % msgspec.json.encode(came.result())
+                else:
+                    came.cancel()
+                    yield b": still here\n\n"
+        finally:
+            closing.cancel()
+            self._streams -= 1
+
+
+class _Forbidden(Exception):
+    """A change that did not come from a page of this session."""
+
+
+def _kept(form: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in form.items() if name != "confirmed"}
+
+
+def _to_login(call: Call) -> Response:
+    url = call.request.url
+    after = url.path + (f"?{url.query}" if url.query else "")
+    if call.request.method != "GET" or url.path in ("/events", "/samples"):
+        return HTMLResponse("log in first\n", 401)
+    target = str(link("/login", next=after)).replace("&amp;", "&")
+    if call.wants_part():
+        return Response(status_code=401, headers={"HX-Redirect": target})
+    return RedirectResponse(target, 303)
+
+
+def _own_path(text: str) -> str:
+    """Return a path of this console, "/" for what is none."""
+    is_own = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
+    return text if is_own else "/"
+
+
+def _error(call: Call, text: str, status: int) -> Response:
+    if call.wants_part():
+        return call.part("error_part.html", status=status, text=text)
+    return call.page("error.html", status=status, text=text, code=status)
+
+
+def _status(error: RocketSparkError) -> int:
+    if isinstance(error, RouteNotFound):
+        return 404
+    if isinstance(error, ServerError):
+        return 403 if error.code == NO_PERMISSION else 502
+    if isinstance(error, TransportError):
+        return 502
+    return 400 if isinstance(error, UsageError) else 503
+
+
+def source_of(request: Request) -> str:
+    """Return "host:port" of the browser."""
+    client: Any = request.client
+    return f"{client.host}:{client.port}" if client else "unknown:0"

@@ -1,0 +1,148 @@
+"""One request of a browser, as pages see it: what it asks, who sends it, and how it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from rocketspark.admin.operations import AsyncAdmin
+from rocketspark.console.cluster.view import LIFE_S, ClusterView
+from rocketspark.console.drawing import draw
+from rocketspark.console.guard import BODY_BYTES_MAX
+from rocketspark.console.navigation import NAVIGATION
+from rocketspark.console.sessions import Session
+from rocketspark.console.state import Console
+from rocketspark.errors import RocketSparkError, UsageError
+
+T = TypeVar("T")
+Form = Mapping[str, str]
+FIELDS_MAX = 2000
+NO_PERMISSION = 16
+
+
+class Confirmation(NamedTuple):
+    """What a change is going to do, in words, before it is done.
+
+    `title`: of the page; `sentences`: what happens, with the names it happens to; `button`: the verb; `back`: the
+    address to go back to; `grave`: nothing brings back what it takes away.
+    """
+
+    title: str
+    sentences: tuple[str, ...]
+    button: str
+    back: str
+    grave: bool = False
+
+
+class Done(NamedTuple):
+    """What a change did, in a sentence; `to`: the address of the page that shows it."""
+
+    sentence: str
+    to: str
+
+
+class Failed(NamedTuple):
+    """Why a piece of a page could not be had: a line for people."""
+
+    text: str
+
+
+class NotAllowed(Exception):
+    """The cluster wants to know who asks: somebody has to log in."""
+
+
+class Call:
+    """One request. `session`: of who logged in, else None; `view`: the cluster as his keys show it."""
+
+    def __init__(self, console: Console, request: Request, cookie: str, session: Session | None) -> None:
+        self.console, self.request = console, request
+        self.cookie, self.session = cookie, session
+        self.view: ClusterView = session.view if session else console.own
+
+    @property
+    def token(self) -> str:
+        """The token that a form of this page brings back."""
+        return self.console.sessions.token(self.cookie)
+
+    @property
+    def who(self) -> str:
+        """The name of who logged in, "" for nobody."""
+        return self.session.name if self.session else ""
+
+    @property
+    def read_only(self) -> bool:
+        """Tell whether the console changes nothing."""
+        return self.console.settings.read_only
+
+    def query(self, name: str, default: str = "") -> str:
+        """Return an argument of the address."""
+        return str(self.request.query_params.get(name, default))
+
+    def number(self, name: str, default: int, *, low: int = 0, high: int = 1_000_000) -> int:
+        """Return an argument that is a whole number, `default` where it is none, within bounds."""
+        text = self.query(name)
+        return max(low, min(high, int(text))) if text.isascii() and text.isdigit() and len(text) < 16 else default
+
+    def wants_part(self) -> bool:
+        """Tell whether htmx asks for a piece of a page."""
+        headers = self.request.headers
+        return headers.get("hx-request") == "true" and headers.get("hx-request-type") != "full"
+
+    async def ask(self, act: Callable[[AsyncAdmin], Awaitable[T]]) -> T:
+        """Return what an operation returns."""
+        return await self.view.ask(act)
+
+    async def read(self, key: Any, act: Callable[[AsyncAdmin], Awaitable[T]], life_s: float = LIFE_S) -> T:
+        """Return what an operation returns, or what it returned a moment ago."""
+        return await self.view.read(key, act, life_s)
+
+    async def attempt(self, asked: Awaitable[T]) -> T | Failed:
+        """Return what is awaited, or why it could not be had, for a piece of a page that may fail alone."""
+        try:
+            return await asked
+        except RocketSparkError as e:
+            self.must_log_in(e)
+            return Failed(str(e))
+
+    def must_log_in(self, error: RocketSparkError) -> None:
+        """Raise NotAllowed if the error says that the cluster serves nobody without keys, and nobody logged in."""
+        if self.session is None and getattr(error, "code", None) == NO_PERMISSION:
+            raise NotAllowed from error
+
+    async def form(self) -> dict[str, str]:
+        """Return the fields of a posted form. Raises UsageError."""
+        body = bytearray()
+        async for piece in self.request.stream():
+            body += piece
+            if len(body) > BODY_BYTES_MAX:
+                raise UsageError(f"a form of more than {BODY_BYTES_MAX} bytes")
+        try:
+            return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict"))
+        except ValueError:
+            raise UsageError("a form that is no UTF-8, or has too many fields") from None
+
+    def page(self, template: str, *, status: int = 200, **values: Any) -> Response:
+        """Return a whole page."""
+        note = self.console.sessions.take_note(self.cookie) if status == 200 else ""
+        return HTMLResponse(self._drawn(template, note=note, **values), status)
+
+    def part(self, template: str, *, status: int = 200, **values: Any) -> Response:
+        """Return a piece of a page."""
+        return HTMLResponse(self._drawn(template, note="", **values), status)
+
+    def _drawn(self, template: str, **values: Any) -> str:
+        return draw(template, call=self, path=self.request.url.path, navigation=NAVIGATION, **values)
+
+
+async def together(*asked: Awaitable[Any]) -> list[Any]:
+    """Return what is awaited, all at once; the first error once all have ended."""
+    came = await asyncio.gather(*asked, return_exceptions=True)
+    for one in came:
+        if isinstance(one, BaseException):
+            raise one
+    return list(came)

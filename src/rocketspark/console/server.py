@@ -1,0 +1,94 @@
+"""The console's HTTP server, in the running loop: uvicorn on a port of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from rocketspark.console.app import make_app
+from rocketspark.console.settings import ConsoleSettings
+from rocketspark.errors import ConfigError
+
+CONNECTIONS_MAX = 500
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to the process that it is a part of."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class ConsoleServer:
+    """A console on its port. `address`: "host:port" once it is started; `url`: what a browser opens."""
+
+    def __init__(self, settings: ConsoleSettings) -> None:
+        self._settings = settings
+        self._app = make_app(settings)
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.address = ""
+
+    @property
+    def url(self) -> str:
+        """The address for a browser."""
+        return f"{'https' if self._settings.tls_cert else 'http'}://{self.address}/"
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigError if the port cannot be had, or a certificate cannot be read."""
+        listening = _listen(self._settings.host, self._settings.port)
+        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        self.address = f"{host}:{listening.getsockname()[1]}"
+        config = uvicorn.Config(
+            self._app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            ws="none",
+            ssl_certfile=self._settings.tls_cert or None,
+            ssl_keyfile=self._settings.tls_key or None,
+            ssl_keyfile_password=self._settings.tls_key_password or None,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_graceful_shutdown=3,
+            # Addresses in headers are whoever's who sends them.
+            proxy_headers=False,
+        )
+        try:
+            config.load()
+        except OSError as e:
+            listening.close()
+            raise ConfigError(f"the console's certificate or key cannot be used: {e}") from None
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
+        while not self._server.started:
+            if self._task.done():
+                listening.close()
+                raise self._task.exception() or ConfigError("the console did not start; its log says why")
+            await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        """Stop serving."""
+        if self._server is not None and self._task is not None:
+            self._app.state.console.closing.set()
+            self._server.should_exit = True
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as e:
+        listening.close()
+        why = "is in use" if e.errno == errno.EADDRINUSE else f"cannot be had ({e.strerror})"
+        raise ConfigError(f"port {port} on {host} {why}: choose another (0 takes a free one)") from None
+    return listening

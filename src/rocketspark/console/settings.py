@@ -1,0 +1,82 @@
+"""What a console is told: the cluster, its address, what it may do, whom it lets in."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+from typing import Any
+
+import msgspec
+
+from rocketspark.console import assets
+from rocketspark.errors import ConfigError
+
+EXTRA = "the console takes the extra console: pip install 'rocketspark[console]'"
+REQUESTS_PER_SECOND = 20
+_NEEDED = ("starlette", "uvicorn", "jinja2")
+
+
+class ConsoleSettings(msgspec.Struct, kw_only=True):
+    """The settings of a console.
+
+    `namesrv`: "host:port;host:port" of the NameServers; `options`: keys and TLS of the console's own requests, as
+    clients take them. With keys everybody has to log in, also with `login`; without, a user has to once the cluster
+    refuses what is not signed.
+    `host`, `port`: where it listens; 0 takes a free port. `public_names`: names besides IP addresses, "localhost" and
+    `host` by which browsers may ask for it. `tls_cert`, `tls_key`, `tls_key_password`: PEM files, and the key's
+    password; with them it speaks HTTPS alone.
+    `read_only`: nothing can be changed. `requests_per_second`: how many requests a broker gets at most.
+    `sample_interval_s`, `samples_max`: how often the figures of plots are taken, and how many are kept.
+    `audit_path`: a file that gets one line of JSON for each change and each refused login; "": none.
+    """
+
+    namesrv: str = "127.0.0.1:9876"
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    host: str = "127.0.0.1"
+    port: int = 8080
+    public_names: tuple[str, ...] = ()
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_key_password: str = ""
+    login: bool = False
+    read_only: bool = False
+    requests_per_second: int = REQUESTS_PER_SECOND
+    sample_interval_s: float = 5.0
+    samples_max: int = 720
+    audit_path: str = ""
+
+    @property
+    def needs_login(self) -> bool:
+        """Tell whether nobody gets in without keys of his own."""
+        return self.login or bool(self.options.get("access_key"))
+
+    @property
+    def tls_options(self) -> dict[str, Any]:
+        """Return the options of TLS towards the cluster, which hold for every user."""
+        return {name: value for name, value in self.options.items() if name.startswith(("use_tls", "tls_"))}
+
+    def check(self) -> None:
+        """Raise ConfigError for what no console can run with."""
+        if any(importlib.util.find_spec(name) is None for name in _NEEDED):
+            raise ConfigError(EXTRA)
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("the console's certificate and its key are given together")
+        if self.requests_per_second < 1:
+            raise ConfigError("a console needs at least one request a second to a broker")
+        if not is_loopback(self.host) and not (self.tls_cert and self.needs_login):
+            raise ConfigError(
+                f"a console on {self.host} can be reached from outside: that needs TLS (--port-tls-cert and"
+                " --port-tls-key) and a login (--login, or an access key); or listen on 127.0.0.1"
+            )
+        if not assets.are_there():
+            raise ConfigError(assets.HOW)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

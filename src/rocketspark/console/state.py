@@ -1,0 +1,83 @@
+"""What a console keeps while it runs: connections, sessions, samples, audit. Rule: nobody misses it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from rocketspark.access.audit import Audit, Check, Decision
+from rocketspark.console.cluster.pace import Pace
+from rocketspark.console.cluster.sampler import Sampler
+from rocketspark.console.cluster.view import ClusterView
+from rocketspark.console.sessions import Attempts, Session, Sessions
+from rocketspark.console.settings import ConsoleSettings
+
+log = logging.getLogger("rocketspark.console")
+
+
+class Console:
+    """A running console. `own`: the cluster as the console's own keys show it, if it has any."""
+
+    def __init__(self, settings: ConsoleSettings) -> None:
+        self.settings = settings
+        self.pace = Pace(settings.requests_per_second)
+        self.own = ClusterView(settings.namesrv, self.pace, settings.options)
+        self.sessions, self.attempts = Sessions(), Attempts()
+        self.sampler = Sampler(self.own, settings.sample_interval_s, settings.samples_max)
+        # Set at the end: answers that go on for long end with it.
+        self.closing = asyncio.Event()
+        self._audit: Audit | None = None
+        if settings.audit_path:
+            path = Path(settings.audit_path)
+            self._audit = Audit({"server": "console"}, path, changes=(), what=lambda code, header, body: {})
+
+    def start(self) -> None:
+        """Begin to take samples. Raises StoreUnwritable if the audit cannot be written."""
+        if self._audit is not None:
+            self._audit.check()
+        self.sampler.start()
+
+    async def close(self) -> None:
+        """End what runs, and close the connections."""
+        self.closing.set()
+        await self.sampler.close()
+        for session in self.sessions.end_all():
+            await session.view.close()
+        await self.own.close()
+        if self._audit is not None:
+            self._audit.close()
+
+    def view_of(self, access_key: str, secret_key: str) -> ClusterView:
+        """Return the cluster as somebody's keys show it."""
+        options = {**self.settings.tls_options, "access_key": access_key, "secret_key": secret_key}
+        return ClusterView(self.settings.namesrv, self.pace, options)
+
+    async def begin_session(self, name: str, view: ClusterView) -> str:
+        """Keep a session; returns its cookie."""
+        cookie, over = self.sessions.begin(Session(name, view))
+        for session in over:
+            await session.view.close()
+        return cookie
+
+    def refused_login(self, name: str, source: str, why: str) -> None:
+        """Put a login that failed on record."""
+        if self._audit is not None:
+            self._audit.decided(
+                Decision(Check.AUTHENTICATION, f"User:{name}", source, 0, "", (), False, "login", why, "login")
+            )
+
+    def changed(self, name: str, source: str, path: str, words: str, failed: str = "") -> None:
+        """Put a change on record. `words`: what it was, without a secret; `failed`: why it failed, "" if it is done."""
+        if self._audit is not None:
+            subject = f"User:{name}" if name else ""
+            rule = "console" if name else "no login"
+            who = Decision(Check.AUTHORIZATION, subject, source, 0, "", (), True, rule, call=f"POST {path}")
+            self._audit.record(who, {"words": words}, failed)
+        else:
+            log.info("%s, by %s from %s: %s", words, name or "nobody known", source, failed or "done")
+
+    def tick(self) -> None:
+        """Do what is due every second."""
+        if self._audit is not None:
+            self._audit.tick()

@@ -1,0 +1,78 @@
+// What moves on a page: figures and plots from the console's samples. Without it every page still works.
+"use strict";
+(() => {
+  const KEPT = 720;
+  const plots = [];
+
+  function color(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  }
+
+  function shown(value) {
+    return value >= 100 ? Math.round(value).toLocaleString("en").replaceAll(",", "\u202f") : value.toFixed(1);
+  }
+
+  function draw(box, samples) {
+    const keys = box.dataset.plot.split(",");
+    const names = (box.dataset.names || box.dataset.plot).split(",");
+    const axis = { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false } };
+    const columns = [samples.map((s) => s[0]), ...keys.map((key) => samples.map((s) => s[1][key] ?? null))];
+    const plot = new uPlot({
+      width: Math.max(240, box.clientWidth),
+      height: 190,
+      cursor: { y: false },
+      scales: { y: { range: (u, low, high) => [0, Math.max(1, high * 1.1)] } },
+      axes: [axis, { ...axis, size: 56 }],
+      series: [
+        { value: (u, at) => (at === null ? "–" : new Date(at * 1000).toLocaleTimeString()) },
+        ...keys.map((key, i) => ({
+          label: names[i] || key,
+          stroke: color(`--plot-${(i % 4) + 1}`),
+          width: 2,
+          spanGaps: false,
+          value: (u, value) => (value === null ? "–" : shown(value)),
+        })),
+      ],
+    }, columns, box);
+    box.setAttribute("role", "img");
+    box.setAttribute("aria-label", `Plot of ${names.join(", ")}`);
+    plots.push({ box, keys, plot, columns });
+  }
+
+  function take([at, values]) {
+    for (const each of document.querySelectorAll("[data-live]")) {
+      const value = values[each.dataset.live];
+      if (value !== undefined) each.textContent = ["disk", "lag"].includes(each.dataset.live) ? Math.round(value).toLocaleString("en").replaceAll(",", "\u202f") : shown(value);
+    }
+    for (const { keys, plot, columns } of plots) {
+      columns[0].push(at);
+      keys.forEach((key, i) => columns[i + 1].push(values[key] ?? null));
+      if (columns[0].length > KEPT) columns.forEach((column) => column.shift());
+      plot.setData(columns);
+    }
+  }
+
+  async function begin() {
+    const boxes = [...document.querySelectorAll("[data-plot]")].filter((box) => box.dataset.plot);
+    if (!boxes.length && !document.querySelector("[data-live]")) return;
+    const answer = await fetch("/samples");
+    if (!answer.ok) return;
+    const samples = await answer.json();
+    for (const box of boxes) draw(box, samples);
+    let newest = samples.length ? samples[samples.length - 1][0] : 0;
+    const source = new EventSource("/events");
+    source.addEventListener("sample", (event) => {
+      const sample = JSON.parse(event.data);
+      if (sample[0] > newest) {
+        newest = sample[0];
+        take(sample);
+      }
+    });
+    addEventListener("pagehide", () => source.close());
+    addEventListener("resize", () => {
+      for (const { box, plot } of plots) plot.setSize({ width: Math.max(240, box.clientWidth), height: 190 });
+    });
+  }
+
+  begin().catch(() => {});
+})();

@@ -1,0 +1,336 @@
+"""What stands before and below every page of the console."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from tests.console.support import ORIGIN, opened, posted, token_of
+
+from rocketspark.admin import Admin
+from rocketspark.console import ConsoleServer, ConsoleSettings, make_app
+from rocketspark.console.cluster.pace import Pace, TooBusy
+from rocketspark.console.guard import HEADERS, host_name
+from rocketspark.console.sessions import ATTEMPTS_OF_HOST_MAX
+from rocketspark.errors import ConfigError
+from rocketspark.testing import Cluster, run_cluster
+
+pytestmark = pytest.mark.shows("the console: what stands before its pages: headers, hosts, tokens, login, pace")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with run_cluster(2) as running, Admin(running.namesrv) as admin:
+        admin.create_topic("orders", queue_count=2)
+        yield running
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[TestClient]:
+    with opened(cluster.namesrv) as found:
+        yield found
+
+
+@pytest.mark.parametrize("path", ["/", "/topics", "/login", "/nowhere", "/static/console.css"])
+def test_every_answer_has_the_headers_of_safety(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+    assert "'unsafe" not in answer.headers["Content-Security-Policy"]
+    assert ("Cache-Control" in answer.headers) == (not path.startswith("/static/"))
+
+
+def test_the_cookie_is_for_this_site_alone(client: TestClient) -> None:
+    cookie = client.get("/").headers["set-cookie"]
+    assert re.fullmatch(r"rocketspark_console=[\w-]{43}; HttpOnly; Path=/; SameSite=strict", cookie)
+    assert "set-cookie" not in client.get("/").headers
+
+
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [
+        ("127.0.0.1:8080", 200),
+        ("[::1]:8080", 200),
+        ("localhost:80", 200),
+        ("10.1.2.3", 200),
+        ("console.example", 200),
+        ("evil.example:8080", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("", 421),
+    ],
+)
+def test_a_name_that_only_leads_here_is_refused(cluster: Cluster, host: str, code: int) -> None:
+    with opened(cluster.namesrv, public_names=("console.example",)) as client:
+        assert client.get("/", headers={"Host": host}).status_code == code
+
+
+def test_host_names() -> None:
+    hosts = ("a:1", "[::1]:80", "::1", "A.B", "")
+    assert [host_name(host) for host in hosts] == ["a", "::1", "::1", "a.b", ""]
+
+
+def test_the_overview_tells_of_every_broker(client: TestClient, cluster: Cluster) -> None:
+    page = client.get("/").text
+    for name, address in zip(("broker-a", "broker-b"), cluster.brokers, strict=True):
+        assert name in page
+        assert address in page
+    assert "2 of 2" in page
+    assert page.count("V5_5_0") == 2
+
+
+@pytest.mark.parametrize("headers", [{}, {"Origin": "http://evil.example"}, {"Origin": "null"}])
+def test_a_change_from_elsewhere_is_refused(client: TestClient, headers: dict[str, str]) -> None:
+    answer = client.post("/logout", data={"token": token_of(client)}, headers=headers)
+    assert answer.status_code == 403
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "none"])
+def test_a_change_that_the_browser_says_is_from_elsewhere_is_refused(client: TestClient, site: str) -> None:
+    headers = {"Origin": ORIGIN, "Sec-Fetch-Site": site}
+    assert client.post("/logout", data={"token": token_of(client)}, headers=headers).status_code == 403
+
+
+def test_a_token_holds_in_its_session_alone(client: TestClient, cluster: Cluster) -> None:
+    other = token_of(client)
+    client.cookies.clear()
+    client.get("/")
+    for token in (other, "", "0" * 64, "\u00e9"):
+        answer = client.post("/logout", data={"token": token}, headers={"Origin": ORIGIN})
+        assert answer.status_code == 403
+        assert "from another session" in answer.text
+
+
+def test_a_form_that_is_too_large_is_refused(client: TestClient) -> None:
+    answer = client.post("/logout", content=b"a" * (9 << 20), headers={"Origin": ORIGIN})
+    assert answer.status_code == 413
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(9):
+            yield b"a" * (1 << 20)
+
+    answer = client.post("/logout", content=pieces(), headers={"Origin": ORIGIN})
+    assert answer.status_code == 400
+
+
+def test_a_page_that_is_not_there_says_so(client: TestClient) -> None:
+    answer = client.get("/nowhere")
+    assert answer.status_code == 404
+    assert "there is no such page" in answer.text
+
+
+def test_a_cluster_that_is_down_is_one_line() -> None:
+    with opened("127.0.0.1:1") as client:
+        answer = client.get("/")
+    assert answer.status_code == 502
+    assert "127.0.0.1:1" in answer.text
+    assert "Traceback" not in answer.text
+
+
+def test_samples_come_and_are_told_as_events(cluster: Cluster) -> None:
+    settings = ConsoleSettings(namesrv=cluster.namesrv, port=0, sample_interval_s=0.05, samples_max=3)
+
+    async def events(address: str) -> list[Any]:
+        host, port = address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET /events HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+        found: list[Any] = []
+        while len(found) < 2:
+            line = await reader.readline()
+            if line.startswith(b"data: "):
+                found.append(json.loads(line[6:]))
+        writer.close()
+        return found
+
+    async def run() -> list[Any]:
+        server = ConsoleServer(settings)
+        await server.start()
+        try:
+            async with asyncio.timeout(20):
+                return await events(server.address)
+        finally:
+            await server.close()
+
+    first, second = asyncio.run(run())
+    assert first[0] < second[0]
+    assert {"put_rate", "get_rate", "disk", "lag", "put_rate:broker-a", "put_rate:broker-b"} <= set(second[1])
+
+
+def test_a_console_ends_while_pages_are_kept_up_to_date(cluster: Cluster) -> None:
+    async def run() -> float:
+        server = ConsoleServer(ConsoleSettings(namesrv=cluster.namesrv, port=0, sample_interval_s=60))
+        await server.start()
+        host, port = server.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET /events HTTP/1.1\r\nHost: {server.address}\r\n\r\n".encode())
+        while b"retry" not in await reader.readline():
+            pass
+        began = time.monotonic()
+        await server.close()
+        writer.close()
+        return time.monotonic() - began
+
+    assert asyncio.run(run()) < 2.5
+
+
+# -- pace --------------------------------------------------------------------------------------------------------------
+
+
+def test_no_broker_is_asked_more_often_than_that(cluster: Cluster) -> None:
+    async def run() -> list[float]:
+        pace, left = Pace(10), []
+
+        async def one(address: str) -> None:
+            await pace.turn(address)
+            if address == "a:1":
+                left.append(time.monotonic())
+
+        await asyncio.gather(*(one(address) for address in ("a:1", "b:1") for _ in range(25)))
+        return sorted(left)
+
+    left = asyncio.run(run())
+    assert all(later - earlier > 1.0 for earlier, later in zip(left, left[10:], strict=False))
+    assert 2.0 < left[-1] - left[0] < 4.0
+
+
+def test_who_would_wait_too_long_is_told() -> None:
+    async def run() -> int:
+        pace = Pace(1)
+        asked = [asyncio.ensure_future(pace.turn("a:1")) for _ in range(20)]
+        await asyncio.sleep(0)
+        refused = [one for one in asked if one.done() and isinstance(one.exception(), TooBusy)]
+        for one in asked:
+            one.cancel()
+        return len(refused)
+
+    assert asyncio.run(run()) == 12
+
+
+def test_a_hundred_looks_are_few_requests(cluster: Cluster) -> None:
+    with opened(cluster.namesrv, sample_interval_s=60) as client:
+        client.get("/")
+        client.get("/topics")
+        console = client.app.state.console  # type: ignore[attr-defined]
+        before = console.pace.sent
+        for _ in range(50):
+            assert client.get("/").status_code == client.get("/topics").status_code == 200
+        assert console.pace.sent - before <= 12
+
+
+# -- login -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Cluster]:
+    with run_cluster(secure=True) as running, Admin(running.namesrv, **running.client_options) as admin:
+        admin.create_user("reader", "reader-secret")
+        admin.create_user("nobody", "nobody-secret")
+        admin.create_acl("User:reader", ["Cluster:*", "Topic:*", "Group:*"], ["Get", "List"], decision="Allow")
+        yield running
+
+
+def tls_of(cluster: Cluster) -> dict[str, Any]:
+    return {name: value for name, value in cluster.client_options.items() if "key" not in name}
+
+
+def log_in(client: TestClient, name: str, secret: str) -> Any:
+    client.get("/login")
+    console = client.app.state.console  # type: ignore[attr-defined]
+    token = console.sessions.token(client.cookies["rocketspark_console"])
+    fields = {"token": token, "access_key": name, "secret_key": secret}
+    return client.post("/login?next=/topics", data=fields, headers={"Origin": ORIGIN})
+
+
+def test_where_the_cluster_asks_for_keys_a_user_logs_in(locked: Cluster) -> None:
+    with opened(locked.namesrv, options=tls_of(locked)) as client:
+        asked = client.get("/topics?kind=user")
+        assert (asked.status_code, asked.headers["location"]) == (303, "/login?next=%2Ftopics%3Fkind%3Duser")
+        assert client.get("/samples").status_code == 401
+        before = client.cookies["rocketspark_console"]
+        came = log_in(client, "reader", "reader-secret")
+        assert (came.status_code, came.headers["location"]) == (303, "/topics")
+        # A cookie that somebody planted before is worth nothing.
+        assert client.cookies["rocketspark_console"] != before
+        page = client.get("/topics")
+        assert (page.status_code, "reader" in page.text, "reader-secret" in page.text) == (200, True, False)
+        assert posted(client, "/logout").headers["location"] == "/login"
+        assert client.get("/topics").status_code == 303
+
+
+def test_the_users_rules_decide(locked: Cluster) -> None:
+    with opened(locked.namesrv, options=tls_of(locked)) as client:
+        assert log_in(client, "nobody", "nobody-secret").status_code == 303
+        answer = client.get("/topics")
+        assert answer.status_code == 403
+        assert "User:nobody has no permission" in answer.text
+
+
+def test_keys_of_the_console_let_nobody_in(locked: Cluster) -> None:
+    with opened(locked.namesrv, options=locked.client_options) as client:
+        for path in ("/", "/topics", "/events", "/samples"):
+            assert client.get(path).status_code in (303, 401)
+
+
+def test_wrong_keys_are_refused_and_put_on_record(locked: Cluster, tmp_path: Path) -> None:
+    with opened(locked.namesrv, options=tls_of(locked), audit_path=str(tmp_path / "audit.log")) as client:
+        for name, secret in (("reader", "wrong"), ("stranger", "reader-secret"), ("", ""), ("reader", "")):
+            answer = log_in(client, name, secret)
+            assert answer.status_code == 401
+            assert 'role="alert"' in answer.text
+        assert client.get("/topics").status_code == 303
+    lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
+    assert [(line["user"], line["event"], line["request"]) for line in lines[:2]] == [
+        ("reader", "refused", "login"),
+        ("stranger", "refused", "login"),
+    ]
+
+
+def test_keys_are_not_tried_in_turn(locked: Cluster) -> None:
+    with opened(locked.namesrv, options=tls_of(locked)) as client:
+        codes = [log_in(client, "reader", f"guess{i}").status_code for i in range(ATTEMPTS_OF_HOST_MAX)]
+        assert codes == [401] * ATTEMPTS_OF_HOST_MAX
+        answer = log_in(client, "reader", "reader-secret")
+        assert answer.status_code == 429
+        assert "try again in" in answer.text
+
+
+@pytest.mark.parametrize("after", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)"])
+def test_login_leads_nowhere_else(locked: Cluster, after: str) -> None:
+    with opened(locked.namesrv, options=tls_of(locked)) as client:
+        client.get("/login")
+        console = client.app.state.console  # type: ignore[attr-defined]
+        token = console.sessions.token(client.cookies["rocketspark_console"])
+        fields = {"token": token, "access_key": "reader", "secret_key": "reader-secret"}
+        came = client.post("/login", params={"next": after}, data=fields, headers={"Origin": ORIGIN})
+        assert (came.status_code, came.headers["location"]) == (303, "/")
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"host": "0.0.0.0"}, "can be reached from outside"),
+        ({"host": "0.0.0.0", "login": True}, "can be reached from outside"),
+        ({"host": "192.0.2.1", "tls_cert": "a", "tls_key": "b"}, "can be reached from outside"),
+        ({"tls_cert": "a"}, "given together"),
+        ({"requests_per_second": 0}, "at least one request"),
+    ],
+)
+def test_a_console_that_is_not_safe_does_not_start(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make_app(ConsoleSettings(**settings))
+
+
+def test_without_the_files_for_browsers_the_command_that_gets_them_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("rocketspark.console.assets.are_there", lambda: False)
+    with pytest.raises(ConfigError, match="make console-assets"):
+        ConsoleSettings().check()
