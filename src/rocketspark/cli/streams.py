@@ -8,13 +8,16 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import BinaryIO, TextIO
 
 from rocketspark.errors import UsageError
 
 ESCAPE = "rocketspark-escape"
+_CHUNK_BYTES = 1 << 16
 
 
 # Whether Ctrl-C came with a write on stdout that was done.
@@ -99,6 +102,13 @@ def write(text: str) -> None:
     raise_interrupt()
 
 
+def write_bytes(data: bytes) -> None:
+    """Write bytes on stdout at once, as they are. Raises as `write`."""
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+    raise_interrupt()
+
+
 def raise_interrupt() -> None:
     """Raise the KeyboardInterrupt that came while something was written on stdout, if there was one."""
     global _interrupted
@@ -107,20 +117,78 @@ def raise_interrupt() -> None:
         raise KeyboardInterrupt
 
 
-def lines(source: BinaryIO, bytes_max: int) -> Iterator[bytes]:
-    """Yield the lines of a stream or a file, without reading more than `bytes_max` bytes of one.
+def lines(source: BinaryIO, bytes_max: int) -> Iterator[bytes | None]:
+    """Yield the lines of a stream or a file without their ends; None for one of more than `bytes_max` bytes, which is
+    read no further until the next line is asked for.
 
-    Raises UsageError if the source is closed or cannot be read, or for a longer line.
+    Raises UsageError if the source is closed or cannot be read.
     """
-    number = 0
-    try:
+    with _readable():
         while line := source.readline(bytes_max + 3):
-            number += 1
-            if len(line) > bytes_max + 2:
-                raise UsageError(f"line {number} is longer than {bytes_max} bytes, the most that a message may have")
-            yield line
+            if len(line) <= bytes_max + 2:
+                yield line.rstrip(b"\r\n")
+                continue
+            yield None
+            while line and not line.endswith(b"\n"):
+                line = source.readline(_CHUNK_BYTES)
+
+
+def parts(source: BinaryIO, delimiter: bytes, bytes_max: int) -> Iterator[bytes | None]:
+    """Yield what stands between delimiters in a stream or a file, unaltered; None as `lines` does. Raises as `lines`.
+
+    A source without read1 is read by whole chunks.
+    """
+    read = getattr(source, "read1", source.read)
+    held, looked_at, too_long = bytearray(), 0, False
+    with _readable():
+        while True:
+            at = held.find(delimiter, looked_at)
+            if at < 0:
+                # The delimiter may have begun.
+                looked_at = max(0, len(held) - len(delimiter) + 1)
+                if looked_at > bytes_max:
+                    if not too_long:
+                        yield None
+                    too_long = True
+                    del held[:looked_at]
+                    looked_at = 0
+                if not (chunk := read(_CHUNK_BYTES)):
+                    break
+                held += chunk
+                continue
+            if not too_long:
+                yield bytes(held[:at]) if at <= bytes_max else None
+            del held[: at + len(delimiter)]
+            looked_at, too_long = 0, False
+    if held and not too_long:
+        yield bytes(held) if len(held) <= bytes_max else None
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
     except OSError as e:
         raise UsageError(f"stdin cannot be read: {e.strerror or e}; pipe lines to it, or give --file") from None
+
+
+_ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
+_ESCAPED = re.compile(r"\\(?:x([0-9a-fA-F]{2})|(.?))", re.DOTALL)
+
+
+def unescaped(text: str) -> bytes:
+    r"""Return the bytes that an option's text names, in which \n, \r, \t, \0, \\ and \xHH are escapes.
+
+    Raises ValueError for another one.
+    """
+    found, at = bytearray(), 0
+    for match in _ESCAPED.finditer(text):
+        found += os.fsencode(text[at : match.start()])
+        if match[1] is None and match[2] not in _ESCAPES:
+            raise ValueError(rf"there is no escape {match[0]}: \n, \r, \t, \0, \\ and \xHH are known")
+        found += bytes.fromhex(match[1]) if match[1] else _ESCAPES[match[2]]
+        at = match.end()
+    return bytes(found + os.fsencode(text[at:]))
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from rocketspark.admin.cluster_client import BrokerState
 from rocketspark.cli import main, streams
 from rocketspark.cli.commands.admin.topic import users_topics
-from rocketspark.cli.commands.consume import _where
+from rocketspark.cli.commands.consume import FIRST, LAST, Where, where
 
 COMMANDS = [
     ["server"],
@@ -70,7 +71,23 @@ def test_what_a_script_reads_can_be_json(command: list[str], capsys: pytest.Capt
         (["topic", "show"], "Missing argument"),
         (["server", "--broker-port", "x"], "--broker-port"),
         (["server", "--namesrv-port", "65536"], "--namesrv-port"),
-        (["consume", "t", "--from", "yesterday"], "'yesterday': first, last or a time"),
+        (["consume", "t", "--from", "yesterday"], "'yesterday': first, last, an offset, -N or a time"),
+        (["consume", "t", "--from", "20260131"], "a date or an offset? Write 2026-01-31, or 020260131 for the offset"),
+        (["consume", "t", "--until", "--exit"], "'--exit': first, last"),
+        (["consume", "t", "--until", "first", "--exit"], "one of --exit and --until"),
+        (["consume", "t", "--group", "g", "--from", "-5"], "with --group it is first, last or a time"),
+        (["consume", "t", "--group", "g", "--until", "5"], "with --group there is --exit alone"),
+        (["consume", "t", "--group", "g", "--queue", "5"], "leave out --group"),
+        (["consume", "t", "-f", "%t %x"], "'%x' is unknown: there are %% %t"),
+        (["consume", "t", "-f", "100%"], "'%' is unknown"),
+        (["consume", "t", "-f", "\\q"], "no escape \\q: \\n, \\r"),
+        (["consume", "t", "-f", "%s", "--json"], "one of --format, --json and delimiters"),
+        (["produce", "t", "file", "--jsonl"], "a file is one message"),
+        (["produce", "t", "--jsonl", "-K", ":"], "names its own keys"),
+        (["produce", "t", "-D", ""], "it is empty"),
+        (["produce", "t", "-D", "\\"], "no escape"),
+        (["produce", "t", "--rate", "0"], "--rate"),
+        (["produce", "t", "--properties", "/dev/null"], "/dev/null: Input data was truncated; a JSON object"),
         (["consume", "t", "--count", "0"], "--count"),
         (["produce", "t", "--property", "novalue"], "'novalue' is no name=value"),
         (["topic", "create", "t", "--queues", "0"], "--queues"),
@@ -128,11 +145,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
 
 
-def test_a_time_to_consume_from_is_taken_as_given() -> None:
-    assert _where("first") == "first"
-    assert _where("last") == "last"
-    assert _where("2026-01-31T12:00:00+00:00") == 1769860800000
-    assert _where("2026-01-31T13:00:00.250+01:00") == 1769860800250
+def test_a_place_to_consume_from_is_taken_as_given() -> None:
+    assert (where("first"), where("beginning")) == (FIRST, FIRST) == (Where(offset=0), where("0"))
+    assert (where("last"), where("end")) == (LAST, LAST)
+    assert (where("17"), where("-5")) == (Where(offset=17), Where(offset=-5))
+    assert where("2026-01-31T12:00:00+00:00") == where("@1769860800000") == Where(time_ms=1769860800000)
+    assert where("2026-01-31T13:00:00.250+01:00") == Where(time_ms=1769860800250)
+    day_ago_ms = (time.time() - 86_400) * 1000
+    assert 0 <= (where("24h").time_ms or 0) - int(day_ago_ms) < 60_000
+    assert where("020260131") == Where(offset=20260131)
 
 
 def test_topics_that_rocketmq_made_for_itself_are_left_out() -> None:

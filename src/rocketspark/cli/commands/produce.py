@@ -1,126 +1,302 @@
-"""`produce`: every line of stdin or of a file becomes a message. Rule: results on stdout, progress on stderr."""
+"""`produce`: lines of stdin or of a file, or whole files, become messages. Rule: results on stdout, progress on stderr;
+whatever ends it, what is under way is answered first and the count is told.
+"""
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import typer
 
 from rocketspark.cli.operate import print_json
 from rocketspark.cli.options import HERE, ClusterAccess, Json
-from rocketspark.cli.streams import lines
-from rocketspark.errors import MessageIllegal, UsageError
-from rocketspark.model.text import shown
+from rocketspark.cli.streams import lines, parts, unescaped
+from rocketspark.errors import MessageIllegal, RocketSparkError, UsageError
+from rocketspark.model.text import shown, whole_number
 
 if TYPE_CHECKING:
+    from rocketspark.cli.message_lines import Lines
     from rocketspark.client.sync import Producer
+    from rocketspark.model import Message, MessageQueue
 
-# Lines sent and not yet answered: enough to keep a broker busy, few enough to stop soon after an error.
+# Messages sent and not yet answered: enough to keep a broker busy, few enough to stop soon after an error.
 IN_FLIGHT_MAX = 1024
-# Lines of one sharding key: each waits until the one before it is answered, and its time runs while it waits.
+# Messages of one sharding key: each waits until the one before it is answered, and its time runs while it waits.
 OF_A_KEY_MAX = 4
+# Bad lines that are told one by one.
+TOLD_MAX = 20
+# A line has a key beside its body, or JSON, which may need six letters for a byte.
+_KEY_BYTES_MAX, _JSON_FACTOR = 1 << 16, 6
+
+
+class Input(NamedTuple):
+    """The options that say what a message is."""
+
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="Read lines from here, not from stdin.")] = None
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="Each line is a JSON object, as `consume --json` prints it.")
+    ] = False
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            "-D", "--delimiter", help=r"What parts messages, instead of the end of a line; \n, \t, \0, \xHH are known."
+        ),
+    ] = None
+    key_delimiter: Annotated[
+        str | None, typer.Option("-K", "--key-delimiter", help="What parts a message's key from its body.")
+    ] = None
+
+
+class Fields(NamedTuple):
+    """The options that every message gets; a line of JSON may name its own."""
+
+    tag: Annotated[str | None, typer.Option(help="Tag of every message.")] = None
+    key: Annotated[list[str] | None, typer.Option("-k", "--key", help="Key of every message; may be repeated.")] = None
+    property: Annotated[
+        list[str] | None,
+        typer.Option("-H", "--property", help="Property of every message, name=value; may be repeated."),
+    ] = None
+    properties: Annotated[
+        Path | None, typer.Option("--properties", help="A file with a JSON object of properties of every message.")
+    ] = None
+    sharding_key: Annotated[
+        str | None, typer.Option(help="Keeps the messages in order: all go to the queue of this key.")
+    ] = None
+
+    def values(self) -> dict[str, Any]:
+        """Return them as Message takes them. Raises BadParameter, ConfigError."""
+        found = {"tag": self.tag, "keys": self.key, "sharding_key": self.sharding_key}
+        found["properties"] = _properties_of(self.properties) | _properties(self.property or [])  # type: ignore[assignment]
+        return {name: value for name, value in found.items() if value}
+
+
+INPUT, FIELDS = Input(), Fields()
 
 
 def produce(
     topic: Annotated[str, typer.Argument(help="The topic to send to.", show_default=False)],
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="Read lines from here, not from stdin.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Tag of every message.")] = None,
-    key: Annotated[list[str] | None, typer.Option(help="Key of every message; may be repeated.")] = None,
-    property: Annotated[
-        list[str] | None, typer.Option("--property", help="Property of every message, name=value; may be repeated.")
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files, each of which is one message; - is all of stdin.", show_default=False),
     ] = None,
-    sharding_key: Annotated[
-        str | None, typer.Option(help="Keeps the messages in order: all go to the queue of this key.")
+    *,
+    given: Input = INPUT,
+    fields: Fields = FIELDS,
+    queue: Annotated[
+        str | None, typer.Option("-p", "--queue", help="Send to this queue: its number, or broker/number.")
     ] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Send at most so many messages a second.")] = None,
+    count: Annotated[int | None, typer.Option("-c", "--count", min=1, help="Stop after so many messages.")] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out what cannot be sent as it is, and say so, instead of ending.")
+    ] = False,
     group: Annotated[str, typer.Option(help="The producer group.")] = "rocketspark_producer",
     at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
-    """Send each line of stdin, or of a file, as one message; empty lines are left out.
+    """Send each line of stdin, or of a file, as one message; empty lines are left out. Or send whole files.
+
+    Ctrl-C and SIGTERM end it after what is under way; the last line says how many messages were sent.
 
     Example: `seq 1000 | rocketspark produce numbers --tag demo`
     """
+    from rocketspark.cli.message_lines import Lines
     from rocketspark.client.sync import Producer
     from rocketspark.client.validators import check_target
 
     check_target(topic)
-    fields: dict[str, Any] = {
-        "tag": tag,
-        "keys": key or [],
-        "properties": _properties(property or []),
-        "sharding_key": sharding_key,
-    }
-    with _opened(file) as source, Producer(at.namesrv, group, **at.client_options()) as producer:
-        sending = LineSender(producer, topic, fields)
+    delimiter, key_delimiter = (
+        _delimiter(name, text)
+        for name, text in (("--delimiter", given.delimiter), ("--key-delimiter", given.key_delimiter))
+    )
+    if files and any((given.file, given.jsonl, delimiter, key_delimiter)):
+        raise typer.BadParameter("a file is one message: -f reads lines, --jsonl and delimiters are for lines")
+    if given.jsonl and key_delimiter is not None:
+        raise typer.BadParameter("a line of JSON names its own keys", param_hint="--key-delimiter")
+    of_lines = Lines(topic, fields.values(), jsonl=given.jsonl, key_delimiter=key_delimiter)
+    with (
+        _opened(files, given, delimiter) as source,
+        Producer(at.namesrv, group, **at.client_options()) as producer,
+        Stop() as stop,
+    ):
+        sending = Sender(producer, None if queue is None else queue_of(queue, producer.queues(topic)))
         try:
-            with _progress(file) as advance:
-                for number, line in enumerate(source, 1):
-                    try:
-                        sending.send(line.rstrip(b"\r\n"))
-                    except MessageIllegal as e:
-                        raise UsageError(f"line {number}: {e}") from None
-                    advance(len(line), sending.sent)
+            with _progress(given.file) as advance:
+                _send(source, of_lines, sending, stop, count=count, rate=rate, skip_bad=skip_bad, advance=advance)
+        except KeyboardInterrupt:
+            if not stop.asked:
+                raise
         finally:
             sending.finish()
             _report(sending, topic, json)
     if sending.error is not None:
         raise sending.error
+    if stop.asked:
+        raise KeyboardInterrupt
 
 
-class LineSender:
-    """Sends lines as messages, with a bound on those not answered yet, and counts them. `error`: the first failure;
-    after it no line is sent.
+def _send(
+    source: Iterator[Part],
+    of_lines: Lines,
+    sending: Sender,
+    stop: Stop,
+    *,
+    count: int | None,
+    rate: float | None,
+    skip_bad: bool,
+    advance: Callable[[int, int], None],
+) -> None:
+    """Send all parts that become messages. Raises UsageError for the first that does not, unless it is skipped."""
+    begun_s, passed = time.monotonic(), 0
+    while (count is None or passed < count) and (part := stop.waiting(lambda: next(source, None))) is not None:
+        if part.data == b"":
+            sending.empty += 1
+            continue
+        try:
+            if part.data is None:
+                raise MessageIllegal(part.too_long)
+            message = of_lines.message(part.data)
+            if rate is not None:
+                pause_s = begun_s + passed / rate - time.monotonic()
+                if pause_s > 0:
+                    stop.waiting(lambda pause_s=pause_s: time.sleep(pause_s))  # type: ignore[misc]
+            if stop.asked:
+                return
+            sending.send(part.place, message)
+        except MessageIllegal as e:
+            if not skip_bad:
+                raise UsageError(f"{part.place}{_said(e)}; mend it, or leave such out by --skip-bad") from None
+            sending.skip(part.place, e)
+            continue
+        passed += 1
+        advance(len(part.data), sending.sent)
+
+
+def _said(error: Exception) -> str:
+    text = str(error)
+    return f" {text}" if text.startswith("is longer") else f": {text}"
+
+
+class Part(NamedTuple):
+    """What is to become a message: `place` names it for people; `data` is None if it is `too_long`."""
+
+    place: str
+    data: bytes | None
+    too_long: str = ""
+
+
+class Stop:
+    """Ctrl-C and SIGTERM while messages are sent: what waits for input ends at once, a send goes on. `asked`: one came.
+    The second ends everything.
     """
 
-    def __init__(self, producer: Producer, topic: str, fields: dict[str, Any]) -> None:
+    def __init__(self) -> None:
+        self.asked = False
+        self._waits = False
+        self._before: Any = None
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.getsignal(signal.SIGINT)
+            if self._before is signal.SIG_IGN:
+                # As scripts have it in the background: SIGTERM calls the handler all the same.
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            signal.signal(signal.SIGINT, self._heard)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        again, self.asked = self.asked, True
+        if again or self._waits:
+            raise KeyboardInterrupt
+
+    def waiting(self, act: Callable[[], Any]) -> Any:
+        """Return what `act` returns. Raises KeyboardInterrupt as soon as one is asked for, or was before."""
+        self._waits = True
+        try:
+            if self.asked:
+                raise KeyboardInterrupt
+            return act()
+        finally:
+            self._waits = False
+
+
+class Sender:
+    """Sends messages, with a bound on those not answered yet, and counts them. `error`: the first failure; after it no
+    message is sent.
+    """
+
+    def __init__(self, producer: Producer, queue: MessageQueue | None = None) -> None:
         self._producer = producer
-        self._topic = topic
-        self._fields = fields
-        self._in_flight_max = OF_A_KEY_MAX if fields["sharding_key"] else IN_FLIGHT_MAX
-        self._room = threading.Semaphore(self._in_flight_max)
+        self._queue = queue
+        self._room = threading.Semaphore(IN_FLIGHT_MAX)
         self._started_s = time.monotonic()
         self.sent = 0
         self.failed = 0
         self.empty = 0
+        self.skipped = 0
         self.seconds = 0.0
         self.error: BaseException | None = None
 
-    def send(self, body: bytes) -> None:
-        """Send one line once there is room. Raises the error of an earlier line."""
-        if not body:
-            self.empty += 1
-            return
-        self._room.acquire()
+    def send(self, place: str, message: Message) -> None:
+        """Send one message once there is room. Raises MessageIllegal, and the error of an earlier message."""
+        room = IN_FLIGHT_MAX // OF_A_KEY_MAX if message.sharding_key else 1
+        for _ in range(room):
+            self._room.acquire()
         try:
             if self.error is not None:
                 raise self.error
-            future = self._producer.send_future(self._topic, body, **self._fields)
+            future = self._producer.send_future(message, queue=self._queue)
         except BaseException:
-            self._room.release()
+            self._room.release(room)
             raise
-        future.add_done_callback(self._done)
+        future.add_done_callback(lambda future: self._done(future, place, room))
 
-    def _done(self, future: Future[Any]) -> None:
+    def _done(self, future: Future[Any], place: str, room: int) -> None:
         error = future.exception()
         if error is None:
             self.sent += 1
         else:
             self.failed += 1
-            self.error = self.error or error
-        self._room.release()
+            if self.error is None:
+                self.error = RocketSparkError(f"{place}: {error}") if isinstance(error, RocketSparkError) else error
+        self._room.release(room)
+
+    def skip(self, place: str, error: MessageIllegal) -> None:
+        """Count what is left out, and tell of the first few."""
+        self.skipped += 1
+        if self.skipped <= TOLD_MAX:
+            more = "; further ones are only counted" if self.skipped == TOLD_MAX else ""
+            print(f"skipped {place}{shown(_said(error), characters_max=500)}{more}", file=sys.stderr)
 
     def finish(self) -> None:
-        """Wait until the broker has answered every line."""
-        for _ in range(self._in_flight_max):
+        """Wait until the broker has answered every message."""
+        for _ in range(IN_FLIGHT_MAX):
             self._room.acquire()
         self.seconds = time.monotonic() - self._started_s
+
+
+def queue_of(text: str, queues: list[MessageQueue]) -> MessageQueue:
+    """Return the one of a topic's queues that is named, by its number or as broker/number. Raises BadParameter."""
+    broker, slash, number = text.rpartition("/")
+    found = [q for q in queues if q.queue_id == whole_number(number) and (not slash or q.broker_name == broker)]
+    if len(found) == 1:
+        return found[0]
+    there = ", ".join(f"{shown(q.broker_name)}/{q.queue_id}" for q in found or queues)
+    why = "names several queues, write one of" if found else "is no queue of this topic, there are"
+    raise typer.BadParameter(f"{shown(text, characters_max=60)!r} {why}: {there}", param_hint="--queue")
 
 
 def _properties(texts: list[str]) -> dict[str, str]:
@@ -131,17 +307,65 @@ def _properties(texts: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in (text.partition("=") for text in texts)}
 
 
+def _properties_of(file: Path | None) -> dict[str, str]:
+    import msgspec
+
+    if file is None:
+        return {}
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        text = f"{file}: {e}; a JSON object of names and texts is needed"
+        raise typer.BadParameter(shown(text), param_hint="--properties") from None
+
+
+def _delimiter(name: str, text: str | None) -> bytes | None:
+    try:
+        found = None if text is None else unescaped(text)
+    except ValueError as e:
+        raise typer.BadParameter(str(e), param_hint=name) from None
+    if found == b"":
+        raise typer.BadParameter(r"it is empty; \0 is the byte zero", param_hint=name)
+    return found
+
+
 @contextmanager
-def _opened(file: Path | None) -> Iterator[Iterable[bytes]]:
+def _opened(files: list[Path] | None, given: Input, delimiter: bytes | None) -> Iterator[Iterator[Part]]:
+    if files:
+        yield _of_files(files)
+    elif given.file is not None:
+        with given.file.open("rb") as source:
+            yield _of_stream(source, given, delimiter)
+    else:
+        if sys.stdin.isatty():
+            print("reading lines from the terminal; Ctrl-D ends", file=sys.stderr)
+        yield _of_stream(sys.stdin.buffer, given, delimiter)
+
+
+def _of_stream(source: BinaryIO, given: Input, delimiter: bytes | None) -> Iterator[Part]:
     from rocketspark.client.validators import BODY_BYTES_MAX
 
-    if file is not None:
-        with file.open("rb") as source:
-            yield lines(source, BODY_BYTES_MAX)
-        return
-    if sys.stdin.isatty():
-        print("reading lines from the terminal; Ctrl-D ends", file=sys.stderr)
-    yield lines(sys.stdin.buffer, BODY_BYTES_MAX)
+    bytes_max = BODY_BYTES_MAX * (_JSON_FACTOR if given.jsonl else 1)
+    if given.jsonl or given.key_delimiter is not None:
+        bytes_max += _KEY_BYTES_MAX
+    noun = "line" if delimiter is None else "message"
+    what = "that a message may have" if bytes_max == BODY_BYTES_MAX else "that is read of one"
+    too_long = f"is longer than {bytes_max} bytes, the most {what}"
+    found = lines(source, bytes_max) if delimiter is None else parts(source, delimiter, bytes_max)
+    for number, data in enumerate(found, 1):
+        yield Part(f"{noun} {number}", data, too_long)
+
+
+def _of_files(files: list[Path]) -> Iterator[Part]:
+    from rocketspark.client.validators import BODY_BYTES_MAX
+
+    for file in files:
+        if str(file) == "-":
+            data = sys.stdin.buffer.read(BODY_BYTES_MAX + 1)
+        else:
+            with file.open("rb") as source:
+                data = source.read(BODY_BYTES_MAX + 1)
+        yield Part(str(file), data)
 
 
 @contextmanager
@@ -159,7 +383,7 @@ def _progress(file: Path | None) -> Iterator[Callable[[int, int], None]]:
         yield lambda line_bytes, sent: progress.update(task, advance=line_bytes, sent=sent)
 
 
-def _report(sending: LineSender, topic: str, as_json: bool) -> None:
+def _report(sending: Sender, topic: str, as_json: bool) -> None:
     rate = sending.sent / sending.seconds if sending.seconds else 0.0
     if as_json:
         result = {
@@ -167,12 +391,14 @@ def _report(sending: LineSender, topic: str, as_json: bool) -> None:
             "sent": sending.sent,
             "failed": sending.failed,
             "empty": sending.empty,
+            "skipped": sending.skipped,
             "seconds": round(sending.seconds, 3),
             "messages_per_second": round(rate),
         }
         print_json(result)
         return
     left_out = f", {sending.empty:,} empty lines left out" if sending.empty else ""
+    skipped = f", {sending.skipped:,} bad ones skipped" if sending.skipped else ""
     failed = f", {sending.failed:,} failed" if sending.failed else ""
     took = f"{sending.seconds:.2f} s ({rate:,.0f}/s)"
-    print(f"sent {sending.sent:,} messages to {shown(topic)} in {took}{failed}{left_out}", file=sys.stderr)
+    print(f"sent {sending.sent:,} messages to {shown(topic)} in {took}{failed}{skipped}{left_out}", file=sys.stderr)

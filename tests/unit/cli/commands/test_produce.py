@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from rocketspark.cli.commands.produce import IN_FLIGHT_MAX, OF_A_KEY_MAX, LineSender
+from rocketspark.cli.commands.produce import IN_FLIGHT_MAX, OF_A_KEY_MAX, Sender
 from rocketspark.client.sync import Producer
+from rocketspark.model import Message
 
 pytestmark = pytest.mark.shows("`produce --sharding-key` over a slow network")
 
@@ -23,7 +24,7 @@ class Unanswered:
     def __init__(self) -> None:
         self.futures: list[Future[Any]] = []
 
-    def send_future(self, topic: str, body: bytes, **fields: Any) -> Future[Any]:
+    def send_future(self, message: Message, **fields: Any) -> Future[Any]:
         self.futures.append(Future())
         return self.futures[-1]
 
@@ -40,11 +41,11 @@ def test_lines_of_a_sharding_key_wait_for_few_others(key: str | None, most: int)
     may take.
     """
     producer, count = Unanswered(), most + 100
-    sending = LineSender(cast(Producer, producer), "t", {"sharding_key": key})
+    sending = Sender(cast(Producer, producer))
 
     def send_all() -> None:
         for number in range(count):
-            sending.send(b"%d" % number)
+            sending.send("line", Message("t", b"%d" % number, sharding_key=key))
 
     thread = threading.Thread(target=send_all)
     thread.start()
