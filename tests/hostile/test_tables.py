@@ -221,13 +221,13 @@ def test_parked_messages_go_to_a_bounded_number_of_queues_of_no_topic(
         async with broker(tmp_path) as server, connected(server.address) as peer:
             await create(peer)
             rules = server._send._rules
-            rules.admit_parked(TOPIC, 0)
+            rules.admit_parked(TOPIC, 0, 0)
             for _ in range(3):
-                rules.admit_parked("deleted", 0)
-                rules.admit_parked(TOPIC, 99_999)
+                rules.admit_parked("deleted", 0, 0)
+                rules.admit_parked(TOPIC, 99_999, 0)
             with pytest.raises(ServerError, match="too many are already"):
-                rules.admit_parked("deleted", 1)
-            rules.admit_parked(TOPIC, 0)
+                rules.admit_parked("deleted", 1, 0)
+            rules.admit_parked(TOPIC, 0, 0)
 
     run(main())
 

@@ -124,3 +124,40 @@ async def a_reader_stops_before_it_hears_that_its_topic_is_another(world: World)
     found = await world.node("client").run(work)
     await cluster.stop()
     return {"read": found}
+
+
+async def a_master_is_gone_before_it_tells_of_a_topic_of_later(world: World) -> dict[str, Any]:
+    """What is due once another master is elected, by level or timer, comes to a topic that this one makes (mixed, 45).
+
+    Neither topic has a message yet: the log alone tells, where the messages wait.
+    """
+    cluster = Cluster(world, replicas=2, timers_enabled=True)
+    await cluster.start()
+    topics = {"by-level": {"delay_level": 4}, "by-timer": {"delay_ms": 30_000}}
+
+    async def send(node: Node) -> None:
+        async with AsyncProducer(cluster.namesrv_address, "senders") as producer:
+            # The slave takes tables every 3 s: not now.
+            await asyncio.sleep(4 - world.now_s % 3)
+            for topic, later in topics.items():
+                await producer.send(Message(topic, topic.encode(), **later))
+
+    async def read(node: Node) -> list[str]:
+        async with AsyncPullConsumer(cluster.namesrv_address, "readers", consume_from="first") as consumer:
+            for topic in topics:
+                consumer.subscribe(topic)
+            found: list[str] = []
+            until_s = world.now_s + 90
+            while len(found) < len(topics) and world.now_s < until_s:
+                found += [message.body.decode() for message in await consumer.poll(1000)]
+            return sorted(found)
+
+    await cluster.wait_in_sync(2)
+    client = world.node("client")
+    await client.run(send)
+    first = await cluster.master()
+    assert first is not None
+    first.power_loss()
+    found = await client.run(read)
+    await cluster.stop()
+    return {"read": found}

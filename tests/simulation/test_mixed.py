@@ -41,3 +41,11 @@ def test_who_stops_before_it_hears_of_a_new_topic_passes_over_nothing_of_it() ->
     name = "a_reader_stops_before_it_hears_that_its_topic_is_another"
     (found,) = outcomes(f"tests.simulation.regressions:{name}", 1)
     assert (found["error"], found["result"]) == ("", {"read": ["new"]})
+
+
+@pytest.mark.shows("mended: a topic made for a delayed message just before its master was gone: nobody could read it")
+def test_a_topic_of_delayed_messages_outlives_the_master_that_made_it() -> None:
+    name = "a_master_is_gone_before_it_tells_of_a_topic_of_later"
+    found = outcomes(f"tests.simulation.regressions:{name}", 1, 4)
+    assert [outcome["error"] for outcome in found] == [""] * 2
+    assert [outcome["result"] for outcome in found] == [{"read": ["by-level", "by-timer"]}] * 2

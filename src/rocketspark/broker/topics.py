@@ -6,6 +6,7 @@ kind of queue stays what it was made with.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import DataVersion, TopicConfig, TopicConfigTable
 from rocketspark.protocol.message import sysflags
 
+log = logging.getLogger("rocketspark.broker")
+
 READ_WRITE = PERM_READ | PERM_WRITE
 DELAY_QUEUE_COUNT = 18
 # The attribute of a topic that says what its queues are. In a topic with batch queues a batch that is sent is one
@@ -36,7 +39,8 @@ class Topics:
     """Every topic of one broker.
 
     `on_change`: called with the changed configs, so that the NameServers hear of them at once; `statics`: the mappings
-    of static topics.
+    of static topics. `elected_at`: where the log ended when this broker was elected, 0 if it was not: topics of
+    messages before may be unknown (see find_missing).
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Topics:
         self._settings = settings
         self._file = file
         self.creation = AutomaticCreation(settings)
+        self.elected_at = 0
         self.on_change = on_change
         self.on_automatic: Callable[[str], None] = lambda topic: None
         self.unsaved = UnsavedChanges("topics.json", lambda: self.table, self.snapshot, lambda text: file.write(text))
@@ -202,8 +207,9 @@ class Topics:
             self.version.state_version = epoch
             self.unsaved.changed()
 
-    def find_missing(self, queues: Mapping[str, Collection[int]]) -> list[str]:
-        """Create the topics that have queues in the log and are not in this table; return their names.
+    def find_missing(self, queues: Mapping[str, Collection[int]]) -> None:
+        """Create those of these topics that are not in this table: they have queues in the log, or messages that came
+        due.
 
         A master that dies soon after it created a topic leaves its slaves the messages alone. Its producers may know of
         more queues than have messages, so the topic gets as many as one that is created by a first send.
@@ -221,7 +227,12 @@ class Topics:
                     for name, count in found.items()
                 ]
             )
-        return sorted(found)
+            log.warning(
+                "the master before made %d topics that are known by their messages alone: check their numbers of"
+                " queues (%s)",
+                len(found),
+                ", ".join(sorted(found)[:10]),
+            )
 
     def take(self, table: dict[str, TopicConfig], version: DataVersion) -> tuple[list[TopicConfig], list[str]]:
         """Replace the table by the master's, with its version; return (topics new or changed, names of topics gone)."""

@@ -38,7 +38,7 @@ def quarantine_in(root: Path) -> Quarantine:
 
 def rules_in(store: Store, *, body_bytes_max: int = 1 << 20, marks: dict[str, str]) -> SendRules:
     """What a broker without topics takes."""
-    topics: Any = SimpleNamespace(table={})
+    topics: Any = SimpleNamespace(table={}, elected_at=0)
     return SendRules(store, topics, MessageSettings(body_bytes_max, marks))
 
 

@@ -83,6 +83,7 @@ class SendRules:
 
     def __init__(self, store: Store, topics: Topics, settings: MessageSettings) -> None:
         self._consume_queues = store.consume_queues
+        self._deleted_topics = store.deleted_topics
         self._topics = topics
         self._topic_table = topics.table
         # Queues that parked messages went to and no topic has.
@@ -175,12 +176,17 @@ class SendRules:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{h.topic}] not exist, apply first please!")
         return queue_id
 
-    def admit_parked(self, topic: str, queue_id: int) -> None:
+    def admit_parked(self, topic: str, queue_id: int, position: int) -> None:
         """Raise ServerError 13 if a parked message is for a queue that no topic has, and too many such queues exist.
+
+        `position`: where the message is parked. A topic that the master before made for it and told nobody of is made.
 
         Each queue has files. Such messages come up because topics are deleted or made smaller while messages wait, and
         because clients can write to the timers' own topic where a message is to go.
         """
+        elected_at = self._topics.elected_at
+        if topic not in self._topic_table and self._deleted_topics().get(topic, 0) <= position < elected_at:
+            self._topics.find_missing({topic: (queue_id,)})
         config = self._topic_table.get(topic)
         if config is not None and queue_id < max(config.write_queue_nums, config.read_queue_nums):
             return

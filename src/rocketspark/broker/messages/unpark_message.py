@@ -29,7 +29,7 @@ def delivery(put_message: PutMessage, stats: Stats) -> Callable[[Record], None]:
                 f" REAL_QID {pairs.get(b'REAL_QID', b'')[:20]!r}",
             )
         topic, queue_id = target
-        put_message.rules.admit_parked(topic, queue_id)
+        put_message.rules.admit_parked(topic, queue_id, parked.position)
         stored = record_crc.without(parked.properties)
         position, _, end = put_message.accept_again(parked, topic, queue_id, stored, pairs)
         count(stats.delivered, topic, end - position)

@@ -388,19 +388,14 @@ class Replication(RoleDriver):
     def _find_topics(self) -> None:
         """Messages that were acknowledged stay readable, though the master died before it told of their topics.
 
-        Half messages too, which are in no queue of these yet.
+        Half messages too, which are in no queue of these yet; delayed ones once they are due.
         """
         queues = self._messages.transactions.recovered_queues()
         for topic, numbers in self._store.queues().items():
             queues.setdefault(topic, set()).update(numbers)
-        found = self._tables.topics.find_missing(queues)
-        if found:
-            log.warning(
-                "the master before made %d topics that are known by their messages alone: check their numbers of"
-                " queues (%s)",
-                len(found),
-                ", ".join(found[:10]),
-            )
+        topics = self._tables.topics
+        topics.find_missing(queues)
+        topics.elected_at = self._start_end
 
     async def follow_master(self, reason: str, address: str, epoch: int, own_id: int) -> None:
         """Become a slave of that master, or of another one."""

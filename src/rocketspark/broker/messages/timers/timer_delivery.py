@@ -279,7 +279,7 @@ class TimerDelivery:
         else:
             target, queue_id = topic_names.target_of(pairs) or (topic, 0)
             target = self._topic_now(target)
-            self._put_message.rules.admit_parked(target, queue_id)
+            self._put_message.rules.admit_parked(target, queue_id, stored.position)
             rolls = b"%d" % rolled if rolled is not None else b""
         if self.delivered is not None and self.delivered.take(target, queue_id, key_of(pairs, rolls)):
             return
