@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 from rocketspark.console import guard
 from rocketspark.console.call import NO_PERMISSION, Call, Form, NotAllowed
 from rocketspark.console.cluster.sampler import figures
-from rocketspark.console.drawing import link
+from rocketspark.console.drawing import path_of
 from rocketspark.console.routes import ChangeRoute, PageRoute, as_starlette
 from rocketspark.console.sessions import COOKIE, is_cookie, new_cookie
 from rocketspark.console.settings import ConsoleSettings
@@ -275,7 +275,7 @@ def _to_login(call: Call) -> Response:
     after = url.path + (f"?{url.query}" if url.query else "")
     if call.request.method != "GET" or url.path in ("/events", "/samples"):
         return HTMLResponse("log in first\n", 401)
-    target = str(link("/login", next=after)).replace("&amp;", "&")
+    target = path_of("/login", next=after)
     if call.wants_part():
         return Response(status_code=401, headers={"HX-Redirect": target})
     return RedirectResponse(target, 303)

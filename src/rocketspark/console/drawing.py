@@ -64,10 +64,15 @@ def lines(text: str) -> Markup:
     return Markup("\n".join([*kept, *(["…"] if len(rows) > LINES_MAX else [])]))
 
 
-def link(path: str, **arguments: Any) -> Markup:
-    """Return an address with its arguments; those that are None or "" are left out."""
+def path_of(path: str, **arguments: Any) -> str:
+    """Return an address with its arguments, for `Done` and `Confirmation`; those that are None or "" are left out."""
     given = {name: value for name, value in arguments.items() if value is not None and value != ""}
-    return Markup(escape(f"{path}?{urlencode(given)}" if given else path))
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def link(path: str, **arguments: Any) -> Markup:
+    """Return what `path_of` returns, for templates."""
+    return Markup(escape(path_of(path, **arguments)))
 
 
 def number(value: float) -> str:

@@ -7,4 +7,4 @@ NAVIGATION = (
     ("Overview", "/"),
     ("Topics", "/topics"),
 )
-MODULES = ("overview", "topics")
+MODULES = ("overview", "topics", "topic", "topic_changes")

@@ -1,0 +1,100 @@
+"""One topic: its queues, rate, groups, and settings with what they mean."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from starlette.responses import Response
+
+from rocketspark.admin.broker_states import GroupTraffic, TopicStats
+from rocketspark.console.call import Call, Failed, together
+from rocketspark.console.cluster.sampler import lags
+from rocketspark.console.pages.topics import PERMS
+from rocketspark.console.routes import page
+from rocketspark.errors import RouteNotFound
+from rocketspark.protocol.json.bodies import TopicConfig
+
+ROWS = 100
+MEANINGS = {
+    "message.type": "What clients of RocketMQ 5 may send: NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY or MIXED",
+    "queue.type": "How queues are kept: SimpleCQ, a unit for each message; BatchCQ, one for each batch sent",
+    "cleanup.policy": "What goes of old messages: DELETE by age, COMPACTION keeps the newest of each key",
+    "reserve.time": "How long messages are kept, ms; -1: as long as the broker says",
+}
+
+
+class SettingRow(NamedTuple):
+    """A setting of a topic. `by_broker`: by broker, one where all have the same."""
+
+    name: str
+    by_broker: tuple[tuple[str, str], ...]
+    meaning: str
+
+
+async def topic(call: Call) -> Response:
+    """The page of a topic."""
+    name = call.query("name")
+    stats, configs, groups = await together(
+        call.read(("topic_stats", name), lambda admin: admin.topic_stats(name)),
+        call.read(("topic_configs", name), lambda admin: admin.topic_configs(name)),
+        call.attempt(readers(call, name)),
+    )
+    if not configs:
+        raise RouteNotFound(name)
+    pages = max(1, -(-len(stats.queues) // ROWS))
+    number = call.number("page", 1, low=1, high=pages)
+    return call.page(
+        "topic.html",
+        name=name,
+        stats=stats,
+        messages=count_of(stats),
+        newest_ms=max((queue.last_update_ms for queue in stats.queues), default=0),
+        queues=stats.queues[(number - 1) * ROWS : number * ROWS],
+        number=number,
+        pages=pages,
+        groups=groups,
+        failed=isinstance(groups, Failed),
+        settings=setting_rows(configs),
+        can_send=any(config.perm & 2 for config in configs.values()) and not name.startswith("%DLQ%"),
+    )
+
+
+def count_of(stats: TopicStats) -> int:
+    """Return how many messages the queues hold."""
+    return sum(queue.max_offset - queue.min_offset for queue in stats.queues)
+
+
+async def readers(call: Call, name: str) -> list[GroupTraffic]:
+    """Return the groups that read a topic, those without offsets too."""
+    asked = call.read(("groups_of", name), lambda admin: admin.list_groups(name))
+    known, names = await together(lags(call.view), asked)
+    found = {group.group: group for group in known if group.topic == name}
+    return [found.get(group) or GroupTraffic(group, name, 0, 0, 0.0) for group in sorted({*names, *found})]
+
+
+def setting_rows(configs: dict[str, TopicConfig]) -> list[SettingRow]:
+    """Return the settings of a topic, with what each means."""
+
+    def row(name: str, meaning: str, values: dict[str, str]) -> SettingRow:
+        same = len(set(values.values())) == 1 and len(values) == len(configs)
+        shown = (("", next(iter(values.values()))),) if same else tuple(sorted(values.items()))
+        return SettingRow(name, shown, meaning)
+
+    def each(value: str) -> dict[str, str]:
+        return {broker: str(getattr(config, value)) for broker, config in configs.items()}
+
+    perms = {broker: PERMS.get(config.perm & 6, "nothing") for broker, config in configs.items()}
+    found = [
+        row("Queues to read", "From how many queues of each broker consumers read", each("read_queue_nums")),
+        row("Queues to write", "To how many queues of each broker producers send", each("write_queue_nums")),
+        row("Permissions", "What clients may do with it", perms),
+        row("Ordered", "The NameServer keeps the queues' order for ordered consumers", each("order")),
+        row("Filter", "SINGLE_TAG: a message has one tag at most", each("topic_filter_type")),
+    ]
+    for name in sorted({name for config in configs.values() for name in config.attributes}):
+        values = {broker: config.attributes[name] for broker, config in configs.items() if name in config.attributes}
+        found.append(row(name, MEANINGS.get(name, ""), values))
+    return found
+
+
+ROUTES = [page("/topic", topic)]
