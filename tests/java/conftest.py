@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,18 +95,34 @@ def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="session")
 def stage(java_client_55: JavaDriver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Servers of its own in a known state, and mqadmin. JAVA_TESTS_ON=apache as with `ours`."""
-    folder = tmp_path_factory.mktemp("stage")
-    config = {"traceTopicEnable": "true"} | PATIENT
     with ExitStack() as stack:
-        server: Any
-        if os.environ.get("JAVA_TESTS_ON") == "apache":
-            server = ApacheCluster(folder / "apache", config=config)
-            stack.callback(server.close)
-        else:
-            server = stack.enter_context(
-                run_server_process(folder / "store", config={"brokerName": "broker-a"} | config)
-            )
-        yield stack.enter_context(staged(java_client_55, server, folder / "mqadmin"))
+        on_apache = os.environ.get("JAVA_TESTS_ON") == "apache"
+        yield _stage(stack, java_client_55, tmp_path_factory.mktemp("stage"), on_apache=on_apache)
+
+
+@pytest.fixture(scope="session")
+def apache_stage(java_client_55: JavaDriver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """The same on the official servers."""
+    with ExitStack() as stack:
+        yield _stage(stack, java_client_55, tmp_path_factory.mktemp("apache-stage"), on_apache=True)
+
+
+@pytest.fixture(scope="module", params=["ours", "apache"])
+def each_stage(request: pytest.FixtureRequest) -> Stage:
+    """Each of the two."""
+    found: Stage = request.getfixturevalue("stage" if request.param == "ours" else "apache_stage")
+    return found
+
+
+def _stage(stack: ExitStack, java: JavaDriver, folder: Path, *, on_apache: bool) -> Stage:
+    config = {"traceTopicEnable": "true"} | PATIENT
+    server: Any
+    if on_apache:
+        server = ApacheCluster(folder / "apache", config=config)
+        stack.callback(server.close)
+    else:
+        server = stack.enter_context(run_server_process(folder / "store", config={"brokerName": "broker-a"} | config))
+    return stack.enter_context(staged(java, server, folder / "mqadmin"))
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.admin.clients import ClientOperations, GroupMembers, merged_members
 from rocketspark.admin.groups import GroupOperations
 from rocketspark.client import validators
@@ -154,7 +155,7 @@ class ProgressOperations(GroupOperations, ClientOperations):
                     stats.consumer_offset,
                     stats.pull_offset,
                     stats.last_timestamp,
-                    waits.get(queue),
+                    waits.get(queue) if stats.consumer_offset < stats.broker_offset or not delays else 0,
                     readers.get(queue),
                 )
                 for queue, stats in sorted(found.items(), key=lambda pair: pair[0])
@@ -174,7 +175,9 @@ class ProgressOperations(GroupOperations, ClientOperations):
             return answer[broker_name] or {}
 
         answers = await asyncio.gather(*(one(*place) for place in places))
-        return {queue: ms for each in answers for queue, ms in each.items()}
+        now_ms = int(machine.time() * 1000)
+        # A broker counts from 1970 where the next message is gone.
+        return {queue: ms for each in answers for queue, ms in each.items() if ms < now_ms}
 
     async def _holders(self, group: str) -> dict[MessageQueue, str]:
         """Return the member that reads each queue."""
