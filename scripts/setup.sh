@@ -9,7 +9,7 @@
 #   scripts/setup.sh test      + a JDK, Maven, the RocketMQ jars in .setup/java/; Go, and tests/go built to .setup/go_driver;
 #                              the clients of RocketMQ 5 (Python, Java, Go, Node) and Apache's gRPC proxy;
 #                              a PostgreSQL server, its programs' folder in .setup/postgres_bin; an older Spark;
-#                              Chromium, its program's path in .setup/chromium
+#                              Chromium, its program's path in .setup/chromium, and axe-core in .setup/axe
 #   scripts/setup.sh spark X.Y...   .setup/spark-X.Y: an environment with the newest PySpark X.Y (X.Y.Z: with that one)
 #
 # PYTHON=... chooses the interpreter, JAVA_HOME=... the Java, GO=... the go command, NODE=... the node command,
@@ -289,6 +289,18 @@ setup_console() {
   printf '%s\n' "$key" > .setup/console
 }
 
+# axe-core, by which tests look for faults of pages.
+setup_axe() {
+  local key folder=src/rocketspark/console
+  key=$(cksum < "$folder/assets.toml")
+  if stamped axe_from "$key" && [ -d .setup/axe ]; then return; fi
+  say "Fetching axe-core with npm"
+  mkdir -p .setup/axe
+  .venv/bin/python "$folder/assets.py" tests .setup/axe ||
+    stop "axe-core could not be fetched, see above. Once the cause is gone, run make again."
+  printf '%s\n' "$key" > .setup/axe_from
+}
+
 # ------------------------------------------------------------------ the Go client's program
 
 go_fits() {  # GO: is it 1.18 or later?
@@ -384,8 +396,8 @@ case $level in
   tables) setup_java java openjdk-17-jre-headless openjdk-17-jdk-headless default-jre-headless default-jdk-headless;
           setup_spark "$older_spark" ;;
   test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_old_jars; setup_go;
-        setup_v5_jars; setup_v5_python; setup_v5_go; setup_v5_node; setup_console; setup_postgres; setup_chromium;
-        setup_spark "$older_spark"; setup_s3a_jars ;;
+        setup_v5_jars; setup_v5_python; setup_v5_go; setup_v5_node; setup_console; setup_axe; setup_postgres;
+        setup_chromium; setup_spark "$older_spark"; setup_s3a_jars ;;
   spark) shift; for version in "$@"; do setup_spark "$version"; done ;;
   *) stop "unknown level '$level' (python, console, demo, tables, test or spark)." ;;
 esac
