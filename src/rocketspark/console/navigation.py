@@ -6,5 +6,12 @@ from __future__ import annotations
 NAVIGATION = (
     ("Overview", "/"),
     ("Topics", "/topics"),
+    ("Messages", "/messages"),
+    ("Groups", "/groups"),
+    ("Clients", "/clients"),
+    ("Dead letters", "/dead-letters"),
 )
-MODULES = ("overview", "topics", "topic", "topic_changes")
+MODULES = (
+    *("overview", "topics", "topic", "topic_changes"),
+    *("messages", "message", "groups", "clients", "dead_letters"),
+)

@@ -1,0 +1,218 @@
+"""Consumer groups: their members and lag, one by one queue by queue; reset, set to pull or pop, deleted.
+
+Rule: a list of many groups asks brokers about those that are on the page alone.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.responses import Response
+
+from rocketspark.admin.offsets import OffsetChange, Place
+from rocketspark.admin.operations import AsyncAdmin
+from rocketspark.console.call import Call, Confirmation, Done, Form
+from rocketspark.console.content.asked import time_of
+from rocketspark.console.drawing import link, number
+from rocketspark.console.routes import change, page
+from rocketspark.errors import UsageError
+from rocketspark.model.text import shown, whole_number
+
+ROWS = 20
+# Queues that a confirmation names one by one.
+NAMED_MAX = 20
+
+
+async def groups(call: Call) -> Response:
+    """The groups of the cluster, or the part of the list that htmx asks for."""
+    system = call.query("system") == "yes"
+    names = await call.read(("groups", system), lambda admin: admin.list_groups(system=system), 5.0)
+    text = call.query("q").strip()
+    found = [name for name in names if text.lower() in name.lower()]
+    pages = max(1, -(-len(found) // ROWS))
+    at = call.number("page", 1, low=1, high=pages)
+    rows = found[(at - 1) * ROWS : at * ROWS]
+    states = await call.attempt(
+        call.read(("group_states", tuple(rows)), lambda admin: admin.list_group_states(rows), 5.0)
+    )
+    values: dict[str, Any] = {
+        "names": rows,
+        "states": states,
+        "count": len(found),
+        "text": text,
+        "system": system,
+        "number": at,
+        "pages": pages,
+    }
+    if call.wants_part():
+        return call.part("groups_part.html", **values)
+    return call.page("groups.html", **values)
+
+
+async def group(call: Call) -> Response:
+    """One group."""
+    name = call.query("name")
+    settings = await call.attempt(call.read(("group", name), lambda admin: admin.show_group(name)))
+    return call.page("group.html", name=name, settings=settings)
+
+
+async def progress(call: Call) -> Response:
+    """The queues that a group reads, with lag and delay, and who holds each."""
+    name = call.query("name")
+    lag = await call.read(("group_lag", name), lambda admin: admin.group_lag(name), 4.0)
+    return call.part("group_progress.html", name=name, lag=lag)
+
+
+async def members(call: Call) -> Response:
+    """The connected members of a group, those marked that subscribe to something else."""
+    name = call.query("name")
+    found = await call.read(("members", name), lambda admin: admin.list_members(name), 4.0)
+    return call.part("group_members.html", name=name, found=found)
+
+
+def _page_of(name: str) -> str:
+    return str(link("/group", name=name)).replace("&amp;", "&")
+
+
+# -- reset -------------------------------------------------------------------------------------------------------------
+
+
+def place_of(form: Form) -> Place:
+    """Return where a group is to go on, as a form says it. Raises UsageError."""
+    to = form.get("to", "")
+    if to in ("earliest", "latest"):
+        return to  # type: ignore[return-value]
+    if to == "time":
+        time_ms = time_of(form.get("time", "").strip())
+        if time_ms is None:
+            raise UsageError("give the time to go on at")
+        return datetime.fromtimestamp(time_ms / 1000, UTC)
+    offset = whole_number(form.get("offset", "").strip())
+    if to != "offset" or offset is None:
+        raise UsageError("give the offset to go on at, a whole number")
+    return offset
+
+
+def _queue_ids(form: Form) -> list[int] | None:
+    text = form.get("queue", "").strip()
+    if not text:
+        return None
+    queue_id = whole_number(text)
+    if queue_id is None:
+        raise UsageError(f"{shown(text)!r} is no number of a queue")
+    return [queue_id]
+
+
+async def _reset(call: Call, form: Form, *, dry_run: bool) -> list[OffsetChange]:
+    name, topic, to, queue_ids = form["name"], form.get("topic", "").strip(), place_of(form), _queue_ids(form)
+
+    async def reset(admin: AsyncAdmin) -> list[OffsetChange]:
+        return await admin.reset_offsets(name, topic, to, queue_ids=queue_ids, dry_run=dry_run)
+
+    return await call.ask(reset)
+
+
+async def reset_words(call: Call, form: Form) -> Confirmation:
+    """Say, of each queue, from where to where, and how many messages are passed over or come again."""
+    changes = await _reset(call, form, dry_run=True)
+    passed, again = sum(c.passed_over for c in changes), sum(c.read_again for c in changes)
+    moved = [c for c in changes if c.before != c.after]
+    lines = [_line(c) for c in moved[:NAMED_MAX]]
+    if len(moved) > NAMED_MAX:
+        lines.append(f"… and {len(moved) - NAMED_MAX} queues more.")
+    return Confirmation(
+        "Reset a group",
+        (
+            f"Group {shown(form['name'])} goes on elsewhere in topic {shown(form.get('topic', ''))}:"
+            f" {number(passed)} messages are passed over, {number(again)} are consumed once more.",
+            *(lines or ["It is there already in every queue."]),
+        ),
+        "Reset",
+        _page_of(form["name"]),
+        grave=passed > 0,
+    )
+
+
+def _line(c: OffsetChange) -> str:
+    before = "none" if c.before is None else number(c.before)
+    return (
+        f"Queue {c.queue.queue_id} of {shown(c.queue.broker_name)}: from {before} to {number(c.after)}"
+        f" ({number(c.passed_over)} passed over, {number(c.read_again)} once more)."
+    )
+
+
+async def reset(call: Call, form: Form) -> Done:
+    """Set the offsets."""
+    changes = await _reset(call, form, dry_run=False)
+    passed, again = sum(c.passed_over for c in changes), sum(c.read_again for c in changes)
+    return Done(
+        f"Group {shown(form['name'])} was reset in {len(changes)} queues of topic {shown(form['topic'])}:"
+        f" {number(passed)} messages passed over, {number(again)} once more.",
+        _page_of(form["name"]),
+    )
+
+
+# -- pull or pop, deleted ----------------------------------------------------------------------------------------------
+
+
+async def mode_words(call: Call, form: Form) -> Confirmation:
+    """Say how the group will get messages."""
+    mode, topic = form.get("mode", ""), form.get("topic", "").strip()
+    if mode not in ("PULL", "POP") or not topic:
+        raise UsageError("choose PULL or POP, and name the topic")
+    how = "pop messages one by one" if mode == "POP" else "pull from queues of their own"
+    return Confirmation(
+        "Set how a group reads",
+        (
+            f"Members of group {shown(form['name'])} {how} in topic {shown(topic)}.",
+            "It concerns members that let brokers assign their queues (RocketMQ 5 with client rebalance off).",
+        ),
+        f"Set to {mode}",
+        _page_of(form["name"]),
+    )
+
+
+async def mode(call: Call, form: Form) -> Done:
+    """Set it."""
+    brokers = await call.ask(lambda admin: admin.set_request_mode(form["topic"].strip(), form["name"], form["mode"]))
+    return Done(
+        f"Group {shown(form['name'])} reads topic {shown(form['topic'])} by {form['mode']} on"
+        f" {shown(', '.join(brokers))}.",
+        _page_of(form["name"]),
+    )
+
+
+async def delete_words(call: Call, form: Form) -> Confirmation:
+    """Say what goes with the group."""
+    name = form["name"]
+    more = []
+    if form.get("offsets"):
+        more.append("Its offsets go too: a new group of this name begins anew.")
+    if form.get("topics"):
+        more.append("Its topics of retries and dead letters go too, with the messages in them.")
+    return Confirmation(
+        "Delete a group",
+        (f"Group {shown(name)} is deleted on all brokers.", *more),
+        "Delete",
+        _page_of(name),
+        grave=True,
+    )
+
+
+async def delete(call: Call, form: Form) -> Done:
+    """Delete it."""
+    name, offsets, topics = form["name"], bool(form.get("offsets")), bool(form.get("topics"))
+    brokers = await call.ask(lambda admin: admin.delete_group(name, offsets=offsets, topics=topics))
+    return Done(f"Group {shown(name)} was deleted on {shown(', '.join(brokers))}.", "/groups")
+
+
+ROUTES = (
+    page("/groups", groups),
+    page("/group", group),
+    page("/group/progress", progress),
+    page("/group/members", members),
+    change("/group/reset", reset_words, reset),
+    change("/group/mode", mode_words, mode),
+    change("/group/delete", delete_words, delete),
+)

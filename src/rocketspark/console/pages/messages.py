@@ -1,0 +1,221 @@
+"""Messages of a topic: searched by time, key, tag, text and JSON in bodies, seen as they come, taken as a file.
+
+Rule: a search goes on in steps, each of which looks at a bounded number of messages; the page says how far it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+import msgspec
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+
+from rocketspark.admin.messages.search import FoundMessages, SearchProgress
+from rocketspark.admin.operations import AsyncAdmin
+from rocketspark.console.call import Call
+from rocketspark.console.content import asked, exports
+from rocketspark.console.content.asked import Asked, Place
+from rocketspark.console.content.shown_body import preview
+from rocketspark.console.drawing import time
+from rocketspark.console.routes import page
+from rocketspark.errors import RocketSparkError, UsageError
+from rocketspark.model import MessageQueue, ReceivedMessage
+from rocketspark.model.text import shown
+
+# Messages of one step of a search: looked at, and shown.
+STEP, ROWS = 2_000, 50
+# A whole search goes on by itself until it has looked at so many.
+SCAN_MAX = 100_000
+FILE_ROWS_MAX = 5_000
+# Live: a look at a topic's ends takes two requests for each queue, and leaves half of the pace to others.
+TAIL_ROWS = 100
+TAIL_QUEUES_MAX = 200
+
+
+class Step(NamedTuple):
+    """What one step of a search found. `left`: how many messages are still to be looked at; `next`: the address of the
+    next step, "" at the end; `goes_on`: it is asked for at once, not when somebody wants it.
+    """
+
+    rows: Sequence[ReceivedMessage]
+    looked_at: int
+    left: int
+    next: str
+    goes_on: bool
+
+
+async def messages(call: Call) -> Response:
+    """Show the form, and the first step of what it asks for."""
+    wanted = asked.asked_of(call.request.query_params.multi_items())
+    if call.query("id").strip():
+        return RedirectResponse(_found_by_id(call, wanted.topic), 303)
+    if wanted.topic and (queue := call.query("queue").strip()):
+        place = asked.place_of(wanted.topic, f"{queue}/{call.query('offset').strip() or 0}")
+        return RedirectResponse(_link("/message", topic=wanted.topic, at=place.text()), 303)
+    topics = await call.attempt(call.read("topics", lambda admin: admin.list_topics()))
+    step = await call.attempt(_step(call, wanted)) if wanted.topic else None
+    return call.page("messages.html", wanted=wanted, topics=topics, step=step, preview=preview, place=asked.place_in)
+
+
+def _found_by_id(call: Call, topic: str) -> str:
+    return _link("/message", id=call.query("id").strip(), topic=topic)
+
+
+def _link(path: str, **arguments: str) -> str:
+    return f"{path}?{urlencode({name: text for name, text in arguments.items() if text})}"
+
+
+async def more(call: Call) -> Response:
+    """Show the next step of a search."""
+    wanted = asked.asked_of(call.request.query_params.multi_items())
+    step = await _step(call, wanted)
+    return call.part("message_rows.html", wanted=wanted, step=step, preview=preview, place=asked.place_in)
+
+
+async def _step(call: Call, wanted: Asked) -> Step:
+    search = wanted.search
+    total = 0
+
+    def tell(progress: SearchProgress) -> None:
+        nonlocal total
+        total = progress.total
+
+    async def find(admin: AsyncAdmin) -> FoundMessages:
+        return await admin.find_messages(
+            wanted.topic,
+            search,
+            newest_first=wanted.newest_first,
+            limit=ROWS,
+            scan_max=STEP,
+            queues=list(wanted.starts) if wanted.starts else None,
+            starts=wanted.starts,
+            on_progress=tell,
+        )
+
+    found = await call.ask(find)
+    seen = wanted.seen + found.looked_at
+    after = wanted._replace(starts=found.next_offsets, seen=seen)
+    is_over = not found.stopped or not found.next_offsets
+    return Step(
+        found.messages,
+        seen,
+        max(0, total - found.looked_at),
+        "" if is_over else after.address("/messages/more"),
+        found.stopped == "scan_max" and len(found.messages) < ROWS and seen < SCAN_MAX,
+    )
+
+
+# -- as a file ---------------------------------------------------------------------------------------------------------
+
+
+async def export(call: Call) -> Response:
+    """Answer with a file of the messages that are picked, or of all that the search finds."""
+    pairs = call.request.query_params.multi_items()
+    wanted = asked.asked_of((name, text) for name, text in pairs if name not in ("at", "seen"))
+    kind = call.query("kind", "jsonl")
+    places = [asked.place_of(wanted.topic, text) for name, text in pairs if name == "pick"]
+    if len(places) > asked.PICKS_MAX:
+        raise UsageError(
+            f"{len(places)} messages are picked: {asked.PICKS_MAX} at most, or none for all that are found"
+        )
+    found = await call.ask(lambda admin: _picked(admin, places) if places else _all(admin, wanted))
+    data = await asyncio.to_thread(exports.file_of, found, kind)
+    return download(data, f"{wanted.topic}.{kind}", exports.MEDIA_TYPES[kind])
+
+
+async def _picked(admin: AsyncAdmin, places: Sequence[Place]) -> list[ReceivedMessage]:
+    wanted = set(places)
+    found: dict[Place, ReceivedMessage] = {}
+    for queue, first, end in asked.runs_of(places):
+        came = await admin.find_messages(
+            queue.topic, queues=[queue], starts={queue: first}, limit=end - first, scan_max=end - first
+        )
+        found |= {Place(queue, m.queue_offset): m for m in came.messages}
+    return [found[place] for place in places if place in wanted and place in found]
+
+
+async def _all(admin: AsyncAdmin, wanted: Asked) -> list[ReceivedMessage]:
+    found = await admin.find_messages(
+        wanted.topic, wanted.search, newest_first=wanted.newest_first, limit=FILE_ROWS_MAX, scan_max=SCAN_MAX
+    )
+    return found.messages
+
+
+def download(data: bytes, name: str, media_type: str = "application/octet-stream") -> Response:
+    """Return an answer that a browser saves as a file."""
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
+    return Response(data, media_type=media_type, headers={"Content-Disposition": f'attachment; filename="{safe}"'})
+
+
+# -- as they come ------------------------------------------------------------------------------------------------------
+
+
+async def tail(call: Call) -> Response:
+    """Show a page that fills with the messages that come."""
+    return call.page("tail.html", topic=call.query("topic"), tag=call.query("tag"))
+
+
+async def tail_events(call: Call) -> Response:
+    """Answer with the messages that come, each an event."""
+    topic, tag = call.query("topic"), call.query("tag")
+    state = await call.ask(lambda admin: admin.show_topic(topic))
+    if len(state.queues) > TAIL_QUEUES_MAX:
+        raise UsageError(f"topic {shown(topic)} has {len(state.queues)} queues: {TAIL_QUEUES_MAX} can be watched")
+    starts = {each.queue: each.max_offset for each in state.queues}
+    return StreamingResponse(_tail(call, topic, tag, starts), media_type="text/event-stream")
+
+
+async def _tail(call: Call, topic: str, tag: str, starts: dict[MessageQueue, int]) -> AsyncIterator[bytes]:
+    wanted = Asked(topic, {"tag": tag} if tag else {}, newest_first=False)
+    closing = asyncio.ensure_future(call.console.closing.wait())
+    wait_s = max(1.0, 4 * len(starts) / call.console.settings.requests_per_second)
+    try:
+        yield b"retry: 3000\nevent: ready\ndata: {}\n\n"
+        while not closing.done():
+            try:
+                found = await call.ask(partial(_next, wanted=wanted, starts=starts))
+            except RocketSparkError as e:
+                yield _event("trouble", {"text": shown(str(e))})
+            else:
+                starts = found.next_offsets
+                for message in found.messages:
+                    yield _event("came", _row(message))
+            yield b": still here\n\n"
+            await asyncio.wait({closing}, timeout=wait_s)
+    finally:
+        closing.cancel()
+
+
+async def _next(admin: AsyncAdmin, wanted: Asked, starts: dict[MessageQueue, int]) -> FoundMessages:
+    return await admin.find_messages(
+        wanted.topic, wanted.search, queues=list(starts), starts=starts, limit=TAIL_ROWS, scan_max=STEP
+    )
+
+
+def _row(message: ReceivedMessage) -> dict[str, str]:
+    place = asked.place_in(message)
+    return {
+        "time": time(message.store_time_ms),
+        "place": shown(place),
+        "tag": shown(message.tag or ""),
+        "keys": shown(" ".join(message.keys)),
+        "body": preview(message.body),
+        "to": _link("/message", topic=message.read_from or message.topic, at=place),
+    }
+
+
+def _event(kind: str, data: dict[str, str]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(data))
+
+
+ROUTES = (
+    page("/messages", messages),
+    page("/messages/more", more),
+    page("/messages/export", export),
+    page("/messages/tail", tail),
+    page("/messages/tail/events", tail_events),
+)

@@ -1,0 +1,127 @@
+"""What the pages about messages, groups, clients and dead letters answer, asked without a browser."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+
+import pyarrow.parquet as pq
+import pytest
+from starlette.testclient import TestClient
+from tests.console import scene
+
+from rocketspark.console import ConsoleSettings, make_app
+from rocketspark.model import ReceivedMessage
+from rocketspark.testing import Cluster, run_cluster
+
+PAGES = ("/messages", "/groups", "/clients", "/clients?role=producer", "/dead-letters")
+# Characters that no answer may hold as they are.
+UNSEEN = ("\x00", "\x1b", "\u202e", "\u2066", "\u200b")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One without a topic of traces, as clusters are by default."""
+    with run_cluster() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def messages(cluster: Cluster) -> dict[str, ReceivedMessage]:
+    return scene.fill(cluster, "orders")
+
+
+@pytest.fixture(scope="module")
+def client(cluster: Cluster) -> Iterator[TestClient]:
+    app = make_app(ConsoleSettings(namesrv=cluster.namesrv, requests_per_second=200))
+    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=True) as asked:
+        yield asked
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_pages_of_an_empty_cluster_say_so(path: str) -> None:
+    with run_cluster() as empty:
+        app = make_app(ConsoleSettings(namesrv=empty.namesrv, requests_per_second=200))
+        with TestClient(app, base_url="http://127.0.0.1") as asked:
+            answer = asked.get(path)
+    assert answer.status_code == 200
+    assert 'class="empty"' in answer.text
+
+
+def test_no_byte_of_a_message_is_markup_or_hides(client: TestClient, messages: dict[str, ReceivedMessage]) -> None:
+    pages = ["/messages?topic=orders"]
+    pages += [f"/message?topic=orders&at={m.broker_name}/{m.queue_id}/{m.queue_offset}" for m in messages.values()]
+    for path in pages:
+        answer = client.get(path)
+        assert answer.status_code == 200
+        assert len(answer.text) < 200_000
+        for forbidden in (*UNSEEN, "<script>alert", "<img src=x", "<i>own", "<b>&amp;amp;"):
+            assert forbidden not in answer.text, path
+
+
+def test_what_was_not_traced_says_so(client: TestClient, messages: dict[str, ReceivedMessage]) -> None:
+    m = messages["json"]
+    answer = client.get(f"/message/fate?topic=orders&at={m.broker_name}/{m.queue_id}/{m.queue_offset}")
+    assert (answer.status_code, "No client traced it" in answer.text) == (200, True)
+    answer = client.get(f"/dead-letters/reason?id={m.message_id}&group=g")
+    assert answer.text.strip() == "no trace tells why"
+
+
+def test_all_that_a_search_finds_is_a_file_in_each_format(
+    client: TestClient, messages: dict[str, ReceivedMessage]
+) -> None:
+    lines = client.get("/messages/export?topic=orders&kind=jsonl").text.splitlines()
+    assert {json.loads(line)["tag"] for line in lines} == scene.BODIES.keys()
+    csv.field_size_limit(16 << 20)
+    rows = list(csv.DictReader(io.StringIO(client.get("/messages/export?topic=orders&kind=csv&tag=json").text)))
+    assert [row["body"] for row in rows] == [scene.JSON.decode()]
+    answer = client.get("/messages/export?topic=orders&kind=parquet")
+    assert answer.headers["content-disposition"] == 'attachment; filename="orders.parquet"'
+    table = pq.read_table(io.BytesIO(answer.content))
+    assert sorted(table.column("body").to_pylist()) == sorted(scene.BODIES.values())
+
+
+def test_a_whole_body_is_saved_under_a_plain_name(client: TestClient, messages: dict[str, ReceivedMessage]) -> None:
+    m = messages["large"]
+    answer = client.get(f"/message/body?topic=orders&at={m.broker_name}/{m.queue_id}/{m.queue_offset}")
+    assert answer.content == scene.LARGE
+    assert answer.headers["content-type"] == "application/octet-stream"
+    name = f"orders-{m.broker_name}_{m.queue_id}_{m.queue_offset}.bin"
+    assert answer.headers["content-disposition"] == f'attachment; filename="{name}"'
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/messages?topic=orders&path=a.b", 200, "is no path into JSON"),
+        ("/messages?topic=orders&since=yesterday", 200, "is no time"),
+        ("/messages?topic=nowhere", 200, "no route for topic"),
+        ("/messages?topic=orders&queue=x&offset=y", 400, "is no place of a message"),
+        ("/messages/more?topic=orders&at=broker-a/77/0", 400, "has no queue broker-a/77"),
+        ("/message", 400, "name a message"),
+        ("/message?topic=orders&at=broker-a/0/99999", 502, "has no message at offset 99999"),
+        ("/message?id=00&topic=orders", 502, "no message 00 of topic"),
+        ("/messages/export?topic=orders&kind=exe", 400, "a file of messages is jsonl, csv, parquet"),
+        ("/messages/tail/events?topic=nowhere", 404, "no route for topic"),
+        ("/group/progress?name=%00", 400, "group"),
+        ("/client?id=nobody", 400, "no client"),
+        ("/dead-letters?group=never", 200, "no dead letters of group"),
+        ("/clients?role=%3Cscript%3E", 200, "Nobody is connected here"),
+    ],
+)
+def test_a_wrong_question_is_answered_in_a_line(
+    client: TestClient, messages: dict[str, ReceivedMessage], path: str, status: int, text: str
+) -> None:
+    answer = client.get(path)
+    assert (answer.status_code, text in answer.text) == (status, True), answer.text[-1500:]
+    assert "<script>" not in answer.text
+
+
+def test_a_read_only_console_has_no_forms_that_change(cluster: Cluster, messages: dict[str, ReceivedMessage]) -> None:
+    m = messages["json"]
+    app = make_app(ConsoleSettings(namesrv=cluster.namesrv, read_only=True, requests_per_second=200))
+    with TestClient(app, base_url="http://127.0.0.1") as asked:
+        for path in (f"/message?topic=orders&at={m.broker_name}/{m.queue_id}/{m.queue_offset}", "/group?name=g"):
+            assert 'method="post"' not in asked.get(path).text
