@@ -42,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Begun in the background of a shell: what tests start would never hear a Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What the person who runs the tests has there is no part of them.
+    os.environ["ROCKETSPARK_CONTEXTS"] = "/nonexistent/contexts.toml"
     for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS", "SPARK_LAUNCHER_OPTS"):
         os.environ.setdefault(name, spark_classes.jvm_options())
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -21,6 +22,7 @@ _PANEL = "Keys and TLS"
 SECRET_KEY_VARIABLE, SECRET_KEY_FILE_VARIABLE = "ROCKETMQ_SECRET_KEY", "ROCKETMQ_SECRET_KEY_FILE"
 PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE = "ROCKETMQ_TLS_KEY_PASSWORD", "ROCKETMQ_TLS_KEY_PASSWORD_FILE"
 
+CONTEXT_VARIABLE = "ROCKETSPARK_CONTEXT"
 _SECRETS = {"--secret-key": SECRET_KEY_VARIABLE, "--security-token": "ROCKETMQ_SECURITY_TOKEN"}
 
 
@@ -35,6 +37,16 @@ Namesrv = Annotated[
         "--namesrv",
         envvar=["ROCKETMQ_NAMESRV_ADDR", "NAMESRV_ADDR"],
         help="NameServers, host:port;host:port.",
+    ),
+]
+ContextName = Annotated[
+    str,
+    typer.Option(
+        "--context",
+        envvar=CONTEXT_VARIABLE,
+        show_default=False,
+        help="A cluster by the name it has in `context list`, with its keys [default: the current one, where nothing"
+        " names a cluster].",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for scripts.")]
@@ -80,6 +92,7 @@ class ClusterAccess(NamedTuple):
     """A cluster, and the keys and TLS to connect with: the options of every command that asks a cluster."""
 
     namesrv: Namesrv = NAMESRV_DEFAULT
+    context: ContextName = ""
     access_key: AccessKey = ""
     secret_key_file: SecretKeyFile = None
     secret_key: SecretKey = ""
@@ -91,29 +104,92 @@ class ClusterAccess(NamedTuple):
     tls_key_password_file: TlsKeyPasswordFile = None
     tls_verify: TlsVerify = ""
     tls_server_name: TlsServerName = ""
+    # Of a context: no options.
+    secret_key_command: tuple[str, ...] = ()
+    stored_secret_key: str = ""
 
     def __repr__(self) -> str:
         return f"ClusterAccess({self.namesrv!r}, {'signed' if self.access_key else 'not signed'})"
+
+    def in_context(self, typed: Set[str], environment: Set[str]) -> ClusterAccess:
+        """Return the access to the cluster that is meant: the one of --namesrv, of --context, of the environment's
+        address, of the environment's context, of the current context, or the one on this machine; `context` is the name
+        of the one used.
+
+        `typed`, `environment`: the names of the options that the command line and the environment gave. What the
+        environment says of keys and TLS is for its own address: with a context's address only what was typed replaces
+        the context's. Raises BadParameter, ConfigError.
+        """
+        if "namesrv" in typed:
+            if "context" in typed and self.context:
+                raise typer.BadParameter("--namesrv and --context exclude each other")
+            return self._replace(context="")
+        # An empty name says: none, also not the current one.
+        if "context" not in typed and "namesrv" in environment:
+            return self._replace(context="")
+        from rocketspark.cli.contexts import read_contexts
+
+        if "context" in typed | environment and not self.context:
+            return self
+        known = read_contexts()
+        name = self.context or known.current
+        if not name:
+            return self
+        context = known.get(name)
+        keys = {"access_key", "secret_key_file", "secret_key", "security_token"}
+        # An access key of one and a secret of the other would be neither's.
+        of_line = {key: getattr(self, key) for key in keys & typed}
+        values: dict[str, Any] = dict.fromkeys(keys, "") | {"secret_key_file": None} | of_line
+        if not of_line:
+            if not context.access_key and self.access_key:
+                print(f"warning: context {name} has no keys; those of the environment are not for it", file=sys.stderr)
+            values |= {
+                "access_key": context.access_key,
+                "secret_key_file": Path(context.secret_key_file) if context.secret_key_file else None,
+                "secret_key_command": context.secret_key_command,
+                "stored_secret_key": context.secret_key,
+            }
+        for field in ("tls", "tls_ca", "tls_cert", "tls_key", "tls_verify", "tls_server_name"):
+            values[field] = getattr(self, field) if field in typed else getattr(context, field)
+        file = context.tls_key_password_file
+        if "tls_key_password_file" not in typed:
+            values["tls_key_password_file"] = Path(file) if file else None
+        return self._replace(namesrv=context.namesrv, context=name, **values)
 
     def client_options(self) -> dict[str, Any]:
         """Return the arguments of clients and operations, without what was not given. Raises ConfigError."""
         from rocketspark.cli.passwords import secret_of
 
+        secret = secret_of(self.secret_key, self.secret_key_file, "--secret-key", SECRET_KEY_VARIABLE)
+        if self.secret_key_command:
+            from rocketspark.cli.contexts import secret_of_command
+
+            secret = secret_of_command(self.secret_key_command)
         values = {
             "access_key": self.access_key,
-            "secret_key": secret_of(self.secret_key, self.secret_key_file, "--secret-key", SECRET_KEY_VARIABLE),
+            "secret_key": secret or self.stored_secret_key,
             "security_token": secret_of(self.security_token, None, "--security-token", "ROCKETMQ_SECURITY_TOKEN"),
         }
         return {name: value for name, value in values.items() if value} | self._tls_options()
 
+    def check_address(self, options: Iterable[str]) -> None:
+        """Raise BadParameter if one of the `options`, name=value, is another cluster's address: a context's keys are
+        for its own.
+        """
+        if self.context and any(text.partition("=")[0].strip().lower() == "namesrv" for text in options):
+            raise typer.BadParameter(f"context {self.context} has its own address: give --namesrv, or no -o namesrv=")
+
     def _tls_options(self) -> dict[str, Any]:
         from rocketspark.cli.passwords import secret_in_environment
 
+        # The environment's password is for the environment's private key.
+        variable = "" if self.context else PASSWORD_VARIABLE
+        password = secret_in_environment(variable, self.tls_key_password_file)
         values = {
             "tls_ca": self.tls_ca,
             "tls_cert": self.tls_cert,
             "tls_key": self.tls_key,
-            "tls_key_password": secret_in_environment(PASSWORD_VARIABLE, self.tls_key_password_file),
+            "tls_key_password": password,
             "tls_verify": self.tls_verify,
             "tls_server_name": self.tls_server_name,
         }
@@ -125,7 +201,8 @@ class ClusterAccess(NamedTuple):
 
 def access_variables() -> list[str]:
     """Return the environment variables of keys and TLS, from which commands take what no option gives."""
-    named = [get_args(hint)[1].envvar for hint in get_type_hints(ClusterAccess, include_extras=True).values()]
+    hints = [get_args(hint) for hint in get_type_hints(ClusterAccess, include_extras=True).values()]
+    named = [notes[1].envvar for notes in hints if len(notes) > 1 and hasattr(notes[1], "envvar")]
     return [*(name for name in named if isinstance(name, str)), PASSWORD_VARIABLE]
 
 
@@ -183,11 +260,23 @@ def _fields(group: type[Any], left_out: frozenset[str]) -> tuple[list[inspect.Pa
             kind = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(name, kind, default=default, annotation=hints[name]))
             makers[name] = functools.partial(_popped, name)
-    return parameters, lambda given: group(**{name: make(given) for name, make in makers.items()})
+
+    def make(given: dict[str, Any]) -> Any:
+        made = group(**{name: make(given) for name, make in makers.items()})
+        # Where nothing names a cluster, no context does.
+        if isinstance(made, ClusterAccess) and {"namesrv", "context"} <= makers.keys():
+            return made.in_context(given[_TYPED], given[_ENVIRONMENT])
+        return made
+
+    return parameters, make
 
 
 def _popped(name: str, given: dict[str, Any]) -> Any:
     return given.pop(name)
+
+
+# Beside the options' values: which of them the command line gave, and which the environment. No option has such a name.
+_CALLED, _TYPED, _ENVIRONMENT = "called_context", " typed", " environment"
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -207,9 +296,21 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     if not makers:
         return command
 
+    names = [p.name for p in parameters]
+    if in_contexts := {"namesrv", "context"} <= set(names):
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(_CALLED, kind, annotation=typer.Context))
+
     @functools.wraps(command)
     def called(**given: Any) -> None:
+        sources = {}
+        if in_contexts:
+            source = given.pop(_CALLED).get_parameter_source
+            sources = {name: getattr(source(name), "name", "") for name in names}
+        given[_TYPED] = {name for name, where in sources.items() if where == "COMMANDLINE"}
+        given[_ENVIRONMENT] = {name for name, where in sources.items() if where == "ENVIRONMENT"}
         grouped = {name: make(given) for name, make in makers.items()}
+        del given[_TYPED], given[_ENVIRONMENT]
         command(**given, **grouped)
 
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -10,7 +10,18 @@ from typing import Any
 
 import typer
 
-from rocketspark.cli.commands import backup, console, consume, outbox, pipeline, produce, proxy, servers, topic_files
+from rocketspark.cli.commands import (
+    backup,
+    console,
+    consume,
+    context,
+    outbox,
+    pipeline,
+    produce,
+    proxy,
+    servers,
+    topic_files,
+)
 from rocketspark.cli.commands.admin import (
     acl,
     broker,
@@ -55,6 +66,7 @@ app.command("console")(console.console)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(context.app, name="context")
 app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
 app.add_typer(offsets.app, name="offsets")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from rocketspark.cli.options import HERE, NAMESRV_DEFAULT, ClusterAccess, without_secrets
+from rocketspark.cli.options import HERE, NAMESRV_DEFAULT, ClusterAccess, LeftOut, without_secrets
 from rocketspark.cli.serving.child_processes import ChildProcess
 from rocketspark.cli.serving.proxy_process import AUDIT_FILE, DEFAULT_PORT, EXTRA, PORT_KEY_PASSWORD, is_installed
 from rocketspark.cli.serving.server_options import Level, LogLevel, Secure, TlsModes, warn
@@ -110,7 +110,7 @@ _LISTENING, _PORT_TLS = Listening(), PortTls()
 
 def proxy(
     listening: Listening = _LISTENING,
-    at: ClusterAccess = HERE,
+    at: Annotated[ClusterAccess, LeftOut("context")] = HERE,
     secure: Secure = None,
     own_tls: PortTls = _PORT_TLS,
     remoting_port: Annotated[

@@ -61,6 +61,7 @@ class ReadRange(NamedTuple):
         }
         if not self.store:
             given |= {"namesrv": self.at.namesrv, **self.at.client_options()}
+        self.at.check_address(self.option or [])
         for text in self.option or []:
             name, equals, value = text.partition("=")
             if not (name and equals):

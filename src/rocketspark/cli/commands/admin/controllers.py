@@ -21,7 +21,7 @@ app = typer.Typer(help="Who belongs to a group of controllers: list them, add on
 Controllers = Annotated[
     str, typer.Option("--controller", help="Controllers of the group, host:port;host:port: one that runs is enough.")
 ]
-Access = Annotated[ClusterAccess, LeftOut("namesrv")]
+Access = Annotated[ClusterAccess, LeftOut("namesrv", "context")]
 DEFAULT = "127.0.0.1:9877"
 
 

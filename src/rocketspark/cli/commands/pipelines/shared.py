@@ -117,6 +117,7 @@ class SharedOptions(NamedTuple):
 
         with wrong_usage():
             options = pairs(self.options, "--option")
+        self.at.check_address(options)
         keys = self.at.client_options()
         tls = client_tls(keys.pop("use_tls", False), **{n: keys.pop(n) for n in list(keys) if n.startswith("tls_")})
         where = Connection(self.at.namesrv, self.namespace, **keys, options=options, tls=tls)
