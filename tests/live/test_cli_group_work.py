@@ -102,7 +102,7 @@ def test_a_group_is_shown(stage: Stage) -> None:
     told = stage.told("group show", "late")
     (topic,) = told["topics"]
     assert topic.pop("delay_ms") > 0
-    assert topic == {"topic": "orders", "queues": 2, "lag": 4, "in_flight": 0}
+    assert topic == {"topic": "orders", "mode": None, "queues": 2, "lag": 4, "in_flight": 0}
     assert told["brokers"]["broker-a"]["retryMaxTimes"] == 16
     lines = stage.run("group", "show", "billing").splitlines()
     assert lines[0] == "billing: PUSH CLUSTERING, 1 member of V5_5_0; 0 messages behind"

@@ -75,6 +75,8 @@ def test_a_mode_is_set(cluster: Cluster) -> None:
         assert modes == {
             "orders": {"g": {"topic": "orders", "consumerGroup": "g", "mode": "POP", "popShareQueueNum": 2}}
         }
+    (topic,) = shown(cluster, "group", "show", "g")["topics"]
+    assert (topic["topic"], topic["mode"]) == ("orders", "POP")
     assert run(cluster, "group", "set-mode", "g", "orders", "pull") == "group g pulls orders on broker-a, broker-b\n"
     assert "topic[nowhere] not exist" in run(cluster, "group", "set-mode", "g", "nowhere", "pop", code=1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -275,3 +276,30 @@ def test_groups_are_deleted(cluster: Cluster, admin: Admin, producer: Producer) 
     assert "%RETRY%leavers" not in admin.list_topics()
     with pytest.raises(UsageError, match="no broker has offsets of group leavers"):
         admin.export_offsets(["leavers"])
+
+
+def test_a_group_that_pops(cluster: Cluster, admin: Admin, producer: Producer) -> None:
+    filled(admin, producer, "popped", {("a", 0): 3})
+    admin.put_group("poppers")
+    admin.set_request_mode("popped", "poppers", "POP")
+    assert {topic: m.mode for topic, m in admin.list_request_modes("poppers").items()} == {"popped": "POP"}
+    began, go_on = threading.Semaphore(0), threading.Event()
+
+    def listen(message: Any) -> None:
+        began.release()
+        go_on.wait(LIMIT_S)
+
+    consumer = PushConsumer(cluster.namesrv, "poppers", consume_from="first", pop=True)
+    consumer.subscribe("popped", "*")
+    consumer.listen(listen)
+    with ExitStack() as stack:
+        stack.enter_context(consumer)
+        # Also if the test fails: the consumer waits for its calls.
+        stack.callback(go_on.set)
+        for _ in range(3):
+            assert began.acquire(timeout=LIMIT_S)
+        (row,) = [q for q in admin.group_lag("poppers", "popped").queues if q.broker_offset]
+        assert (row.lag, row.in_flight, row.client_id) == (3, 3, consumer.client_id)
+        assert row.delay_ms is not None
+        (told,) = admin.show_client(consumer.client_id, group="poppers").consumers
+        assert {q.queue: q.unacknowledged for q in told.popped}[queue("popped", "a", -1)] == 3

@@ -100,7 +100,9 @@ class ReadQueue(msgspec.Struct, frozen=True):
 
 
 class PoppedQueue(msgspec.Struct, frozen=True):
-    """A queue that a consumer pops: how many messages it has not acknowledged yet, and when it last asked, in ms."""
+    """A queue that a consumer pops, or with the number -1 all of a topic on a broker: how many messages it has not
+    acknowledged yet, and when it last asked, in ms.
+    """
 
     queue: MessageQueue
     unacknowledged: int

@@ -197,6 +197,23 @@ class GroupOperations(ClusterClient):
         doing = f"request mode of group {group!r}"
         return list(await self._each(await self._masters(cluster, brokers), doing, put))
 
+    async def list_request_modes(self, group: str) -> dict[str, RequestMode]:
+        """Return, by topic, whether a group pulls or pops it, where that was set; of brokers that differ the first
+        one's. Raises what a broker raises.
+        """
+        validators.check_group(group)
+        told = await self._ask_all(
+            await self._readable(),
+            "request modes",
+            lambda peer: admin_api.request_modes(peer, timeout_ms=self._timeout_ms),
+        )
+        found: dict[str, RequestMode] = {}
+        for modes in told.values():
+            for topic, by_group in modes.items():
+                if group in by_group:
+                    found.setdefault(topic, by_group[group])
+        return dict(sorted(found.items()))
+
     async def delete_group(
         self,
         group: str,

@@ -265,6 +265,7 @@ class Admin(Facade[AsyncAdmin]):
     put_group = blocking(AsyncAdmin.put_group)
     show_group = blocking(AsyncAdmin.show_group)
     set_request_mode = blocking(AsyncAdmin.set_request_mode)
+    list_request_modes = blocking(AsyncAdmin.list_request_modes)
     delete_group = blocking(AsyncAdmin.delete_group)
     reset_offsets = blocking(AsyncAdmin.reset_offsets)
     export_offsets = blocking(AsyncAdmin.export_offsets)

@@ -21,6 +21,10 @@ from rocketspark.protocol.json.group_bodies import QueueStats, RunningInfo, by_q
 CONSUME_TYPES = {"CONSUME_ACTIVELY": "PULL", "CONSUME_PASSIVELY": "PUSH", "CONSUME_POP": "POP"}
 
 
+# Stands for all queues of a topic on a broker, which a member may pop at once.
+_ANY_QUEUE = -1
+
+
 class GroupState(msgspec.Struct, frozen=True):
     """A consumer group: its connected members, and how many messages it has not consumed yet.
 
@@ -156,7 +160,7 @@ class ProgressOperations(GroupOperations, ClientOperations):
                     stats.pull_offset,
                     stats.last_timestamp,
                     waits.get(queue) if stats.consumer_offset < stats.broker_offset or not delays else 0,
-                    readers.get(queue),
+                    readers.get(queue) or readers.get(msgspec.structs.replace(queue, queue_id=_ANY_QUEUE)),
                 )
                 for queue, stats in sorted(found.items(), key=lambda pair: pair[0])
             ),
@@ -185,7 +189,7 @@ class ProgressOperations(GroupOperations, ClientOperations):
         holders: dict[MessageQueue, str] = {}
         for client_id, info in sorted((await self._running_infos(group, members.members)).items()):
             if isinstance(info, RunningInfo):
-                dropped = [*((q, p.droped) for q, p in by_queue(info.mq_table).items())]
+                dropped = [(q, r.droped) for q, r in by_queue(info.mq_table).items()]
                 dropped += [(q, p.droped) for q, p in by_queue(info.mq_pop_table).items()]
                 for queue, gone in dropped:
                     if not gone:

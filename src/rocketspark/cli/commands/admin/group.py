@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rocketspark.admin.operations import AsyncAdmin
     from rocketspark.admin.progress import GroupLag, GroupState, QueueLag
     from rocketspark.protocol.json.bodies import GroupConfig
+    from rocketspark.protocol.json.metadata import RequestMode
 
 
 class Mode(StrEnum):
@@ -150,13 +151,16 @@ def show(group: Name, at: ClusterAccess = HERE, json: Json = False) -> None:
     Example: `rocketspark group show billing --json`
     """
 
-    async def ask(operations: AsyncAdmin) -> tuple[GroupState, GroupLag, dict[str, GroupConfig]]:
+    async def ask(
+        operations: AsyncAdmin,
+    ) -> tuple[GroupState, GroupLag, dict[str, RequestMode], dict[str, GroupConfig]]:
         await _check_known(operations, group)
         (state,) = await operations.list_group_states([group])
-        return state, await operations.group_lag(group, holders=False), await operations.show_group(group)
+        lag = await operations.group_lag(group, holders=False)
+        return state, lag, await operations.list_request_modes(group), await operations.show_group(group)
 
-    state, lag, found = run_operation(at, ask)
-    topics = _by_topic(lag)
+    state, lag, modes, found = run_operation(at, ask)
+    topics = _by_topic(lag, modes)
     if json:
         print_json({**_state_fields(state), "topics": topics, **_settings(group, found)})
         return
@@ -165,25 +169,30 @@ def show(group: Name, at: ClusterAccess = HERE, json: Json = False) -> None:
     print(f"{shown(group)}: {about if state.online else 'offline'}; {behind}")
     figures = ("queues", "lag", "in flight", "delay")
     rows = (
-        (t["topic"], f"{t['queues']:,}", f"{t['lag']:,}", f"{t['in_flight']:,}", _span(t["delay_ms"])) for t in topics
+        (
+            *(t["topic"], t["mode"] or "", f"{t['queues']:,}", f"{t['lag']:,}", f"{t['in_flight']:,}"),
+            _span(t["delay_ms"]),
+        )
+        for t in topics
     )
-    print_table(("topic", *figures), rows, right=figures)
+    print_table(("topic", "mode", *figures), rows, right=figures)
     _print(group, found, False)
 
 
-def _by_topic(lag: GroupLag) -> list[dict[str, Any]]:
-    topics: dict[str, list[QueueLag]] = {}
+def _by_topic(lag: GroupLag, modes: Mapping[str, RequestMode]) -> list[dict[str, Any]]:
+    topics: dict[str, list[QueueLag]] = {topic: [] for topic in modes}
     for q in lag.queues:
         topics.setdefault(q.queue.topic, []).append(q)
     return [
         {
             "topic": topic,
+            "mode": modes[topic].mode if topic in modes else None,
             "queues": len(queues),
             "lag": sum(q.lag for q in queues),
             "in_flight": sum(q.in_flight for q in queues),
             "delay_ms": max((q.delay_ms for q in queues if q.delay_ms is not None), default=None),
         }
-        for topic, queues in topics.items()
+        for topic, queues in sorted(topics.items())
     ]
 
 
