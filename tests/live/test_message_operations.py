@@ -21,6 +21,8 @@ from rocketspark import (
     TransactionState,
 )
 from rocketspark.admin import Admin
+from rocketspark.admin.messages import dead_letters, stored
+from rocketspark.admin.messages import search as messages_search
 from rocketspark.admin.messages.search import Search, SearchProgress
 from rocketspark.admin.messages.stored import DirectResult
 from rocketspark.admin.messages.waiting import DelayedLevel
@@ -186,6 +188,24 @@ def test_a_search_tells_its_progress_and_refuses_what_cannot_be(admin: Admin, nu
         admin.find_messages("nowhere")
 
 
+def test_large_bodies_are_read_in_pieces(admin: Admin, producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compressed ones too, which inflate to more than may be held: none is passed over for that."""
+    admin.create_topic("large", queue_count=1)
+    queue = admin.show_topic("large").route.read_queues()[0]
+    for n in range(40):
+        producer.send("large", b"%d " % n + bytes(20_000) + b" end", queue=queue)
+    for module, name, value in (
+        (stored, "INFLATED_BYTES", 50_000),
+        (messages_search, "AHEAD_BYTES", 1),
+        (messages_search, "AHEAD_BYTES_MIN", 1),
+    ):
+        monkeypatch.setattr(module, name, value)
+        for newest_first in (False, True):
+            found = admin.find_messages("large", Search(contains=b"\0 end"), newest_first=newest_first)
+            order = range(39, -1, -1) if newest_first else range(40)
+            assert [int(m.body.split()[0]) for m in found.messages if m.body_error is None] == list(order)
+
+
 def test_a_message_is_sent_and_sent_again(admin: Admin) -> None:
     admin.create_topic("again", queue_count=1)
     admin.create_topic("elsewhere", queue_count=1)
@@ -294,7 +314,10 @@ def bury(cluster: Cluster, topic: str, group: str, count: int) -> None:
         until(lambda: sum(c.letters for c in admin.list_dead_letters() if c.group == group) == count)
 
 
-def test_dead_letters_are_shown_and_sent_again_once(cluster: Cluster, admin: Admin, producer: Producer) -> None:
+def test_dead_letters_are_shown_and_sent_again_once(
+    cluster: Cluster, admin: Admin, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "PAGE_LETTERS", 2)
     admin.create_topic("orders", queue_count=1)
     for n in range(3):
         producer.send("orders", b"%d" % n, keys=[f"k{n}"], sharding_key="one")
@@ -326,6 +349,9 @@ def test_dead_letters_are_shown_and_sent_again_once(cluster: Cluster, admin: Adm
         admin.resend_dead_letters("billing", to="nowhere")
     with pytest.raises(UsageError, match="no dead letters of group 'nobody'"):
         admin.show_dead_letters("nobody")
+    admin.delete_topic("orders")
+    (lost,) = admin.resend_dead_letters("billing", [first.message.message_id])
+    assert (lost.outcome, lost.why) == ("failed", "topic 'orders' is not there: create it, or name another to send to")
     (back,) = admin.resend_dead_letters("billing", [first.message.message_id], to_group=True)
     assert (back.outcome, back.target) == ("sent", "%RETRY%billing")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import msgspec
 
@@ -20,9 +21,10 @@ from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.producer.prepared_message import PackingSettings
 from rocketspark.errors import MessageIllegal, RocketSparkError, RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
-from rocketspark.model.text import shown
+from rocketspark.model.text import LONG_MAX, shown
 
-LETTERS_MAX = 10_000
+# That are held at the same time.
+PAGE_LETTERS = 100
 AT_ONCE = 16
 # A send whose answer never came may still be carried out for so long.
 DOUBT_S = 3.0
@@ -117,14 +119,14 @@ class DeadLetterOperations(TraceOperations):
 
         `search`: which are meant, by their own fields as dead letters: `since_ms` is when they became ones.
         """
-        found = await self._letters(group, search, limit, scan_max)
+        found = await self._letters(group, search, limit=limit, scan_max=scan_max)
         letters = [_letter(group, m) for m in found.messages]
         return FoundLetters(letters, found.looked_at, found.stopped, found.next_offsets)
 
-    async def _letters(self, group: str, search: Search | None, limit: int, scan_max: int) -> FoundMessages:
+    async def _letters(self, group: str, search: Search | None, **how: Any) -> FoundMessages:
         topic = namespace.DLQ_PREFIX + validators.check_group(group)
         try:
-            return await self.find_messages(topic, search, limit=limit, scan_max=scan_max)
+            return await self.find_messages(topic, search, **how)
         except RouteNotFound:
             raise UsageError(f"no dead letters of group {shown(group)!r}: no message used up its attempts") from None
 
@@ -141,55 +143,84 @@ class DeadLetterOperations(TraceOperations):
         """Send dead letters of a group again, each once, whoever sent some before; oldest first.
 
         Args:
-            message_ids: unique ids or offset message ids of the letters; None: all, at most 10,000.
+            message_ids: unique ids or offset message ids of the letters; None: all that are there when it begins.
             to: the topic to send them to; by default the one each came from.
             to_group: to the group's own retry topic, so that no other group gets them.
             dry_run: look only.
-            search: of all, only those.
+            search: of these, only those.
 
         Returns what became of each, in order: one that cannot be sent keeps no other from it, but those of its sharding
-        key. Raises UsageError for an id that no letter has and before anything is sent, RouteNotFound for a target that
-        is not there.
+        key. Raises UsageError for an id that no letter has, RouteNotFound where `to` is not there, before it sends.
         """
         if to is not None and to_group:
             raise UsageError("give a topic to send to, or to_group, not both")
-        chosen = await self._chosen(group, message_ids, search)
-        letters = [_addressed(letter, to, to_group) for letter in chosen]
         there = set(await self._routes.ask(lambda peer: admin_api.topic_list(peer, timeout_ms=self._timeout_ms)))
-        if missing := sorted({letter.target for letter in letters if letter.target} - there):
-            text = f"letters would go to topic {missing[0]!r}, which is not there: create it, or name another"
-            raise RouteNotFound(missing[0], remark=text)
+        if to is not None and to not in there:
+            text = f"letters would go to topic {to!r}, which is not there: create it, or name another"
+            raise RouteNotFound(to, remark=text)
+        search = search or Search()
+        if message_ids is not None:
+            wanted = {name for given in message_ids for name in (given, given.upper())}
+            search = msgspec.structs.replace(search, ids=frozenset(wanted))
+            await self._check_there(group, message_ids)
+        # A letter may die again at once, and is another one then.
+        ends = await self._ends(namespace.DLQ_PREFIX + group)
         done: list[Resent] = []
         blocked: set[tuple[str, str]] = set()
-        for stored, letter in zip(chosen, letters, strict=True):
-            done.append(await self._resend(stored, letter, to_group, dry_run, blocked))
-        return done
+        starts = None
+        while True:
+            page = await self._letters(group, search, limit=PAGE_LETTERS, scan_max=LONG_MAX, starts=starts, ends=ends)
+            for message in page.messages:
+                stored = _letter(group, message)
+                letter = _addressed(stored, to, to_group)
+                done.append(await self._resend(stored, letter, to_group, dry_run, there, blocked))
+            if not page.stopped:
+                return done
+            starts = page.next_offsets
 
-    async def _chosen(
-        self, group: str, message_ids: Collection[str] | None, search: Search | None
-    ) -> list[StoredLetter]:
-        found = await self.show_dead_letters(group, search, limit=LETTERS_MAX, scan_max=10 * LETTERS_MAX)
-        letters = found.letters
-        if message_ids is not None:
-            wanted = set(message_ids)
-            letters = [x for x in letters if wanted & {x.message.message_id, x.message.offset_message_id}]
-            known = {name for x in letters for name in (x.message.message_id, x.message.offset_message_id)}
-            if missing := sorted(wanted - known):
-                text = f"group {shown(group)!r} has no dead letter {shown(missing[0])}"
-                raise UsageError(f"{text}, among the first {found.looked_at:,}" if found.stopped else text)
-        elif found.stopped:
-            text = f"group {shown(group)!r} has more than {LETTERS_MAX:,} such letters"
-            raise UsageError(f"{text}: choose some by time, or use `pipeline dlq --resend`")
-        return sorted(letters, key=lambda x: (x.message.store_time_ms, x.place))
+    async def _check_there(self, group: str, message_ids: Collection[str]) -> None:
+        """Raise UsageError unless a group has dead letters of all these ids."""
+        missing = set(message_ids)
+        starts = None
+        while missing:
+            search = Search(ids=frozenset(name for given in missing for name in (given, given.upper())))
+            page = await self._letters(group, search, limit=PAGE_LETTERS, scan_max=LONG_MAX, starts=starts)
+            found = {name for m in page.messages for name in (m.message_id, m.offset_message_id)}
+            missing = {given for given in missing if found.isdisjoint((given, given.upper()))}
+            if not page.stopped:
+                break
+            starts = page.next_offsets
+        if missing:
+            raise UsageError(f"group {shown(group)!r} has no dead letter {shown(min(missing))}")
+
+    async def _ends(self, topic: str) -> dict[MessageQueue, int]:
+        try:
+            queues = (await self._routes.refresh(topic)).read_queues()
+        except RouteNotFound:
+            return {}
+        return {
+            queue: await client_api.max_offset(
+                await self._broker(await self._routes.find_readable(queue)), queue, timeout_ms=self._timeout_ms
+            )
+            for queue in queues
+        }
 
     async def _resend(
-        self, stored: StoredLetter, letter: DeadLetter, to_group: bool, dry_run: bool, blocked: set[tuple[str, str]]
+        self,
+        stored: StoredLetter,
+        letter: DeadLetter,
+        to_group: bool,
+        dry_run: bool,
+        there: set[str],
+        blocked: set[tuple[str, str]],
     ) -> Resent:
         def outcome(what: str, why: object = "") -> Resent:
             return Resent(letter.message_id, letter.place, letter.target, letter.resend_id, what, str(why))
 
         if not letter.target:
             return outcome("failed", "it does not tell the topic it came from: name one to send it to")
+        if letter.target not in there:
+            return outcome("failed", f"topic {letter.target!r} is not there: create it, or name another to send to")
         if stored.message.body_error is not None:
             return outcome("failed", f"its body is damaged: {stored.message.body_error}")
         try:

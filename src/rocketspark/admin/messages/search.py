@@ -10,11 +10,12 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from rocketspark.admin.messages.json_path import JsonPath, same_value
-from rocketspark.admin.messages.stored import StoredOperations, pull_messages
+from rocketspark.admin.messages.stored import PULL_BYTES, StoredOperations, pull_messages
 from rocketspark.client import validators
 from rocketspark.client.connection import client_api
 from rocketspark.errors import UsageError
@@ -24,8 +25,9 @@ from rocketspark.transport.peer import Peer
 LIMIT, SCAN_MAX = 100, 100_000
 # Of one broker's answer, from its index of keys.
 INDEXED_MAX = 64
-# Messages that are read ahead, of one queue and of all together.
+# What is read ahead: messages of one queue and of all together; bytes of all, and of one at least.
 AHEAD_MAX, AHEAD_ALL_MAX, AHEAD_MIN = 256, 4096, 8
+AHEAD_BYTES, AHEAD_BYTES_MIN = 64 << 20, 64 << 10
 AT_ONCE = 16
 PROGRESS_EVERY = 1000
 
@@ -35,9 +37,10 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
     `key`, `tag`: it has this one; `contains`: the body holds this text; `json_path`: the body is JSON in which this
     path leads to something (see JsonPath), with `json_value` to this value; `since_ms`, `until_ms`: stored in this
-    time, `until_ms` not included.
+    time, `until_ms` not included; `ids`: it has one of these, unique ones or offset message ids.
     """
 
+    ids: frozenset[str] | None = None
     key: str | None = None
     tag: str | None = None
     contains: str | bytes | None = None
@@ -55,6 +58,8 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
         def meant(m: ReceivedMessage) -> bool:
             if self.tag is not None and m.tag != self.tag:
+                return False
+            if self.ids is not None and self.ids.isdisjoint((m.message_id, m.offset_message_id)):
                 return False
             if self.key is not None and self.key not in m.keys:
                 return False
@@ -104,6 +109,7 @@ class SearchOperations(StoredOperations):
         scan_max: int = SCAN_MAX,
         queues: Iterable[MessageQueue] | None = None,
         starts: Mapping[MessageQueue, int] | None = None,
+        ends: Mapping[MessageQueue, int] | None = None,
         on_progress: Callable[[SearchProgress], None] | None = None,
     ) -> FoundMessages:
         """Search a topic's messages, oldest first, or newest first.
@@ -114,6 +120,7 @@ class SearchOperations(StoredOperations):
             scan_max: how many are looked at at most. A search by key asks the brokers' indexes, where that tells all.
             queues: only these; by default all that can be read.
             starts: by queue the offset to begin at (newest first: before which), as `next_offsets` of a search before.
+            ends: by queue the offset before which to end, oldest first; what comes meanwhile is left out then.
             on_progress: called on the loop now and then.
 
         Raises UsageError for a search that cannot be, RouteNotFound, or what a broker raises.
@@ -132,7 +139,7 @@ class SearchOperations(StoredOperations):
             found = await self._by_key(topic, search, meant, limit, newest_first)
             if found is not None:
                 return found
-        cursors = await self._cursors(chosen, search, starts or {}, newest_first)
+        cursors = await self._cursors(chosen, search, starts or {}, ends or {}, newest_first)
         return await _Scan(cursors, meant, newest_first, limit, scan_max, on_progress).run()
 
     async def _by_key(
@@ -155,11 +162,17 @@ class SearchOperations(StoredOperations):
         return FoundMessages(found[:limit], len(asked), "limit" if len(found) > limit else "", {})
 
     async def _cursors(
-        self, queues: list[MessageQueue], search: Search, starts: Mapping[MessageQueue, int], newest_first: bool
+        self,
+        queues: list[MessageQueue],
+        search: Search,
+        starts: Mapping[MessageQueue, int],
+        ends: Mapping[MessageQueue, int],
+        newest_first: bool,
     ) -> list[_Cursor]:
         # A broker's filter knows hashes alone; what it lets pass is looked at here.
         tags = search.tag if search.tag and _is_plain(search.tag) else "*"
         ahead = max(AHEAD_MIN, min(AHEAD_MAX, AHEAD_ALL_MAX // len(queues)))
+        ahead_bytes = max(AHEAD_BYTES_MIN, min(PULL_BYTES, AHEAD_BYTES // len(queues)))
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def cursor(queue: MessageQueue) -> _Cursor:
@@ -171,7 +184,9 @@ class SearchOperations(StoredOperations):
                 )
             if (start := starts.get(queue)) is not None:
                 low, high = (low, min(high, start)) if newest_first else (max(low, start), high)
-            return _Cursor(peer, queue, low, max(low, high), newest_first, tags, ahead, gate)
+            high = min(high, ends.get(queue, high))
+            reading = _Reading(tags, ahead, ahead_bytes, newest_first, gate)
+            return _Cursor(peer, queue, low, max(low, high), reading)
 
         return list(await asyncio.gather(*map(cursor, queues)))
 
@@ -188,24 +203,26 @@ def _is_plain(tag: str) -> bool:
     return not any(c in tag for c in "|* \t")
 
 
+class _Reading(NamedTuple):
+    """How queues are read: the broker's filter, what is read ahead of one, from which end, how many at once."""
+
+    tags: str
+    ahead: int
+    ahead_bytes: int
+    newest_first: bool
+    gate: asyncio.Semaphore
+
+
 class _Cursor:
     """The offsets [low, high) of a queue that are still to be read, from the one end or the other."""
 
-    def __init__(
-        self,
-        peer: Peer,
-        queue: MessageQueue,
-        low: int,
-        high: int,
-        newest_first: bool,
-        tags: str,
-        ahead: int,
-        gate: asyncio.Semaphore,
-    ) -> None:
+    def __init__(self, peer: Peer, queue: MessageQueue, low: int, high: int, reading: _Reading) -> None:
         self.queue = queue
-        self._peer, self._tags, self._ahead, self._gate = peer, tags, ahead, gate
-        self._low, self._high, self._newest_first = low, high, newest_first
-        self._begin = high if newest_first else low
+        self._peer, self._reading = peer, reading
+        self._low, self._high, self._newest_first = low, high, reading.newest_first
+        self._begin = high if self._newest_first else low
+        # Newest first, all of a step are read, whatever their size: it grows as far as they are small.
+        self._step = 1 if self._newest_first else reading.ahead
         self.total = high - low
         self.buffer: deque[ReceivedMessage] = deque()
 
@@ -228,21 +245,26 @@ class _Cursor:
 
     async def fill(self) -> None:
         """Read the next messages, of at most as many offsets as are read ahead."""
-        async with self._gate:
-            count = min(self._ahead, self._high - self._low)
+        async with self._reading.gate:
+            count = min(self._step, self._high - self._low)
             if not self._newest_first:
                 self._low = await self._read(self._low, self._low + count)
                 return
-            first = self._high - count
-            at = first
+            at = first = self._high - count
             while at < self._high:
                 at = await self._read(at, self._high)
             self.buffer.reverse()
             self._high = first
+            size = sum(len(m.body) for m in self.buffer)
+            larger = min(2 * self._step, self._reading.ahead)
+            self._step = larger if size * 2 <= self._reading.ahead_bytes else max(1, self._step // 2)
 
     async def _read(self, first: int, end: int) -> int:
         """Put the messages of one pull behind the buffer; returns the offset to read on at, at most `end`."""
-        pulled = await pull_messages(self._peer, self.queue, first, end - first, tags=self._tags)
+        how = self._reading
+        pulled = await pull_messages(
+            self._peer, self.queue, first, end - first, tags=how.tags, bytes_max=how.ahead_bytes
+        )
         self.buffer.extend(m for m in pulled.messages if m.queue_offset < end)
         last = pulled.messages[-1].queue_offset + 1 if pulled.messages else first
         # A queue that says no more is done: what was there has expired meanwhile.

@@ -24,7 +24,7 @@ from rocketspark.model.text import LONG_MAX, shown
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import plain_pull
 from rocketspark.protocol.json.operator_bodies import DirectConsumption
-from rocketspark.protocol.message import origins, properties
+from rocketspark.protocol.message import origins, properties, record
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.transport.peer import Peer
 
@@ -32,6 +32,8 @@ from rocketspark.transport.peer import Peer
 GROUP = "TOOLS_CONSUMER"
 PRODUCER_GROUP = "rocketspark_admin"
 PULL_BYTES = 1 << 20
+# To which bodies of one pull are inflated.
+INFLATED_BYTES = 16 << 20
 PULL_TIMEOUT_MS = 10_000.0
 # Topics that are looked in at the same time for an id, and in all.
 TOPICS_AT_ONCE, TOPICS_MAX = 16, 2000
@@ -71,9 +73,13 @@ async def pull_messages(
     count_max: int,
     *,
     tags: str = "*",
+    bytes_max: int = PULL_BYTES,
     timeout_ms: float = PULL_TIMEOUT_MS,
 ) -> Pulled:
-    """Read messages of a queue from an offset on, without waiting for new ones; a body that cannot be had says why."""
+    """Read messages of a queue from an offset on, without waiting for new ones; a body that cannot be had says why.
+
+    `bytes_max`: of them together, as stored, unless the first has more.
+    """
     header = plain_pull(
         GROUP,
         queue.topic,
@@ -82,18 +88,22 @@ async def pull_messages(
         count_max,
         tags,
         broker_name=queue.broker_name,
-        bytes_max=PULL_BYTES,
+        bytes_max=bytes_max,
         bulk=True,
     )
     found = await client_api.pull(peer, header, timeout_ms=timeout_ms)
     messages: list[ReceivedMessage] = []
+    next_offset = found.header.next_offset
     if found.code == ResponseCode.SUCCESS:
-        messages = client_api.looked_at(found.records, queue.broker_name)
+        inflation = record.Inflation(INFLATED_BYTES, check_crc=False)
+        messages = record.decode_messages(found.records, queue.broker_name, inflation)
         if found.header.offset_delta is not None:
             make_logical(messages, queue, found.header.offset_delta)
+        if messages and inflation.at < len(found.records):
+            next_offset = messages[-1].queue_offset + 1  # The others' bodies would be too much at once.
         # A batch may have begun before.
         messages = [m for m in messages if m.queue_offset >= offset]
-    return Pulled(messages, found.header.next_offset, found.header.min_offset, found.header.max_offset)
+    return Pulled(messages, next_offset, found.header.min_offset, found.header.max_offset)
 
 
 class StoredOperations(ClusterClient, StoredMessages):

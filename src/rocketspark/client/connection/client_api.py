@@ -345,7 +345,7 @@ async def query_message(
         return QueriedMessages([])
     reply.raise_for_code(f"query of topic {topic!r}")
     index = reply.header(headers.QueryMessageReply)
-    return QueriedMessages(looked_at(reply.body, broker_name), index.updated_ms, index.updated_position)
+    return QueriedMessages(_looked_at(reply.body, broker_name), index.updated_ms, index.updated_position)
 
 
 async def view_message(
@@ -360,13 +360,13 @@ async def view_message(
     header = headers.ViewMessageHeader(topic=topic, physical_offset=physical_offset)
     reply = await broker.request(RequestCode.VIEW_MESSAGE_BY_ID, header, timeout_ms=timeout_ms)
     reply.raise_for_code(f"view of the message at {physical_offset}")
-    messages = looked_at(reply.body, broker_name)
+    messages = _looked_at(reply.body, broker_name)
     if not messages:
         raise RecordError(f"the broker's reply to the view of the message at {physical_offset} holds no message")
     return messages[0]
 
 
-def looked_at(stored: bytes, broker_name: str) -> list[ReceivedMessage]:
+def _looked_at(stored: bytes, broker_name: str) -> list[ReceivedMessage]:
     """Decode messages for a query: one whose body cannot be had says why, and the others are still returned."""
     inflation = record.Inflation(FOUND_INFLATED_BYTES, check_crc=False, to_end=True)
     return record.decode_messages(stored, broker_name, inflation)
