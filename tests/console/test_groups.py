@@ -56,6 +56,7 @@ def test_groups_are_searched_and_lead_to_their_progress_and_members(
     queues = page.get_by_role("region", name="Table of queues")
     expect(queues.locator("tbody tr").filter(has_text=TOPIC)).to_have_count(2)
     expect(queues.get_by_role("link", name=re.compile("payer-1")).first).to_be_visible()
+    expect(page.get_by_role("img", name="Plot of messages").locator("canvas")).to_be_visible()
     members = page.get_by_role("region", name="Table of members")
     expect(members.locator("tbody tr")).to_contain_text([f"{TOPIC}: *"])
     assert serious_faults(page) == []

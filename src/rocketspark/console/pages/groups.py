@@ -19,6 +19,11 @@ from rocketspark.console.routes import change, page
 from rocketspark.errors import UsageError
 from rocketspark.model.text import shown, whole_number
 
+HOW = {
+    "CONSUME_PASSIVELY": "messages are pushed to their listeners",
+    "CONSUME_ACTIVELY": "they pull messages",
+    "CONSUME_POP": "they pop messages",
+}
 ROWS = 20
 # Queues that a confirmation names one by one.
 NAMED_MAX = 20
@@ -68,7 +73,7 @@ async def members(call: Call) -> Response:
     """The connected members of a group, those marked that subscribe to something else."""
     name = call.query("name")
     found = await call.read(("members", name), lambda admin: admin.list_members(name), 4.0)
-    return call.part("group_members.html", name=name, found=found)
+    return call.part("group_members.html", name=name, found=found, how=HOW.get(found.consume_type, ""))
 
 
 def _page_of(name: str) -> str:

@@ -1,0 +1,95 @@
+"""Every page in a browser on clusters of all kinds: empty, without a broker, away, locked, with 1,000 topics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+from tests.console.running import console
+from tests.support.browser import Faults, overflow_px, serious_faults
+from tests.support.ports import free_ports
+
+from rocketspark.console.navigation import NAVIGATION
+from rocketspark.protocol.json import bodies
+from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.testing import run_cluster
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.shows("console: each page in a browser on empty, broken, locked and large clusters; axe-core; narrow"),
+]
+PATHS = [path for _, path in NAVIGATION]
+
+
+def looks_right(page: Page) -> None:
+    """The page has no serious fault, and fits a narrow window."""
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    assert serious_faults(page) == []
+    assert overflow_px(page) == 0
+
+
+def test_an_empty_cluster(page: Page) -> None:
+    with run_cluster() as cluster, console(cluster.namesrv, requests_per_second=200) as home:
+        for path in PATHS:
+            page.goto(home + path)
+            looks_right(page)
+            assert page.locator(".note.bad").count() == 0
+
+
+def test_a_cluster_that_is_away(page: Page, faults: Faults) -> None:
+    with console(f"127.0.0.1:{free_ports()}") as home:
+        for path in PATHS:
+            page.goto(home + path)
+            expect(page.get_by_role("alert").first).to_be_visible()
+            looks_right(page)
+    # Every page said so, as an error of what lies behind it; none failed in any other way.
+    assert {line[:8] for line in faults} <= {"502: GET", "503: GET"}, faults
+    faults.clear()
+
+
+def test_a_locked_cluster_asks_who_it_is(page: Page, faults: Faults) -> None:
+    with run_cluster(secure=True) as cluster:
+        options = cluster.client_options
+        tls = {name: value for name, value in options.items() if name.startswith(("use_tls", "tls_"))}
+        with console(cluster.namesrv, options=tls, requests_per_second=200) as home:
+            page.goto(f"{home}/groups")
+            expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+            looks_right(page)
+            page.get_by_label("Access key").fill(options["access_key"])
+            page.get_by_label("Secret key").fill("wrong")
+            page.get_by_role("button", name="Log in").click()
+            expect(page.get_by_role("alert")).to_be_visible()
+            faults.expect("401: POST")
+            page.get_by_label("Secret key").fill(options["secret_key"])
+            page.get_by_role("button", name="Log in").click()
+            expect(page.get_by_role("heading", level=1)).to_have_text("Groups")
+            for path in PATHS:
+                page.goto(home + path)
+                looks_right(page)
+            page.get_by_role("button", name="Log out").click()
+            expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+
+
+def test_a_thousand_topics_and_groups(page: Page, tmp_path: Path) -> None:
+    config = tmp_path / "broker-a" / "config"
+    config.mkdir(parents=True)
+    topics = {f"topic-{n:04}": TopicConfig(topic_name=f"topic-{n:04}") for n in range(1000)}
+    groups = {f"group-{n:03}": bodies.GroupConfig(group_name=f"group-{n:03}") for n in range(500)}
+    (config / "topics.json").write_bytes(bodies.encode(bodies.TopicConfigTable(topic_config_table=topics)))
+    (config / "subscriptionGroup.json").write_bytes(
+        bodies.encode(bodies.GroupConfigTable(subscription_group_table=groups))
+    )
+    with run_cluster(store=tmp_path) as cluster, console(cluster.namesrv, requests_per_second=200) as home:
+        page.goto(f"{home}/topics")
+        expect(page.get_by_role("status").first).to_have_text("1\u202f000 topics")
+        looks_right(page)
+        page.goto(f"{home}/groups?q=group-4")
+        expect(page.get_by_role("status").first).to_have_text("100 groups")
+        page.get_by_role("link", name="Next").click()
+        expect(page.get_by_role("rowheader", name="group-420")).to_be_visible()
+        looks_right(page)
+        page.goto(f"{home}/clients?page=25")
+        looks_right(page)
+        page.goto(f"{home}/messages?topic=topic-0999")
+        expect(page.get_by_text("That is all: 0 messages")).to_be_visible()
