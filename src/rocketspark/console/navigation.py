@@ -10,8 +10,12 @@ NAVIGATION = (
     ("Groups", "/groups"),
     ("Clients", "/clients"),
     ("Dead letters", "/dead-letters"),
+    ("Quarantine", "/quarantine"),
+    ("Brokers", "/brokers"),
+    ("Users and rules", "/users"),
 )
 MODULES = (
     *("overview", "topics", "topic", "topic_changes"),
     *("messages", "message", "groups", "clients", "dead_letters"),
+    *("quarantine", "brokers", "users"),
 )
