@@ -182,6 +182,12 @@ def test_who_may_not_is_refused_by_the_cluster(locked: Cluster) -> None:
         assert "User:small has no permission" in answer.text
 
 
+def test_where_everybody_may_everything_that_is_said(client: TestClient) -> None:
+    page = client.get("/users").text
+    assert "Access control 2.0 is off" in page
+    assert "<form" not in page
+
+
 # -- what is set aside -------------------------------------------------------------------------------------------------
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from rocketspark.admin.access import ACTIONS, DECISIONS, USER_TYPES
-from rocketspark.console.call import Call, Confirmation, Done, Form, together
+from rocketspark.console.call import Call, Confirmation, Done, Failed, Form, together
 from rocketspark.console.routes import change, page
 from rocketspark.errors import UsageError
 
 HOME = "/users"
+# What an error says of a broker that has no users: it has no code of its own.
+NO_CONTROL = "without access control"
 
 
 async def users(call: Call) -> Response:
@@ -28,6 +30,7 @@ async def users(call: Call) -> Response:
     return call.page(
         "users.html",
         people=people,
+        is_off=isinstance(people, Failed) and NO_CONTROL in people.text,
         rules=rules,
         by_user=sorted(by_user.items()),
         by_rule=sorted(by_rule.items(), key=lambda item: item[0][:2]),
