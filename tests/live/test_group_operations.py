@@ -16,7 +16,7 @@ from rocketspark import Message, Producer, PushConsumer
 from rocketspark.admin import Admin
 from rocketspark.admin.clients import Subscribed
 from rocketspark.admin.offsets import OffsetChange, StoredOffset
-from rocketspark.errors import UsageError
+from rocketspark.errors import ServerError, UsageError
 from rocketspark.model import MessageQueue
 from rocketspark.testing.cluster import Cluster, run_cluster
 
@@ -303,3 +303,20 @@ def test_a_group_that_pops(cluster: Cluster, admin: Admin, producer: Producer) -
         assert row.delay_ms is not None
         (told,) = admin.show_client(consumer.client_id, group="poppers").consumers
         assert {q.queue: q.unacknowledged for q in told.popped}[queue("popped", "a", -1)] == 3
+
+
+def test_who_may_only_see_one_group_sees_it() -> None:
+    with run_cluster(secure=True) as secure, Admin(secure.namesrv, **secure.client_options) as super_user:
+        super_user.create_topic("orders", queue_count=1)
+        super_user.put_group("billing")
+        super_user.create_user("clerk", "a-secret-of-his")
+        super_user.create_acl("clerk", ["Group:billing", "Topic:orders"], ["Get", "Sub", "Update"])
+        keys = {"access_key": "clerk", "secret_key": "a-secret-of-his"}
+        with Admin(secure.namesrv, **{**secure.client_options, **keys}) as admin:
+            assert [s.group for s in admin.list_group_states(["billing"])] == ["billing"]
+            admin.check_known("billing")
+            assert admin.list_members("billing").members == ()
+            assert [c.after for c in admin.reset_offsets("billing", "orders", "latest")] == [0]
+            assert [q.lag for q in admin.group_lag("billing").queues] == [0]
+            with pytest.raises(ServerError, match="list of groups refused by broker-a: code 16"):
+                admin.list_groups()

@@ -200,8 +200,12 @@ class ClientOperations(ClusterClient):
 
         Raises UsageError if no broker knows the client, or what a broker raises.
         """
-        groups = None if group is None else [group]
-        states = [c for c in await self.list_clients(groups=groups) if c.client_id == client_id]
+        if group is None:
+            found = await self.list_clients()
+        else:
+            found = await self.list_clients(groups=[group], role="consumer")
+            found = found or await self.list_clients(groups=[group], role="producer")
+        states = [c for c in found if c.client_id == client_id]
         if not states:
             where = "" if group is None else f" in group {group!r}"
             raise UsageError(f"no client {client_id!r} is connected{where}: `rocketspark client list` names all")

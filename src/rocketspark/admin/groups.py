@@ -11,9 +11,10 @@ import msgspec
 from rocketspark.admin.cluster_client import BrokerState, ClusterClient
 from rocketspark.client import validators
 from rocketspark.client.connection import admin_api, group_api
-from rocketspark.errors import UsageError
+from rocketspark.errors import ServerError, UsageError
 from rocketspark.model.message import NamedFields
 from rocketspark.model.namespace import DLQ_PREFIX, RETRY_PREFIX, is_system_group
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.protocol.json.metadata import RequestMode
 from rocketspark.transport.peer import Peer
@@ -114,6 +115,24 @@ class GroupOperations(ClusterClient):
             *(admin_api.groups_of_topic(peer, topic, timeout_ms=self._timeout_ms) for peer in peers)
         )
         return sorted(set().union(*found))
+
+    async def check_known(self, group: str) -> None:
+        """Raise UsageError for a group that no broker knows. Who may not list groups is not told."""
+        validators.check_group(group)
+        known = await self._known_groups(await self._readable())
+        if known and not any(group in groups for groups in known.values()):
+            raise UsageError(f"no broker knows group {group!r}: `rocketspark group list` names all")
+
+    async def _known_groups(self, targets: Iterable[BrokerState]) -> dict[str, dict[str, GroupConfig]]:
+        """Return the groups that each broker knows; nothing if the user may not list groups."""
+        try:
+            return await self._ask_all(
+                targets, "list of groups", lambda peer: group_api.groups(peer, timeout_ms=self._timeout_ms)
+            )
+        except ServerError as e:
+            if e.code != ResponseCode.NO_PERMISSION:
+                raise
+            return {}
 
     async def put_group(
         self,

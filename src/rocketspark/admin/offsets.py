@@ -104,7 +104,7 @@ class OffsetOperations(GroupOperations):
         if missing or not queues:
             which = f"queue {min(missing)}" if missing else "queue to read from"
             raise UsageError(f"topic {topic!r} has no {which} on {', '.join(sorted(targets)) or 'any broker'}")
-        await self._check_known(group, targets.values())
+        await self._check_known_on(group, targets.values())
         changes = await self._plan({(group, queue): to for queue in queues}, targets)
         if dry_run:
             return changes
@@ -163,11 +163,9 @@ class OffsetOperations(GroupOperations):
         found = {b.broker_name: b for b in await self._masters(None, brokers)}
         return {name: found[name] for name in names if name in found}
 
-    async def _check_known(self, group: str, targets: Iterable[BrokerState]) -> None:
+    async def _check_known_on(self, group: str, targets: Iterable[BrokerState]) -> None:
         """Raise UsageError if a broker does not know the group: it would refuse, or keep offsets of a mistyped name."""
-        known = await self._ask_all(
-            targets, "list of groups", lambda peer: group_api.groups(peer, timeout_ms=self._timeout_ms)
-        )
+        known = await self._known_groups(targets)
         without = sorted(name for name, groups in known.items() if group not in groups)
         if without:
             raise UsageError(

@@ -260,6 +260,7 @@ class Admin(Facade[AsyncAdmin]):
     delete_topic = blocking(AsyncAdmin.delete_topic)
     list_groups = blocking(AsyncAdmin.list_groups)
     show_progress = blocking(AsyncAdmin.show_progress)
+    check_known = blocking(AsyncAdmin.check_known)
     list_group_states = blocking(AsyncAdmin.list_group_states)
     group_lag = blocking(AsyncAdmin.group_lag)
     put_group = blocking(AsyncAdmin.put_group)

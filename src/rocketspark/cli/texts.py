@@ -51,7 +51,8 @@ def place(option: str, text: str) -> Place:
     if (offset := whole_number(text, high=LONG_MAX)) is not None:
         return offset
     try:
-        time = datetime.fromisoformat(text)
+        # Digits alone may be a date and a time too.
+        time = datetime.fromisoformat("" if text.isdigit() else text)
         time.timestamp()
     except (ValueError, OverflowError, OSError):
         raise typer.BadParameter(

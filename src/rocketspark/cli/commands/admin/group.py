@@ -154,7 +154,7 @@ def show(group: Name, at: ClusterAccess = HERE, json: Json = False) -> None:
     async def ask(
         operations: AsyncAdmin,
     ) -> tuple[GroupState, GroupLag, dict[str, RequestMode], dict[str, GroupConfig]]:
-        await _check_known(operations, group)
+        await operations.check_known(group)
         (state,) = await operations.list_group_states([group])
         lag = await operations.group_lag(group, holders=False)
         return state, lag, await operations.list_request_modes(group), await operations.show_group(group)
@@ -212,7 +212,7 @@ def lag(
     async def ask(operations: AsyncAdmin) -> GroupLag:
         found = await operations.group_lag(group, topic)
         if not found.queues:
-            await _check_known(operations, group)
+            await operations.check_known(group)
         return found
 
     run_watched(at, watch, ask, json=json, told=_lag_fields, drawn=_lag_table)
@@ -271,7 +271,7 @@ def members(group: Name, watch: Watch = None, at: ClusterAccess = HERE, json: Js
     async def ask(operations: AsyncAdmin) -> GroupMembers:
         found = await operations.list_members(group)
         if not found.members:
-            await _check_known(operations, group)
+            await operations.check_known(group)
         return found
 
     run_watched(at, watch, ask, json=json, told=_members_fields, drawn=_members_table)
@@ -405,12 +405,17 @@ def delete(
         print(f"deleted {what} on {listed(names)}" if names else f"deleted what was left of {what}")
 
 
-async def _check_known(operations: AsyncAdmin, group: str) -> None:
-    """Raise UsageError for a group that no broker knows."""
-    from rocketspark.errors import UsageError
+async def _modes(operations: AsyncAdmin, group: str) -> dict[str, RequestMode]:
+    """Return how a group gets each topic; nothing if the user may not ask that of brokers."""
+    from rocketspark.errors import ServerError
+    from rocketspark.protocol.codes import ResponseCode
 
-    if group not in await operations.list_groups(system=True):
-        raise UsageError(f"no broker knows group {group!r}: `rocketspark group list` names all")
+    try:
+        return await operations.list_request_modes(group)
+    except ServerError as e:
+        if e.code != ResponseCode.NO_PERMISSION:
+            raise
+        return {}
 
 
 @app.command("set-mode")
