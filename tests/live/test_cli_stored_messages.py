@@ -83,6 +83,20 @@ def test_a_message_is_sent_and_got_by_ids_and_place(cluster: Cluster, tmp_path: 
     assert '00000000  7b 22 69 64 22 3a 20 31  2c 20 22 77 68 6f 22 3a  {"id": 1, "who":' in hexed
 
 
+def test_a_body_is_decoded_by_a_schema(cluster: Cluster, tmp_path: Path) -> None:
+    fields = [{"name": "id", "type": "long"}, {"name": "fruit", "type": "string"}]
+    (tmp_path / "order.avsc").write_text(json.dumps({"type": "record", "name": "Order", "fields": fields}))
+    (tmp_path / "body").write_bytes(b"\x0e\x0aapple")
+    message_id = send(cluster, "--file", str(tmp_path / "body"))["message_id"]
+    decode = ("--decode", "avro", "--schema", str(tmp_path / "order.avsc"))
+    assert json.loads(answer(cluster, "message", "get", message_id, *decode)["decoded"]) == {"id": 7, "fruit": "apple"}
+    printed = run(cluster, "message", "get", message_id, *decode).stdout
+    assert printed.endswith('{\n  "id": 7,\n  "fruit": "apple"\n}\n')
+    text = send(cluster, "no avro")["message_id"]
+    assert "the body is not of this schema" in run(cluster, "message", "get", text, *decode, code=1).told
+    run(cluster, "message", "get", text, "--decode", "avro", code=2)
+
+
 def test_what_is_not_there_is_said_in_one_line(cluster: Cluster) -> None:
     nowhere = "AC1100010000000000000000000000AB"
     for arguments in (

@@ -100,10 +100,8 @@ def _clock(ms: int) -> str:
         return "--:--:--"  # No time that a calendar has.
 
 
-def as_json(message: ReceivedMessage) -> str:
-    """Return a line of JSON, which `produce --jsonl` takes."""
-    import msgspec
-
+def as_fields(message: ReceivedMessage) -> dict[str, Any]:
+    """Return a message as JSON has it; a body that is no UTF-8 stands there as body_base64."""
     fields: dict[str, Any] = {
         name: getattr(message, name)
         for name in (
@@ -116,4 +114,11 @@ def as_json(message: ReceivedMessage) -> str:
     except UnicodeDecodeError:
         # msgspec writes bytes as base64.
         fields["body_base64"] = message.body
-    return shown_json(msgspec.json.encode(fields))
+    return fields
+
+
+def as_json(message: ReceivedMessage) -> str:
+    """Return a line of JSON, which `produce --jsonl` takes."""
+    import msgspec
+
+    return shown_json(msgspec.json.encode(as_fields(message)))

@@ -9,6 +9,7 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from rocketspark.cli.message_forms import as_fields
 from rocketspark.model.text import shown, shown_json
 
 if TYPE_CHECKING:
@@ -38,35 +39,10 @@ def when(ms: int) -> str:
     return f"{text}.{ms % 1000:03}" if ms >= 0 else "-"
 
 
-def duration(ms: int) -> str:
-    """Return a duration for people: 350 ms, 12.5 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
-    if ms < 1000:
-        return f"{ms} ms"
-    seconds = ms // 1000
-    if seconds < 60:
-        return f"{ms / 1000:.1f} s"
-    for size, unit, below, below_unit in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            rest = seconds % size // below
-            return f"{seconds // size} {unit}" + (f" {rest} {below_unit}" if rest else "")
-    return ""
-
-
 def message_json(m: ReceivedMessage) -> dict[str, Any]:
-    """Return a message as JSON has it; a body that is no UTF-8 stands there as body_base64."""
-    names = (
-        *("topic", "broker_name", "queue_id", "queue_offset", "message_id", "offset_message_id", "tag", "keys"),
-        *("properties", "born_time_ms", "born_host", "store_time_ms", "store_host", "reconsume_times", "flag"),
-    )
-    fields: dict[str, Any] = {name: getattr(m, name) for name in names}
-    if m.body_error is not None:
-        fields["body_error"] = m.body_error
-    try:
-        fields["body"] = m.body.decode()
-    except UnicodeDecodeError:
-        # msgspec writes bytes as base64.
-        fields["body_base64"] = m.body
-    return fields
+    """Return a message as JSON has it, with the reason where its body is damaged."""
+    error = {} if m.body_error is None else {"body_error": m.body_error}
+    return as_fields(m) | error
 
 
 def message_row(m: ReceivedMessage) -> tuple[str, ...]:
@@ -77,8 +53,8 @@ def message_row(m: ReceivedMessage) -> tuple[str, ...]:
     return when(m.store_time_ms), place, m.message_id, m.tag or "", " ".join(m.keys), str(len(m.body)), body
 
 
-def message_lines(m: ReceivedMessage, form: BodyForm) -> list[str]:
-    """Return a message whole, for people: a line for each field, then the body."""
+def message_lines(m: ReceivedMessage, form: BodyForm, decoded: str | None = None) -> list[str]:
+    """Return a message whole, for people: a line for each field, then the body, or `decoded` in its place."""
     fields: list[tuple[str, object]] = [
         ("message id", m.message_id),
         ("offset message id", m.offset_message_id),
@@ -97,7 +73,7 @@ def message_lines(m: ReceivedMessage, form: BodyForm) -> list[str]:
     ]
     lines = [f"{shown(name):<18} {shown(value, characters_max=2000)}".rstrip() for name, value in fields]
     lines.insert(12, "properties")
-    return [*lines, "", *body_lines(m.body, form)]
+    return [*lines, "", *(body_lines(m.body, form) if decoded is None else decoded.split("\n"))]
 
 
 def body_lines(body: bytes, form: BodyForm) -> list[str]:

@@ -9,7 +9,8 @@ import typer
 from rocketspark import machine
 from rocketspark.cli.operate import Watch, run_watched, table
 from rocketspark.cli.options import HERE, ClusterAccess, Json
-from rocketspark.cli.stored_messages import duration, when
+from rocketspark.cli.stored_messages import when
+from rocketspark.cli.texts import span
 
 if TYPE_CHECKING:
     from rocketspark.admin.messages.waiting import DelayedMessages
@@ -57,10 +58,10 @@ def _drawn(found: DelayedMessages) -> Any:
     now_ms = int(machine.time() * 1000)
 
     def due(ms: int) -> str:
-        return "?" if ms < 0 else f"{when(ms)} (in {duration(max(0, ms - now_ms))})"
+        return "?" if ms < 0 else f"{when(ms)} (in {span(max(0, ms - now_ms))})"
 
     levels = [
-        (x.broker_name, str(x.level), duration(x.delay_ms), f"{x.waiting:,}", due(x.next_due_ms)) for x in found.levels
+        (x.broker_name, str(x.level), span(x.delay_ms), f"{x.waiting:,}", due(x.next_due_ms)) for x in found.levels
     ]
     topics = [
         (x.broker_name, x.topic, x.kind, f"{x.waiting:,}", due(x.next_due_ms), due(x.last_due_ms)) for x in found.topics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -13,8 +14,9 @@ import typer
 from rocketspark.cli.commands.pipelines.shared import Since, Until, moment, time_range
 from rocketspark.cli.operate import print_json, print_table, run_operation
 from rocketspark.cli.options import HERE, ClusterAccess, Json
-from rocketspark.cli.stored_messages import COLUMNS, BodyForm, duration, message_json, message_lines, message_row, when
+from rocketspark.cli.stored_messages import COLUMNS, BodyForm, message_json, message_lines, message_row, when
 from rocketspark.cli.streams import write
+from rocketspark.cli.texts import span
 from rocketspark.errors import RouteNotFound, ServerError, UsageError
 from rocketspark.model.text import shown
 
@@ -36,6 +38,36 @@ Broker = Annotated[str | None, typer.Option("-b", "--broker", help="The broker o
 Queue = Annotated[int | None, typer.Option("-q", "--queue", min=0, help="The queue's id.", show_default=False)]
 
 
+class Decode(StrEnum):
+    """What a body is decoded from."""
+
+    avro = "avro"
+    protobuf = "protobuf"
+
+
+class Decoding(NamedTuple):
+    """The options that say how a body is decoded."""
+
+    decode: Annotated[
+        Decode | None, typer.Option(help="Decode the body by --schema (extras arrow, schemas).", show_default=False)
+    ] = None
+    schema: Annotated[
+        Path | None, typer.Option(help="An Avro schema in JSON, or a .proto file.", show_default=False)
+    ] = None
+    message: Annotated[
+        str, typer.Option(help="The message of the .proto file, if not its first.", show_default=False)
+    ] = ""
+
+    def text(self, body: bytes) -> str | None:
+        """Return a body's JSON; None if it is not to be decoded. Raises UsageError, ConfigError."""
+        if self.decode is None or self.schema is None:
+            return None
+        from rocketspark.console.content.decoded import decoded
+
+        view = decoded(body, self.decode.value, self.schema.read_text("utf-8"), self.message)
+        return view.text + (f"\n… {view.left_bytes:,} more bytes" if view.left_bytes else "")
+
+
 # -- get -------------------------------------------------------------------------------------------------------------
 
 
@@ -47,6 +79,7 @@ def get(
             metavar="ID | TOPIC", help="An id as others print it; with --offset a topic.", show_default=False
         ),
     ],
+    decoding: Decoding,
     topic: Topic = None,
     offset: Annotated[
         int | None, typer.Option("-o", "--offset", min=0, help="The message's offset in its queue.", show_default=False)
@@ -63,11 +96,16 @@ def get(
     Example: `rocketspark message get 7F000001B2A118B4AAC20A5C3F310000 --topic orders`
 
     Example: `rocketspark message get orders --queue 2 --offset 1017 --body hex`
+
+    Example: `rocketspark message get orders --queue 2 --offset 1017 --decode avro --schema order.avsc`
     """
     if (offset is None) != (queue is None):
         raise typer.BadParameter("give both, with a topic", param_hint="--queue, --offset")
     if offset is not None and topic is not None:
         raise typer.BadParameter("a place is told by topic, --queue and --offset alone", param_hint="--topic")
+
+    if (decoding.decode is None) != (decoding.schema is None):
+        raise typer.BadParameter("give both", param_hint="--decode, --schema")
 
     async def find(operations: AsyncAdmin) -> ReceivedMessage:
         if offset is None or queue is None:
@@ -78,10 +116,11 @@ def get(
     if save is not None:
         with save.open("xb") as file:
             file.write(message.body)
+    decoded = decoding.text(message.body)
     if json:
-        print_json(message_json(message))
+        print_json(message_json(message) | ({} if decoded is None else {"decoded": decoded}))
     else:
-        write("".join(f"{line}\n" for line in message_lines(message, body)))
+        write("".join(f"{line}\n" for line in message_lines(message, body, decoded)))
 
 
 async def _queue(operations: AsyncAdmin, topic: str, queue_id: int, broker: str | None) -> MessageQueue:
@@ -400,7 +439,7 @@ def trace(
         return
     if events:
         begin = events[0].time_ms
-        rows = ((when(e.time_ms), f"+{duration(max(0, e.time_ms - begin))}", *_event_row(e)) for e in events)
+        rows = ((when(e.time_ms), f"+{span(max(0, e.time_ms - begin))}", *_event_row(e)) for e in events)
         print_table(("time", "after", "what", "group", "client", "took", "how it ended"), rows)
     else:
         print(f"no client told of it in {shown(trace_topic)}", file=sys.stderr)
@@ -413,7 +452,7 @@ def _event_row(e: TraceEvent) -> tuple[str, ...]:
     what = f"{e.kind} ({e.message_kind})" if e.message_kind not in ("", "normal") else e.kind
     if e.retry_times:
         what += f", attempt {e.retry_times + 1}"
-    return what, e.group, e.client, "" if e.kind in ("received", "ended") else duration(e.cost_ms), result
+    return what, e.group, e.client, "" if e.kind in ("received", "ended") else span(e.cost_ms), result
 
 
 @app.command("consume-directly")
@@ -439,7 +478,7 @@ def consume_directly(
     if json:
         print_json(done)
     else:
-        print(f"{shown(done.client_id)} took {duration(done.spent_ms)}: {shown(done.result)}")
+        print(f"{shown(done.client_id)} took {span(done.spent_ms)}: {shown(done.result)}")
         if done.remark:
             print(shown(done.remark, characters_max=2000))
     if done.result not in ("CR_SUCCESS", "CR_COMMIT"):

@@ -9,7 +9,8 @@ import typer
 from rocketspark import machine
 from rocketspark.cli.operate import Watch, print_json, run_operation, run_watched, table
 from rocketspark.cli.options import HERE, ClusterAccess, Json
-from rocketspark.cli.stored_messages import duration, when
+from rocketspark.cli.stored_messages import when
+from rocketspark.cli.texts import span
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def list_(
         rows = [
             (
                 when(t.since_ms),
-                duration(max(0, now_ms - t.since_ms)),
+                span(max(0, now_ms - t.since_ms)),
                 t.group,
                 t.topic,
                 t.message_id,
