@@ -16,6 +16,7 @@ OPENERS = {
     "create_connection": {
         "transport/dialing.py": "connect_protocol itself",
         "tables/read/pipelined_connection.py": "takes an Access",
+        "cli/completion.py": "the command's options",
         "proxy/port.py": "within the proxy: from its port to its gRPC server",
     },
     "connect_protocol": {

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import typer
 
@@ -39,6 +39,7 @@ from rocketspark.cli.commands.admin import (
     user,
 )
 from rocketspark.cli.commands.pipelines.spark_programs import run, spark_env
+from rocketspark.cli.completion import COMPLETED
 from rocketspark.cli.options import with_groups
 from rocketspark.model.text import shown
 
@@ -103,9 +104,18 @@ def _take_groups(commands: typer.Typer) -> None:
     for command in commands.registered_commands:
         if command.callback is not None:
             command.callback = with_groups(command.callback)
+            _complete(command.callback)
     for below in commands.registered_groups:
         if below.typer_instance is not None:
             _take_groups(below.typer_instance)
+
+
+def _complete(command: Callable[..., None]) -> None:
+    """Have shells complete a command's arguments that are names of the cluster's."""
+    for parameter in inspect.signature(command).parameters.values():
+        for note in get_args(parameter.annotation)[1:]:
+            if parameter.name in COMPLETED and getattr(note, "autocompletion", "") is None:
+                note.autocompletion = COMPLETED[parameter.name]
 
 
 _take_groups(app)

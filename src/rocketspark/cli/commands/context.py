@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from rocketspark.cli.completion import contexts
 from rocketspark.cli.contexts import Context, Contexts, changing, contexts_path, read_contexts, write_contexts
 from rocketspark.cli.operate import Yes, confirm, print_json, print_table
 from rocketspark.cli.options import SECRET_KEY_VARIABLE, Json
@@ -20,7 +21,7 @@ from rocketspark.model.text import shown
 app = typer.Typer(
     help="Clusters by name: which there are, which one commands use; add, show and delete them.", no_args_is_help=True
 )
-Name = Annotated[str, typer.Argument(help="The context's name.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="The context's name.", show_default=False, autocompletion=contexts)]
 _KEYS = "Keys and TLS"
 
 
@@ -50,7 +51,9 @@ def list_(json: Json = False) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="The context's name [default: the current one].")] = "",
+    name: Annotated[
+        str, typer.Argument(help="The context's name [default: the current one].", autocompletion=contexts)
+    ] = "",
     json: Json = False,
 ) -> None:
     """Print one context. Secret keys are not shown.
