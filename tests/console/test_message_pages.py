@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from tests.console import scene
 
 from rocketspark.console import ConsoleSettings, make_app
+from rocketspark.console.pages import messages as pages_of_messages
 from rocketspark.model import ReceivedMessage
 from rocketspark.testing import Cluster, run_cluster
 
@@ -81,6 +82,29 @@ def test_all_that_a_search_finds_is_a_file_in_each_format(
     assert answer.headers["content-disposition"] == 'attachment; filename="orders.parquet"'
     table = pq.read_table(io.BytesIO(answer.content))
     assert sorted(table.column("body").to_pylist()) == sorted(scene.BODIES.values())
+
+
+def test_a_file_has_a_bound_of_bytes(
+    client: TestClient, messages: dict[str, ReceivedMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages_of_messages, "FILE_BYTES_MAX", 1 << 20)
+    m = messages["large"]
+    place = f"{m.broker_name}/{m.queue_id}/{m.queue_offset}"
+    for path in (f"/messages/export?topic=orders&pick={place}", "/messages/export?topic=orders"):
+        answer = client.get(path)
+        assert (answer.status_code, "more than 1 MiB: save fewer" in answer.text) == (400, True)
+
+
+def test_more_pages_that_watch_than_may_be_are_refused(
+    client: TestClient, messages: dict[str, ReceivedMessage]
+) -> None:
+    console = client.app.state.console  # type: ignore[attr-defined]
+    console.tails += pages_of_messages.TAILS_MAX
+    try:
+        answer = client.get("/messages/tail/events?topic=orders")
+    finally:
+        console.tails -= pages_of_messages.TAILS_MAX
+    assert (answer.status_code, "watch messages already" in answer.text) == (400, True)
 
 
 def test_a_whole_body_is_saved_under_a_plain_name(client: TestClient, messages: dict[str, ReceivedMessage]) -> None:

@@ -25,6 +25,8 @@ class Console:
         self.own = ClusterView(settings.namesrv, self.pace, settings.options)
         self.sessions, self.attempts = Sessions(), Attempts()
         self.sampler = Sampler(self.own, settings.sample_interval_s, settings.samples_max)
+        # Pages that watch messages as they come.
+        self.tails = 0
         # Set at the end: answers that go on for long end with it.
         self.closing = asyncio.Event()
         self._audit: Audit | None = None

@@ -30,10 +30,10 @@ from rocketspark.model.text import shown
 STEP, ROWS = 2_000, 50
 # A whole search goes on by itself until it has looked at so many.
 SCAN_MAX = 100_000
-FILE_ROWS_MAX = 5_000
-# Live: a look at a topic's ends takes two requests for each queue, and leaves half of the pace to others.
+FILE_ROWS_MAX, FILE_BYTES_MAX = 5_000, 64 << 20
+# Live: a look at a topic's ends takes two requests for each queue; all who watch leave half of the pace to others.
 TAIL_ROWS = 100
-TAIL_QUEUES_MAX = 200
+TAIL_QUEUES_MAX, TAILS_MAX = 200, 20
 
 
 class Step(NamedTuple):
@@ -123,6 +123,8 @@ async def export(call: Call) -> Response:
             f"{len(places)} messages are picked: {asked.PICKS_MAX} at most, or none for all that are found"
         )
     found = await call.ask(lambda admin: _picked(admin, places) if places else _all(admin, wanted))
+    if sum(len(m.body) for m in found) > FILE_BYTES_MAX:
+        raise UsageError(f"these messages have more than {FILE_BYTES_MAX >> 20} MiB: save fewer at a time")
     data = await asyncio.to_thread(exports.file_of, found, kind)
     return download(data, f"{wanted.topic}.{kind}", exports.MEDIA_TYPES[kind])
 
@@ -139,10 +141,23 @@ async def _picked(admin: AsyncAdmin, places: Sequence[Place]) -> list[ReceivedMe
 
 
 async def _all(admin: AsyncAdmin, wanted: Asked) -> list[ReceivedMessage]:
-    found = await admin.find_messages(
-        wanted.topic, wanted.search, newest_first=wanted.newest_first, limit=FILE_ROWS_MAX, scan_max=SCAN_MAX
-    )
-    return found.messages
+    kept: list[ReceivedMessage] = []
+    starts, seen, size = None, 0, 0
+    while True:
+        found = await admin.find_messages(
+            wanted.topic,
+            wanted.search,
+            newest_first=wanted.newest_first,
+            limit=ROWS,
+            scan_max=STEP,
+            queues=list(starts) if starts else None,
+            starts=starts,
+        )
+        kept += found.messages
+        starts, seen = found.next_offsets, seen + found.looked_at
+        size += sum(len(m.body) for m in found.messages)
+        if not found.stopped or not starts or seen >= SCAN_MAX or len(kept) >= FILE_ROWS_MAX or size > FILE_BYTES_MAX:
+            return kept[:FILE_ROWS_MAX]
 
 
 def download(data: bytes, name: str, media_type: str = "application/octet-stream") -> Response:
@@ -162,6 +177,8 @@ async def tail(call: Call) -> Response:
 async def tail_events(call: Call) -> Response:
     """Answer with the messages that come, each an event."""
     topic, tag = call.query("topic"), call.query("tag")
+    if call.console.tails >= TAILS_MAX:
+        raise UsageError(f"{TAILS_MAX} pages watch messages already: stop one")
     state = await call.ask(lambda admin: admin.show_topic(topic))
     if len(state.queues) > TAIL_QUEUES_MAX:
         raise UsageError(f"topic {shown(topic)} has {len(state.queues)} queues: {TAIL_QUEUES_MAX} can be watched")
@@ -172,7 +189,7 @@ async def tail_events(call: Call) -> Response:
 async def _tail(call: Call, topic: str, tag: str, starts: dict[MessageQueue, int]) -> AsyncIterator[bytes]:
     wanted = Asked(topic, {"tag": tag} if tag else {}, newest_first=False)
     closing = asyncio.ensure_future(call.console.closing.wait())
-    wait_s = max(1.0, 4 * len(starts) / call.console.settings.requests_per_second)
+    call.console.tails += 1
     try:
         yield b"retry: 3000\nevent: ready\ndata: {}\n\n"
         while not closing.done():
@@ -185,9 +202,11 @@ async def _tail(call: Call, topic: str, tag: str, starts: dict[MessageQueue, int
                 for message in found.messages:
                     yield _event("came", _row(message))
             yield b": still here\n\n"
-            await asyncio.wait({closing}, timeout=wait_s)
+            most = 4 * len(starts) * call.console.tails / call.console.settings.requests_per_second
+            await asyncio.wait({closing}, timeout=max(1.0, most))
     finally:
         closing.cancel()
+        call.console.tails -= 1
 
 
 async def _next(admin: AsyncAdmin, wanted: Asked, starts: dict[MessageQueue, int]) -> FoundMessages:
