@@ -1,7 +1,7 @@
 # The commands of the project; `make help` lists them. Set-up runs by itself where a target needs it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python console-assets setup-demo setup-tables check compiled-tests fix wire status test test-official test-python test-versions demo demo-archive bench bench-spark soak soak-examples clean
+.PHONY: help setup setup-python pictures console-assets setup-demo setup-tables check compiled-tests fix wire status test test-official test-python test-versions demo demo-archive bench bench-spark soak soak-examples clean
 
 PYTHON ?=
 PYTHONS ?=
@@ -38,6 +38,9 @@ setup: ## .venv, Java, Maven, Go, PostgreSQL, Chromium, Spark 4.0 and the Rocket
 
 setup-python:
 	@PYTHON="$(PYTHON)" scripts/setup.sh python
+
+pictures: ## the pictures of the console in docs/images, taken anew by its tests
+	PICTURES=yes $(BIN)/python -m pytest -q tests/console/test_pictures.py
 
 console-assets: ## the console's files for browsers, which are fetched from npm and never committed
 	@PYTHON="$(PYTHON)" scripts/setup.sh console
