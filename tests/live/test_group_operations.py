@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.patience import LIMIT_S
+from tests.support.raw_frames import read_frame, write_frame
 
 from rocketspark import Message, Producer, PushConsumer
 from rocketspark.admin import Admin
@@ -255,6 +257,10 @@ def test_offsets_are_exported_and_imported(cluster: Cluster, admin: Admin, produ
         admin.import_offsets([*saved[1:], beyond])
     with pytest.raises(UsageError, match="two offsets of group 'savers' in queue 0"):
         admin.import_offsets([*saved, beyond])
+    with pytest.raises(UsageError, match="broker-a has no topic 'nowhere': create it first"):
+        admin.import_offsets([*saved, msgspec.structs.replace(saved[0], topic="nowhere")])
+    retries = msgspec.structs.replace(saved[0], topic="%RETRY%never", group="never")
+    assert admin.import_offsets([retries]) == []
     assert admin.import_offsets([]) == []
 
 
@@ -320,3 +326,35 @@ def test_who_may_only_see_one_group_sees_it() -> None:
             assert [q.lag for q in admin.group_lag("billing").queues] == [0]
             with pytest.raises(ServerError, match="list of groups refused by broker-a: code 16"):
                 admin.list_groups()
+
+
+def test_a_group_of_a_name_that_nobody_may_make_is_shown_and_deleted(cluster: Cluster, admin: Admin) -> None:
+    # As brokers made it once, and Java's tools still can.
+    host, port = admin.cluster_info()[0].address.split(":")
+    with socket.create_connection((host, int(port))) as link:
+        write_frame(link, {"code": 200, "opaque": 1}, b'{"groupName":"DEFAULT_CONSUMER"}')
+        assert read_frame(link)[0]["code"] == 0
+    assert "DEFAULT_CONSUMER" in [s.group for s in admin.list_group_states()]
+    assert admin.group_lag("DEFAULT_CONSUMER").lag == 0
+    assert admin.delete_group("DEFAULT_CONSUMER") == ["broker-a"]
+
+
+def test_a_topic_without_a_master_is_not_reset_in_part(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    admin.create_topic("halved", queue_count=1)
+    admin.put_group("halves")
+    routes = admin._core._routes
+    refresh = routes.refresh
+
+    async def without_b(topic: str) -> Any:
+        route = await refresh(topic)
+        brokers = tuple(
+            msgspec.structs.replace(b, addresses={1: "127.0.0.1:1"}) if b.broker_name == "broker-b" else b
+            for b in route.brokers
+        )
+        return msgspec.structs.replace(route, brokers=brokers)
+
+    monkeypatch.setattr(routes, "refresh", without_b)
+    with pytest.raises(UsageError, match="broker-b has no master now"):
+        admin.reset_offsets("halves", "halved", "latest")
+    changes = admin.reset_offsets("halves", "halved", "latest", brokers=["broker-a"])
+    assert [c.queue.broker_name for c in changes] == ["broker-a"]

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from rocketspark.admin.cluster_client import BrokerState, ClusterClient
-from rocketspark.client import validators
+from rocketspark.admin.cluster_client import BrokerState, ClusterClient, check_name
 from rocketspark.client.connection import group_api
 from rocketspark.errors import ServerError, TransportError, UsageError
 from rocketspark.model import MessageQueue
@@ -159,7 +158,7 @@ class ClientOperations(ClusterClient):
 
         A group that nobody knows has no members. Raises what a broker raises.
         """
-        found = await self._connections(validators.check_group(group))
+        found = await self._connections(check_name(group))
         members = merged_members(group, found)
         if not subscriptions or not members.members:
             return members
@@ -182,7 +181,7 @@ class ClientOperations(ClusterClient):
         """
         if role is not None and role not in ROLES:
             raise UsageError(f"role {role!r} is not one of {', '.join(ROLES)}")
-        wanted = None if groups is None else {validators.check_group(group) for group in groups}
+        wanted = None if groups is None else {check_name(group) for group in groups}
         targets = await self._readable()
         found: list[ClientState] = []
         if role != "producer":

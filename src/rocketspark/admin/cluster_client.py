@@ -13,7 +13,7 @@ import msgspec
 from rocketspark.client.base import AsyncClient
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.options import AccessOptions, ClientOptions
-from rocketspark.errors import ServerError, TransportError, UsageError
+from rocketspark.errors import MessageIllegal, ServerError, TransportError, UsageError
 from rocketspark.model import MessageQueue, TopicRoute
 from rocketspark.model.route import MASTER_ID
 from rocketspark.transport.peer import Peer
@@ -214,6 +214,15 @@ def _chosen(found: list[BrokerState], cluster: str | None, brokers: Iterable[str
     if not found:
         raise UsageError("no broker is up: start one that names this NameServer")
     return [b for b in found if b.broker_name in wanted and cluster in (None, b.cluster)]
+
+
+def check_name(group: str) -> str:
+    """Return the name of a group that there may be, also where nobody may make one of that name now. Raises
+    MessageIllegal if it is empty.
+    """
+    if not isinstance(group, str) or not group.strip():
+        raise MessageIllegal("the group is empty: give the name of a group")
+    return group
 
 
 def done_or_raise(doing: str, came: Mapping[str, T | ServerError | TransportError]) -> dict[str, T]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rocketspark.admin.cluster_client import BrokerState, ClusterClient
+from rocketspark.admin.cluster_client import BrokerState, ClusterClient, check_name
 from rocketspark.client import validators
 from rocketspark.client.connection import admin_api, group_api
 from rocketspark.errors import ServerError, UsageError
@@ -118,7 +118,7 @@ class GroupOperations(ClusterClient):
 
     async def check_known(self, group: str) -> None:
         """Raise UsageError for a group that no broker knows. Who may not list groups is not told."""
-        validators.check_group(group)
+        check_name(group)
         known = await self._known_groups(await self._readable())
         if known and not any(group in groups for groups in known.values()):
             raise UsageError(f"no broker knows group {group!r}: `rocketspark group list` names all")
@@ -220,7 +220,7 @@ class GroupOperations(ClusterClient):
         """Return, by topic, whether a group pulls or pops it, where that was set; of brokers that differ the first
         one's. Raises what a broker raises.
         """
-        validators.check_group(group)
+        check_name(group)
         told = await self._ask_all(
             await self._readable(),
             "request modes",
@@ -253,7 +253,7 @@ class GroupOperations(ClusterClient):
 
         Raises UsageError if no broker knows the group, or it has members; or what a broker raises.
         """
-        validators.check_group(group)
+        check_name(group)
         targets = await self._masters(cluster, brokers)
         known = await self._ask_all(
             targets, "list of groups", lambda peer: group_api.groups(peer, timeout_ms=self._timeout_ms)

@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from rocketspark.admin.cluster_client import BrokerState
+from rocketspark.admin.cluster_client import BrokerState, check_name
 from rocketspark.admin.groups import GroupOperations
 from rocketspark.client import validators
 from rocketspark.client.connection import admin_api, client_api, group_api
 from rocketspark.errors import ServerError, UsageError
 from rocketspark.model import MessageQueue
+from rocketspark.model.namespace import RETRY_PREFIX
 from rocketspark.model.text import LONG_MAX
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import GroupConfig
@@ -90,9 +91,13 @@ class OffsetOperations(GroupOperations):
         Returns the change of each queue, sorted. Raises RouteNotFound, UsageError for what cannot be done, before
         anything is changed, or what a broker raises.
         """
-        validators.check_group(group)
+        check_name(group)
         check_place(to)
         route = await self._routes.refresh(validators.check_topic(topic))
+        if brokers is None and (without := sorted(b.broker_name for b in route.brokers if b.master is None)):
+            raise UsageError(
+                f"{', '.join(without)} has no master now, on which offsets are set: start it, or name the others"
+            )
         if route.leaders:
             raise UsageError(f"topic {topic!r} is a static one, whose groups' offsets are not set by hand")
         targets = await self._targets_of([b.broker_name for b in route.brokers if b.master], brokers)
@@ -119,7 +124,7 @@ class OffsetOperations(GroupOperations):
 
         Raises UsageError for a group that has none, or what a broker raises.
         """
-        wanted = None if groups is None else {validators.check_group(group) for group in groups}
+        wanted = None if groups is None else {check_name(group) for group in groups}
         kept = await self._ask_all(
             await self._readable(), "all offsets", lambda peer: group_api.all_offsets(peer, timeout_ms=self._timeout_ms)
         )
@@ -137,9 +142,11 @@ class OffsetOperations(GroupOperations):
     async def import_offsets(self, offsets: Iterable[StoredOffset], *, dry_run: bool = False) -> list[OffsetChange]:
         """Set groups' offsets to what `export_offsets` returned once; groups that are not there are created.
 
-        An offset whose message has expired meanwhile becomes that of the queue's oldest message. `dry_run`: change
-        nothing, only tell what would be. Returns the changes, sorted. Raises UsageError for a queue that does not exist
-        or ends before its offset, before anything is changed, or what a broker raises.
+        An offset whose message has expired meanwhile becomes that of the queue's oldest message; those in retry topics
+        that are not there are left out. `dry_run`: change nothing, only tell what would be.
+
+        Returns the changes, sorted. Raises UsageError for a topic that does not exist, or a queue that ends before its
+        offset, before anything is changed, or what a broker raises.
         """
         places: dict[tuple[str, MessageQueue], Place] = {}
         for each in offsets:
@@ -151,7 +158,12 @@ class OffsetOperations(GroupOperations):
         if not names:
             return []
         targets = {b.broker_name: b for b in await self._masters(None, names)}
-        changes = await self._plan(places, targets, expired=True)
+        gone = await self._missing_topics({(q.broker_name, q.topic) for _, q in places}, targets)
+        for name, topic in sorted(gone):
+            if not topic.startswith(RETRY_PREFIX):
+                raise UsageError(f"{name} has no topic {topic!r}: create it first, or leave its offsets out")
+        there = {at: place for at, place in places.items() if (at[1].broker_name, at[1].topic) not in gone}
+        changes = await self._plan(there, targets, expired=True)
         if not dry_run:
             await self._create_missing(changes, targets)
             await self._put(changes, targets)
@@ -172,6 +184,20 @@ class OffsetOperations(GroupOperations):
                 f"{', '.join(without)} {'does' if len(without) == 1 else 'do'} not know group {group!r}:"
                 f" `rocketspark group list` names all, `rocketspark group create {group}` makes it"
             )
+
+    async def _missing_topics(
+        self, wanted: Iterable[tuple[str, str]], targets: Mapping[str, BrokerState]
+    ) -> set[tuple[str, str]]:
+        """Return those of the pairs of a broker and a topic whose broker does not have the topic."""
+
+        async def is_there(name: str, topic: str) -> bool:
+            async with self._room:
+                peer = await self._broker(targets[name].address)
+                return await admin_api.topic_config(peer, topic, timeout_ms=self._timeout_ms) is not None
+
+        pairs = list(wanted)
+        found = await asyncio.gather(*(is_there(*pair) for pair in pairs))
+        return {pair for pair, there in zip(pairs, found, strict=True) if not there}
 
     async def _plan(
         self,

@@ -11,6 +11,7 @@ import msgspec
 
 from rocketspark import machine
 from rocketspark.admin.clients import ClientOperations, GroupMembers, merged_members
+from rocketspark.admin.cluster_client import check_name
 from rocketspark.admin.groups import GroupOperations
 from rocketspark.client import validators
 from rocketspark.client.connection import group_api
@@ -109,7 +110,7 @@ class ProgressOperations(GroupOperations, ClientOperations):
         if groups is None:
             names = await self.list_groups(system=system)
         else:
-            names = sorted({validators.check_group(group) for group in groups})
+            names = sorted({check_name(group) for group in groups})
         targets = await self._readable()
 
         async def one(group: str) -> GroupState:
@@ -137,7 +138,7 @@ class ProgressOperations(GroupOperations, ClientOperations):
 
         Returns no queues for a group that nobody knows. Raises what a broker raises.
         """
-        validators.check_group(group)
+        check_name(group)
         if topic is not None:
             validators.check_topic(topic)
         asked = await self._ask_all(
