@@ -8,7 +8,7 @@
 #   scripts/setup.sh tables    Java, and a Spark for which the table formats have releases, in .setup/spark-4.0
 #   scripts/setup.sh test      + a JDK, Maven, the RocketMQ jars in .setup/java/; Go, and tests/go built to .setup/go_driver;
 #                              the clients of RocketMQ 5 (Python, Java, Go, Node) and Apache's gRPC proxy;
-#                              a PostgreSQL server, its programs' folder in .setup/postgres_bin; an older Spark;
+#                              a PostgreSQL server, its programs' folder in .setup/postgres_bin; Prometheus; an older Spark;
 #                              Chromium, its program's path in .setup/chromium, and axe-core in .setup/axe
 #   scripts/setup.sh spark X.Y...   .setup/spark-X.Y: an environment with the newest PySpark X.Y (X.Y.Z: with that one)
 #
@@ -365,6 +365,25 @@ setup_postgres() {
   printf '%s\n' "$folder" > .setup/postgres_bin
 }
 
+# ------------------------------------------------------------------ Prometheus
+
+find_prometheus() {
+  local program
+  program=$(command -v promtool) && [ -x "${program%/*}/prometheus" ] && echo "${program%/*}"
+}
+
+setup_prometheus() {
+  local folder
+  if [ -f .setup/prometheus_bin ] && [ -x "$(cat .setup/prometheus_bin)/prometheus" ]; then return; fi
+  if ! folder=$(find_prometheus); then
+    apt_install "No Prometheus with promtool found; the tests of boards and alerts start one." --no-install-recommends \
+      prometheus || stop "installing prometheus failed, see above."
+    folder=$(find_prometheus) || stop "the package prometheus did not bring prometheus and promtool."
+  fi
+  say "Using Prometheus in $folder"
+  printf '%s\n' "$folder" > .setup/prometheus_bin
+}
+
 # ------------------------------------------------------------------ Chromium
 
 find_chromium() {
@@ -397,7 +416,7 @@ case $level in
           setup_spark "$older_spark" ;;
   test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_old_jars; setup_go;
         setup_v5_jars; setup_v5_python; setup_v5_go; setup_v5_node; setup_console; setup_axe; setup_postgres;
-        setup_chromium; setup_spark "$older_spark"; setup_s3a_jars ;;
+        setup_prometheus; setup_chromium; setup_spark "$older_spark"; setup_s3a_jars ;;
   spark) shift; for version in "$@"; do setup_spark "$version"; done ;;
   *) stop "unknown level '$level' (python, console, demo, tables, test or spark)." ;;
 esac

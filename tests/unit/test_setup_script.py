@@ -102,6 +102,8 @@ class Machine:
         self.command("npm", f'echo "npm $*" >> {self.record}')
         self.command("node", "echo true")
         self.command("chromium", "")
+        self.command("prometheus", "")
+        self.command("promtool", "")
         self.go("1.19.8")
         self.postgres(15)
         marks = {"venv_missing": self.venv_missing, "no_network": self.no_network}
@@ -323,6 +325,19 @@ def test_postgresql_is_found_or_installed(machine: Machine) -> None:
     assert machine.installs[-2:] == ["apt-get update", "apt-get install -y postgresql"]
     assert chosen.read_text() == f"{machine.folder}/postgresql/17/bin\n"
     assert machine.setup("test").stderr == ""
+
+
+def test_prometheus_is_found_or_installed(machine: Machine) -> None:
+    machine.java("jdk", compiler=True)
+    chosen = machine.project / ".setup" / "prometheus_bin"
+    assert machine.setup("test").returncode == 0
+    assert chosen.read_text() == f"{machine.bin}\n"
+    for name in ("prometheus", "promtool"):
+        (machine.bin / name).unlink()
+    copies = "".join(f"\ncp {machine.bin}/id {machine.bin}/{name}" for name in ("prometheus", "promtool"))
+    machine.command("apt-get", f'echo "apt-get $*" >> {machine.record}{copies}')
+    assert machine.setup("test").returncode == 0
+    assert machine.installs[-2:] == ["apt-get update", "apt-get install -y --no-install-recommends prometheus"]
 
 
 def test_chromium_is_found_or_installed(machine: Machine) -> None:
