@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 from tests.java.mqadmin import Stage, table, until
+from tests.live.test_message_operations import Undecided
 from tests.support.answers import check_answer
 from tests.support.cli_calls import call
+
+from rocketspark import TransactionProducer
 
 pytestmark = pytest.mark.shows("commands about messages tell what `mqadmin` tells, also on official servers")
 
@@ -131,4 +134,21 @@ def test_what_is_dead_and_what_waits(stage: Stage) -> None:
     assert [(x["level"], x["waiting"]) for x in found["levels"] if x["level"] == 18] == [(18, 2)]
     later = {t["kind"]: t["waiting"] for t in found["topics"] if t["topic"] == "Later"}
     assert later == {"level": 2, "timer": 3}
+
+
+def test_open_transactions(stage: Stage) -> None:
+    """mqadmin has no command for them: they are read of the broker's own topics, which are RocketMQ's."""
     assert ours(stage, "transaction", "list") == {"transactions": [], "whole": True}
+    stage.create("Paid", 1)
+    with TransactionProducer(stage.namesrv, "payers", listener=Undecided()) as producer:
+        sent = [producer.send_in_transaction("Paid", body) for body in (b"done", b"open", b"undone")]
+        # The ends are one-way; a broker of RocketMQ notes them some time later.
+        (one,) = until(lambda: len(x := ours(stage, "transaction", "list")["transactions"]) == 1 and x)
+        assert (one["message_id"], one["topic"], one["group"]) == (sent[1].sent.message_id, "Paid", "payers")
+        asked = ours(stage, "transaction", "check", one["offset_message_id"])
+        assert asked["transaction"]["message_id"] == one["message_id"]
+        copies = until(lambda: [t for t in ours(stage, "transaction", "list")["transactions"] if t != one])
+        assert [t["message_id"] for t in copies] == [one["message_id"]]
+        half = stage.mqadmin("queryMsgById", "-t", "RMQ_SYS_TRANS_HALF_TOPIC", "-i", copies[0]["offset_message_id"])
+        assert table(half)["Topic"] == "RMQ_SYS_TRANS_HALF_TOPIC"
+        assert "REAL_TOPIC=Paid" in table(half)["Properties"]

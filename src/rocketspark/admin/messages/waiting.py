@@ -232,7 +232,9 @@ class WaitingOperations(DeadLetterOperations):
         for op in await self._read(peer, ends, op_low, min(op_high, op_low + scan_max)):
             ended.update(n for piece in op.body.split(b",") if (n := whole_number(piece.strip())) is not None)
         whole = high - low <= scan_max and op_high - op_low <= scan_max
-        return [m for m in read if m.queue_offset not in ended], whole
+        # A check stores a copy behind the others; brokers of RocketMQ may leave those before it.
+        newest = {m.message_id: m for m in read if m.queue_offset not in ended}
+        return list(newest.values()), whole
 
     async def _undone(self, peer: Peer, queue: MessageQueue) -> tuple[int, int]:
         """Return the offsets from where a broker's own queue is not done yet, to its end."""
