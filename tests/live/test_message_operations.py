@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.live.test_static_topic_clients import LOGICAL, make_static, move_to_b
+from tests.live.test_static_topics import pair
 from tests.support.patience import LIMIT_S
 
 from rocketspark import (
+    AsyncProducer,
     Message,
     MessageQueue,
     Producer,
@@ -20,13 +25,13 @@ from rocketspark import (
     TransactionProducer,
     TransactionState,
 )
-from rocketspark.admin import Admin
+from rocketspark.admin import Admin, AsyncAdmin
 from rocketspark.admin.messages import dead_letters, stored
 from rocketspark.admin.messages import search as messages_search
 from rocketspark.admin.messages.search import Search, SearchProgress
 from rocketspark.admin.messages.stored import DirectResult
 from rocketspark.admin.messages.waiting import DelayedLevel
-from rocketspark.errors import RouteNotFound, ServerError, UsageError
+from rocketspark.errors import RouteNotFound, SendFailed, ServerError, UsageError
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows(
@@ -407,3 +412,52 @@ def test_open_transactions_are_listed_and_checked_again(cluster: Cluster, admin:
         until(lambda: admin.list_transactions().transactions[0].offset_message_id != one.offset_message_id)
         with pytest.raises(UsageError, match="no open or given-up transaction"):
             admin.check_transaction(sent[0].sent.offset_message_id)
+
+
+def test_a_moved_static_topic_is_searched_by_its_logical_queues(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (_, _, to_a, to_b, names):
+            await make_static(to_a, to_b)
+            async with AsyncProducer(names, "PG") as producer, AsyncAdmin(names) as admin:
+                for n in range(20):
+                    await producer.send("Moved", b"%d" % n, queue=LOGICAL[n % 4])
+                await move_to_b(to_a, to_b)
+                for n in range(20, 40):
+                    await producer.send("Moved", b"%d" % n, queue=LOGICAL[n % 4])
+                for newest_first in (False, True):
+                    found = await admin.find_messages("Moved", limit=100, newest_first=newest_first)
+                    assert sorted(int(m.body) for m in found.messages) == list(range(40))
+                    assert {m.queue for m in found.messages} == set(LOGICAL)
+                    assert max(m.queue_offset for m in found.messages if m.queue_id == 0) >= 10_000
+                m = found.messages[0]
+                assert (await admin.get_message_at(m.queue, m.queue_offset)).body == m.body
+                assert (await admin.get_message(m.message_id, topic="Moved")).body == m.body
+
+    asyncio.run(main())
+
+
+def test_who_may_only_read_one_topic_searches_it() -> None:
+    with run_cluster(secure=True) as secure, Admin(secure.namesrv, **secure.client_options) as super_user:
+        super_user.create_topic("orders", queue_count=1)
+        super_user.create_topic("salaries", queue_count=1)
+        sent = super_user.send_message("orders", b"x", keys=["k"])
+        secret = super_user.send_message("salaries", b"secret", keys=["k"])
+        super_user.create_user("clerk", "a-secret-of-his")
+        super_user.create_acl("clerk", ["Group:TOOLS_CONSUMER", "Topic:orders"], ["Get", "Sub"])
+        keys = {"access_key": "clerk", "secret_key": "a-secret-of-his"}
+        with Admin(secure.namesrv, **{**secure.client_options, **keys}) as admin:
+            for search in (None, Search(key="k"), Search(contains="x")):
+                assert [m.body for m in admin.find_messages("orders", search).messages] == [b"x"]
+            assert admin.get_message(sent.message_id, topic="orders").body == b"x"
+            assert admin.get_message(sent.offset_message_id, topic="orders").body == b"x"
+            for search in (None, Search(key="k")):
+                with pytest.raises(ServerError, match="code 16"):
+                    admin.find_messages("salaries", search)
+            for name in (secret.message_id, secret.offset_message_id):
+                for topic in ("salaries", "orders", None):
+                    with pytest.raises(ServerError):
+                        admin.get_message(name, topic=topic)
+            with pytest.raises(SendFailed):
+                admin.send_message("orders", b"y")
+            with pytest.raises(SendFailed):
+                admin.resend_message(sent.message_id, topic="orders")
