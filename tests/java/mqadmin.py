@@ -23,6 +23,8 @@ from tests.java.driver import JavaDriver, java_tool, message
 from tests.support.official import started
 from tests.support.patience import LIMIT_MS, LIMIT_S
 
+from rocketspark.admin.broker_states import ReplicaSet
+
 LOOP = Path(__file__).parent / "tools" / "MqAdminLoop.java"
 # One command takes some 20 ms; this ends a JVM that hangs.
 COMMAND_TIMEOUT_S = LIMIT_S
@@ -124,6 +126,26 @@ def table(lines: list[str]) -> dict[str, str]:
     """Lines `name : value` or `name = value`, by name."""
     pairs = (re.split(r"\s*[:=]\s+", line, maxsplit=1) for line in lines)
     return {p[0].rstrip(" :="): p[1] if len(p) > 1 else "" for p in pairs}
+
+
+def as_sync_state_set(found: ReplicaSet) -> list[str]:
+    """What our operations tell of a set of replicas under a controller, as getSyncStateSet prints it."""
+    replica = "ReplicaIdentity{{brokerName='{}', brokerId={}, brokerAddress='{}', alive={}}}"
+    rows = [
+        f"{'' if r.in_sync else 'Not'}InSyncReplica: "
+        + replica.format(found.broker_name, r.replica_id, r.address, str(r.alive).lower())
+        for r in sorted(found.replicas, key=lambda r: not r.in_sync)
+    ]
+    (master,) = (r.replica_id for r in found.replicas if r.address == found.master_address)
+    return [
+        f"#brokerName {found.broker_name}",
+        f"#MasterBrokerId {master}",
+        f"#MasterAddr {found.master_address}",
+        f"#MasterEpoch {found.master_epoch}",
+        f"#SyncStateSetEpoch {found.in_sync_epoch}",
+        f"#SyncStateSetNums {sum(r.in_sync for r in found.replicas)}",
+        *rows,
+    ]
 
 
 def until(found: Callable[[], Any], timeout_s: float = LIMIT_S) -> Any:

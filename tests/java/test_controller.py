@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.java.apache import ApacheController, ask, max_offset
 from tests.java.apache_pair import PairBroker, Replicas, members, replicas, until
-from tests.java.mqadmin import MqAdmin, same
+from tests.java.mqadmin import MqAdmin, as_sync_state_set, same
 from tests.java.our_controller import our_controller, our_namesrv
 from tests.live.support import run
 from tests.live.test_controller_client import every_call
@@ -154,6 +154,9 @@ def test_mqadmin_works_on_our_controller(pair: Pair, tmp_path: Path) -> None:
             + f"InSyncReplica: {replica.format(2, pair.two.broker)}\n",
         )
         assert mqadmin("getSyncStateSet", "-a", pair.address, "-c", "DefaultCluster") == shown
+        with Admin(pair.namesrv) as admin:
+            told = as_sync_state_set(admin.replica_sets()["broker-a"])
+        assert told == [line.replace("BROKER", pair.one.broker) for line in shown]
         same(
             mqadmin.raw("getControllerMetaData", "-a", pair.address),
             f"""#ControllerGroup g

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from tests.java.apache_pair import NAME, caught_up, log_end, members, until
-from tests.java.mqadmin import MqAdmin
+from tests.java.mqadmin import MqAdmin, as_sync_state_set
 from tests.support.access_rows import ADMIN, CONFIG, SECRET
 from tests.support.failovers import Load, ReplicaSet, check, kill, stored, turn
 
+from rocketspark.admin import Admin
 from rocketspark.client import Producer
 from rocketspark.model import Message
 
@@ -150,6 +151,13 @@ def test_mqadmin_on_brokers_of_ours(tmp_path: Path) -> None:
         assert f"#MasterAddr {second.broker}" in [" ".join(line.split()) for line in status]
         sets = mqadmin.raw("getSyncStateSet", "-a", pair.controller, "-b", NAME)
         assert "#MasterBrokerId 2" in [" ".join(line.split()) for line in sets]
+        with Admin(pair.namesrv) as admin:
+            told = admin.broker_epochs(NAME)
+            assert told is not None
+            assert [(e.epoch, e.start_offset, e.end_offset) for e in told.epoch_list[:1]] == [(1, 0, begun)]
+            assert (told.epoch_list[1].epoch, told.epoch_list[1].start_offset, told.max_offset) == (2, begun, end)
+            told_sets = as_sync_state_set(admin.replica_sets()[NAME])
+            assert told_sets == [line.replace("BROKER", first.broker) for line in sets]
     finally:
         if mqadmin is not None:
             mqadmin.close()

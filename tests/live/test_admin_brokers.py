@@ -59,9 +59,10 @@ def test_the_state_of_each_broker(admin: Admin) -> None:
     assert admin.broker_info("broker-b:0").address == admin.broker_info(one.address).address == one.address
 
 
-def test_a_broker_that_is_none_is_named(admin: Admin) -> None:
-    with pytest.raises(UsageError, match="no broker 'broker-c': these are up: broker-a, broker-b"):
-        admin.broker_info("broker-c")
+def test_a_broker_that_is_none_of_the_cluster_s_is_named_and_not_asked(admin: Admin) -> None:
+    for name in ("broker-c", "broker-a:7", "127.0.0.1:1"):
+        with pytest.raises(UsageError, match=f"no broker '{name}': these are up: broker-a, broker-b"):
+            admin.broker_info(name)
 
 
 def test_settings_with_their_defaults(admin: Admin) -> None:

@@ -47,7 +47,9 @@ class BrokerOperations(ClusterClient):
     """
 
     async def find_broker(self, broker: str) -> BrokerState:
-        """Return the broker that a name, "name:id" or "host:port" means. Raises UsageError if there is none of it."""
+        """Return the broker that a name, "name:id" or "host:port" means. Raises UsageError for one that the NameServer
+        does not know: this cluster's keys are not for it.
+        """
         known = await self.cluster_info()
         for one in known:
             if broker in (f"{one.broker_name}:{one.broker_id}", one.address):
@@ -55,9 +57,6 @@ class BrokerOperations(ClusterClient):
         # Without a master the slave that may act for it.
         if named := [one for one in known if one.broker_name == broker]:
             return min(named, key=lambda one: one.broker_id)
-        if ":" in broker:
-            parse_addresses(broker)
-            return BrokerState("", broker, 0, broker)
         names = sorted({one.broker_name for one in known})
         raise UsageError(f"no broker {broker!r}: these are up: {', '.join(names) or 'none'}")
 

@@ -60,6 +60,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rocketspark.cli.commands.pipelines.shared.SharedOptions.start", stopped)
     if importlib.util.find_spec("pyspark"):
         monkeypatch.setattr("rocketspark.spark.environment.pack", stopped)
+    monkeypatch.setenv("ROCKETSPARK_CONTEXTS", str(tmp_path / "contexts.toml"))
     for variable in ("ROCKETMQ_NAMESRV_ADDR", "NAMESRV_ADDR", "ROCKETSPARK_OUTBOX"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(tmp_path)

@@ -96,6 +96,7 @@ def use(name: Name, json: Json = False) -> None:
 
     Example: `rocketspark context use prod`
     """
+    read_contexts().get(name)
     with changing() as known:
         known.get(name)
         write_contexts(msgspec.structs.replace(known, current=name))
@@ -186,6 +187,7 @@ def delete(name: Name, yes: Yes = False, json: Json = False) -> None:
 
     Example: `rocketspark context delete test --yes`
     """
+    read_contexts().get(name)
     confirm(yes, f"Delete context {shown(name)}?", "what it says of the cluster will be gone: confirm with --yes")
     with changing() as known:
         known.get(name)
