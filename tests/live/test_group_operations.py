@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
@@ -190,6 +190,9 @@ def test_offsets_are_reset_offline(cluster: Cluster, admin: Admin, producer: Pro
     assert offsets() == [3, 0, 0, 2]
     admin.reset_offsets("rewinders", "rewound", datetime(2001, 1, 1))
     assert offsets() == [0, 0, 0, 0]
+    # A ms before 1970, which brokers take for the end.
+    (before, *_) = admin.reset_offsets("rewinders", "rewound", datetime.fromtimestamp(-0.001, UTC))
+    assert (before.after, offsets()) == (0, [0, 0, 0, 0])
     admin.reset_offsets("rewinders", "rewound", "latest")
     assert offsets() == [3, 0, 0, 2]
 
@@ -259,6 +262,14 @@ def test_offsets_are_exported_and_imported(cluster: Cluster, admin: Admin, produ
         admin.import_offsets([*saved, beyond])
     with pytest.raises(UsageError, match="broker-a has no topic 'nowhere': create it first"):
         admin.import_offsets([*saved, msgspec.structs.replace(saved[0], topic="nowhere")])
+    for wrong, text in (
+        ({"queue_id": 2, "offset": 0}, "there is no queue 2 of topic 'saved' on broker-a"),
+        ({"queue_id": -1, "offset": 0}, "there is no queue -1 of topic 'saved' on broker-a"),
+        ({"offset": -1}, "offset -1 is not in queue 0 of topic 'saved' on broker-a"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            admin.import_offsets([msgspec.structs.replace(each, group="movers", **wrong) for each in saved[:1]])
+    assert "movers" not in admin.list_groups()
     retries = msgspec.structs.replace(saved[0], topic="%RETRY%never", group="never")
     assert admin.import_offsets([retries]) == []
     assert admin.import_offsets([]) == []

@@ -145,7 +145,7 @@ class OffsetOperations(GroupOperations):
         An offset whose message has expired meanwhile becomes that of the queue's oldest message; those in retry topics
         that are not there are left out. `dry_run`: change nothing, only tell what would be.
 
-        Returns the changes, sorted. Raises UsageError for a topic that does not exist, or a queue that ends before its
+        Returns the changes, sorted. Raises UsageError for a topic or a queue that does not exist, or ends before its
         offset, before anything is changed, or what a broker raises.
         """
         places: dict[tuple[str, MessageQueue], Place] = {}
@@ -158,12 +158,17 @@ class OffsetOperations(GroupOperations):
         if not names:
             return []
         targets = {b.broker_name: b for b in await self._masters(None, names)}
-        gone = await self._missing_topics({(q.broker_name, q.topic) for _, q in places}, targets)
+        counts = await self._queue_counts({(q.broker_name, q.topic) for _, q in places}, targets)
+        gone = {at for at, count in counts.items() if count is None}
         for name, topic in sorted(gone):
             if not topic.startswith(RETRY_PREFIX):
                 raise UsageError(f"{name} has no topic {topic!r}: create it first, or leave its offsets out")
         there = {at: place for at, place in places.items() if (at[1].broker_name, at[1].topic) not in gone}
         changes = await self._plan(there, targets, expired=True)
+        for c in changes:
+            # A queue that was taken away has its messages still; brokers say of any other that it is empty.
+            if not (0 <= c.queue.queue_id < (counts[c.queue.broker_name, c.queue.topic] or 0) or c.max_offset > 0):
+                raise UsageError(f"there is no {_named(c.queue)}: create it first, or leave its offset out")
         if not dry_run:
             await self._create_missing(changes, targets)
             await self._put(changes, targets)
@@ -185,19 +190,19 @@ class OffsetOperations(GroupOperations):
                 f" `rocketspark group list` names all, `rocketspark group create {group}` makes it"
             )
 
-    async def _missing_topics(
+    async def _queue_counts(
         self, wanted: Iterable[tuple[str, str]], targets: Mapping[str, BrokerState]
-    ) -> set[tuple[str, str]]:
-        """Return those of the pairs of a broker and a topic whose broker does not have the topic."""
+    ) -> dict[tuple[str, str], int | None]:
+        """Return of each pair of a broker and a topic how many queues it has there, None without the topic."""
 
-        async def is_there(name: str, topic: str) -> bool:
+        async def count(name: str, topic: str) -> int | None:
             async with self._room:
                 peer = await self._broker(targets[name].address)
-                return await admin_api.topic_config(peer, topic, timeout_ms=self._timeout_ms) is not None
+                found = await admin_api.topic_config(peer, topic, timeout_ms=self._timeout_ms)
+            return None if found is None else max(found.read_queue_nums, found.write_queue_nums)
 
         pairs = list(wanted)
-        found = await asyncio.gather(*(is_there(*pair) for pair in pairs))
-        return {pair for pair, there in zip(pairs, found, strict=True) if not there}
+        return dict(zip(pairs, await asyncio.gather(*(count(*pair) for pair in pairs)), strict=True))
 
     async def _plan(
         self,
@@ -216,10 +221,10 @@ class OffsetOperations(GroupOperations):
                 highest = await client_api.max_offset(peer, queue, **ask)
                 before = await client_api.query_consumer_offset(peer, queue, group, zero_if_not_found=False, **ask)
                 if isinstance(place, datetime):
-                    after = await client_api.search_offset(peer, queue, int(place.timestamp() * 1000), **ask)
+                    after = await client_api.search_offset(peer, queue, _ms(place), **ask)
                 else:
                     after = lowest if place == "earliest" else highest if place == "latest" else place
-            if expired:
+            if expired and after >= 0:
                 after = max(after, lowest)
             return OffsetChange(group, queue, before, after, lowest, highest)
 
@@ -327,10 +332,15 @@ class OffsetOperations(GroupOperations):
                 await admin_api.put_group(peer, GroupConfig(group_name=group), timeout_ms=self._timeout_ms)
 
 
+def _ms(time: datetime) -> int:
+    """Return a time in ms since 1970. Before it there are no messages, and brokers take -1 for the end of a queue."""
+    return max(0, int(time.timestamp() * 1000))
+
+
 def _time_ms(to: Place) -> int | None:
     """Return the time that brokers reset a whole topic by; None for an offset."""
     if isinstance(to, datetime):
-        return int(to.timestamp() * 1000)
+        return _ms(to)
     return {"earliest": 0, "latest": -1}.get(str(to))
 
 
