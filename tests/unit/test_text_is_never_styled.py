@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.hostile_texts import ANY, MARK, TEXTS, unseen
 
 import rocketspark
-from rocketspark.cli.commands import consume
+from rocketspark.cli import message_forms, stored_messages
 from rocketspark.cli.operate import print_json, print_table
 from rocketspark.model.limited_log import LOGGERS, ShownFormatter
 from rocketspark.model.text import in_file_name, shown, shown_json
@@ -93,11 +93,18 @@ def test_consumed_messages(text: str) -> None:
         keys=[text],
         properties={text: text},
         store_host=text,
+        physical_offset=1,
+        body_error=text,
         body=text.encode("utf-8", "surrogatepass"),
     )
-    assert unseen(consume._as_text(message), allowed="\t") == set()
+    for form in stored_messages.BodyForm:
+        lines = stored_messages.message_lines(message, form)
+        assert [line for line in lines if unseen(line, allowed="\t")] == []
+    # Its other cells are shown by print_table.
+    assert unseen(stored_messages.message_row(message)[-1]) == set()
+    assert unseen(message_forms.as_text(message), allowed="\t") == set()
     if not any("\ud800" <= c <= "\udfff" for c in text):
-        line = consume._as_json(message)
+        line = message_forms.as_json(message)
         assert unseen(line) == set()
         assert json.loads(line)["properties"] == {text: text}
 
