@@ -180,6 +180,16 @@ def test_settings(cluster: Cluster) -> None:
         assert says in run(cluster, "broker", "config", "broker-b", *arguments, code=code)
 
 
+def test_no_topics_are_no_lines() -> None:
+    with run_cluster() as empty:
+        assert run(empty, "topic", "list") == ""
+        assert answer(empty, "topic", "list") == []
+        assert answer(empty, "cluster", "top") == {"topics": [], "groups": []}
+        for name in ("a", "b"):
+            run(empty, "topic", "create", name)
+        assert run(empty, "topic", "list") == "a\nb\n"
+
+
 def test_a_topic_is_changed(cluster: Cluster) -> None:
     run(cluster, "topic", "create", "bills", "--queues", "2", "--broker", "broker-b")
     told = answer(cluster, "topic", "update", "bills", "--read-queues", "3", "--perm", "read", "--type", "fifo")

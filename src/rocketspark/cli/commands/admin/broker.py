@@ -252,7 +252,10 @@ def counter(
 
     def drawn(found: Counter | None) -> Table:
         numbers = ("sum", "a second", "average")
-        rows = ((name, *(f"{v:,.2f}" for v in window.values())) for name, window in windows(found).items())
+        rows = (
+            (name, *(f"{v:,.2f}" if isinstance(v, float) else f"{v:,}" for v in window.values()))
+            for name, window in windows(found).items()
+        )
         return table(("last", *numbers), rows, right=numbers)
 
     run_watched(

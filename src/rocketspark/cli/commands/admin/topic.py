@@ -25,8 +25,8 @@ from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
-    from rich.text import Text
 
     from rocketspark.admin.broker_states import TopicTraffic
     from rocketspark.admin.cluster_client import BrokerState, TopicMade, TopicState
@@ -95,10 +95,11 @@ def list_(
         topics, brokers = await asyncio.gather(operations.list_topics(), operations.cluster_info())
         return topics if everything else users_topics(topics, brokers)
 
-    def drawn(topics: list[str]) -> Text:
+    def drawn(topics: list[str]) -> Group:
+        from rich.console import Group
         from rich.text import Text
 
-        return Text("\n".join(map(shown, topics)), end="\n" if topics else "")
+        return Group(*(Text(shown(topic)) for topic in topics))
 
     run_watched(at, watch, ask, json=json, told=lambda topics: topics, drawn=drawn)
 
