@@ -33,8 +33,11 @@ def test_an_empty_cluster(page: Page) -> None:
     with run_cluster() as cluster, console(cluster.namesrv, requests_per_second=200) as home:
         for path in PATHS:
             page.goto(home + path)
-            looks_right(page)
             assert page.locator(".note.bad").count() == 0
+            page.emulate_media(color_scheme="dark")
+            assert serious_faults(page) == []
+            page.emulate_media(color_scheme="light")
+            looks_right(page)
 
 
 def test_a_cluster_that_is_away(page: Page, faults: Faults) -> None:
