@@ -10,6 +10,7 @@ NAVIGATION = (
     ("Groups", "/groups"),
     ("Clients", "/clients"),
     ("Dead letters", "/dead-letters"),
+    ("Delayed and open", "/waiting"),
     ("Quarantine", "/quarantine"),
     ("Brokers", "/brokers"),
     ("Users and rules", "/users"),
@@ -17,5 +18,5 @@ NAVIGATION = (
 MODULES = (
     *("overview", "topics", "topic", "topic_changes"),
     *("messages", "message", "groups", "clients", "dead_letters"),
-    *("quarantine", "brokers", "users"),
+    *("waiting", "quarantine", "brokers", "users"),
 )

@@ -88,8 +88,8 @@ CHARACTERS_MAX = 8000
 LOGGERS = tuple(
     f"rocketspark{name}"
     for name in (
-        *("", ".access", ".audit", ".broker", ".broker.access", ".broker.replication", ".client", ".controller"),
-        *(".namesrv", ".proxy", ".proxy.audit", ".recipes", ".sends", ".spark", ".store", ".transport"),
+        *("", ".access", ".audit", ".broker", ".broker.access", ".broker.replication", ".client", ".console"),
+        *(".controller", ".namesrv", ".proxy", ".proxy.audit", ".recipes", ".sends", ".spark", ".store", ".transport"),
     )
 )
 
