@@ -236,3 +236,15 @@ def test_a_group_is_deleted(stage: Stage) -> None:
     text = stage.run("group", "delete", "gone", "--offsets", "--topics", "--yes")
     assert text == "deleted group gone with its offsets and retries and dead letters on broker-a\n"
     assert "has 1 connected member" in stage.run("group", "delete", "billing", "--yes", code=1)
+
+
+def test_who_may_only_see_one_group_sees_it() -> None:
+    with run_cluster(secure=True) as secure:
+        super_user = secure.client_options
+        with Admin(secure.namesrv, **super_user) as admin:
+            admin.put_group("billing")
+            admin.create_user("clerk", "a-secret-of-his")
+            admin.create_acl("clerk", ["Group:billing"], ["Get"])
+        keys = ("--access-key", "clerk", "--secret-key", "a-secret-of-his", "--tls-ca", super_user["tls_ca"])
+        done = call("group", "show", "billing", "--namesrv", secure.namesrv, *keys)
+        assert done.stdout.startswith("billing: offline; 0 messages behind\n"), done.told

@@ -151,20 +151,19 @@ def show(group: Name, at: ClusterAccess = HERE, json: Json = False) -> None:
     Example: `rocketspark group show billing --json`
     """
 
-    async def ask(
-        operations: AsyncAdmin,
-    ) -> tuple[GroupState, GroupLag, dict[str, RequestMode], dict[str, GroupConfig]]:
+    async def ask(operations: AsyncAdmin) -> tuple[GroupState, GroupLag, list[dict[str, Any]], dict[str, GroupConfig]]:
         await operations.check_known(group)
         (state,) = await operations.list_group_states([group])
         lag = await operations.group_lag(group, holders=False)
-        return state, lag, await operations.list_request_modes(group), await operations.show_group(group)
+        topics = _by_topic(lag, await _modes(operations, group))
+        return state, lag, topics, await operations.show_group(group)
 
-    state, lag, modes, found = run_operation(at, ask)
-    topics = _by_topic(lag, modes)
+    state, lag, topics, found = run_operation(at, ask)
     if json:
         print_json({**_state_fields(state), "topics": topics, **_settings(group, found)})
         return
-    about = f"{state.consume_type} {state.message_model}, {counted(state.member_count, 'member')} of {state.version}"
+    kind = f"{shown(state.consume_type)} {shown(state.message_model)}"
+    about = f"{kind}, {counted(state.member_count, 'member')} of {state.version}"
     behind = f"{counted(state.lag, 'message')} behind" + (f" by {span(lag.delay_ms)}" if lag.delay_ms else "")
     print(f"{shown(group)}: {about if state.online else 'offline'}; {behind}")
     figures = ("queues", "lag", "in flight", "delay")
