@@ -319,6 +319,36 @@ def bury(cluster: Cluster, topic: str, group: str, count: int) -> None:
         until(lambda: sum(c.letters for c in admin.list_dead_letters() if c.group == group) == count)
 
 
+def test_two_who_resend_dead_letters_at_once_send_each_once(
+    cluster: Cluster, admin: Admin, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.create_topic("twice", queue_count=1)
+    for n in range(2):
+        producer.send("twice", b"%d" % n)
+    bury(cluster, "twice", "hasty", 2)
+    with Admin(cluster.namesrv) as other:
+        ask = dead_letters.DeadLetterOperations._is_there
+        begun, refused = threading.Event(), threading.Event()
+
+        async def ask_late(operations: Any, letter: Any) -> bool:
+            there = await ask(operations, letter)
+            if not begun.is_set():  # The first has asked, and not sent yet.
+                begun.set()
+                with pytest.raises(UsageError, match="are being sent again by somebody else"):
+                    await asyncio.to_thread(other.resend_dead_letters, "hasty")
+                refused.set()
+                # To look is allowed.
+                seen = await asyncio.to_thread(other.resend_dead_letters, "hasty", dry_run=True)
+                assert [r.outcome for r in seen] == ["would send"] * 2
+            return there
+
+        monkeypatch.setattr(dead_letters.DeadLetterOperations, "_is_there", ask_late)
+        assert [r.outcome for r in admin.resend_dead_letters("hasty")] == ["sent"] * 2
+        assert refused.is_set()
+        assert [r.outcome for r in other.resend_dead_letters("hasty")] == ["already"] * 2
+    assert len(admin.find_messages("twice").messages) == 4
+
+
 def test_dead_letters_are_shown_and_sent_again_once(
     cluster: Cluster, admin: Admin, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

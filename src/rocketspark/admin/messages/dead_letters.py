@@ -1,13 +1,17 @@
 """Dead letters: counted by group, shown, and sent again, each once.
 
 Rule: before a letter is sent again, the brokers' indexes are asked whether its target has the resend's unique id; where
-an index does not know the letter itself, nothing can be told, and nothing is sent.
+an index does not know the letter itself, nothing can be told, and nothing is sent. Who sends has a group's letters
+locked, so that no two ask at the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -15,6 +19,7 @@ import msgspec
 from rocketspark.admin.cluster_client import QueueState
 from rocketspark.admin.messages.dead_letter_rules import DeadLetter, origin_of, outgoing, resend_id
 from rocketspark.admin.messages.search import SCAN_MAX, FoundMessages, Search
+from rocketspark.admin.messages.stored import GROUP
 from rocketspark.admin.messages.traces import TraceOperations
 from rocketspark.client import validators
 from rocketspark.client.connection import admin_api, client_api
@@ -28,6 +33,8 @@ PAGE_LETTERS = 100
 AT_ONCE = 16
 # A send whose answer never came may still be carried out for so long.
 DOUBT_S = 3.0
+# Brokers keep a lock for 60 s from the last call that took it.
+LOCK_S = 60.0
 
 
 class DeadLetterCount(msgspec.Struct, frozen=True, order=True):
@@ -150,7 +157,8 @@ class DeadLetterOperations(TraceOperations):
             search: of these, only those.
 
         Returns what became of each, in order: one that cannot be sent keeps no other from it, but those of its sharding
-        key. Raises UsageError for an id that no letter has, RouteNotFound where `to` is not there, before it sends.
+        key. Raises UsageError for an id that no letter has, and while another resend of this group's letters runs,
+        RouteNotFound where `to` is not there, before it sends.
         """
         if to is not None and to_group:
             raise UsageError("give a topic to send to, or to_group, not both")
@@ -168,15 +176,56 @@ class DeadLetterOperations(TraceOperations):
         done: list[Resent] = []
         blocked: set[tuple[str, str]] = set()
         starts = None
-        while True:
-            page = await self._letters(group, search, limit=PAGE_LETTERS, scan_max=LONG_MAX, starts=starts, ends=ends)
-            for message in page.messages:
-                stored = _letter(group, message)
-                letter = _addressed(stored, to, to_group)
-                done.append(await self._resend(stored, letter, to_group, dry_run, there, blocked))
-            if not page.stopped:
-                return done
-            starts = page.next_offsets
+        async with self._locked(group, () if dry_run else ends) as still_locked:
+            while True:
+                page = await self._letters(
+                    group, search, limit=PAGE_LETTERS, scan_max=LONG_MAX, starts=starts, ends=ends
+                )
+                for message in page.messages:
+                    await still_locked()
+                    stored = _letter(group, message)
+                    letter = _addressed(stored, to, to_group)
+                    done.append(await self._resend(stored, letter, to_group, dry_run, there, blocked))
+                if not page.stopped:
+                    return done
+                starts = page.next_offsets
+
+    @asynccontextmanager
+    async def _locked(self, group: str, queues: Iterable[MessageQueue]) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """Lock queues of dead letters, as consumers in order lock theirs, and yield what renews the locks in time.
+
+        Those of brokers without a master are not locked. Raises UsageError if another has one.
+        """
+        client_id = f"resend@{uuid.uuid4().hex}"
+        route = await self._routes.refresh(namespace.DLQ_PREFIX + group) if queues else None
+        at_masters: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            if route and (there := route.broker(queue.broker_name)) and there.master:
+                at_masters.setdefault(there.master, []).append(queue)
+        locked_s = -LOCK_S
+
+        async def lock() -> None:
+            nonlocal locked_s
+            if (now_s := time.monotonic()) < locked_s + LOCK_S / 4:
+                return
+            for address, wanted in at_masters.items():
+                peer = await self._broker(address)
+                held = await client_api.lock(peer, GROUP, client_id, wanted, timeout_ms=self._timeout_ms)
+                if not held.issuperset(wanted):
+                    raise UsageError(
+                        f"dead letters of group {shown(group)!r} are being sent again by somebody else, or were until"
+                        f" something ended that less than {LOCK_S:.0f} s ago: wait, then try again"
+                    )
+            locked_s = now_s
+
+        try:
+            await lock()
+            yield lock
+        finally:
+            for address, wanted in at_masters.items():
+                with suppress(RocketSparkError):  # It ends by itself.
+                    peer = await self._broker(address)
+                    await client_api.unlock(peer, GROUP, client_id, wanted, timeout_ms=self._timeout_ms)
 
     async def _check_there(self, group: str, message_ids: Collection[str]) -> None:
         """Raise UsageError unless a group has dead letters of all these ids."""
