@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -258,6 +259,30 @@ def test_a_member_of_a_group_ends_too_and_the_next_goes_on(shell: Shell) -> None
     assert shell(*group) == b""
     one_queue(shell, "ended", 2)
     assert shell(*group) == b"0 1 "
+
+
+@pytest.mark.shows("command line: what `consume --group --exit` did not print is not committed")
+def test_members_that_end_while_messages_come_lose_none(shell: Shell) -> None:
+    one_queue(shell, "flowing", 1)
+    count, ended = 1, threading.Event()
+
+    def send() -> None:
+        nonlocal count
+        with Producer(shell.cluster.namesrv, "g") as producer:
+            while not ended.wait(0.001):
+                producer.send("flowing", b"%d" % count, queue=MessageQueue("flowing", "broker-a", 0))
+                count += 1
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    reading = ("consume", "flowing", "--from", "first", "--group", "flow", "--exit", "-f", r"%s\n")
+    try:
+        printed = [line for _ in range(4) for line in shell(*reading).split()]
+    finally:
+        ended.set()
+        sending.join()
+    printed += shell(*reading).split()
+    assert printed == [b"%d" % n for n in range(count)]
 
 
 def test_an_offset_that_is_to_come_is_waited_for(shell: Shell) -> None:

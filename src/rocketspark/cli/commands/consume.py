@@ -182,7 +182,7 @@ async def _tail(
         later = "first"
     async with AsyncPullConsumer(at.namesrv, NO_GROUP, consume_from=later, **options) as consumer:
         queues = _chosen(which.queue, await consumer.queues(topic))
-        ends = Ends(consumer, until)
+        ends = Ends(consumer, until, cuts=True)
         if until is not None:
             await ends.fix(queues)
         await consumer.assign(queues, which.tags)
@@ -215,7 +215,7 @@ async def _join(
 
     begin: Any = "first" if start.offset is not None else "last" if start.time_ms is None else start.time_ms
     async with AsyncPullConsumer(at.namesrv, group, consume_from=begin, **at.client_options()) as consumer:
-        ends = Ends(consumer, until)
+        ends = Ends(consumer, until, cuts=False)
         queues = await consumer.queues(topic)  # Says so if there is no such topic.
         if until is not None:
             await ends.fix(queues)
@@ -224,11 +224,15 @@ async def _join(
 
 
 class Ends:
-    """Where each queue ends, if it does. Those of a time that is to come are known once it has come."""
+    """Where each queue ends, if it does. Those of a time that is to come are known once it has come.
 
-    def __init__(self, consumer: AsyncPullConsumer, until: Where | None) -> None:
+    `cuts`: what lies behind the end is not printed; a group's member prints all that it was given, as it commits that.
+    """
+
+    def __init__(self, consumer: AsyncPullConsumer, until: Where | None, *, cuts: bool) -> None:
         self._consumer = consumer
         self._until = until
+        self._cuts = cuts
         self._offsets: dict[MessageQueue, int] | None = None
         self._queues: list[MessageQueue] = []
 
@@ -245,8 +249,8 @@ class Ends:
             self._offsets = {queue: await self._until.of(self._consumer, queue) for queue in queues}
 
     def comes_after(self, message: ReceivedMessage) -> bool:
-        """Tell whether a message stands behind the end."""
-        if self._until is None:
+        """Tell whether a message stands behind the end, and is not to be printed."""
+        if self._until is None or not self._cuts:
             return False
         if self._offsets is None:
             assert self._until.time_ms is not None
