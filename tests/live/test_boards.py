@@ -33,6 +33,7 @@ BOARDS = {
 PANELS = [(name, panel) for name, board in BOARDS.items() for panel in board["panels"] if panel["type"] != "row"]
 ALERTS = FOLDER / "alerts.yaml"
 DOCUMENTED = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text()
+METRIC = r"\b(?:rocketmq|rocketspark)_\w+"
 ALL = {"$cluster": ".*", "$node": ".*", "$topic": ".*", "$group": ".*"}
 
 
@@ -123,7 +124,7 @@ def test_a_panel_draws_numbers(board: str, panel: dict[str, Any], used: Used) ->
         rows = used.server.await_numbers(plain(target["expr"], ALL))
         shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
         assert all(shown <= row["metric"].keys() or not row["metric"] for row in rows), target["expr"]
-        for name in re.findall(r"\b(?:rocketmq|rocketspark)_\w+", target["expr"]):
+        for name in re.findall(METRIC, target["expr"]):
             assert re.sub("_(bucket|count|sum)$", "", name) in DOCUMENTED, name
 
 
@@ -164,6 +165,16 @@ def test_prometheus_takes_the_alerts_and_none_fails(used: Used) -> None:
         rule["alert"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
     }
     assert {rule["name"]: rule.get("lastError", "") for rule in rules.values()} == dict.fromkeys(rules, "")
+
+
+def test_alerts_ask_for_what_is_told(used: Used) -> None:
+    groups = {group["name"]: group["rules"] for group in yaml.safe_load(ALERTS.read_text())["groups"]}
+    names = {name: set(re.findall(METRIC, " ".join(rule["expr"] for rule in rules))) for name, rules in groups.items()}
+    for name in sorted(names["rocketspark-replication"] - {"rocketspark_replication_troubles_total"}):
+        used.server.await_rows(name)
+    used.server.await_rows('rocketmq_rpc_latency_milliseconds_count{node_type="proxy"}')
+    # The rest is there once something is wrong.
+    assert all(re.sub("_(bucket|count|sum)$", "", each) in DOCUMENTED for each in names["rocketspark-trouble"])
 
 
 def test_alerts_fire_when_they_should_and_only_then() -> None:

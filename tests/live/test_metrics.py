@@ -29,7 +29,7 @@ BROKER = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker
 STORAGE = {"storage_medium": "disk", "storage_type": "local"}
 PLAIN = {"topic": TOPIC, "is_system": "false"}
 LAG = PLAIN | {"consumer_group": GROUP, "is_retry": "false"}
-# The gauges that a 5.5.0 broker gave out in the same use; POP's are not there.
+# The gauges that a 5.5.0 broker gave out in the same use, and ours.
 GAUGES = {
     "rocketspark_broker_epoch",
     "rocketspark_broker_role",
@@ -42,6 +42,10 @@ GAUGES = {
     "rocketmq_consumer_queueing_latency_milliseconds",
     "rocketmq_consumer_ready_messages",
     "rocketmq_half_messages",
+    "rocketmq_pop_checkpoint_buffer_size",
+    "rocketmq_pop_offset_buffer_size",
+    "rocketmq_pop_revive_lag_milliseconds",
+    "rocketmq_pop_revive_latency_milliseconds",
     "rocketmq_processor_watermark",
     "rocketmq_producer_connections",
     "rocketmq_storage_dispatch_behind_bytes",
@@ -226,8 +230,8 @@ def test_transactions(tmp_path: Path) -> None:
             found = await scrape(server)
             assert found.value("rocketmq_messages_in_total", **PLAIN, message_type="transaction") == 3
             assert found.value("rocketmq_messages_in_total", **PLAIN, message_type="normal") is None
-            assert found.value("rocketmq_commit_messages_total", **PLAIN) == 1
-            assert found.value("rocketmq_rollback_messages_total", **PLAIN) == 1
+            assert found.value("rocketmq_commit_messages_total", topic=TOPIC) == 1
+            assert found.value("rocketmq_rollback_messages_total", topic=TOPIC) == 1
             assert found.value("rocketmq_half_messages") == 1
 
     run(main())

@@ -14,6 +14,7 @@ import yaml
 from pyspark.sql import SparkSession
 from tests.spark.scrapes import Scrape, scrape, scrape_until
 from tests.support.ports import free_ports
+from tests.support.prometheus import plain, prometheus
 
 from rocketspark.client import Producer, PushConsumer
 from rocketspark.model import Message
@@ -28,7 +29,9 @@ FOLDER = Path(__file__).parents[2] / "examples" / "grafana"
 BOARD: dict[str, Any] = json.loads((FOLDER / "rocketspark.json").read_text("utf-8"))
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 ALERTS = yaml.safe_load((FOLDER / "alerts.yaml").read_text("utf-8"))
-RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+# The others: tests/live/test_boards.py.
+GROUPS = ("rocketspark-streams", "rocketspark-brokers")
+RULES = [rule for group in ALERTS["groups"] if group["name"] in GROUPS for rule in group["rules"]]
 VARIABLES = {each["name"]: each for each in BOARD["templating"]["list"]}
 # What Grafana puts in their place.
 BUILT_IN = {"$__rate_interval": "1m", "$__interval": "1m", "$__range": "1h"}
@@ -131,6 +134,14 @@ def test_a_panel_draws_what_is_told(panel: dict[str, Any], told: Told) -> None:
             assert not use.grouped or shown <= use.grouped, target["expr"]
 
 
+def test_prometheus_draws_each_panel(told: Told, tmp_path: Path) -> None:
+    targets = [url.removeprefix("http://").removesuffix("/metrics") for url in told.urls]
+    with prometheus(tmp_path, targets) as server:
+        for panel in PANELS:
+            for target in panel["targets"]:
+                assert server.await_rows(plain(target["expr"], {f"${name}": ".*" for name in VARIABLES}))
+
+
 def test_variables_take_their_values_from_labels_that_are_told(told: Told) -> None:
     assert VARIABLES["datasource"]["type"] == "datasource"
     for name in VARIABLES.keys() - {"datasource"}:
@@ -154,9 +165,7 @@ def test_the_board_can_be_imported_anywhere() -> None:
             assert apart_x or apart_y
 
 
-@pytest.mark.parametrize(
-    "rule", [rule for group in ALERTS["groups"] for rule in group["rules"]], ids=lambda r: r["alert"]
-)
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r["alert"])
 def test_an_alert_asks_for_what_is_told(rule: dict[str, Any], told: Told) -> None:
     shown = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
     for use in uses(rule["expr"]):

@@ -59,6 +59,14 @@ class Prometheus:
         rows: list[dict[str, Any]] = self.ask("query", query=expression)["result"]
         return rows
 
+    def await_rows(self, expression: str) -> list[dict[str, Any]]:
+        """The rows, once there are some. Fails if that is never so."""
+        end_s = time.monotonic() + LIMIT_S
+        while not (found := self.query(expression)):
+            assert time.monotonic() < end_s, f"{expression} gives nothing"
+            time.sleep(SCRAPE_S / 4)
+        return found
+
     def await_numbers(self, expression: str) -> list[dict[str, Any]]:
         """The rows, once there are some and one is a number. Fails if that is never so."""
         end_s = time.monotonic() + LIMIT_S

@@ -79,6 +79,7 @@ class Metrics:
         self._stats = stats
         self._timers = messages.timers
         self._quarantine = messages.quarantine
+        self._pops = messages.pops
         self._saves = saves
         self._refused = refused
         self._replication = replication
@@ -114,6 +115,7 @@ class Metrics:
             *self._trouble(),
             *self._lags(),
             *self._state(),
+            *self._popped(),
             *self._replicas(),
             *self._access(),
         )
@@ -233,6 +235,27 @@ class Metrics:
             by_topic: list[Row] = [(_STORAGE | {"topic": topic}, count) for topic, count in counts.items()]
             yield COUNTER, f"rocketmq_timer_{name}", f"Timer messages: {name}d.", by_topic
 
+    def _popped(self) -> Iterator[Family]:
+        """Yield how far what was popped is behind. The lag counts messages, whatever the unit in its name says."""
+        behind = _as_far_as_known("revive queues", self._behind())
+        lag, latency = "rocketmq_pop_revive_lag_milliseconds", "rocketmq_pop_revive_latency_milliseconds"
+        yield GAUGE, lag, "Messages of a revive queue that are not done.", [(row, count) for row, count, _ in behind]
+        yield GAUGE, latency, "Age of the oldest of those.", [(row, age_ms) for row, _, age_ms in behind]
+        points, offsets = len(self._pops.check_points), len(self._pops.offsets)
+        yield GAUGE, "rocketmq_pop_checkpoint_buffer_size", "Pops that are not acknowledged.", [({}, points)]
+        yield GAUGE, "rocketmq_pop_offset_buffer_size", "Pops whose offset is not committed yet.", [({}, offsets)]
+
+    def _behind(self) -> Iterator[tuple[dict[str, str], int, int]]:
+        """Yield, of each revive queue, how many messages are not done, and since when in ms."""
+        topic, now = self._pops.topic, now_ms()
+        for queue_id in range(self._settings.revive_queue_count):
+            low, high = self._store.queue_range(topic, queue_id)
+            # The last one that is done is committed.
+            last = self._offsets.get(topic_names.REVIVE_GROUP, topic, queue_id)
+            at = low if last is None else max(low, last + 1)
+            since = now - self._store.store_time_at(topic, queue_id, at) if at < high else 0
+            yield {"queue_id": str(queue_id)}, max(0, high - at), max(0, since)
+
     # -- histograms ------------------------------------------------------------------------------------------------
 
     def _histograms(self) -> Iterator[tuple[str, str, list[tuple[dict[str, str], Histogram]]]]:
@@ -337,7 +360,7 @@ class Metrics:
 
     def _ended(self, flows: dict[str, TrafficStats]) -> Iterator[Row]:
         for topic, flow in flows.items():
-            yield self._topic(topic), flow.messages
+            yield {"topic": topic}, flow.messages
 
     def _kind(self, topic: str) -> str:
         """Return the topic's message.type in lower case; FIFO is told by it alone, not message by message."""

@@ -74,6 +74,10 @@ class PopOffsets:
         except RuntimeError:
             pass  # Without a loop the next pop looks.
 
+    def __len__(self) -> int:
+        """How many pops' offsets are not committed yet."""
+        return len(self._waiting)
+
     @property
     def is_waiting(self) -> bool:
         """Tell whether a pop's offset is not committed yet."""
