@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.support.answers import check_answer, documented
+from tests.support.answers import PAGE, check_answer, documented
 
 from rocketspark.cli.tree import tree
 
@@ -15,20 +17,28 @@ pytestmark = pytest.mark.shows("`--json` of every command of an operator: one sc
 ELSEWHERE = {"outbox", "pipeline", "consume", "produce", "export", "import", "query", "backup", "restore", "spark-env"}
 
 
-def with_json(command: Any, names: tuple[str, ...] = ()) -> set[str]:
-    found = set()
+def paths(command: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield names, command
     for name, below in getattr(command, "commands", {}).items():
-        found |= with_json(below, (*names, name))
-    if any("--json" in each.opts for each in command.params):
-        found.add(" ".join(names))
-    return found
+        yield from paths(below, (*names, name))
 
 
 def test_every_command_has_its_section() -> None:
-    commands = {name for name in with_json(tree()) if name.split()[0] not in ELSEWHERE}
+    with_json = (names for names, c in paths(tree()) if any("--json" in each.opts for each in c.params))
+    commands = {" ".join(names) for names in with_json if names[0] not in ELSEWHERE}
     assert len(commands) > 20
     # One that has an option with an answer of its own has a section for that too.
     assert commands == {name.partition(" --")[0] for name in documented()}
+
+
+def test_mqadmin_s_commands_are_set_beside_commands_that_there_are() -> None:
+    text = PAGE.read_text("utf-8").partition("## mqadmin's commands here")[2]
+    rows = re.findall(r"^\| (`.+`) \| (`.+) \|$", text, re.MULTILINE)[1:]
+    assert len(rows) > 20
+    known = set(re.findall(r"^\| `(\w+)` \|", (PAGE.parent / "mqadmin.md").read_text("utf-8"), re.MULTILINE))
+    assert {name for theirs, _ in rows for name in re.findall("`(.+?)`", theirs)} <= known
+    named = {name.partition(" --")[0] for _, ours in rows for name in re.findall("`(.+?)`", ours)}
+    assert named <= {" ".join(names) for names, _ in paths(tree())}
 
 
 def test_an_answer_that_is_not_as_the_page_says_is_found() -> None:
