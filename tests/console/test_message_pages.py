@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 from tests.console import scene
+from tests.console.support import opened, posted
 
 from rocketspark.console import ConsoleSettings, make_app
 from rocketspark.console.pages import messages as pages_of_messages
@@ -129,7 +130,7 @@ def test_a_whole_body_is_saved_under_a_plain_name(client: TestClient, messages: 
         ("/message?id=00&topic=orders", 502, "no message 00 of topic"),
         ("/messages/export?topic=orders&kind=exe", 400, "a file of messages is jsonl, csv, parquet"),
         ("/messages/tail/events?topic=nowhere", 404, "no route for topic"),
-        ("/group/progress?name=%00", 400, "group"),
+        ("/group/progress?name=%00", 200, "It has consumed nothing yet"),
         ("/client?id=nobody", 400, "no client"),
         ("/dead-letters?group=never", 200, "no dead letters of group"),
         ("/clients?role=%3Cscript%3E", 200, "Nobody is connected here"),
@@ -141,6 +142,27 @@ def test_a_wrong_question_is_answered_in_a_line(
     answer = client.get(path)
     assert (answer.status_code, text in answer.text) == (status, True), answer.text[-1500:]
     assert "<script>" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/message/resend", "/message/consume", "/group/reset", "/group/mode", "/group/delete"),
+        "/dead-letters/resend",
+    ],
+)
+@pytest.mark.parametrize(
+    "fields", [{}, {"name": "g", "topic": "orders", "at": "x", "all": "yes"}, {"confirmed": "yes"}]
+)
+def test_a_form_that_lacks_fields_or_holds_odd_ones_is_refused(
+    cluster: Cluster, messages: dict[str, ReceivedMessage], path: str, fields: dict[str, str]
+) -> None:
+    if path == "/group/delete" and fields.get("name"):
+        return  # All that it needs.
+    with opened(cluster.namesrv, requests_per_second=200) as asked:
+        answer = posted(asked, path, **fields)
+    assert answer.status_code == 400, answer.text
+    assert '<p class="note bad" role="alert">' in answer.text
 
 
 def test_a_read_only_console_has_no_forms_that_change(cluster: Cluster, messages: dict[str, ReceivedMessage]) -> None:

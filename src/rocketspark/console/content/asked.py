@@ -94,6 +94,14 @@ def asked_of(pairs: Iterable[tuple[str, str]]) -> Asked:
     )
 
 
+def needed(form: Mapping[str, str], name: str) -> str:
+    """Return a field that a form has to have. Raises UsageError."""
+    found = form.get(name, "")
+    if not found.strip():
+        raise UsageError(f"the form lacks {name}: open the page again and fill it in")
+    return found
+
+
 def time_of(text: str | None) -> int | None:
     """Return a time of a form, in UTC unless it says another zone, as ms since 1970. Raises UsageError."""
     if not text:

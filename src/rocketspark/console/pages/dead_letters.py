@@ -16,6 +16,7 @@ from rocketspark.admin.messages.dead_letters import Resent
 from rocketspark.admin.messages.search import Search
 from rocketspark.console.call import Call, Confirmation, Done, Failed, Form, together
 from rocketspark.console.content import asked
+from rocketspark.console.content.asked import needed
 from rocketspark.console.content.shown_body import preview
 from rocketspark.console.drawing import link, number
 from rocketspark.console.pages.message import traced
@@ -111,7 +112,7 @@ async def _resend(call: Call, form: Form, *, dry_run: bool) -> list[Resent]:
     search = _search(form.get("since", ""), form.get("text", "")) if picked is None else None
     return await call.ask(
         lambda admin: admin.resend_dead_letters(
-            form["group"],
+            needed(form, "group"),
             picked,
             to=to if form.get("where") == "topic" else None,
             to_group=to_group,
@@ -127,7 +128,7 @@ def _why(done: Sequence[Resent]) -> str:
 
 
 def _page_of(form: Form) -> str:
-    return str(link("/dead-letters", group=form["group"])).replace("&amp;", "&")
+    return str(link("/dead-letters", group=needed(form, "group"))).replace("&amp;", "&")
 
 
 async def resend_words(call: Call, form: Form) -> Confirmation:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from rocketspark.admin.offsets import OffsetChange, Place
 from rocketspark.admin.operations import AsyncAdmin
 from rocketspark.console.call import Call, Confirmation, Done, Form
-from rocketspark.console.content.asked import time_of
+from rocketspark.console.content.asked import needed, time_of
 from rocketspark.console.drawing import link, number
 from rocketspark.console.routes import change, page
 from rocketspark.errors import UsageError
@@ -110,7 +110,7 @@ def _queue_ids(form: Form) -> list[int] | None:
 
 
 async def _reset(call: Call, form: Form, *, dry_run: bool) -> list[OffsetChange]:
-    name, topic, to, queue_ids = form["name"], form.get("topic", "").strip(), place_of(form), _queue_ids(form)
+    name, topic, to, queue_ids = needed(form, "name"), form.get("topic", "").strip(), place_of(form), _queue_ids(form)
 
     async def reset(admin: AsyncAdmin) -> list[OffsetChange]:
         return await admin.reset_offsets(name, topic, to, queue_ids=queue_ids, dry_run=dry_run)
@@ -134,7 +134,7 @@ async def reset_words(call: Call, form: Form) -> Confirmation:
             *(lines or ["It is there already in every queue."]),
         ),
         "Reset",
-        _page_of(form["name"]),
+        _page_of(needed(form, "name")),
         grave=passed > 0,
     )
 
@@ -154,7 +154,7 @@ async def reset(call: Call, form: Form) -> Done:
     return Done(
         f"Group {shown(form['name'])} was reset in {len(changes)} queues of topic {shown(form['topic'])}:"
         f" {number(passed)} messages passed over, {number(again)} once more.",
-        _page_of(form["name"]),
+        _page_of(needed(form, "name")),
     )
 
 
@@ -174,23 +174,25 @@ async def mode_words(call: Call, form: Form) -> Confirmation:
             "It concerns members that let brokers assign their queues (RocketMQ 5 with client rebalance off).",
         ),
         f"Set to {mode}",
-        _page_of(form["name"]),
+        _page_of(needed(form, "name")),
     )
 
 
 async def mode(call: Call, form: Form) -> Done:
     """Set it."""
-    brokers = await call.ask(lambda admin: admin.set_request_mode(form["topic"].strip(), form["name"], form["mode"]))
+    brokers = await call.ask(
+        lambda admin: admin.set_request_mode(needed(form, "topic").strip(), needed(form, "name"), needed(form, "mode"))
+    )
     return Done(
         f"Group {shown(form['name'])} reads topic {shown(form['topic'])} by {form['mode']} on"
         f" {shown(', '.join(brokers))}.",
-        _page_of(form["name"]),
+        _page_of(needed(form, "name")),
     )
 
 
 async def delete_words(call: Call, form: Form) -> Confirmation:
     """Say what goes with the group."""
-    name = form["name"]
+    name = needed(form, "name")
     more = []
     if form.get("offsets"):
         more.append("Its offsets go too: a new group of this name begins anew.")
@@ -207,7 +209,7 @@ async def delete_words(call: Call, form: Form) -> Confirmation:
 
 async def delete(call: Call, form: Form) -> Done:
     """Delete it."""
-    name, offsets, topics = form["name"], bool(form.get("offsets")), bool(form.get("topics"))
+    name, offsets, topics = needed(form, "name"), bool(form.get("offsets")), bool(form.get("topics"))
     brokers = await call.ask(lambda admin: admin.delete_group(name, offsets=offsets, topics=topics))
     return Done(f"Group {shown(name)} was deleted on {shown(', '.join(brokers))}.", "/groups")
 

@@ -13,6 +13,7 @@ from rocketspark.admin.messages.traces import MessageTrace, TrackType
 from rocketspark.admin.operations import AsyncAdmin
 from rocketspark.console.call import Call, Confirmation, Done, Failed, Form
 from rocketspark.console.content import asked
+from rocketspark.console.content.asked import needed
 from rocketspark.console.content.decoded import decoded
 from rocketspark.console.content.shown_body import View, views
 from rocketspark.console.drawing import link
@@ -106,7 +107,7 @@ def _is_own(topic: str) -> bool:
 
 
 def _page_of(form: Form) -> str:
-    return str(link("/message", topic=form["topic"], at=form["at"])).replace("&amp;", "&")
+    return str(link("/message", topic=needed(form, "topic"), at=needed(form, "at"))).replace("&amp;", "&")
 
 
 # -- sent again --------------------------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ def _page_of(form: Form) -> str:
 
 async def resend_words(call: Call, form: Form) -> Confirmation:
     """Say what is sent, and where to."""
-    found = await _message(call, form["topic"], form["at"], "")
+    found = await _message(call, needed(form, "topic"), needed(form, "at"), "")
     to = form.get("to", "").strip()
     where = f"topic {shown(to)}" if to else "the topic that it was first sent to"
     return Confirmation(
@@ -130,7 +131,7 @@ async def resend_words(call: Call, form: Form) -> Confirmation:
 
 async def resend(call: Call, form: Form) -> Done:
     """Send it."""
-    found = await _message(call, form["topic"], form["at"], "")
+    found = await _message(call, needed(form, "topic"), needed(form, "at"), "")
     to = form.get("to", "").strip() or None
     sent = await call.ask(lambda admin: admin.resend_message(found.offset_message_id, topic=_read_from(found), to=to))
     queue = sent.queue
@@ -164,8 +165,8 @@ async def consume_words(call: Call, form: Form) -> Confirmation:
 
 async def consume(call: Call, form: Form) -> Done:
     """Give the message to a member of a group."""
-    found = await _message(call, form["topic"], form["at"], "")
-    group, client_id = form["group"].strip(), form.get("client_id", "").strip() or None
+    found = await _message(call, needed(form, "topic"), needed(form, "at"), "")
+    group, client_id = needed(form, "group").strip(), form.get("client_id", "").strip() or None
     told = await call.ask(
         lambda admin: admin.consume_directly(
             found.offset_message_id, group, client_id=client_id, topic=_read_from(found)
