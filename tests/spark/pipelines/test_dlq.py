@@ -12,6 +12,8 @@ from pyspark.sql import SparkSession
 from tests.spark.pipelines.scene import bury, stored
 from tests.spark.scrapes import scrape
 
+from rocketspark.admin import Admin
+from rocketspark.admin.messages.search import Search
 from rocketspark.cli.main import run as rocketspark
 from rocketspark.client import AsyncProducer, Producer
 from rocketspark.errors import ConfigError, NoReply, RouteNotFound
@@ -130,6 +132,19 @@ def test_each_letter_is_sent_again_once(
         rest_of = [int(m.properties["number"]) for m in again if (m.broker_name, m.queue_id) == queue]
         by_key = [[n for n in rest_of if n % 2 == key and n % 3] for key in (0, 1)]
         assert by_key == [sorted(numbers) for numbers in by_key]
+
+
+def test_pipeline_and_command_see_what_the_other_sent(
+    spark: SparkSession, cluster: Cluster, dead: tuple[str, str, list[ReceivedMessage]]
+) -> None:
+    topic, group, _ = dead
+    with Admin(cluster.namesrv) as admin:
+        by_command = admin.resend_dead_letters(group, search=Search(tag="refund"))
+        assert [r.outcome for r in by_command] == ["sent"] * 4
+        by_pipeline = dlq_resend.run(spark, cluster.namesrv, Choice(groups=(group,)))
+        assert (by_pipeline.chosen, by_pipeline.sent, by_pipeline.already_there) == (COUNT, COUNT - 4, 4)
+        assert [r.outcome for r in admin.resend_dead_letters(group)] == ["already"] * COUNT
+    assert len(stored(cluster, topic, 2 * COUNT)) == 2 * COUNT
 
 
 @pytest.mark.shows("mended: `dlq --resend` with options of `-o` that choose letters sends them again each time")
