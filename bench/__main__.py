@@ -31,6 +31,7 @@ PARTS = {
     "hostile": "a client that sends and pulls beside attackers, 200 attacks a second of 11 kinds",
     "queues": "10,000 queues: creation, sends, disk, memory, restart",
     "backlog": "10 M messages: written, then pulled at the start, in the middle, at the end, beside a fresh broker",
+    "console": "the console's pages on 1,000 topics and 10,000 queues, and sends with it open and closed",
     "route": "route queries to the NameServer, beside the Java NameServer",
     "brokers": "sends to one and two broker processes, processor time of each",
     "security": "sends and connections over TLS, beside the Java broker",
