@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -12,11 +13,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from tests.support.forked_commands import ForkedCommands
 
 from rocketspark import MessageQueue, Producer
+from rocketspark.cli.commands import consume
 from rocketspark.errors import RouteNotFound
 from rocketspark.testing import Cluster, run_cluster
 
@@ -259,6 +262,26 @@ def test_a_member_of_a_group_ends_too_and_the_next_goes_on(shell: Shell) -> None
     assert shell(*group) == b""
     one_queue(shell, "ended", 2)
     assert shell(*group) == b"0 1 "
+
+
+def test_a_member_that_is_given_no_queue_ends_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue, mine = MessageQueue("taken", "broker-a", 0), set[MessageQueue]()
+    reader = Mock(assignment=lambda: mine, end_offset=AsyncMock(return_value=3), position=AsyncMock(return_value=2))
+
+    async def ends() -> list[bool]:
+        found = consume.Ends(reader, consume.LAST, cuts=False)
+        await found.fix([queue])
+        told = [await found.are_reached()]
+        mine.add(queue)
+        monkeypatch.setattr(consume, "WITHOUT_QUEUES_S", 0)
+        told.append(await found.are_reached())
+        mine.clear()
+        return [*told, await found.are_reached()]
+
+    assert asyncio.run(ends()) == [False, False, True]
+    assert capsys.readouterr().err == "other members of the group have all queues\n"
 
 
 @pytest.mark.shows("command line: what `consume --group --exit` did not print is not committed")

@@ -319,6 +319,17 @@ def bury(cluster: Cluster, topic: str, group: str, count: int) -> None:
         until(lambda: sum(c.letters for c in admin.list_dead_letters() if c.group == group) == count)
 
 
+def test_a_unique_id_that_reads_as_no_position_is_asked_for_by_index_alone(
+    cluster: Cluster, admin: Admin, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin.create_topic("positions", queue_count=1)
+    host, port = cluster.brokers[0].split(":")
+    of_broker = "".join(f"{int(part):02X}" for part in host.split(".")) + f"{int(port):08X}"
+    with pytest.raises(ServerError, match="is found; was it deleted"):
+        admin.get_message(of_broker + "F" * 16, topic="positions")
+    assert "broken header" not in caplog.text
+
+
 def test_two_who_resend_dead_letters_at_once_send_each_once(
     cluster: Cluster, admin: Admin, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,7 +147,8 @@ class StoredOperations(ClusterClient, StoredMessages):
             host, port, position = "", 0, -1
         full = None if topic is None else validators.check_topic(topic)
         found = None
-        if position >= 0:
+        # Half of the unique ids read as positions beyond those that brokers have.
+        if 0 <= position <= LONG_MAX:
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             found = await self._view(addresses, address, message_id, position, full)
         if found is None:

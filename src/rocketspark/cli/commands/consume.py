@@ -31,6 +31,8 @@ NO_GROUP = "rocketspark_tail"
 FOLLOW_MS = 3000
 # A poll waits so long: where nothing ends by itself, and where the end may be reached by messages that are left out.
 POLL_MS, POLL_TO_END_MS = 1000, 50
+# A member that has no queue for so long gets none: members share them anew every 20 s.
+WITHOUT_QUEUES_S = 30.0
 # Bytes of messages in the form to print that are kept before they are written.
 WRITE_BYTES = 1 << 20
 _AGO_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -235,6 +237,7 @@ class Ends:
         self._cuts = cuts
         self._offsets: dict[MessageQueue, int] | None = None
         self._queues: list[MessageQueue] = []
+        self._since_s = time.monotonic()
 
     @property
     def are_awaited(self) -> bool:
@@ -259,14 +262,18 @@ class Ends:
         return end is not None and message.queue_offset >= end
 
     async def are_reached(self) -> bool:
-        """Tell whether all is read: by a group's member, of those queues that it has, at least one."""
+        """Tell whether all is read: by a group's member, of those queues that it has, or that it gets none."""
         if self._until is None:
             return False
         if self._offsets is None:
             await self.fix(self._queues)
             return False
         if not (read := self._consumer.assignment()):
-            return False
+            if time.monotonic() < self._since_s + WITHOUT_QUEUES_S:
+                return False
+            print("other members of the group have all queues", file=sys.stderr)
+            return True
+        self._since_s = time.monotonic()
         return all([await self._consumer.position(queue) >= self._offsets.get(queue, 0) for queue in read])
 
 
