@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from rocketspark.client import PullConsumer
 from rocketspark.client.connection import admin_api
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.headers.groups import ForbiddenHeader
 from rocketspark.protocol.headers.static_topics import TopicConfigHeader
 from rocketspark.testing import run_cluster
 from rocketspark.transport.connections import dial
@@ -62,13 +64,25 @@ def test_who_is_elected_at_once_knows_what_an_operator_changed() -> None:
         finally:
             peer.close()
 
+    async def readable(address: str, said: bool | None = None) -> bool:
+        peer = await dial(address, timeout_ms=LIMIT_MS)
+        try:
+            header = ForbiddenHeader(group="G", topic="made", readable=said)
+            reply = await peer.request(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, header)
+            reply.raise_for_code("whether a group may read")
+            return bool(json.loads(reply.body)["readable"])
+        finally:
+            peer.close()
+
     with run_cluster(replicas=2) as cluster, Admin(cluster.namesrv) as operations:
         operations.create_topic("gone")
         operations.create_topic("made")
         operations.delete_topic("gone")
+        assert run(readable(cluster.master(), False)) is False
         killed = cluster.kill_master()
         assert cluster.wait_in_sync(1) != killed
         assert run(known(cluster.master())) == {"made": True, "gone": False}
+        assert run(readable(cluster.master())) is False
 
 
 def test_messages_of_a_topic_whose_settings_have_not_come_yet_are_kept_by_a_slave_that_is_cleaned(

@@ -34,6 +34,8 @@ TABLE_CHANGES = frozenset(
         *(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, RequestCode.DELETE_TOPIC_IN_BROKER),
         *(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST),
         *(RequestCode.DELETE_SUBSCRIPTIONGROUP, RequestCode.SET_MESSAGE_REQUEST_MODE),
+        # Whoever only asks by it asks the master.
+        RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN,
     }
 )
 

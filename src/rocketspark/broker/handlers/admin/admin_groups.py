@@ -185,7 +185,7 @@ class GroupHandler:
         wanted = page_wanted(request.ext, self._settings.page_rows())
         if wanted is None:
             return self._all_groups.answer(peer, request, "totalGroupNum")
-        forbidden = self._groups.forbidden
+        forbidden, groups = self._groups.forbidden, self._groups.table
         return self._group_pages.answer(
             peer,
             wanted,
@@ -195,7 +195,8 @@ class GroupHandler:
                 body=sorted_json(
                     GroupConfigTable(
                         subscription_group_table=rows,
-                        forbidden_table={name: forbidden[name] for name in rows if name in forbidden},
+                        # Of groups that are not made yet in each page: they are in none.
+                        forbidden_table={n: bits for n, bits in forbidden.items() if n in rows or n not in groups},
                         data_version=self._groups.version,
                     )
                 ),
