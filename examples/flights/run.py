@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import uuid
 from contextlib import ExitStack
@@ -67,11 +69,18 @@ def run(folder: Path, interrupts: Interrupts, count: int | None = None) -> int:
         report.plot(consumed, job.delays_path, plot_path)
         report.write_page(page_path, plot_path, consumed, names, stages.seconds, checks)
 
-    return verdict(checks, stages, plot_path, page_path)
+    return verdict(checks, stages, plot_path, page_path, look_command(folder))
 
 
-def verdict(checks: list[Check], stages: Stages, plot_path: Path, page_path: Path) -> int:
-    """Say how it went."""
+def look_command(folder: Path) -> str:
+    """Return the command that opens the console on what the run left in the cluster."""
+    if existing := os.environ.get("NAMESRV"):
+        return shlex.join(["rocketspark", "console", "-n", existing])
+    return shlex.join(["rocketspark", "server", "--store", os.path.relpath(folder / "store"), "--console-port", "8080"])
+
+
+def verdict(checks: list[Check], stages: Stages, plot_path: Path, page_path: Path, look: str) -> int:
+    """Say how it went. `look`: the command that shows the messages."""
     console.print(report.stage_table(stages.seconds))
     console.print(f"plot    {plot_path}", f"report  {page_path}", sep="\n", soft_wrap=True, highlight=False)
     wrong = [c for c in checks if not c.passed]
@@ -82,4 +91,5 @@ def verdict(checks: list[Check], stages: Stages, plot_path: Path, page_path: Pat
     console.print(
         f"all {len(checks)} checks passed: every count and checksum is that of the source", style="bold green"
     )
+    console.print(f"see its messages in the browser: .venv/bin/{look}, then http://127.0.0.1:8080/", soft_wrap=True)
     return 0

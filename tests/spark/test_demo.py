@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -113,6 +115,22 @@ def test_it_checks_itself_and_leaves_a_plot_and_a_report(demos: Demos) -> None:
     assert f"{FLIGHTS:,} flights went through" in (demo.folder / "report.html").read_text()
     assert {p.name for p in (demo.folder / "flights").glob("month=*")} == {"month=1"}
     assert "United Air Lines" in printed
+    assert_shown_in_the_browser(printed)
+
+
+def assert_shown_in_the_browser(printed: str) -> None:
+    """What the demo names last opens the console on its messages."""
+    (command,) = re.findall(r"in the browser: \.venv/bin/(.+), then", printed.splitlines()[-1])
+    ports = ["--namesrv-port", "0", "--broker-port", "0", "--console-port", "0"]
+    # --console-port is named twice: the last one counts.
+    started = [str(Path(sys.executable).with_name("rocketspark")), *shlex.split(command)[1:], *ports]
+    with subprocess.Popen(started, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        address = re.search(r"console=(\S+)", server.stdout.readline())
+        assert address is not None
+        page = urllib.request.urlopen(f"http://{address[1]}/topics", timeout=60).read().decode()
+        server.terminate()
+    assert "flight-delays" in page
 
 
 @pytest.mark.shows("demo on an existing RocketMQ cluster")
