@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -204,11 +205,25 @@ class _Ways:
         view = self._console.view_of(name, secret)
         try:
             await view.ask(lambda admin: admin.check_keys())
+            if self._console.settings.needs_login and await self._takes_any_keys():
+                await view.close()
+                return "this cluster asks nobody for keys, so that a login proves nothing: turn access control on there"
         except RocketSparkError as e:
             await view.close()
             return str(e)
         call.cookie = await self._console.begin_session(name, view)
         return ""
+
+    async def _takes_any_keys(self) -> bool:
+        """Tell whether the cluster takes keys that nobody has."""
+        view = self._console.view_of(secrets.token_hex(16), secrets.token_hex(16))
+        try:
+            await view.ask(lambda admin: admin.check_keys())
+        except ServerError:
+            return False
+        finally:
+            await view.close()
+        return True
 
     async def logout(self, call: Call) -> Response:
         """End a session."""

@@ -17,6 +17,8 @@ HEX_BYTES_MAX = 2_048
 HEX_ROW_BYTES = 16
 # A longer body is not parsed: it would take a page's time.
 JSON_BYTES_MAX = 1 << 20
+# Nor is one shown as JSON that has more characters laid out: a few lists in each other become gigabytes of spaces.
+JSON_LAID_OUT_MAX = 4 << 20
 PREVIEW_CHARACTERS = 120
 
 
@@ -54,12 +56,19 @@ def _text(body: bytes) -> View | None:
 def _json(body: bytes) -> View | None:
     if len(body) > JSON_BYTES_MAX or body.lstrip()[:1] not in (b"{", b"["):
         return None
+    pieces, characters = list[str](), 0
     try:
-        text = json.dumps(json.loads(body), indent=2, ensure_ascii=False)
+        for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(body)):
+            pieces.append(piece)
+            characters += len(piece)
+            if characters > JSON_LAID_OUT_MAX:
+                return None
     except (ValueError, RecursionError):
         return None
+    text = "".join(pieces)
     kept = text[:TEXT_CHARACTERS_MAX]
-    return View("JSON", shown_json(kept), len(text[len(kept) :].encode()))
+    # Escapes of JSON name halves of characters too, which UTF-8 has not.
+    return View("JSON", shown_json(kept), len(text[len(kept) :].encode("utf-8", "surrogatepass")))
 
 
 def _hex(body: bytes) -> View:

@@ -43,6 +43,18 @@ def test_long_bodies_are_cut_and_say_how_much_is_left() -> None:
     assert (as_json.name, as_json.left_bytes) == ("JSON", 300_001 * 5 + 2 - TEXT_CHARACTERS_MAX)
 
 
+def test_half_a_character_in_what_is_cut_off_fails_nothing() -> None:
+    (as_json, *_) = views(b'["' + b"x" * TEXT_CHARACTERS_MAX + b'\\ud800"]')
+    # What is cut off: six x, which the beginning pushed out, three bytes of the half, and the end.
+    assert (as_json.name, as_json.left_bytes) == ("JSON", 5 + 3 + 3)
+
+
+def test_lists_in_lists_are_no_gigabytes_of_spaces() -> None:
+    nested = b"[" * 300 + b"]" * 300
+    assert [view.name for view in views(nested)] == ["JSON", "text", "hex"]
+    assert [view.name for view in views(b"[" + b",".join([nested] * 50) + b"]")] == ["text", "hex"]
+
+
 def test_a_preview_is_one_short_line() -> None:
     assert preview(b"a\nb\xff") == "a\\nb\\xff"
     assert preview(b"y" * 1000) == "y" * 120 + "…"
