@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import re
@@ -14,6 +15,7 @@ import pytest
 from starlette.testclient import TestClient
 from tests.console.support import ORIGIN, opened, posted, token_of
 
+from rocketspark import console
 from rocketspark.admin import Admin
 from rocketspark.console import ConsoleServer, ConsoleSettings, make_app
 from rocketspark.console.cluster.pace import Pace, TooBusy
@@ -334,3 +336,19 @@ def test_without_the_files_for_browsers_the_command_that_gets_them_is_said(
     monkeypatch.setattr("rocketspark.console.assets.are_there", lambda: False)
     with pytest.raises(ConfigError, match="make console-assets"):
         ConsoleSettings().check()
+
+
+def test_answers_that_are_kept_have_a_key_for_each_operation() -> None:
+    """Else a page gets what another one asked for."""
+    operations: dict[str, set[str]] = {}
+    for path in Path(console.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and len(node.args) > 1):
+                continue
+            key, act = node.args[0], node.args[1]
+            name = key.elts[0] if isinstance(key, ast.Tuple) else key
+            if node.func.attr == "read" and isinstance(name, ast.Constant) and isinstance(act, ast.Lambda):
+                assert isinstance(act.body, ast.Call)
+                operations.setdefault(name.value, set()).add(ast.unparse(act.body))
+    assert len(operations) > 20
+    assert {key: found for key, found in operations.items() if len(found) != 1} == {}

@@ -22,7 +22,7 @@ async def clients(call: Call) -> Response:
         found = [each for each in found if text.lower() in f"{each.client_id} {each.group}".lower()]
     else:
         role = "consumer"
-        names = await call.read(("groups", False), lambda admin: admin.list_groups(), 5.0)
+        names = await call.read(("groups", False), lambda admin: admin.list_groups(system=False), 5.0)
         names = [name for name in names if text.lower() in name.lower()]
         pages = max(1, -(-len(names) // GROUPS))
         at = call.number("page", 1, low=1, high=pages)

@@ -51,7 +51,7 @@ def rows_of(found: Iterable[TopicTraffic], names: Collection[str]) -> list[Topic
 
 async def all_topics(call: Call) -> list[TopicTraffic]:
     """Return all topics, with their settings alone."""
-    return await call.read("topics", lambda admin: admin.topic_traffic(rates=False, groups=False), 5.0)
+    return await call.read("topic_traffic", lambda admin: admin.topic_traffic(rates=False, groups=False), 5.0)
 
 
 async def topics(call: Call) -> Response:
