@@ -34,6 +34,9 @@ STREAMS_MAX = 200
 KEEP_ALIVE_S = 15.0
 # How often the cluster is asked whether it serves those without keys.
 ASKED_AGAIN_S = 30.0
+# Browsers keep the cookie to themselves where a link of another site leads here. A new one would end the session that
+# it stands for; so the page is asked for once more, by itself.
+AGAIN = '<!doctype html><title>RocketSpark</title><meta http-equiv="refresh" content="0">\n'
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -122,6 +125,8 @@ class _Ways:
     def _handler(self, answer: Callable[[Call], Awaitable[Response]], *, login: bool = True) -> Handler:
         async def handle(request: Request) -> Response:
             given = request.cookies.get(COOKIE)
+            if given is None and request.headers.get("sec-fetch-site") == "cross-site":
+                return HTMLResponse(AGAIN)
             cookie = given if is_cookie(given) and given is not None else new_cookie()
             call = Call(self._console, request, cookie, self._console.sessions.find(cookie))
             if login and call.session is None and await self._must_log_in():
@@ -187,13 +192,17 @@ class _Ways:
         error = ""
         if wait_s:
             error = f"too many logins failed: try again in {wait_s} s"
-        elif not name or not secret:
-            error = "give both the access key and the secret key"
         else:
-            error = await self._enter(call, name, secret)
+            # Counted before the cluster answers: who tries many at once has no more tries for it.
+            self._console.attempts.failed(host)
+            if not name or not secret:
+                error = "give both the access key and the secret key"
+            else:
+                error = await self._enter(call, name, secret)
             if error:
-                self._console.attempts.failed(host)
                 self._console.refused_login(name, source, error)
+            else:
+                self._console.attempts.succeeded(host)
         if error:
             return call.page("login.html", status=429 if wait_s else 401, after=after, error=error, name=name)
         response = RedirectResponse(after, 303)
@@ -207,7 +216,10 @@ class _Ways:
             await view.ask(lambda admin: admin.check_keys())
             if self._console.settings.needs_login and await self._takes_any_keys():
                 await view.close()
-                return "this cluster asks nobody for keys, so that a login proves nothing: turn access control on there"
+                return (
+                    "this cluster asks nobody for keys, so that a login proves nothing: turn access control on there,"
+                    " or start the console on 127.0.0.1 without --login and keys"
+                )
         except RocketSparkError as e:
             await view.close()
             return str(e)
@@ -254,9 +266,9 @@ class _Ways:
         await self._may_see_figures(call)
         if self._streams >= STREAMS_MAX:
             raise UsageError(f"{STREAMS_MAX} pages are kept up to date already: close one")
-        return StreamingResponse(self._stream(), media_type="text/event-stream")
+        return StreamingResponse(self._stream(call), media_type="text/event-stream")
 
-    async def _stream(self) -> AsyncIterator[bytes]:
+    async def _stream(self, call: Call) -> AsyncIterator[bytes]:
         self._streams += 1
         closing = asyncio.ensure_future(self._console.closing.wait())
         try:
@@ -264,7 +276,7 @@ class _Ways:
             while True:
                 came = asyncio.ensure_future(self._console.sampler.next())
                 await asyncio.wait({came, closing}, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
-                if closing.done():
+                if closing.done() or call.is_over:
                     came.cancel()
                     return
                 if came.done():

@@ -75,6 +75,11 @@ class Call:
         return self.session.name if self.session else ""
 
     @property
+    def is_over(self) -> bool:
+        """Tell whether the session of an answer that goes on for long has ended."""
+        return self.session is not None and not self.console.sessions.holds(self.cookie, self.session)
+
+    @property
     def read_only(self) -> bool:
         """Tell whether the console changes nothing."""
         return self.console.settings.read_only

@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 from rocketspark.model.text import shown
 
 LINES_MAX = 5000
+SENTENCE_CHARACTERS_MAX = 10_000
 NONE = "\u2013"
 
 
@@ -39,6 +40,7 @@ def environment() -> Environment:
     made.filters |= {
         "exact": _exact,
         "lines": lines,
+        "sentence": sentence,
         "number": number,
         "rate": rate,
         "size": size,
@@ -55,6 +57,11 @@ def _shown(value: Any) -> Any:
 
 def _exact(value: object) -> Markup:
     return Markup(escape(str(value)))
+
+
+def sentence(text: str) -> Markup:
+    """Return what people have to read whole before they say yes: with names and lists of any length."""
+    return Markup(escape(shown(text, characters_max=SENTENCE_CHARACTERS_MAX)))
 
 
 def lines(text: str) -> Markup:

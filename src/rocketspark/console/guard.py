@@ -61,6 +61,8 @@ class Guard:
             app = PlainTextResponse("this console does not answer to that name: see --public-name\n", 421)
         elif scope["method"] == "POST" and not is_from_here(headers, scope["scheme"]):
             app = PlainTextResponse("a change has to come from a page of this console\n", 403)
+        elif scope["method"] != "POST" and is_drawn_in_elsewhere(headers):
+            app = PlainTextResponse("pages of this console are opened, not drawn in by pages of others\n", 403)
         elif int(headers.get("content-length") or 0) > BODY_BYTES_MAX:
             app = PlainTextResponse(f"more than {BODY_BYTES_MAX} bytes\n", 413)
         await app(scope, receive, guarded)
@@ -91,6 +93,14 @@ def is_from_here(headers: Headers, scheme: str) -> bool:
     if site is not None and site != "same-origin":
         return False
     return origin is None or origin == f"{scheme}://{headers.get('host', '')}"
+
+
+def is_drawn_in_elsewhere(headers: Headers) -> bool:
+    """Tell whether a page of somebody else's asks, for a picture, a frame or a script of its own. It could read
+    nothing, but have brokers searched and streams opened. A link that is followed is none of that.
+    """
+    opened = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+    return headers.get("sec-fetch-site") in ("cross-site", "same-site") and not opened
 
 
 def is_token(given: str, wanted: str) -> bool:

@@ -58,6 +58,10 @@ class Sessions:
         session.seen_s = machine.monotonic()
         return session
 
+    def holds(self, cookie: str, session: Session) -> bool:
+        """Tell whether a session goes on; unlike `find` that is no use of it."""
+        return self._known.get(cookie) is session and not session.is_over()
+
     def begin(self, session: Session) -> tuple[str, list[Session]]:
         """Keep a session; returns its new cookie, and sessions that ended, whose views are to be closed."""
         cookie = new_cookie()
@@ -113,6 +117,12 @@ class Attempts:
         self._hosts.setdefault(host, deque()).append(now)
         while len(self._hosts) > HOSTS_MAX:
             self._hosts.popitem(last=False)
+
+    def succeeded(self, host: str) -> None:
+        """Take back a login that was counted as failed before the cluster answered."""
+        for times in (self._all, self._hosts.get(host)):
+            if times:
+                times.pop()
 
 
 def new_cookie() -> str:

@@ -192,7 +192,7 @@ async def _tail(call: Call, topic: str, tag: str, starts: dict[MessageQueue, int
     call.console.tails += 1
     try:
         yield b"retry: 3000\nevent: ready\ndata: {}\n\n"
-        while not closing.done():
+        while not closing.done() and not call.is_over:
             try:
                 found = await call.ask(partial(_next, wanted=wanted, starts=starts))
             except RocketSparkError as e:
