@@ -37,8 +37,8 @@ def test_boards_of_rocketmq_find_what_they_ask_for() -> None:
         if name not in NOT_THERE
     }
     assert {name: family for name, family in ours.items() if name.startswith("rocketmq_")} == wanted
-    # What else there is has a name that is ours.
-    assert {name for name in ours if name not in wanted} == {
+    # What else there is has a name that is ours; the process has left lines out where a test before logged a flood.
+    assert {name for name in ours if name not in wanted} - {"rocketspark_log_lines_left_out"} == {
         "rocketspark_broker_epoch",
         "rocketspark_broker_role",
         "rocketspark_replication_timeouts",

@@ -304,6 +304,8 @@ class Admin(Facade[AsyncAdmin]):
     get_acl = blocking(AsyncAdmin.get_acl)
     list_acls = blocking(AsyncAdmin.list_acls)
     copy_acls = blocking(AsyncAdmin.copy_acls)
+    query_message = blocking(AsyncAdmin.query_message)
+    view_message = blocking(AsyncAdmin.view_message)
     get_message = blocking(AsyncAdmin.get_message)
     get_message_at = blocking(AsyncAdmin.get_message_at)
     find_messages = blocking(AsyncAdmin.find_messages)

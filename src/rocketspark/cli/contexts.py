@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from rocketspark.errors import ConfigError
+from rocketspark.model import typed_json
 from rocketspark.model.text import nearest, shown
 
 # Where the file is, if not below the folder of settings.
@@ -115,7 +116,7 @@ def read_contexts() -> Contexts:
     if len(text) > FILE_BYTES_MAX:
         raise ConfigError(f"{shown(path)} is longer than {FILE_BYTES_MAX} bytes")
     try:
-        found = msgspec.convert(tomllib.loads(text.decode()), Contexts)
+        found = typed_json.convert(tomllib.loads(text.decode()), Contexts)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError, RecursionError) as e:
         # A message of theirs never holds a value.
         raise ConfigError(f"{shown(path)}: {e}") from None

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rocketspark.errors import MessageIllegal
-from rocketspark.model import Message
+from rocketspark.model import Message, typed_json
 from rocketspark.model.text import shown
 from rocketspark.protocol.message.properties import SHARDING_KEY, SYSTEM_NAMES
 
@@ -45,7 +45,6 @@ class _Line(_Sent, forbid_unknown_fields=True):
     reconsume_times: Any = None
 
 
-_DECODER = msgspec.json.Decoder(_Line)
 FIELDS = _Sent.__struct_fields__
 
 
@@ -74,7 +73,7 @@ class Lines:
 
     def _of_json(self, line: bytes) -> Message:
         try:
-            found = _DECODER.decode(line)
+            found = typed_json.decode(line, _Line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
             raise MessageIllegal(f"{shown(e)}; a JSON object with {', '.join(FIELDS)} is needed") from None
         properties = found.properties

@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from rocketspark.errors import UsageError
-from rocketspark.model import MessageQueue
+from rocketspark.model import MessageQueue, typed_json
 from rocketspark.model.text import shown
 from rocketspark.tables import file_rows
 from rocketspark.tables.columns import columns_of
@@ -176,7 +176,7 @@ class _Export:
     def _found(self) -> Note | None:
         """Return what is noted of an earlier run; None if this is the first."""
         try:
-            note = msgspec.json.decode(self._beside.read_bytes(), type=Note)
+            note = typed_json.decode(self._beside.read_bytes(), Note)
         except FileNotFoundError:
             note = None
         except msgspec.DecodeError as e:

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from rocketspark.errors import UsageError
+from rocketspark.model import typed_json
 from rocketspark.model.text import shown
 from rocketspark.tables import file_rows
 from rocketspark.tables.export_topic import locked, replace
@@ -66,7 +67,7 @@ class Import:
 
     def _found(self) -> Note | None:
         try:
-            return msgspec.json.decode(self._beside.read_bytes(), type=Note)
+            return typed_json.decode(self._beside.read_bytes(), Note)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as e:

@@ -310,10 +310,12 @@ def _properties(texts: list[str]) -> dict[str, str]:
 def _properties_of(file: Path | None) -> dict[str, str]:
     import msgspec
 
+    from rocketspark.model import typed_json
+
     if file is None:
         return {}
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+        return typed_json.decode(file.read_bytes(), dict[str, str])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         text = f"{file}: {e}; a JSON object of names and texts is needed"
         raise typer.BadParameter(shown(text), param_hint="--properties") from None

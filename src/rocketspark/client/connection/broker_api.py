@@ -12,6 +12,7 @@ import msgspec
 
 from rocketspark.client.connection.client_api import TIMEOUT_MS
 from rocketspark.errors import ConfigError, ProtocolError
+from rocketspark.model import typed_json
 from rocketspark.model.conf_lines import parse_properties
 from rocketspark.model.text import shown
 from rocketspark.protocol import headers
@@ -132,7 +133,7 @@ class BrokerLag(Body):
 def queue_of(key: str) -> QueueBody:
     """Return the queue that is a key of a table by queues. Raises ProtocolError."""
     try:
-        return msgspec.json.decode(key.encode(), type=QueueBody)
+        return typed_json.decode(key.encode(), QueueBody)
     except (msgspec.DecodeError, UnicodeEncodeError) as e:
         raise ProtocolError(f"{shown(key)!r} is no queue: {e}") from e
 

@@ -14,7 +14,7 @@ from rocketspark.console.drawing import number, path_of
 from rocketspark.console.pages.topic import count_of
 from rocketspark.console.routes import change, page
 from rocketspark.errors import RouteNotFound, UsageError
-from rocketspark.model import MessageQueue
+from rocketspark.model import MessageQueue, typed_json
 from rocketspark.model.text import whole_number
 
 QUEUES_MAX = 65_536
@@ -192,7 +192,7 @@ def message_of(form: Form) -> tuple[bytes, dict[str, Any]]:
     """Return body and fields of the message that a form describes. Raises UsageError."""
     if form.get("json", "").strip():
         try:
-            given = msgspec.json.decode(form["json"], type=_Json)
+            given = typed_json.decode(form["json"], _Json)
         except msgspec.MsgspecError as e:
             raise UsageError(f"the message's JSON: {e}") from None
         body = given.body.encode() if isinstance(given.body, str) else msgspec.json.encode(given.body)

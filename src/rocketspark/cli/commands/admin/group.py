@@ -457,8 +457,10 @@ def set_mode(
 def _policy(text: str) -> dict[str, Any]:
     import msgspec
 
+    from rocketspark.model import typed_json
+
     try:
-        return msgspec.json.decode(text.encode(), type=dict[str, Any])
+        return typed_json.decode(text.encode(), dict[str, Any])
     except (msgspec.DecodeError, msgspec.ValidationError) as e:
         raise typer.BadParameter(f"{shown(text, characters_max=60)!r} is no JSON object: {e}") from e
 

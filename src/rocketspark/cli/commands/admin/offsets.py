@@ -87,8 +87,8 @@ def _read(file: str) -> Iterator[StoredOffset]:
 
     from rocketspark.admin.offsets import StoredOffset
     from rocketspark.errors import UsageError
+    from rocketspark.model import typed_json
 
-    decoder = msgspec.json.Decoder(StoredOffset)
     name = "stdin" if file == "-" else shown(file)
     with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as source:
         for number in count(1):
@@ -100,6 +100,6 @@ def _read(file: str) -> Iterator[StoredOffset]:
             try:
                 if len(line) > LINE_BYTES_MAX:
                     raise msgspec.DecodeError(f"it is longer than {LINE_BYTES_MAX} bytes")
-                yield decoder.decode(line)
+                yield typed_json.decode(line, StoredOffset)
             except (msgspec.DecodeError, UnicodeDecodeError) as e:
                 raise UsageError(f"line {number} of {name} is no offset as export writes it: {e}") from None
