@@ -121,7 +121,7 @@ def test_it_checks_itself_and_leaves_a_plot_and_a_report(demos: Demos) -> None:
 def assert_shown_in_the_browser(printed: str) -> None:
     """What the demo names last opens the console on its messages."""
     (command,) = re.findall(r"in the browser: \.venv/bin/(.+), then", printed.splitlines()[-1])
-    ports = ["--namesrv-port", "0", "--broker-port", "0", "--console-port", "0"]
+    ports = ["--namesrv-port", "0", "--broker-port", "0", "--grpc-port", "0", "--console-port", "0"]
     # --console-port is named twice: the last one counts.
     started = [str(Path(sys.executable).with_name("rocketspark")), *shlex.split(command)[1:], *ports]
     with subprocess.Popen(started, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
