@@ -16,8 +16,9 @@ from starlette.testclient import TestClient
 from tests.console.support import ORIGIN, opened, posted, token_of
 
 from rocketspark import console
+from rocketspark.access import audit
 from rocketspark.admin import Admin
-from rocketspark.console import ConsoleServer, ConsoleSettings, make_app
+from rocketspark.console import ConsoleServer, ConsoleSettings, make_app, sessions, state
 from rocketspark.console.cluster.pace import Pace, TooBusy
 from rocketspark.console.guard import HEADERS, host_name
 from rocketspark.console.sessions import ATTEMPTS_OF_HOST_MAX
@@ -352,3 +353,31 @@ def test_answers_that_are_kept_have_a_key_for_each_operation() -> None:
                 operations.setdefault(name.value, set()).add(ast.unparse(act.body.func))
     assert len(operations) > 20
     assert {key: found for key, found in operations.items() if len(found) != 1} == {}
+
+
+def test_sessions_that_are_over_and_lines_left_out_are_seen_to_every_second(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "TICK_S", 0.01)
+
+    async def run() -> None:
+        kept = state.Console(ConsoleSettings(namesrv=cluster.namesrv, audit_path=str(tmp_path / "audit")))
+        kept.start()
+        view = kept.view_of("ann", "secret")
+        cookie = await kept.begin_session("ann", view)
+        closed = asyncio.Event()
+        monkeypatch.setattr(view, "close", lambda: _set(closed))
+        for _ in range(audit.LINES_MAX + 5):
+            kept.refused_login("bob", "10.0.0.1:5", "a wrong secret")
+        session = kept.sessions.find(cookie)
+        assert session is not None
+        session.began_s -= sessions.LIFE_S + 1
+        await asyncio.wait_for(closed.wait(), 60)
+        await kept.close()
+
+    asyncio.run(run())
+    assert '"left_out"' in (tmp_path / "audit").read_text()
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()

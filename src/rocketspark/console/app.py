@@ -27,6 +27,7 @@ from rocketspark.console.sessions import COOKIE, is_cookie, new_cookie
 from rocketspark.console.settings import ConsoleSettings
 from rocketspark.console.state import Console
 from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError, TransportError, UsageError
+from rocketspark.protocol.codes import ResponseCode
 
 log = logging.getLogger("rocketspark.console")
 STATIC = Path(__file__).parent / "static"
@@ -324,7 +325,7 @@ def _status(error: RocketSparkError) -> int:
     if isinstance(error, RouteNotFound):
         return 404
     if isinstance(error, ServerError):
-        return 403 if error.code == NO_PERMISSION else 502
+        return {NO_PERMISSION: 403, ResponseCode.QUERY_NOT_FOUND: 404}.get(error.code, 502)
     if isinstance(error, TransportError):
         return 502
     return 400 if isinstance(error, UsageError) else 503

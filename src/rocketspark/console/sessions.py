@@ -66,10 +66,15 @@ class Sessions:
         """Keep a session; returns its new cookie, and sessions that ended, whose views are to be closed."""
         cookie = new_cookie()
         self._known[cookie] = session
+        ended = self.end_over()
+        while len(self._known) > SESSIONS_MAX:
+            ended.append(self._known.popitem(last=False)[1])
+        return cookie, ended
+
+    def end_over(self) -> list[Session]:
+        """Forget the sessions that are over and return them: their views hold keys and connections."""
         over = [each for each, known in self._known.items() if known.is_over()]
-        while len(self._known) - len(over) > SESSIONS_MAX:
-            over.append(next(each for each in self._known if each not in over))
-        return cookie, [self._known.pop(each) for each in over]
+        return [self._known.pop(each) for each in over]
 
     def end(self, cookie: str) -> Session | None:
         """Forget a session and return it."""

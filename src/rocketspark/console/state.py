@@ -12,8 +12,11 @@ from rocketspark.console.cluster.sampler import Sampler
 from rocketspark.console.cluster.view import ClusterView
 from rocketspark.console.sessions import Attempts, Session, Sessions
 from rocketspark.console.settings import ConsoleSettings
+from rocketspark.errors import RocketSparkError
+from rocketspark.model.text import shown
 
 log = logging.getLogger("rocketspark.console")
+TICK_S = 1.0
 
 
 class Console:
@@ -29,6 +32,7 @@ class Console:
         self.tails = 0
         # Set at the end: answers that go on for long end with it.
         self.closing = asyncio.Event()
+        self._ticking: asyncio.Task[None] | None = None
         self._audit: Audit | None = None
         if settings.audit_path:
             path = Path(settings.audit_path)
@@ -39,10 +43,13 @@ class Console:
         if self._audit is not None:
             self._audit.check()
         self.sampler.start()
+        self._ticking = asyncio.create_task(self._tick())
 
     async def close(self) -> None:
         """End what runs, and close the connections."""
         self.closing.set()
+        if self._ticking is not None:
+            self._ticking.cancel()
         await self.sampler.close()
         for session in self.sessions.end_all():
             await session.view.close()
@@ -79,7 +86,13 @@ class Console:
         else:
             log.info("%s, by %s from %s: %s", words, name or "nobody known", source, failed or "done")
 
-    def tick(self) -> None:
-        """Do what is due every second."""
-        if self._audit is not None:
-            self._audit.tick()
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                if self._audit is not None:
+                    self._audit.tick()
+                for session in self.sessions.end_over():
+                    await session.view.close()
+            except (RocketSparkError, OSError) as e:
+                log.warning("what is due every second: %s", shown(e))
