@@ -28,7 +28,7 @@ def token_of(client: TestClient) -> str:
     """The token that forms of this browser's pages carry."""
     client.get("/topics")
     console = client.app.state.console  # type: ignore[attr-defined]
-    return str(console.sessions.token(client.cookies["rocketspark_console"]))
+    return str(console.sessions.token(client.cookies["rocketspark_console_80"]))
 
 
 def posted(client: TestClient, path: str, **fields: str) -> Any:

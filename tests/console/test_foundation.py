@@ -51,7 +51,7 @@ def test_every_answer_has_the_headers_of_safety(client: TestClient, path: str) -
 
 def test_the_cookie_is_for_this_site_alone(client: TestClient) -> None:
     cookie = client.get("/").headers["set-cookie"]
-    assert re.fullmatch(r"rocketspark_console=[\w-]{43}; HttpOnly; Path=/; SameSite=strict", cookie)
+    assert re.fullmatch(r"rocketspark_console_80=[\w-]{43}; HttpOnly; Path=/; SameSite=strict", cookie)
     assert "set-cookie" not in client.get("/").headers
 
 
@@ -244,7 +244,7 @@ def tls_of(cluster: Cluster) -> dict[str, Any]:
 def log_in(client: TestClient, name: str, secret: str) -> Any:
     client.get("/login")
     console = client.app.state.console  # type: ignore[attr-defined]
-    token = console.sessions.token(client.cookies["rocketspark_console"])
+    token = console.sessions.token(client.cookies["rocketspark_console_80"])
     fields = {"token": token, "access_key": name, "secret_key": secret}
     return client.post("/login?next=/topics", data=fields, headers={"Origin": ORIGIN})
 
@@ -254,11 +254,11 @@ def test_where_the_cluster_asks_for_keys_a_user_logs_in(locked: Cluster) -> None
         asked = client.get("/topics?kind=user")
         assert (asked.status_code, asked.headers["location"]) == (303, "/login?next=%2Ftopics%3Fkind%3Duser")
         assert client.get("/samples").status_code == 401
-        before = client.cookies["rocketspark_console"]
+        before = client.cookies["rocketspark_console_80"]
         came = log_in(client, "reader", "reader-secret")
         assert (came.status_code, came.headers["location"]) == (303, "/topics")
         # A cookie that somebody planted before is worth nothing.
-        assert client.cookies["rocketspark_console"] != before
+        assert client.cookies["rocketspark_console_80"] != before
         page = client.get("/topics")
         assert (page.status_code, "reader" in page.text, "reader-secret" in page.text) == (200, True, False)
         assert posted(client, "/logout").headers["location"] == "/login"
@@ -307,7 +307,7 @@ def test_login_leads_nowhere_else(locked: Cluster, after: str) -> None:
     with opened(locked.namesrv, options=tls_of(locked)) as client:
         client.get("/login")
         console = client.app.state.console  # type: ignore[attr-defined]
-        token = console.sessions.token(client.cookies["rocketspark_console"])
+        token = console.sessions.token(client.cookies["rocketspark_console_80"])
         fields = {"token": token, "access_key": "reader", "secret_key": "reader-secret"}
         came = client.post("/login", params={"next": after}, data=fields, headers={"Origin": ORIGIN})
         assert (came.status_code, came.headers["location"]) == (303, "/")
@@ -381,3 +381,13 @@ def test_sessions_that_are_over_and_lines_left_out_are_seen_to_every_second(
 
 async def _set(event: asyncio.Event) -> None:
     event.set()
+
+
+def test_consoles_on_two_ports_of_a_host_leave_each_other_s_sessions_alone(cluster: Cluster) -> None:
+    names = set()
+    for port in (8080, 8081):
+        app = make_app(ConsoleSettings(namesrv=cluster.namesrv))
+        with TestClient(app, base_url=f"http://127.0.0.1:{port}") as browser:
+            browser.get("/login")
+            names |= set(browser.cookies)
+    assert names == {"rocketspark_console_8080", "rocketspark_console_8081"}

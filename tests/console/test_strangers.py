@@ -49,7 +49,7 @@ def test_messages_are_told_no_more_once_the_session_ended(locked: Cluster, monke
     with opened(locked.namesrv, options=tls_of(locked)) as client:
         log_in(client, "reader", "reader-secret")
         console = client.app.state.console  # type: ignore[attr-defined]
-        cookie = client.cookies["rocketspark_console"]
+        cookie = client.cookies["rocketspark_console_80"]
 
         async def next_(admin: AsyncAdmin, **wanted: Any) -> Any:
             asked.append(1)
@@ -70,7 +70,7 @@ def test_figures_are_told_no_more_once_the_session_ended(locked: Cluster, monkey
     with opened(locked.namesrv, options=tls_of(locked)) as client:
         log_in(client, "reader", "reader-secret")
         console = client.app.state.console  # type: ignore[attr-defined]
-        cookie = client.cookies["rocketspark_console"]
+        cookie = client.cookies["rocketspark_console_80"]
 
         async def next_() -> tuple[float, dict[str, float]]:
             told.append(1)
@@ -89,7 +89,7 @@ def test_who_tries_many_keys_at_once_has_no_more_tries(locked: Cluster) -> None:
     with opened(locked.namesrv, options=tls_of(locked)) as client:
         client.get("/login")
         console = client.app.state.console  # type: ignore[attr-defined]
-        token = console.sessions.token(client.cookies["rocketspark_console"])
+        token = console.sessions.token(client.cookies["rocketspark_console_80"])
 
         def guess(number: int) -> int:
             fields = {"token": token, "access_key": "reader", "secret_key": f"guess{number}"}

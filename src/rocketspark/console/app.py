@@ -125,7 +125,8 @@ class _Ways:
 
     def _handler(self, answer: Callable[[Call], Awaitable[Response]], *, login: bool = True) -> Handler:
         async def handle(request: Request) -> Response:
-            given = request.cookies.get(COOKIE)
+            name = cookie_name(request)
+            given = request.cookies.get(name)
             if given is None and request.headers.get("sec-fetch-site") == "cross-site":
                 return HTMLResponse(AGAIN)
             cookie = given if is_cookie(given) and given is not None else new_cookie()
@@ -134,8 +135,8 @@ class _Ways:
                 response = _to_login(call)
             else:
                 response = await self._answered(call, answer)
-            if cookie != given and COOKIE not in response.headers.get("set-cookie", ""):
-                self._give_cookie(response, cookie)
+            if cookie != given and name not in response.headers.get("set-cookie", ""):
+                self._give_cookie(name, response, cookie)
             return response
 
         return handle
@@ -166,9 +167,9 @@ class _Ways:
             log.exception("page %s", call.request.url.path)
             return _error(call, "the console failed here; its log says more", 500)
 
-    def _give_cookie(self, response: Response, cookie: str) -> None:
+    def _give_cookie(self, name: str, response: Response, cookie: str) -> None:
         secure = bool(self._console.settings.tls_cert)
-        response.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", secure=secure, path="/")
+        response.set_cookie(name, cookie, httponly=True, samesite="strict", secure=secure, path="/")
 
     async def not_found(self, request: Request, error: Exception) -> Response:
         """Answer for an address that there is not."""
@@ -207,7 +208,7 @@ class _Ways:
         if error:
             return call.page("login.html", status=429 if wait_s else 401, after=after, error=error, name=name)
         response = RedirectResponse(after, 303)
-        self._give_cookie(response, call.cookie)
+        self._give_cookie(cookie_name(call.request), response, call.cookie)
         return response
 
     async def _enter(self, call: Call, name: str, secret: str) -> str:
@@ -245,7 +246,7 @@ class _Ways:
         if session is not None:
             await session.view.close()
         response = RedirectResponse("/login", 303)
-        self._give_cookie(response, new_cookie())
+        self._give_cookie(cookie_name(call.request), response, new_cookie())
         return response
 
     # -- figures -------------------------------------------------------------------------------------------------
@@ -329,6 +330,12 @@ def _status(error: RocketSparkError) -> int:
     if isinstance(error, TransportError):
         return 502
     return 400 if isinstance(error, UsageError) else 503
+
+
+def cookie_name(request: Request) -> str:
+    """Return the cookie's name: browsers tell the consoles on two ports of a host apart by nothing else."""
+    server: Any = request.scope.get("server")
+    return f"{COOKIE}_{server[1]}" if server else COOKIE
 
 
 def source_of(request: Request) -> str:
