@@ -22,6 +22,7 @@ from rocketspark.protocol.headers.controller import ControllerMetadataReply
 from rocketspark.protocol.headers.topics import TopicPageHeader
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import Body, KvTable, QueueBody, TopicConfig, TopicConfigTable
+from rocketspark.protocol.json.group_bodies import ConsumeStats
 from rocketspark.protocol.json.operator_bodies import ReplicasInfo, ReplicasOfSet
 from rocketspark.transport.peer import Peer
 
@@ -107,27 +108,11 @@ class TopicStatsTable(Body):
     topic_put_tps: float = 0.0
 
 
-class QueueLag(Body):
-    """How far a group is in a queue; `pull_offset`: how far messages were given out."""
-
-    broker_offset: int = 0
-    consumer_offset: int = 0
-    pull_offset: int = 0
-    last_timestamp: int = 0
-
-
-class TopicLag(Body):
-    """How far a group is in the queues of one topic on one broker, and how many messages a second it consumes."""
-
-    consume_tps: float = 0.0
-    offset_table: dict[str, QueueLag] = {}
-
-
 class BrokerLag(Body):
     """How far all groups are on one broker."""
 
     broker_addr: str | None = None
-    consume_stats_list: list[dict[str, list[TopicLag]]] = []
+    consume_stats_list: list[dict[str, list[ConsumeStats]]] = []
 
 
 def queue_of(key: str) -> QueueBody:
