@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
@@ -92,6 +92,12 @@ class Call:
         """Return an argument that is a whole number, `default` where it is none, within bounds."""
         text = self.query(name)
         return max(low, min(high, int(text))) if text.isascii() and text.isdigit() and len(text) < 16 else default
+
+    def paged(self, found: Sequence[T], size: int) -> tuple[Sequence[T], int, int]:
+        """Return what stands on the page that argument `page` names, the number of that page and how many there are."""
+        pages = max(1, -(-len(found) // size))
+        number = self.number("page", 1, low=1, high=pages)
+        return found[(number - 1) * size : number * size], number, pages
 
     def wants_part(self) -> bool:
         """Tell whether htmx asks for a piece of a page."""

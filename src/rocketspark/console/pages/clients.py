@@ -24,9 +24,7 @@ async def clients(call: Call) -> Response:
         role = "consumer"
         names = await call.read(("groups", False), lambda admin: admin.list_groups(system=False), 5.0)
         names = [name for name in names if text.lower() in name.lower()]
-        pages = max(1, -(-len(names) // GROUPS))
-        at = call.number("page", 1, low=1, high=pages)
-        some = names[(at - 1) * GROUPS : at * GROUPS]
+        some, at, pages = call.paged(names, GROUPS)
         found = await call.read(
             ("consumers", tuple(some)), lambda admin: admin.list_clients(groups=some, role="consumer"), 5.0
         )

@@ -47,9 +47,7 @@ async def dead_letters(call: Call) -> Response:
     text = call.query("q").strip()
     names = [name.removeprefix(namespace.DLQ_PREFIX) for name in topics if name.startswith(namespace.DLQ_PREFIX)]
     names = [name for name in names if text.lower() in name.lower()]
-    pages = max(1, -(-len(names) // GROUPS))
-    at = call.number("page", 1, low=1, high=pages)
-    some = names[(at - 1) * GROUPS : at * GROUPS]
+    some, at, pages = call.paged(names, GROUPS)
     states = await together(*(call.attempt(_state(call, name)) for name in some))
     rows = [Row(name, state) for name, state in zip(some, states, strict=True)]
     return call.page("dead_letters.html", rows=rows, count=len(names), text=text, number=at, pages=pages)

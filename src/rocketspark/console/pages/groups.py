@@ -35,9 +35,7 @@ async def groups(call: Call) -> Response:
     names = await call.read(("groups", system), lambda admin: admin.list_groups(system=system), 5.0)
     text = call.query("q").strip()
     found = [name for name in names if text.lower() in name.lower()]
-    pages = max(1, -(-len(found) // ROWS))
-    at = call.number("page", 1, low=1, high=pages)
-    rows = found[(at - 1) * ROWS : at * ROWS]
+    rows, at, pages = call.paged(found, ROWS)
     states = await call.attempt(
         call.read(("group_states", tuple(rows)), lambda admin: admin.list_group_states(rows), 5.0)
     )

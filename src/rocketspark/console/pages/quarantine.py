@@ -16,9 +16,7 @@ ROWS = 100
 async def quarantine(call: Call) -> Response:
     """The messages that are set aside."""
     found = await call.read("quarantine", lambda admin: admin.list_quarantine())
-    pages = max(1, -(-len(found) // ROWS))
-    number = call.number("page", 1, low=1, high=pages)
-    rows = found[(number - 1) * ROWS : number * ROWS]
+    rows, number, pages = call.paged(found, ROWS)
     return call.page("quarantine.html", rows=rows, count=len(found), number=number, pages=pages)
 
 

@@ -41,15 +41,14 @@ async def topic(call: Call) -> Response:
     )
     if not configs:
         raise RouteNotFound(name)
-    pages = max(1, -(-len(stats.queues) // ROWS))
-    number = call.number("page", 1, low=1, high=pages)
+    queues, number, pages = call.paged(stats.queues, ROWS)
     return call.page(
         "topic.html",
         name=name,
         stats=stats,
         messages=count_of(stats),
         newest_ms=max((queue.last_update_ms for queue in stats.queues), default=0),
-        queues=stats.queues[(number - 1) * ROWS : number * ROWS],
+        queues=queues,
         number=number,
         pages=pages,
         groups=groups,

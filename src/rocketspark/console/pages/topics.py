@@ -62,10 +62,9 @@ async def topics(call: Call) -> Response:
     counts = {each: sum(1 for row in rows if row.kind == each) for each, _ in KINDS}
     found = [row for row in rows if row.kind == kind and text.lower() in row.of.topic.lower()]
     found.sort(key=SORTS.get(sort, SORTS["name"]))
-    pages = max(1, -(-len(found) // ROWS))
-    number = call.number("page", 1, low=1, high=pages)
+    here, number, pages = call.paged(found, ROWS)
     values: dict[str, Any] = {
-        "rows": found[(number - 1) * ROWS : number * ROWS],
+        "rows": here,
         "count": len(found),
         "kinds": KINDS,
         "counts": counts,
