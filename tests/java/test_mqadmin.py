@@ -40,12 +40,13 @@ def no_route(topic: str) -> str:
 
 
 def test_the_table_of_commands_is_that_of_the_tool(stage: Stage) -> None:
-    """docs/mqadmin.md names each with the test that shows it, or why it is left out."""
+    """docs/reference/mqadmin.md names each with the test that shows it, or why it is left out."""
     head, *lines = stage.mqadmin.raw()
     assert head == "The most commonly used mqadmin commands are:"
     assert lines.pop().startswith("See 'mqadmin help <command>'")
     commands = [line.split()[0] for line in lines]
-    rows = re.findall(r"^\| `(\w+)` \| (works|left out) \| (.+) \|$", (ROOT / "docs/mqadmin.md").read_text(), re.M)
+    page = (ROOT / "docs/reference/mqadmin.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (works|left out) \| (.+) \|$", page, re.M)
     assert [row[0] for row in rows] == commands
     here = Path(__file__).parent
     tests = "".join(

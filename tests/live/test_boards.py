@@ -32,7 +32,7 @@ BOARDS = {
 }
 PANELS = [(name, panel) for name, board in BOARDS.items() for panel in board["panels"] if panel["type"] != "row"]
 ALERTS = FOLDER / "alerts.yaml"
-DOCUMENTED = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text()
+DOCUMENTED = (Path(__file__).parents[2] / "docs" / "run" / "statistics.md").read_text()
 METRIC = r"\b(?:rocketmq|rocketspark)_\w+"
 ALL = {"$cluster": ".*", "$node": ".*", "$topic": ".*", "$group": ".*"}
 

@@ -38,7 +38,7 @@ class Stage:
         return f"{done.stdout}{done.stderr}" if done.exception is None else str(done.exception)
 
     def told(self, command: str, *arguments: str) -> Any:
-        """A command's JSON, which is as docs/cli.md says."""
+        """A command's JSON, which is as docs/reference/cli.md says."""
         answer = json.loads(self.run(*command.split(), *arguments, "--json"))
         check_answer(command, answer)
         return answer

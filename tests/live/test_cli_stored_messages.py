@@ -37,7 +37,7 @@ def run(cluster: Cluster, *arguments: str, code: int = 0) -> Called:
 
 
 def answer(cluster: Cluster, *arguments: str, code: int = 0) -> Any:
-    """The JSON that a command prints, as docs/cli.md says."""
+    """The JSON that a command prints, as docs/reference/cli.md says."""
     found = json.loads(run(cluster, *arguments, "--json", code=code).stdout)
     check_answer(" ".join(arguments[:2]), found)
     return found

@@ -18,7 +18,7 @@ RECORDED = {
     name: Family(each["type"], tuple(each["labels"]))
     for name, each in json.loads((Path(__file__).parents[1] / "vectors" / "metrics_5.5.0.json").read_text()).items()
 }
-# docs/statistics.md names them.
+# docs/run/statistics.md names them.
 NOT_THERE = {"rocketmq_pop_buffer_scan_time_consume_milliseconds", "rocketmq_pop_revive_in_message"}
 LABEL_NOT_THERE = {
     "rocketmq_half_messages": "topic",

@@ -1,4 +1,4 @@
-"""The table of promises in docs/replication.md, row by row: a process killed, a machine lost, a slave away."""
+"""The table of promises in docs/run/replication.md, row by row: a process killed, a machine lost, a slave away."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rocketspark.protocol.codes import ResponseCode
 
 pytestmark = pytest.mark.shows("the page replication.md")
 
-PAGE = Path(__file__).parents[2] / "docs/replication.md"
+PAGE = Path(__file__).parents[2] / "docs/run/replication.md"
 OK, LATE = ResponseCode.SUCCESS, ResponseCode.FLUSH_SLAVE_TIMEOUT
 
 

@@ -133,7 +133,7 @@ def test_an_embedded_cluster_serves_grpc_when_asked() -> None:
 def test_the_proxy_beside_an_open_broker_takes_no_keys_of_the_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/security.md has an operator export those of a locked cluster."""
+    """docs/run/security.md has an operator export those of a locked cluster."""
     for name in access_variables():
         monkeypatch.setenv(name, str(tmp_path / "another"))
     monkeypatch.setenv("ROCKETMQ_TLS", "true")

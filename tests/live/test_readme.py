@@ -55,7 +55,7 @@ def test_embedded_cluster() -> None:
 
 
 def test_replicas_of_the_page_on_replication() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/replication.md").read_text("utf-8"), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/run/replication.md").read_text("utf-8"), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,4 @@
-"""Every recipe of docs/recipes.md runs as it stands there, and prints what is shown there."""
+"""Every recipe of docs/use/recipes.md runs as it stands there, and prints what is shown there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.shows(
     "docs: options held to the code, recipes run and compared, good practice; `log_sends`",
 )
 
-RECIPES = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text("utf-8")
+RECIPES = (Path(__file__).resolve().parents[2] / "docs" / "use" / "recipes.md").read_text("utf-8")
 SHOWN = re.compile(r"^## ([^\n]+)\n(?:(?!^## ).)*?```python\n(.*?)```\n\n```text\n(.*?)```\n", re.DOTALL | re.MULTILINE)
 FOUND = {title: (code, output) for title, code, output in SHOWN.findall(RECIPES)}
 

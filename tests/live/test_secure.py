@@ -71,7 +71,7 @@ def test_nobody_else_comes_in(cluster: Cluster) -> None:
 
 
 def test_who_may_read_and_no_more_begins_at_either_end(cluster: Cluster) -> None:
-    """The rules of docs/security.md: where a queue ends a consumer need not be allowed to ask."""
+    """The rules of docs/run/security.md: where a queue ends a consumer need not be allowed to ask."""
     with Admin(cluster.namesrv, **cluster.client_options) as operations:
         operations.create_topic("bills", queue_count=1)
         operations.create_user("reader", "marker-of-reader")

@@ -1,4 +1,4 @@
-"""docs/spark.md's quick start works as it stands there, cell after cell."""
+"""docs/use/spark.md's quick start works as it stands there, cell after cell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.shows(
 )
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE, PIPELINES = ((DOCS / name).read_text("utf-8") for name in ("spark.md", "pipelines.md"))
+PAGE, PIPELINES = ((DOCS / "use" / name).read_text("utf-8") for name in ("spark.md", "pipelines.md"))
 
 
 def test_quick_start(

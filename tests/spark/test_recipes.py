@@ -1,4 +1,4 @@
-"""The recipes of docs/spark.md for what is in a message, run as they stand there."""
+"""The recipes of docs/use/spark.md for what is in a message, run as they stand there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.shows(
     "columns, subsets, properties, compressed bodies, headers only; recipes for JSON and Avro",
 )
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "use" / "spark.md").read_text("utf-8")
 ORDERS = [{"id": i, "fruit": "apple" if i % 2 else "pear", "price": i / 4} for i in range(20)]
 
 Run = Callable[[str], dict[str, Any]]

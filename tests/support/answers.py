@@ -1,4 +1,4 @@
-"""What docs/cli.md says of each command's --json, and whether an answer is as it says."""
+"""What docs/reference/cli.md says of each command's --json, and whether an answer is as it says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
 _KINDS: dict[str, tuple[type, ...]] = {
     "text": (str,),
     "number": (int, float),
@@ -69,4 +69,4 @@ def _leaves(value: Any, path: str, kinds: Fields) -> Iterator[tuple[str, Any]]:
         for each in value:
             yield from _leaves(each, f"{path}[]", kinds)
     else:
-        raise AssertionError(f"docs/cli.md does not name {path or 'it'}: {value!r}")
+        raise AssertionError(f"docs/reference/cli.md does not name {path or 'it'}: {value!r}")

@@ -31,7 +31,7 @@ def run_of(found: ReplicaSet, folder: Path, chance: random.Random, retries: int,
 
 
 def _of_official(rule: str, line: str) -> bool:
-    """Tell whether official brokers of 5.5.0 do so too, each time that one takes over (docs/missing.md).
+    """Tell whether official brokers of 5.5.0 do so too, each time that one takes over (docs/develop/missing.md).
 
     It delivers again what was due just before, also what was recalled; and gives popped messages out again from the
     group's older offsets, each as a copy in the retry topic, which other masters give out later.

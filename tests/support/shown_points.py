@@ -64,7 +64,7 @@ def table(points: list[Shown]) -> str:
     for point, test in points:
         tests_of.setdefault(point, []).append(test)
     rows = sorted((tests[0].rpartition("/")[0], point) for point, tests in tests_of.items())
-    lines = ["# What the tests show", "", f"{len(rows)} points; what is missing: docs/missing.md."]
+    lines = ["# What the tests show", "", f"{len(rows)} points; what is missing: docs/develop/missing.md."]
     for folder, of_folder in groupby(rows, key=lambda row: row[0]):
         lines += ["", f"## {folder}", "", "| point | shown by |", "| --- | --- |"]
         for _, point in of_folder:

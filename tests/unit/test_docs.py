@@ -15,7 +15,7 @@ pytestmark = pytest.mark.shows(
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "DESIGN.md", ROOT / "tests" / "RULES.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "DESIGN.md", ROOT / "tests" / "RULES.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)

@@ -44,7 +44,7 @@ def test_a_file_of_one_marker_is_found_too(tmp_path: Path) -> None:
     assert points == [Shown("a | b", "tests/unit/test_b.py")]
     points.append(Shown("a | b", "tests/test_c.py::test_d"))
     assert table(points).splitlines()[2:] == [
-        "1 points; what is missing: docs/missing.md.",
+        "1 points; what is missing: docs/develop/missing.md.",
         "",
         "## tests/unit",
         "",

@@ -1,6 +1,6 @@
 """Settings of RocketMQ 5.5.0 that are accepted and have no effect here, with their defaults there.
 
-Rule: a key that gains a meaning moves to BrokerSettings; docs/settings.md says so for every key.
+Rule: a key that gains a meaning moves to BrokerSettings; docs/reference/settings.md says so for every key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SQL92 message filters, as RocketMQ 5.x understands them. Rule: a filter accepts the messages that it accepts there.
 
-The dialect is in docs/sql92.md. Grammar and library load when the first expression is compiled, not before.
+The dialect is in docs/reference/sql92.md. Grammar and library load when the first expression is compiled, not before.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The brokers behind the proxy: routes from NameServers, requests by a broker's name, settings of topics and groups.
 
 Rule: the proxy asks brokers by remoting requests alone, also the one beside it. A copy that it uses is at most
-`route_refresh_ms` old while somebody answers (docs/proxy.md lists the copies). `requests` holds the handlers of what
-brokers ask of the proxy, and is filled before the first connection. How often, and after which time, a failed message
-is delivered again is read from its group's settings (RetryPolicy, 5.5.0); a value there that is no number, which
-brokers keep as it is, counts as the default.
+`route_refresh_ms` old while somebody answers (docs/run/proxy.md lists the copies). `requests` holds the handlers of
+what brokers ask of the proxy, and is filled before the first connection. How often, and after which time, a failed
+message is delivered again is read from its group's settings (RetryPolicy, 5.5.0); a value there that is no number,
+which brokers keep as it is, counts as the default.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ log = logging.getLogger("rocketspark.spark")
 
 
 class RocketMQDataSource(DataSource):
-    """Topics of RocketMQ as tables and streams. Options and columns: docs/spark.md."""
+    """Topics of RocketMQ as tables and streams. Options and columns: docs/use/spark.md."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -66,7 +66,7 @@ class RocketMQDataSource(DataSource):
                 return BatchReader(schema, options)
             if options.push_down is None:
                 log.warning(
-                    "filters are left to Spark: option pushDownPredicate pushes them down (docs/spark.md, Filters)"
+                    "filters are left to Spark: option pushDownPredicate pushes them down (docs/use/spark.md, Filters)"
                 )
             return PushingReader(schema, options) if options.push_down else BatchReader(schema, options)
 

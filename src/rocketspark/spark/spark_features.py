@@ -165,7 +165,7 @@ class OwnLimitsReader(DataSourceStreamReader):
             self._told = True
             log.warning(
                 "Spark %s ends a query with trigger AvailableNow after one micro-batch if a limit is set; start it"
-                " again for the rest, or use Spark 4.2 (docs/spark.md, Versions of Spark)",
+                " again for the rest, or use Spark 4.2 (docs/use/spark.md, Versions of Spark)",
                 VERSION,
             )
         start = self._reader.initialOffset() if self._reached is None else self._reached

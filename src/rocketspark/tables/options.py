@@ -1,6 +1,6 @@
 """Options of format("rocketmq"), parsed into typed values. Rule: an error names the option, and what would be right.
 
-Names are case-insensitive, as Spark's are; docs/spark.md holds the table.
+Names are case-insensitive, as Spark's are; docs/use/spark.md holds the table.
 """
 
 from __future__ import annotations

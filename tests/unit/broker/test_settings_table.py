@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 # As the official classes print them, without names, addresses and folders of the machine.
 ROWS = (ROOT / "tests/vectors/broker_settings_5.5.0.tsv").read_text().splitlines()[1:]
 OFFICIAL = dict(row.split("\t") for row in ROWS)
-# Ours differ on purpose; each has its reason in docs/settings.md.
+# Ours differ on purpose; each has its reason in docs/reference/settings.md.
 DIFFERENT = {"bindAddress": "127.0.0.1", "haListenPort": "0"}
 WRONG = [
     ("listenPort", "x"),
@@ -83,7 +83,7 @@ def test_no_key_is_both_used_and_ignored() -> None:
 
 
 def test_every_key_is_in_the_docs() -> None:
-    text = (ROOT / "docs/settings.md").read_text()
+    text = (ROOT / "docs/reference/settings.md").read_text()
     used, _, ignored = text.partition("## Accepted, without effect")
     assert [k for k in FIELDS if f"`{k}`" not in used] == []
     assert [k for k in IGNORED if f"`{k}`" not in ignored] == []
@@ -91,7 +91,8 @@ def test_every_key_is_in_the_docs() -> None:
 
 
 def test_the_docs_say_of_each_setting_what_is_declared() -> None:
-    rows = re.findall(r"(?m)^\| `(\w+)` \| (.*?) \| (.*?) \| (.*) \|$", (ROOT / "docs/settings.md").read_text())
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    rows = re.findall(r"(?m)^\| `(\w+)` \| (.*?) \| (.*?) \| (.*) \|$", page)
     told = {key: (default.strip(), live.strip()) for key, default, live, _ in rows}
     settings = BrokerSettings()
     shown = {key: settings.properties().get(key, "") for key in told}
@@ -170,7 +171,7 @@ def test_every_key_of_access_control_is_taken_is_in_the_docs_and_is_never_shown(
     assert unknown == []
     assert not set(settings.properties()) & set(values)
     assert "marker-secret" not in repr(settings)
-    text = (ROOT / "docs/settings.md").read_text()
+    text = (ROOT / "docs/reference/settings.md").read_text()
     assert [key for key in ACCESS_KEYS if f"`{key}`" not in text] == []
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.shows(
     "keys and TLS of every command: options, environment, files; a secret in the command line is warned of",
 )
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "security.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "run" / "security.md"
 SECRET = "hide-me"
 NOT_ASKING = ("broker", "context add")
 VARIABLES = ("SECRET_KEY", "SECRET_KEY_FILE", "TLS_KEY_PASSWORD", "TLS_KEY_PASSWORD_FILE")

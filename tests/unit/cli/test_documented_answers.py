@@ -1,4 +1,4 @@
-"""docs/cli.md: every command of an operator that prints JSON has its section there, and no section is of another."""
+"""docs/reference/cli.md: each command of an operator that prints JSON has its section, and no section is of another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.answers import PAGE, check_answer, documented
 
 from rocketspark.cli.tree import tree
 
-pytestmark = pytest.mark.shows("`--json` of every command of an operator: one schema each, in docs/cli.md")
+pytestmark = pytest.mark.shows("`--json` of every command of an operator: one schema each, in docs/reference/cli.md")
 
 # Of commands that print JSON beside a pipeline's, a database's or messages themselves, other pages tell.
 ELSEWHERE = {"outbox", "pipeline", "consume", "produce", "export", "import", "query", "backup", "restore", "spark-env"}

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.shows(
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-DOCUMENTS = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+DOCUMENTS = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 TREE = tree()
 # A block between fences, or one that is indented.
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```|((?:^ {4,}\S.*\n)+)", re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""The tables of docs/clients.md are the clients' arguments, with their defaults."""
+"""The tables of docs/use/clients.md are the clients' arguments, with their defaults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.shows(
     "`seek_to_beginning`, `ReceivedMessage.physical_offset`, Spark's column `physicalOffset`",
 )
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "clients.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "use" / "clients.md").read_text("utf-8")
 NONE = inspect.Parameter.empty
 # What AsyncClient takes out before it makes the Instance, with its defaults there.
 OF_THE_BASE = {"hooks": (), "trace": False, "telemetry": None}

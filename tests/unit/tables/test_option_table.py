@@ -1,4 +1,4 @@
-"""docs/spark.md has a row for each option, so that none is forgotten and none is lost."""
+"""docs/use/spark.md has a row for each option, so that none is forgotten and none is lost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rocketspark.tables import options
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "spark.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "use" / "spark.md"
 
 
 def test_each_option_has_a_row() -> None:

@@ -32,7 +32,7 @@ def decode(frame: DataFrame, format: str, *, column: str = "body", into: str = "
         format: json, avro or protobuf.
         column: binary or string; a null in it is a null value.
         into: name of the decoded column.
-        options: as those of a read (docs/decode.md): decodeSchema, schemaRegistry, decodeMode …
+        options: as those of a read (docs/use/decode.md): decodeSchema, schemaRegistry, decodeMode …
 
     JSON is decoded by Spark's from_json, the others in Python workers. A stream's JSON needs decodeSchema.
     Raises ConfigError, and what the registry says.

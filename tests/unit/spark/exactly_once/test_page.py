@@ -1,4 +1,4 @@
-"""docs/exactly_once.md has the phases in which kills are tried, and the options with their defaults."""
+"""docs/use/exactly_once.md has the phases in which kills are tried, and the options with their defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from rocketspark.spark.exactly_once.failpoints import MOMENTS
 from rocketspark.tables.options import parse_write
 
-PAGE = (Path(__file__).resolve().parents[4] / "docs" / "exactly_once.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[4] / "docs" / "use" / "exactly_once.md").read_text("utf-8")
 
 
 def test_every_phase_stands_in_its_table() -> None:

@@ -32,7 +32,7 @@ def archive(
     """Archive topics as Parquet files in `topic=…/hour=…` folders (UTC, by store time), each message once; with
     --format delta or iceberg in a table partitioned so, one commit per micro-batch.
 
-    Tables may hold decoded bodies too, in columns beside `body`: by the options of decode (docs/decode.md).
+    Tables may hold decoded bodies too, in columns beside `body`: by the options of decode (docs/use/decode.md).
 
     Goes on where the archive's last run ended, whatever ended that. Runs until Ctrl-C, or with --once until all is
     archived. Any reader of the format may read it meanwhile.

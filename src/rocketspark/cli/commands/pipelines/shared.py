@@ -65,7 +65,7 @@ class TableNames(NamedTuple):
 
 def source_option(**more: Any) -> Any:
     """Return the option -o of commands that read as format("rocketmq") does. `more`: as of typer.Option."""
-    text = 'An option of format("rocketmq"), name=value (see docs/spark.md); may be repeated.'
+    text = 'An option of format("rocketmq"), name=value (see docs/use/spark.md); may be repeated.'
     return typer.Option("-o", "--option", help=text, show_default=False, **more)
 
 
