@@ -278,3 +278,20 @@ def _with_one(scene: Scene) -> Scene:
     with Producer(scene.namesrv, "p") as producer:
         producer.send(scene.topic, b"one")
     return scene
+
+
+@pytest.mark.shows("a `SimpleConsumer` makes a message that it received a dead letter")
+def test_a_message_becomes_a_dead_letter(scene: Scene) -> None:
+    with (
+        Producer(scene.namesrv) as producer,
+        SimpleConsumer(scene.namesrv, scene.group, consume_from="first") as consumer,
+    ):
+        consumer.subscribe(scene.topic)
+        producer.send(scene.topic, b"bad")
+        (message,) = received(consumer, 1, ack=False)
+        consumer.dead_letter(message)
+        with Admin(scene.namesrv) as admin:
+            assert [p.lag for p in admin.show_progress(scene.group, f"%DLQ%{scene.group}")] == [1]
+        assert consumer.receive(timeout_ms=500) == []
+        with pytest.raises(UsageError, match="no receipt handle"):
+            consumer.dead_letter(producer.view_message(scene.topic, message.offset_message_id))

@@ -353,6 +353,7 @@ class SimpleConsumer(QueriesFacade[AsyncSimpleConsumer]):
     give_back = at_any_time(AsyncSimpleConsumer.give_back)
     ack = blocking(AsyncSimpleConsumer.ack)
     change_invisible_time = blocking(AsyncSimpleConsumer.change_invisible_time)
+    dead_letter = blocking(AsyncSimpleConsumer.dead_letter)
 
     def receive(
         self, count_max: int = COUNT_MAX, *, timeout_ms: float = 15_000, invisible_ms: float | None = None

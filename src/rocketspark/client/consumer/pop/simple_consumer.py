@@ -20,6 +20,7 @@ from rocketspark.client.callbacks import Tasks, end_all, trouble_log
 from rocketspark.client.consumer.lifecycle import ConsumerLife, filter_of
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX, INVISIBLE_MS_MAX, PopCalls, Wanted, every_broker
 from rocketspark.client.consumer.refusals import OtherSubscriptions, is_refusal
+from rocketspark.client.consumer.returned_messages import ReturnedMessages
 from rocketspark.client.message_batch import MessageBatch
 from rocketspark.client.options import ClientOptions
 from rocketspark.errors import (
@@ -89,6 +90,14 @@ class AsyncSimpleConsumer(ConsumerLife):
         self._invisible_ms = _invisible(invisible_ms, ConfigError)
         self._ordered = ordered
         self._pops = PopCalls(self._instance, self.group, self._namespace)
+        self._returned = ReturnedMessages(
+            self._instance,
+            self.group,
+            self._namespace,
+            attempts_max=None,
+            runs=lambda: self._state == "started",
+            again=lambda puller, message: None,
+        )
         self._subscriptions: dict[str, Subscription] = {}
         # Of the newest of them.
         self._version = 0
@@ -415,6 +424,15 @@ class AsyncSimpleConsumer(ConsumerLife):
         """
         self._check_started()
         await self._pops.change_invisible_time(message, _invisible(invisible_ms, UsageError))
+
+    async def dead_letter(self, message: ReceivedMessage) -> None:
+        """Make a message a dead letter of the group (`rocketspark dlq`) instead of acknowledging it: no attempt can do
+        it. Raises as `ack` does.
+        """
+        self._check_started()
+        self._pops.handle_of(message)
+        await self._returned.bury_popped(message)
+        await self._pops.ack([message])
 
 
 def _invisible(invisible_ms: float, kind: type[UsageError]) -> int:
