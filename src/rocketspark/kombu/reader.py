@@ -1,0 +1,145 @@
+"""A queue that gets what exchanges broadcast, from the moment on when it was bound.
+
+Rule: it lives in this process alone, has no topic, and commits nothing. All but `attach`, `detach`, `take` run on the
+clients' loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from rocketspark.client.callbacks import Tasks, trouble_log
+from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
+from rocketspark.errors import RocketSparkError
+from rocketspark.kombu.names import READERS, quote, unquote
+from rocketspark.kombu.options import Settings
+from rocketspark.model import ReceivedMessage
+
+# So many messages wait here for a consumer; more stay on the broker.
+WAITING_MAX = 10_000
+POLL_MS = 15_000
+PAUSE_S = 0.05
+TROUBLE_S = 1.0
+
+Arrive = Callable[[str, "Read"], object]
+
+
+class Read:
+    """A message that was broadcast."""
+
+    def __init__(self, message: ReceivedMessage, reader: Reader) -> None:
+        self.message = message
+        self.tag = ""
+        self._reader = reader
+
+    def ack(self) -> None:
+        """Do nothing: nobody else gets it."""
+
+    def dead(self) -> None:
+        """Do nothing, as no group of readers keeps it."""
+
+    def give_back(self) -> None:
+        """Let it be the next to be delivered."""
+        self._reader.waiting.appendleft(self)
+
+
+class Binding:
+    """The keys by which a queue is bound to one exchange's topic, and the consumer that reads it."""
+
+    def __init__(self, consumer: AsyncPullConsumer) -> None:
+        self.consumer = consumer
+        # A direct exchange's keys, or patterns of a topic exchange; of a fanout exchange there are none.
+        self.keys: set[str] = set()
+        self.patterns: set[str] = set()
+
+    @property
+    def expression(self) -> str:
+        """Return the tags that brokers look for."""
+        return " || ".join(sorted(map(quote, self.keys))) if self.keys and not self.patterns else "*"
+
+    def wants(self, message: ReceivedMessage) -> bool:
+        """Tell whether a message is for the queue."""
+        key = unquote(message.tag or "")
+        bound = not self.keys and not self.patterns
+        return bound or key in self.keys or any(re.match(pattern, key) for pattern in self.patterns)
+
+
+class Reader:
+    """The messages of one queue, for the channel that consumes it, or until one does."""
+
+    def __init__(self, settings: Settings, queue: str, soon: Callable[[Callable[[], object]], None]) -> None:
+        self.queue = queue
+        self.waiting: deque[Read] = deque()
+        self._settings = settings
+        self._soon = soon
+        self._bindings: dict[str, Binding] = {}
+        self._tasks = Tasks()
+        self._channels: list[Arrive] = []
+
+    async def bind(self, topic: str, key: str | None = None, pattern: str | None = None) -> None:
+        """Read an exchange's topic from now on: what has the key, what matches the pattern, or all. Raises
+        RouteNotFound, TransportError.
+        """
+        binding = self._bindings.get(topic)
+        if binding is not None and (key in binding.keys or pattern in binding.patterns or not (key or pattern)):
+            return
+        began = binding is not None
+        if binding is None:
+            more: dict[str, Any] = {"namespace": self._settings.namespace, **self._settings.access}
+            consumer = AsyncPullConsumer(self._settings.namesrv, READERS, auto_commit=False, **more)
+            await consumer.start()
+            binding = self._bindings[topic] = Binding(consumer)
+        binding.keys |= {key} if key else set()
+        binding.patterns |= {pattern} if pattern else set()
+        queues = await binding.consumer.queues(topic)
+        ends = {} if began else {queue: await binding.consumer.max_offset(queue) for queue in queues}
+        await binding.consumer.assign(queues, binding.expression)
+        for queue, offset in ends.items():
+            await binding.consumer.seek(queue, offset)
+        if not began:
+            self._tasks.begin(self._read(binding))
+
+    async def _read(self, binding: Binding) -> None:
+        while True:
+            while len(self.waiting) >= WAITING_MAX:
+                await asyncio.sleep(PAUSE_S)
+            try:
+                messages = await binding.consumer.poll(POLL_MS)
+            except RocketSparkError as e:
+                trouble_log.warning("queue %s: what is broadcast is not read, tried again: %s", self.queue, e)
+                await asyncio.sleep(TROUBLE_S)
+                continue
+            self.waiting.extend(Read(message, self) for message in messages if binding.wants(message))
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        while self._channels and self.waiting:
+            self._channels[0](self.queue, self.waiting.popleft())
+
+    def attach(self, arrive: Arrive) -> None:
+        """Deliver to a channel, before those that came later."""
+        self._channels.append(arrive)
+        self._soon(self._hand_over)
+
+    def detach(self, arrive: Arrive) -> bool:
+        """Deliver to a channel no more. Returns True if others consume the queue."""
+        if arrive in self._channels:
+            self._channels.remove(arrive)
+        return bool(self._channels)
+
+    def take(self) -> Read | None:
+        """Return the next message, None if none is here."""
+        try:
+            return self.waiting.popleft()
+        except IndexError:
+            return None
+
+    async def close(self) -> None:
+        """Read no more."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*(b.consumer.close() for b in self._bindings.values()), return_exceptions=True)

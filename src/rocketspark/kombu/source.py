@@ -1,0 +1,274 @@
+"""A queue's messages, received by popping: each is held for this process until it is acknowledged, given back or dead.
+
+Rule: while a message is held its invisible time is renewed, however long its task runs; once this process has ended,
+or gives it back, others get it. Everything here runs on the clients' loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from rocketspark.client.callbacks import Tasks, end_all, trouble_log
+from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX
+from rocketspark.client.consumer.pop.simple_consumer import AsyncSimpleConsumer
+from rocketspark.errors import ReceiptExpired, RocketSparkError, ServerError, TransportError
+from rocketspark.kombu.names import group_of
+from rocketspark.kombu.options import Settings
+from rocketspark.model import ReceivedMessage
+
+WAIT_MS = 15_000
+TROUBLE_S = 1.0
+AGAIN_S = 0.3
+CLOSE_S = 5.0
+# Acknowledgements of one request, and renewals at a time.
+AT_ONCE = 64
+# After which what was given back is visible.
+GIVEN_BACK_MS = 1
+
+
+class Popped:
+    """A message that this process holds. `tag`: its delivery tag."""
+
+    def __init__(self, message: ReceivedMessage, source: Source, consumer: AsyncSimpleConsumer) -> None:
+        self.message = message
+        self.tag = ""
+        self.consumer = consumer
+        self.renew_at_s = 0.0
+        # A renewal that is under way: what follows needs the handle that it brings.
+        self.renewal: asyncio.Task[None] | None = None
+        self._source = source
+
+    def ack(self) -> None:
+        """It is done; from any thread."""
+        self._source.soon(lambda: self._source.ack(self))
+
+    def give_back(self) -> None:
+        """It comes again at once, here or elsewhere; from any thread."""
+        self._source.soon(lambda: self._source.give_back(self))
+
+    def dead(self) -> None:
+        """It becomes a dead letter of the queue's group; from any thread."""
+        self._source.soon(lambda: self._source.bury(self))
+
+
+class Source:
+    """Receives one queue: its topics, of the highest priority first.
+
+    `room` tells how many more messages may be held; `arrive` gets each.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Iterable[str],
+        *,
+        room: Callable[[], int],
+        arrive: Callable[[Popped], object],
+        soon: Callable[[Callable[[], object]], None],
+    ) -> None:
+        self.soon = soon
+        self._settings = settings
+        self._room = room
+        self._arrive = arrive
+        self._invisible_ms = settings.visibility_timeout * 1000
+        self._consumers = {topic: self._consumer(topic) for topic in topics}
+        self._held: set[Popped] = set()
+        self._to_ack: list[Popped] = []
+        self._acking: asyncio.Task[None] | None = None
+        self._more = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
+
+    def _consumer(self, topic: str) -> AsyncSimpleConsumer:
+        more: dict[str, Any] = {"namespace": self._settings.namespace, **self._settings.access}
+        consumer = AsyncSimpleConsumer(
+            self._settings.namesrv, group_of(topic), consume_from="first", invisible_ms=self._invisible_ms, **more
+        )
+        consumer.subscribe(topic)
+        return consumer
+
+    async def open(self) -> None:
+        """Join the groups. Raises NotSent."""
+        for consumer in self._consumers.values():
+            await consumer.start()
+        self._renewing = asyncio.ensure_future(self._renew())
+
+    # -- receive -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Begin to receive."""
+        if self._running is None:
+            self._running = asyncio.ensure_future(self._run())
+
+    def stop(self) -> None:
+        """Receive no more; what is held stays so."""
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+
+    def wake(self) -> None:
+        """Look again whether there is room."""
+        self._more.set()
+
+    async def _run(self) -> None:
+        while True:
+            count = min(self._room(), COUNT_MAX)
+            if count <= 0:
+                self._more.clear()
+                await self._more.wait()
+                continue
+            try:
+                for popped in await self._receive(count):
+                    self._arrive(popped)
+            except RocketSparkError as e:
+                names = ", ".join(self._consumers)
+                trouble_log.warning("topic %s: no tasks are received, tried again: %s", names, e)
+                await asyncio.sleep(TROUBLE_S)
+
+    async def _receive(self, count: int) -> list[Popped]:
+        consumers = list(self._consumers.values())
+        for consumer in consumers if len(consumers) > 1 else ():
+            if found := await self.look(consumer, count):
+                return found
+        waiting = {asyncio.ensure_future(c.receive(count, timeout_ms=WAIT_MS)): c for c in consumers}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()  # What still comes for it goes to the next call, or is given back.
+        done = {task: c for task, c in waiting.items() if task.done() and not task.cancelled()}
+        found = [self._hold(m, c) for t, c in done.items() if t.exception() is None for m in t.result()]
+        for error in () if found else (task.exception() for task in done):
+            if error is not None:
+                raise error
+        return found
+
+    async def look(self, consumer: AsyncSimpleConsumer, count: int) -> list[Popped]:
+        """Return what is there already."""
+        return [self._hold(message, consumer) for message in await consumer.receive(count, timeout_ms=0)]
+
+    async def get(self) -> Popped | None:
+        """Return the first message, None if there is none now."""
+        for consumer in self._consumers.values():
+            for popped in await self.look(consumer, 1):
+                return popped
+        return None
+
+    async def purge(self) -> int:
+        """Acknowledge all that is there; returns how many messages."""
+        count = 0
+        for consumer in self._consumers.values():
+            while found := await consumer.receive(COUNT_MAX, timeout_ms=0):
+                await consumer.ack(found)
+                count += len(found)
+        return count
+
+    def _hold(self, message: ReceivedMessage, consumer: AsyncSimpleConsumer) -> Popped:
+        popped = Popped(message, self, consumer)
+        popped.renew_at_s = asyncio.get_running_loop().time() + self._invisible_ms / 2000
+        self._held.add(popped)
+        return popped
+
+    # -- hold ----------------------------------------------------------------------------------------------------
+
+    async def _renew(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._invisible_ms / 8000)
+            due = [p for p in self._held if p.renew_at_s <= loop.time()]
+            for at in range(0, len(due), AT_ONCE):
+                tasks = []
+                for popped in due[at : at + AT_ONCE]:
+                    if popped in self._held:
+                        popped.renewal = self._tasks.begin(self._renew_one(popped))
+                        tasks.append(popped.renewal)
+                if tasks:
+                    await asyncio.wait(tasks)
+
+    async def _renew_one(self, popped: Popped) -> None:
+        try:
+            await popped.consumer.change_invisible_time(popped.message, self._invisible_ms)
+            popped.renew_at_s = asyncio.get_running_loop().time() + self._invisible_ms / 2000
+        except ReceiptExpired as e:
+            self._held.discard(popped)
+            trouble_log.warning("a task that is held here was not renewed in time: %s", e)
+        except RocketSparkError as e:
+            popped.renew_at_s = 0
+            trouble_log.warning("message %s is not renewed, tried again: %s", popped.message.message_id, e)
+        finally:
+            popped.renewal = None
+
+    # -- let go --------------------------------------------------------------------------------------------------
+
+    def ack(self, popped: Popped) -> None:
+        """Acknowledge a message, in the background and again until the broker has it or it is visible to others."""
+        self._held.discard(popped)
+        self._to_ack.append(popped)
+        self.wake()
+        if self._acking is None or self._acking.done():
+            self._acking = self._tasks.begin(self._ack())
+
+    async def _ack(self) -> None:
+        while self._to_ack:
+            some, self._to_ack = self._to_ack[:AT_ONCE], self._to_ack[AT_ONCE:]
+            by_consumer: dict[AsyncSimpleConsumer, list[ReceivedMessage]] = {}
+            for popped in some:
+                await _renewed(popped)
+                by_consumer.setdefault(popped.consumer, []).append(popped.message)
+            try:
+                await asyncio.gather(*(consumer.ack(messages) for consumer, messages in by_consumer.items()))
+            except (TransportError, ServerError) as e:
+                trouble_log.warning("acknowledgements are not taken: %s", e)
+                if e.retriable:
+                    self._to_ack[:0] = some
+                    await asyncio.sleep(AGAIN_S)
+            except RocketSparkError as e:
+                trouble_log.warning("a task was acknowledged too late, and is done again: %s", e)
+
+    def give_back(self, popped: Popped) -> None:
+        """Let a message come again at once, here or elsewhere."""
+        self._let_go(popped, popped.consumer.change_invisible_time, GIVEN_BACK_MS)
+
+    def bury(self, popped: Popped) -> None:
+        """Make a message a dead letter of its group; without the option dead_letters it is acknowledged."""
+        if self._settings.dead_letters:
+            self._let_go(popped, popped.consumer.dead_letter)
+        else:
+            self.ack(popped)
+
+    def _let_go(self, popped: Popped, call: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
+        async def let_go() -> None:
+            await _renewed(popped)
+            try:
+                await call(popped.message, *arguments)
+            except RocketSparkError as e:
+                message_id = popped.message.message_id
+                trouble_log.warning("message %s comes again when its time is over: %s", message_id, e)
+
+        self._held.discard(popped)
+        self._tasks.begin(let_go())
+        self.wake()
+
+    async def settle(self) -> None:
+        """Wait until brokers have all that was acknowledged and given back, or some seconds are over."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=CLOSE_S)
+
+    async def close(self) -> None:
+        """Give back what is held, and leave the groups."""
+        self.stop()
+        if self._renewing is not None:
+            self._renewing.cancel()
+        for popped in list(self._held):
+            self.give_back(popped)
+        await self.settle()
+        await end_all(self._tasks, CLOSE_S)
+        await asyncio.gather(*(c.close() for c in self._consumers.values()), return_exceptions=True)
+
+
+async def _renewed(popped: Popped) -> None:
+    if popped.renewal is not None:
+        await asyncio.wait([popped.renewal])
