@@ -68,12 +68,14 @@ from rocketspark.broker.storage.retention import FileCleaning, disk_used_percent
 from rocketspark.broker.topics import batch_topics
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.model.text import shown
 from rocketspark.protocol.json.bodies import (
     TopicConfigTable,
 )
 from rocketspark.protocol.message.message_ids import pack_host
 from rocketspark.store.files import config_files
 from rocketspark.store.store import Store
+from rocketspark.transport.dialing import number_of
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server
@@ -147,7 +149,7 @@ class BrokerServer:
         try:
             check_store(s.store_root)
             self._config = ConfigFolder(s.store_root, self._saves)
-            store_host = pack_host(s.host, self._server.port)
+            store_host = pack_host(await self._number(), self._server.port)
             self.store = Store(s.store_settings(), store_host=store_host)
             known = self._config.file("topics.json", TopicConfigTable).load()
             configs = known.topic_config_table.values() if known else ()
@@ -204,6 +206,16 @@ class BrokerServer:
             )
         elif self.address != self._server.address:
             log.info("broker %s tells clients %s (brokerIP1)", s.broker_name, self.address)
+
+    async def _number(self) -> str:
+        """Return the address that clients are told as a number, which stands in every record. Raises ConfigError."""
+        try:
+            return await number_of(self.settings.host)
+        except OSError as e:
+            raise ConfigError(
+                f"brokerIP1={shown(self.settings.host)} cannot be resolved ({e.strerror}): a broker needs the address"
+                " behind the name at its start; mend the name, or give the address as a number"
+            ) from None
 
     def _fell_short(self, promised: int, end: int) -> None:
         if self.settings.controller_mode:

@@ -44,7 +44,7 @@ from rocketspark.broker.ignored_settings import IGNORED, UNKEPT_PROMISES
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.store.settings import StoreSettings
-from rocketspark.transport.connections import parse_addresses
+from rocketspark.transport.connections import is_loopback, parse_addresses
 from rocketspark.transport.tls.settings import TlsSettings
 
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -298,7 +298,8 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     @property
     def tells_loopback_alone(self) -> bool:
         """True if it listens for other machines, while clients are told an address that only this one reaches."""
-        return not self.advertised_host and self.listen_host in _LOOPBACK_OF
+        listening = self.listen_host.removeprefix("[").removesuffix("]")
+        return is_loopback(self.host) and not is_loopback(listening)
 
     def address(self, port: int) -> str:
         """ "host:port" that clients are told; IPv6 in brackets, as RocketMQ registers one that it finds itself."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import ipaddress
 from typing import Any
 
 import msgspec
 
 from rocketspark.console import assets
 from rocketspark.errors import ConfigError
+from rocketspark.transport.connections import is_loopback
 
 EXTRA = "the console takes the extra console: pip install 'rocketspark[console]'"
 REQUESTS_PER_SECOND = 20
@@ -70,13 +70,3 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
             )
         if not assets.are_there():
             raise ConfigError(assets.HOW)
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

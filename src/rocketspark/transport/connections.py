@@ -38,6 +38,16 @@ def is_ip(host: str) -> bool:
     return True
 
 
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def parse_addresses(addresses: str) -> list[str]:
     """Return the addresses of a ";" or "," separated list. Raises ConfigError if there is none or one is wrong."""
     if not isinstance(addresses, str):

@@ -53,6 +53,17 @@ async def own_ip(host: str, port: int) -> str:
         return str(towards.getsockname()[0])
 
 
+async def number_of(host: str) -> str:
+    """Return the address that a host's name stands for, of several one of IPv4; a number as it is. Raises OSError."""
+    if _family(host) is not None:
+        return host
+    loop = asyncio.get_running_loop()
+    with _naming(host):
+        found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    numbers = [str(address[0]) for family, _, _, _, address in found if family in (socket.AF_INET, socket.AF_INET6)]
+    return min(numbers, key=lambda number: ":" in number)
+
+
 def free_ports(host: str, count: int) -> list[int]:
     """Return `count` ports that are free on this machine's address `host`. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -20,7 +20,9 @@ def test_a_broker_on_every_interface_that_tells_loopback_knows_it(listening: str
     alone = BrokerSettings(listen_host=listening)
     assert (alone.address(9), alone.tells_loopback_alone) == (told, True)
     assert not BrokerSettings(listen_host=listening, advertised_host="10.1.1.1").tells_loopback_alone
-    assert not BrokerSettings(listen_host="127.0.0.1").tells_loopback_alone
+    for host in ("127.0.0.1", "localhost", "127.0.1.1", "::1", "[::1]"):
+        assert BrokerSettings(listen_host=listening, advertised_host=host).tells_loopback_alone
+        assert not BrokerSettings(listen_host=host).tells_loopback_alone
 
 
 def test_queue_files_are_rounded_up_to_whole_units() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from rocketspark.transport.dialing import connect_protocol, own_ip
+from rocketspark.transport.dialing import connect_protocol, number_of, own_ip
 
 pytestmark = pytest.mark.shows(
     "mended: a forked process that ends by `sys.exit` while its parent's client runs on uvloop died of "
@@ -114,3 +114,14 @@ def test_who_gives_up_waiting_leaves_no_socket(loop: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_the_own_address_towards_a_server(loop: str, host: str) -> None:
     assert on(loop, own_ip(host, 9)) in ("127.0.0.1", "::1")
+
+
+@pytest.mark.shows("a broker may be known to clients by a name (brokerIP1), which it looks up at its start")
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_number_behind_a_name(loop: str) -> None:
+    assert on(loop, number_of("localhost")) == "127.0.0.1"
+    assert on(loop, number_of("10.1.2.3")) == "10.1.2.3"
+    assert on(loop, number_of("2001:db8::1")) == "2001:db8::1"
+    for wrong in ("no-such-host.invalid", "a\0b", "x" * 300):
+        with pytest.raises(OSError, match=r"."):
+            on(loop, number_of(wrong))
