@@ -8,7 +8,7 @@
 #   scripts/setup.sh tables    Java, and a Spark for which the table formats have releases, in .setup/spark-4.0
 #   scripts/setup.sh test      + a JDK, Maven, the RocketMQ jars in .setup/java/; Go, and tests/go built to .setup/go_driver;
 #                              the clients of RocketMQ 5 (Python, Java, Go, Node) and Apache's gRPC proxy;
-#                              a PostgreSQL server, its programs' folder in .setup/postgres_bin; Prometheus; an older Spark;
+#                              a PostgreSQL server, its programs' folder in .setup/postgres_bin; Prometheus; systemd-analyze; an older Spark;
 #                              Chromium, its program's path in .setup/chromium, and axe-core in .setup/axe
 #   scripts/setup.sh spark X.Y...   .setup/spark-X.Y: an environment with the newest PySpark X.Y (X.Y.Z: with that one)
 #
@@ -394,6 +394,12 @@ find_chromium() {
   return 1
 }
 
+setup_systemd() {
+  command -v systemd-analyze >/dev/null 2>&1 && return
+  apt_install "No systemd-analyze found; a test checks the units in examples/deploy by it." --no-install-recommends \
+    systemd || stop "installing systemd failed, see above."
+}
+
 setup_chromium() {
   local program
   if [ -f .setup/chromium ] && [ -x "$(cat .setup/chromium)" ]; then return; fi
@@ -416,7 +422,7 @@ case $level in
           setup_spark "$older_spark" ;;
   test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_old_jars; setup_go;
         setup_v5_jars; setup_v5_python; setup_v5_go; setup_v5_node; setup_console; setup_axe; setup_postgres;
-        setup_prometheus; setup_chromium; setup_spark "$older_spark"; setup_s3a_jars ;;
+        setup_prometheus; setup_systemd; setup_chromium; setup_spark "$older_spark"; setup_s3a_jars ;;
   spark) shift; for version in "$@"; do setup_spark "$version"; done ;;
   *) stop "unknown level '$level' (python, console, demo, tables, test or spark)." ;;
 esac
