@@ -12,7 +12,7 @@ from tests.support.certificates import Issuer
 
 pytestmark = pytest.mark.shows(
     "protocol fuzz",
-    "fuzz that stays: store (200 seeds, 10,000 in soak), protocol (2 x 400 cases, more in soak)",
+    "fuzz that stays: store (100 seeds, 10,000 in soak), protocol (2 x 400 cases, more in soak)",
 )
 
 CASES = 400

@@ -13,7 +13,7 @@ from tests.live.support import run
 from tests.support.certificates import Issuer
 
 pytestmark = pytest.mark.shows(
-    "fuzz that stays: store (200 seeds, 10,000 in soak), protocol (2 x 400 cases, more in soak)",
+    "fuzz that stays: store (100 seeds, 10,000 in soak), protocol (2 x 400 cases, more in soak)",
 )
 
 

@@ -84,7 +84,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
 def needed(command: Any) -> list[str]:
     """What the command wants beside: an address that nobody can take for one, a database that is not there."""
     long = {max(each.opts, key=len) for each in command.params}
-    given = [f"{name}=no-port" for name in ("--namesrv",) if name in long]
+    given = [f"{name}=no-port" for name in ("--namesrv", "--controller") if name in long]
     return given + (["--database=sqlite:///nowhere.db"] if "--database" in long else [])
 
 

@@ -12,15 +12,15 @@ import pytest
 from tests.unit.store import fuzz
 
 pytestmark = pytest.mark.shows(
-    "store fuzz that stays (flip, cut, swap, remove, fill, each call failing; 200 seeds, 10,000 in soak; wide "
-    "runs that damage every file, lose files of the log and delete topics: 100, 5,000 in soak; prints the "
+    "store fuzz that stays (flip, cut, swap, remove, fill, each call failing; 100 seeds, 10,000 in soak; wide "
+    "runs that damage every file, lose files of the log and delete topics: 50, 5,000 in soak; prints the "
     "seed)",
-    "fuzz that stays: store (200 seeds, 10,000 in soak), protocol (2 x 400 cases, more in soak)",
+    "fuzz that stays: store (100 seeds, 10,000 in soak), protocol (2 x 400 cases, more in soak)",
     "each file of the store and of its own tables at 0 bytes, cut at sectors, zeros, old and new mixed",
 )
 
-SEEDS, SOAK_SEEDS, PART = 200, 10_000, 25
-WIDE_SEEDS, WIDE_SOAK_SEEDS = 100, 5_000
+SEEDS, SOAK_SEEDS, PART = 100, 10_000, 25
+WIDE_SEEDS, WIDE_SOAK_SEEDS = 50, 5_000
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, PART))

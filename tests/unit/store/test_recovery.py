@@ -211,7 +211,7 @@ def check_torn_tail(
 
 
 @pytest.mark.parametrize("clean", [True, False])
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_torn_tail_is_cut_at_the_last_whole_record(
     clean: bool, data: st.DataObject, make_store: Any, send: Any, tmp_path_factory: pytest.TempPathFactory

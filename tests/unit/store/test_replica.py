@@ -153,7 +153,7 @@ def test_the_copy_is_byte_equal(make_store: Any, tmp_path: Path) -> None:
         assert ours == theirs
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_cuts_kills_or_cuts_back(make_store: Any, tmp_path_factory: Any, seed: int) -> None:
     run = Run(make_store, tmp_path_factory.mktemp("run"), seed)
