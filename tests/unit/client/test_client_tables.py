@@ -1,4 +1,4 @@
-"""The tables of docs/use/clients.md are the clients' arguments, with their defaults."""
+"""The tables of docs/use/clients: arguments with their defaults, fields of messages and results, errors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rocketspark import MessageBatch, ReceivedMessage, SendResult, SendStatus, errors
 from rocketspark.client import (
     AsyncProducer,
     AsyncPullConsumer,
@@ -32,7 +33,9 @@ pytestmark = pytest.mark.shows(
     "`seek_to_beginning`, `ReceivedMessage.physical_offset`, Spark's column `physicalOffset`",
 )
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "use" / "clients.md").read_text("utf-8")
+FOLDER = Path(__file__).resolve().parents[3] / "docs" / "use" / "clients"
+MESSAGES, ERRORS = ((FOLDER / name).read_text("utf-8") for name in ("messages.md", "errors.md"))
+PAGE = "\n".join(page.read_text("utf-8") for page in sorted(FOLDER.glob("*.md")))
 NONE = inspect.Parameter.empty
 # What AsyncClient takes out before it makes the Instance, with its defaults there.
 OF_THE_BASE = {"hooks": (), "trace": False, "telemetry": None}
@@ -63,21 +66,26 @@ def message_fields() -> dict[str, Any]:
 
 
 TABLES = {
-    "### Of every client": client_options,
-    "### Of producers": producer_options,
+    "## Of every client": client_options,
+    "## Of producers": producer_options,
     "A `TransactionProducer` also takes:": lambda: arguments(AsyncTransactionProducer.__init__),
-    "### Of push consumers": lambda: arguments(AsyncPushConsumer.__init__),
-    "### Of pull consumers": lambda: arguments(AsyncPullConsumer.__init__),
-    "### Of simple consumers": lambda: arguments(AsyncSimpleConsumer.__init__),
+    "## Of push consumers": lambda: arguments(AsyncPushConsumer.__init__),
+    "## Of pull consumers": lambda: arguments(AsyncPullConsumer.__init__),
+    "## Of simple consumers": lambda: arguments(AsyncSimpleConsumer.__init__),
     "### Of a message": message_fields,
 }
 
 
+def cells(text: str) -> list[list[str]]:
+    """The cells of the first table of a text."""
+    rows = re.findall(r"^\|.*$", text.split("\n| ", 1)[1].join(["\n| ", ""]).split("\n\n", 1)[0], re.MULTILINE)[2:]
+    return [[cell.strip(" `").replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row)] for row in rows]
+
+
 def table(heading: str) -> dict[str, Any]:
     """Names and defaults of the table below a line."""
-    rows = PAGE.split(f"\n{heading}\n\n", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
-    cells = [[cell.strip(" `") for cell in re.split(r"(?<!\\)\|", row)] for row in rows]
-    return {name: eval(text, {"RETRY_CODES": RETRY_CODES}) if text else NONE for _, name, text, *_ in cells}
+    found = cells(PAGE.split(f"\n{heading}\n", 1)[1])
+    return {name: eval(text, {"RETRY_CODES": RETRY_CODES}) if text else NONE for _, name, text, *_ in found}
 
 
 @pytest.mark.parametrize("heading", TABLES)
@@ -103,3 +111,38 @@ def test_every_method_is_named(both: tuple[type, type]) -> None:
     names = {name for one in both for name in dir(one) if not name.startswith("_")} - life
     missing = [n for n in sorted(names) if callable(getattr(both[0], n, None)) and not re.search(rf"`{n}\b", PAGE)]
     assert missing == []
+
+
+def test_the_table_names_each_field_of_a_received_message_with_its_type() -> None:
+    shown = {name: kind for _, name, kind, *_ in cells(MESSAGES.split("## A received message", 1)[1])}
+    real = dict(inspect.get_annotations(ReceivedMessage.__init__))
+    real |= dict.fromkeys(("body_error", "read_from", "receipt_handle"), "str | None")
+    real |= {"physical_offset": "int", "log_position": "int", "queue": "MessageQueue", "transaction_id": "str"}
+    assert {*ReceivedMessage.__slots__} - {"_late"} < {*real}
+    assert shown == {name: kind for name, kind in real.items() if name != "return"}
+
+
+def test_the_table_names_each_field_of_a_result_with_its_type() -> None:
+    shown = [(name, kind) for _, name, kind, *_ in cells(MESSAGES.split("## A send's result", 1)[1])]
+    assert shown == list(inspect.get_annotations(SendResult).items())
+    assert re.findall(r"^\| `([A-Z_]+)` \|", MESSAGES, re.MULTILINE) == list(SendStatus)
+
+
+def test_the_table_names_each_column_of_a_batch() -> None:
+    shown = {
+        name for row in cells(MESSAGES.split("## A batch of received", 1)[1]) for name in re.findall(r"\w+", row[1])
+    }
+    assert shown == {n for n in dir(MessageBatch) if n[0] != "_"} - {"of_parts", "of_records", "count", "index"}
+
+
+def test_the_table_of_errors_says_of_each_whether_it_may_be_retried() -> None:
+    rows = cells(ERRORS.split("## Errors of clients", 1)[1])
+    made = {"no": False, "yes": True, "as answered": False}
+    for _, name, _, retriable, *_ in rows:
+        kind = getattr(errors, name)
+        instance = kind("topic") if issubclass(kind, errors.RouteNotFound) else kind
+        assert instance.retriable is made[retriable], name
+    clients = {
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.TransportError)
+    }
+    assert {k.__name__ for k in clients} - {row[1] for row in rows} == {"TransportError", "NotSent"}

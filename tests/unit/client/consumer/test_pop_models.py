@@ -1,7 +1,7 @@
 """Consumers that pop, in any order of events, as test_consumer_models has it for those that pull: members come, go and
 lose their connections, the broker restarts, shares and filters change, some pause, listeners are slow or fail.
 
-docs/use/clients.md tells what becomes of a popped message wherever it is. Nothing is acknowledged that nobody was
+docs/develop/clients.md says what becomes of a popped message wherever it is. Nothing is acknowledged that nobody was
 through with, nothing is given out twice or late, and what nobody has is given back.
 """
 
