@@ -119,9 +119,9 @@ class Worker:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def stop(self) -> int:
-        """Ask it to end (a warm shutdown); returns its exit code."""
-        self.process.terminate()
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to end: SIGTERM is a warm shutdown, SIGQUIT a cold one. Returns its exit code."""
+        self.process.send_signal(how)
         return self.process.wait(LIMIT_S)
 
     def end(self) -> None:
