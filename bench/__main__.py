@@ -40,6 +40,7 @@ PARTS = {
     "client": "our client and broker beside the Java client and broker",
     "open-loop": "latency of sends at 1,000 to 50,000 a second, beside the Java client and confluent-kafka",
     "kafka": "our client and broker beside confluent-kafka and aiokafka on Kafka 4.1.0",
+    "celery": "Celery's tasks on our broker, beside Celery on Redis",
     "spark": "Spark batch read of 2 M messages, and where the time goes",
     "flat": "memory of our clients over 20 M messages each; only when named",
 }

@@ -7,7 +7,7 @@
 #   scripts/setup.sh demo      + Java 17 or later for Spark
 #   scripts/setup.sh tables    Java, and a Spark for which the table formats have releases, in .setup/spark-4.0
 #   scripts/setup.sh test      + a JDK, Maven, the RocketMQ jars in .setup/java/; Go, and tests/go built to .setup/go_driver;
-#                              the clients of RocketMQ 5 (Python, Java, Go, Node) and Apache's gRPC proxy;
+#                              the clients of RocketMQ 5 (Python, Java, Go, Node) and Apache's gRPC proxy; kombu's tests;
 #                              a PostgreSQL server, its programs' folder in .setup/postgres_bin; Prometheus; systemd-analyze; an older Spark;
 #                              Chromium, its program's path in .setup/chromium, and axe-core in .setup/axe
 #   scripts/setup.sh spark X.Y...   .setup/spark-X.Y: an environment with the newest PySpark X.Y (X.Y.Z: with that one)
@@ -239,6 +239,19 @@ setup_v5_python() {
   printf '%s\n' "$key" > .setup/v5_python
 }
 
+# kombu's own tests of transports, which its wheel has not.
+setup_kombu() {
+  local version place=.setup/kombu_source
+  version=$(.venv/bin/python -c 'import kombu; print(kombu.__version__)')
+  if stamped kombu "$version" && [ -f "$place/t/integration/common.py" ]; then return; fi
+  say "Fetching the sources of kombu $version, for its tests of transports"
+  rm -rf "$place" && mkdir -p "$place"
+  { .venv/bin/python -m pip download -q --disable-pip-version-check --no-deps --no-binary kombu -d "$place" \
+      "kombu==$version" && tar xzf "$place/kombu-$version.tar.gz" -C "$place" --strip-components=1; } >&2 ||
+    stop "fetching the sources of kombu $version failed, see above. Once the cause is gone, run make setup again."
+  printf '%s\n' "$version" > .setup/kombu
+}
+
 setup_v5_go() {
   local key go wanted
   key=$(cat tests/v5/go/* | cksum)
@@ -421,7 +434,7 @@ case $level in
   tables) setup_java java openjdk-17-jre-headless openjdk-17-jdk-headless default-jre-headless default-jdk-headless;
           setup_spark "$older_spark" ;;
   test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_old_jars; setup_go;
-        setup_v5_jars; setup_v5_python; setup_v5_go; setup_v5_node; setup_console; setup_axe; setup_postgres;
+        setup_v5_jars; setup_v5_python; setup_kombu; setup_v5_go; setup_v5_node; setup_console; setup_axe; setup_postgres;
         setup_prometheus; setup_systemd; setup_chromium; setup_spark "$older_spark"; setup_s3a_jars ;;
   spark) shift; for version in "$@"; do setup_spark "$version"; done ;;
   *) stop "unknown level '$level' (python, console, demo, tables, test or spark)." ;;

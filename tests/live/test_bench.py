@@ -11,8 +11,8 @@ pytestmark = pytest.mark.shows(
     "waiting pulls, connections, queues, backlog, routes, growth of cost",
 )
 
-# They need Java or Spark, and v5 many processes.
-LEFT_OUT = ("consume", "client", "kafka", "spark", "v5")
+# They need Java or Spark, and v5 and celery many processes.
+LEFT_OUT = ("consume", "client", "kafka", "spark", "v5", "celery")
 
 
 @pytest.mark.parametrize("part", [p for p in PARTS if p not in LEFT_OUT])

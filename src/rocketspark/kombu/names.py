@@ -5,6 +5,7 @@ Rule: a topic's name says which queue it holds: characters that RocketMQ does no
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from urllib.parse import quote as url_quote
@@ -20,8 +21,9 @@ PUBLISHERS = "kombu-publishers"
 # Members of it read what is broadcast, each from the end, and commit nothing.
 READERS = "kombu-readers"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# The broker's topic of what comes again is named by topic and group, and has 255 bytes.
-TOPIC_CHARACTERS_MAX = 100
+# The broker's topic of what comes again is named by topic and group, and has 127 characters.
+TOPIC_CHARACTERS_MAX = 80
+GROUP_OF_TOPIC_MAX = 24
 
 
 def quote(name: str) -> str:
@@ -49,8 +51,9 @@ def exchange_topic(exchange: str) -> str:
 
 
 def group_of(topic: str) -> str:
-    """Return the consumer group whose members share a queue's messages."""
-    return f"kombu-{topic}"
+    """Return the consumer group whose members share a queue's messages; of a long name it has a hash."""
+    short = topic if len(topic) <= GROUP_OF_TOPIC_MAX else hashlib.sha256(topic.encode()).hexdigest()[:16]
+    return f"kombu-{short}"
 
 
 def step_of(priority: int, steps: Sequence[int]) -> int:

@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     visibility_timeout: float = 60.0
     prefetch_max: int = 1000
     priority_steps: tuple[int, ...] = (0,)
-    queue_count: int = 4
+    queue_count: int = 1
     broadcast_exchanges: tuple[str, ...] = ("celeryev",)
     dead_letters: bool = True
     max_deliveries: int = 0

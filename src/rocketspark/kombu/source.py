@@ -24,8 +24,9 @@ AGAIN_S = 0.3
 CLOSE_S = 5.0
 # Acknowledgements of one request, and renewals at a time.
 AT_ONCE = 64
-# After which what was given back is visible.
+# After which what was given back is visible; a get waits for it for so long.
 GIVEN_BACK_MS = 1
+AGAIN_WITHIN_S = 3.0
 
 
 class Popped:
@@ -81,6 +82,7 @@ class Source:
         self._running: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._tasks = Tasks()
+        self._given_back_s = -AGAIN_WITHIN_S
 
     def _consumer(self, topic: str) -> AsyncSimpleConsumer:
         more: dict[str, Any] = {"namespace": self._settings.namespace, **self._settings.access}
@@ -128,12 +130,13 @@ class Source:
                 trouble_log.warning("topic %s: no tasks are received, tried again: %s", names, e)
                 await asyncio.sleep(TROUBLE_S)
 
-    async def _receive(self, count: int) -> list[Popped]:
+    async def _receive(self, count: int, wait_ms: float = WAIT_MS) -> list[Popped]:
         consumers = list(self._consumers.values())
-        for consumer in consumers if len(consumers) > 1 else ():
-            if found := await self.look(consumer, count):
+        for consumer in consumers if len(consumers) > 1 or not wait_ms else ():
+            found = [self._hold(message, consumer) for message in await consumer.receive(count, timeout_ms=0)]
+            if found or (not wait_ms and consumer is consumers[-1]):
                 return found
-        waiting = {asyncio.ensure_future(c.receive(count, timeout_ms=WAIT_MS)): c for c in consumers}
+        waiting = {asyncio.ensure_future(c.receive(count, timeout_ms=wait_ms)): c for c in consumers}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -146,16 +149,13 @@ class Source:
                 raise error
         return found
 
-    async def look(self, consumer: AsyncSimpleConsumer, count: int) -> list[Popped]:
-        """Return what is there already."""
-        return [self._hold(message, consumer) for message in await consumer.receive(count, timeout_ms=0)]
-
     async def get(self) -> Popped | None:
-        """Return the first message, None if there is none now."""
-        for consumer in self._consumers.values():
-            for popped in await self.look(consumer, 1):
-                return popped
-        return None
+        """Return the first message, None if there is none now; what was given back just now is waited for."""
+        wait_s = self._given_back_s + AGAIN_WITHIN_S - asyncio.get_running_loop().time()
+        found = await self._receive(1, max(wait_s, 0) * 1000)
+        for popped in found[1:]:
+            self.give_back(popped)
+        return found[0] if found else None
 
     async def purge(self) -> int:
         """Acknowledge all that is there; returns how many messages."""
@@ -230,6 +230,7 @@ class Source:
 
     def give_back(self, popped: Popped) -> None:
         """Let a message come again at once, here or elsewhere."""
+        self._given_back_s = asyncio.get_running_loop().time()
         self._let_go(popped, popped.consumer.change_invisible_time, GIVEN_BACK_MS)
 
     def bury(self, popped: Popped) -> None:

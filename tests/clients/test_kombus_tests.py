@@ -1,0 +1,84 @@
+"""kombu's own tests of transports, of the installed version (fetched by set-up), on our broker and on Apache's."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from kombu import Connection
+from tests.clients.scene import Cluster
+from tests.support.names import own_name
+
+import rocketspark.kombu
+
+assert rocketspark.kombu.Transport
+pytestmark = pytest.mark.shows("kombu's own tests of transports on `rocketmq://`")
+SOURCE = Path(__file__).resolve().parents[2] / ".setup" / "kombu_source" / "t" / "integration" / "common.py"
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("kombus_tests", SOURCE)
+    assert spec is not None and spec.loader is not None, f"{SOURCE} is missing: make setup fetches it"  # noqa: PT018
+    module = sys.modules["kombus_tests"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+common = load()
+
+
+class Draining(Connection):
+    """Delivers all that is there in one call, as connections of AMQP do; virtual transports deliver one message."""
+
+    def drain_events(self, timeout: float | None = None, **more: Any) -> Any:
+        super().drain_events(timeout=timeout, **more)
+        while True:
+            try:
+                super().drain_events(timeout=0.3)
+            except TimeoutError:
+                return
+
+
+@pytest.fixture
+def connection(request: pytest.FixtureRequest, cluster: Cluster) -> Connection:
+    """A connection in a namespace of the test's own: kombu's tests use the same queues."""
+    kind, options = Connection, {"visibility_timeout": 5}
+    if request.cls is TestPriority:
+        kind, options = Draining, options | {"priority_steps": list(range(10))}
+    made = kind(f"rocketmq://{cluster.namesrv}/{own_name('kombu')}", transport_options=options)
+    if cluster.name == "apache" and "requeue" in request.node.name:
+        made.gap_s = 8
+    return made
+
+
+@pytest.fixture
+def invalid_connection() -> Connection:
+    return Connection("rocketmq://127.0.0.1:1", transport_options={"max_retries": 1, "interval_start": 0})
+
+
+class TestBasicFunctionality(common.BasicFunctionality):
+    pass
+
+
+class TestExchangeTypes(common.BaseExchangeTypes):
+    pass
+
+
+class TestTimeToLive(common.BaseTimeToLive):
+    pass
+
+
+class TestPriority(common.BasePriority):
+    pass
+
+
+class TestMessage(common.BaseMessage):
+    pass
+
+
+class TestEventLoop(common.BaseEventLoop):
+    pass
