@@ -18,7 +18,8 @@ from rocketspark.kombu.names import group_of
 from rocketspark.kombu.options import Settings
 from rocketspark.model import ReceivedMessage
 
-WAIT_MS = 15_000
+# A broker that is not ours holds what is asked for this long also where the consumer was cancelled.
+WAIT_MS = 5000
 TROUBLE_S = 1.0
 AGAIN_S = 0.3
 CLOSE_S = 5.0
@@ -26,7 +27,7 @@ CLOSE_S = 5.0
 AT_ONCE = 64
 # After which what was given back is visible; a get waits for it for so long.
 GIVEN_BACK_MS = 1
-AGAIN_WITHIN_S = 3.0
+AGAIN_WITHIN_S = 6.0
 
 
 class Popped:
