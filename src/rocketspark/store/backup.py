@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from rocketspark import machine
 from rocketspark.errors import ConfigError, StoreUnwritable
+from rocketspark.model.text import shown
 from rocketspark.protocol.message.record_layout import BLANK_BYTES_MIN
 from rocketspark.store.deleted_topics import VERSION as DELETED_VERSION
 from rocketspark.store.deleted_topics import topics_of
@@ -73,7 +74,9 @@ def backup(
     root, target = Path(root), Path(target)
     log = Path(commit_log) if commit_log else root / _LOG
     if not log.is_dir():
-        raise ConfigError(f"{root} is no store: it has no folder {_LOG}")
+        below = [str(path.parent) for pattern in ("*/", "*/*/") for path in sorted(root.glob(f"{pattern}{_LOG}"))]
+        which = f"; below it are {shown(', '.join(below), characters_max=400)}: copy each by itself" if below else ""
+        raise ConfigError(f"{root} is no store: it has no folder {_LOG}{which}")
     before = _described(target)
     if before is None and target.exists() and any(target.iterdir()):
         raise ConfigError(f"{target} holds other files: choose an empty folder, or that of an older backup")

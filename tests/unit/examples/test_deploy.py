@@ -22,6 +22,7 @@ pytestmark = pytest.mark.shows("systemd units, a Dockerfile and a compose file i
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "examples" / "deploy"
+PROGRAM = "/opt/rocketspark/bin/rocketspark"
 UNITS = sorted((FOLDER / "systemd").glob("*.service"))
 PORTS = set(re.findall(r"^\| `\w+` \| (\d+) \|", (ROOT / "docs" / "run" / "machines.md").read_text("utf-8"), re.M))
 DOCKERFILE = (FOLDER / "Dockerfile").read_text("utf-8")
@@ -31,12 +32,12 @@ SERVICES: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text("u
 @pytest.mark.parametrize("unit", UNITS, ids=lambda p: p.stem)
 def test_systemd_takes_a_unit(unit: Path, tmp_path: Path) -> None:
     text = unit.read_text("utf-8")
-    program = re.search(r"^ExecStart=(\S+) (.+)$", text, re.M)
-    assert program is not None
-    assert mistake(program[2].replace("${NAMESRV}", "127.0.0.1:9876"), whole=True) is None
+    command = re.search(rf"^ExecStart=.*{PROGRAM} (.+?)'?$", text, re.M)
+    assert command is not None
+    assert mistake(command[1].replace("${NAMESRV}", "127.0.0.1:9876"), whole=True) is None
     # It looks whether the program is there.
     here = tmp_path / unit.name
-    here.write_text(text.replace(program[1], sys.executable), "utf-8")
+    here.write_text(text.replace(PROGRAM, sys.executable), "utf-8")
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(here)], capture_output=True, text=True, timeout=120
     )
@@ -84,7 +85,8 @@ def test_a_service_of_the_compose_file(name: str) -> None:
     assert set(addresses) <= SERVICES.keys()
 
 
-def test_the_page_names_every_file() -> None:
-    page = (ROOT / "docs" / "run" / "services.md").read_text("utf-8")
+def test_the_pages_name_every_file() -> None:
+    page = "".join((ROOT / "docs" / "run" / name).read_text("utf-8") for name in ("services.md", "backups.md"))
     names = {path.name for path in FOLDER.rglob("*") if path.is_file()} - {"compose-broker.conf"}
+    page = page.replace("rocketspark-backup.*", "rocketspark-backup.service")
     assert {name for name in names if name not in page} == set()

@@ -180,7 +180,8 @@ def test_what_cannot_be_is_told(make_store: Any, send: Any, tmp_path: Path) -> N
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").write_text("x")
     for source, target, needed in (
-        (tmp_path / "nothing", tmp_path / "b", "is no store"),
+        (tmp_path / "nothing", tmp_path / "b", "is no store: it has no folder commitlog$"),
+        (Path(root).parent, tmp_path / "b", f"no folder commitlog; below it are {root}: copy each by itself$"),
         (root, tmp_path / "other", "other files"),
         (root, f"{root}/inside", "within each other"),
     ):
