@@ -57,6 +57,13 @@ class Scene:
         with Admin(self.namesrv) as operations:
             return topic in operations.list_topics()
 
+    def wait_for_topic(self, topic: str) -> None:
+        """Return once brokers have told of the topic."""
+        end = time.monotonic() + LIMIT_S
+        while not self.has_topic(topic):
+            assert time.monotonic() < end, f"there is no topic {topic}"
+            time.sleep(0.02)
+
     def stored(self, count: int, *, limit_s: float = LIMIT_S) -> list[ReceivedMessage]:
         """The messages of the topic once there are `count`, each queue's in order."""
         found: list[ReceivedMessage] = []

@@ -228,3 +228,27 @@ def test_a_namespace_of_consumers(scene: Scene) -> None:
         (message,) = inbox.wait_for(1)
         assert (message.topic, message.body) == (scene.topic, b"inside")
         until(lambda: {q.topic for q in member.queues()} == {scene.topic, f"%RETRY%{scene.group}"})
+
+
+@pytest.mark.parametrize("options", [{}, {"ordered": True}, {"pop": True}, {"batch_max": 8}], ids=repr)
+def test_what_is_rejected_is_a_dead_letter_at_once(scene: Scene, options: dict[str, Any]) -> None:
+    def listen(given: ReceivedMessage | list[ReceivedMessage]) -> bool:
+        message = given[0] if isinstance(given, list) else given
+        if message.body == b"bad":
+            consumer.reject(message)
+            return False
+        # Done all the same: it is no dead letter.
+        consumer.reject(message)
+        return True
+
+    inbox = Inbox(listen)
+    consumer = scene.consumer(inbox, **options)
+    with Producer(scene.namesrv, "pg") as producer:
+        for body in (b"good", b"bad"):
+            producer.send(scene.topic, body)
+    with consumer, PullConsumer(scene.namesrv, f"dead-{scene.group}", consume_from="first") as reader:
+        inbox.wait_for(2)
+        scene.wait_for_topic(f"%DLQ%{scene.group}")
+        reader.assign(reader.queues(f"%DLQ%{scene.group}"))
+        assert [m.body for m in reader.poll(LIMIT_S * 1000)] == [b"bad"]
+        assert reader.poll(200) == []

@@ -24,12 +24,12 @@ def test_replies_reach_who_asked(scene: Scene) -> None:
         @consumer.listen
         def answer(message: ReceivedMessage) -> None:
             size = 9000 if message.body == b"large" else 1
-            replier.reply(message, b"re: " + message.body * size)
+            replier.reply(message, b"re: " + message.body * size, properties={"of": "us"})
 
         with consumer, Producer(scene.namesrv, f"p-{scene.group}") as producer:
             found = producer.request(scene.topic, b"one", tag="ask", keys="k", timeout_ms=LIMIT_MS)
             assert found.body == b"re: one"
-            assert found.properties["MSG_TYPE"] == "reply"
+            assert (found.properties["MSG_TYPE"], found.properties["of"]) == ("reply", "us")
             assert abs(found.store_time_ms - time.time() * 1000) < 60_000
             # Compressed on its way.
             assert (

@@ -230,6 +230,7 @@ class PushConsumer(QueriesFacade[AsyncPushConsumer]):
 
     subscribe = at_any_time(AsyncPushConsumer.subscribe)
     unsubscribe = at_any_time(AsyncPushConsumer.unsubscribe)
+    reject = at_any_time(AsyncPushConsumer.reject)
     pause = at_any_time(AsyncPushConsumer.pause)
     resume = at_any_time(AsyncPushConsumer.resume)
     queues = blocking(AsyncPushConsumer.queues)

@@ -413,8 +413,8 @@ class OrderedListeners:
     coroutines.
 
     `report` gets the messages that the listener took. `may_run` tells whether this member still has the queue's lock.
-    After `attempts_max` failures (below 0: never) messages are handed to `give_up`; if it returns True they count as
-    taken.
+    After `attempts_max` failures (below 0: never), and those that `is_rejected`, messages are handed to `give_up`; if
+    it returns True they count as taken.
     """
 
     def __init__(
@@ -427,6 +427,7 @@ class OrderedListeners:
         attempts_max: int,
         may_run: Callable[[MessageQueue], bool],
         give_up: Callable[[Puller, list[ReceivedMessage]], Awaitable[bool]],
+        is_rejected: Callable[[ReceivedMessage], bool] = lambda message: False,
     ) -> None:
         self._listener = listener
         self._coroutine = is_coroutine_function(listener)
@@ -435,6 +436,7 @@ class OrderedListeners:
         self._attempts_max = attempts_max
         self._may_run = may_run
         self._give_up = give_up
+        self._is_rejected = is_rejected
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Semaphore(count)
         self._pool: DaemonThreads | None = None
@@ -551,7 +553,7 @@ class OrderedListeners:
         messages = messages_given(given)
         spent = 0
         for message in messages:
-            if 0 <= self._attempts_max <= message.reconsume_times:
+            if 0 <= self._attempts_max <= message.reconsume_times or self._is_rejected(message):
                 spent += 1
             else:
                 message.reconsume_times += 1

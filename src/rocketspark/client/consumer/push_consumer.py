@@ -31,7 +31,7 @@ from rocketspark.client.consumer.rebalance import END_S, Rebalance, RebalanceCal
 from rocketspark.client.consumer.refusals import ErrorCalls
 from rocketspark.client.consumer.returned_messages import ReturnedMessages
 from rocketspark.client.hooks import hooked, is_coroutine_function
-from rocketspark.client.message_batch import MessageBatch, Messages, without_namespace
+from rocketspark.client.message_batch import MessageBatch, Messages, messages_given, without_namespace
 from rocketspark.client.options import named_arguments, take_settings
 from rocketspark.errors import StateError, UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
@@ -130,6 +130,7 @@ class AsyncPushConsumer(ConsumerLife):
                 rates=self._rebalance.rates,
                 deliver=self._deliver_popped,
                 give_up=self._returned.bury_popped,
+                is_rejected=self._take_rejected,
                 refused=refused,
             )
         self._trace_as(self.group, "CONSUME")
@@ -137,6 +138,8 @@ class AsyncPushConsumer(ConsumerLife):
         self._listeners: Listeners | None = None
         # Once false, what fails now stays uncommitted, and comes again elsewhere.
         self._takes_back = True
+        # By identity; that they are held keeps another message from being taken for one of them.
+        self._rejected: dict[int, ReceivedMessage] = {}
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -196,6 +199,17 @@ class AsyncPushConsumer(ConsumerLife):
         self._listener = listener
         self._in_columns = batch == "columns"
         return listener
+
+    def reject(self, message: ReceivedMessage) -> None:
+        """Have a message become a dead letter of the group at once, instead of coming again.
+
+        Called by the listener, which then returns False or raises; if it ends otherwise, the message is done. Of
+        messages given in lists and in order, all of a list have to be rejected.
+        """
+        self._rejected[id(message)] = message
+
+    def _take_rejected(self, message: ReceivedMessage) -> bool:
+        return self._rejected.pop(id(message), None) is not None
 
     async def start(self) -> None:
         """Join the group and begin to read; returns once this member has its first share of the queues.
@@ -264,6 +278,7 @@ class AsyncPushConsumer(ConsumerLife):
             attempts_max=self._how.attempts_max,
             may_run=locks.holds if locks is not None else _always,
             give_up=self._returned.bury_in_order,
+            is_rejected=lambda message: id(message) in self._rejected,
         )
         if locks is not None:
             locks.changed = ordered.wake
@@ -348,6 +363,10 @@ class AsyncPushConsumer(ConsumerLife):
                 self._returned.bury(puller, message)
 
     def _finished(self, outcomes: list[Outcome]) -> None:
+        if self._rejected:
+            # Done all the same, or dead letters of an ordered queue.
+            for message in (m for outcome in outcomes for given in outcome.done for m in messages_given(given)):
+                self._take_rejected(message)
         if self._popping is not None:
             outcomes = self._popping.finished(outcomes)
         now_ms = int(machine.time() * 1000)
@@ -370,7 +389,10 @@ class AsyncPushConsumer(ConsumerLife):
             puller.process_queue.finish(messages)
             return
         for message in messages:
-            self._returned.give_back(puller, message)
+            if self._rejected and self._take_rejected(message):
+                self._returned.bury(puller, message)
+            else:
+                self._returned.give_back(puller, message)
 
     def _expired(self, owner: Any, given: Any) -> None:
         first = given[0] if self._batched else given

@@ -174,10 +174,13 @@ def request_text(correlation_id: str, client_id: str, ttl_ms: float) -> str:
     return properties.encode(pairs)
 
 
-def pack_reply(request: ReceivedMessage, body: bytes, packing: PackingSettings) -> PreparedMessage:
-    """Prepare the reply to a request for sending (rule: MessageUtil.createReplyMessage, 5.x).
+def pack_reply(
+    request: ReceivedMessage, body: bytes, packing: PackingSettings, own: Mapping[str, str] | None = None
+) -> PreparedMessage:
+    """Prepare the reply to a request for sending (rule: MessageUtil.createReplyMessage, 5.x). `own`: the application's
+    properties.
 
-    Raises UsageError if the message asks for no reply.
+    Raises UsageError if the message asks for no reply, MessageIllegal for a property that cannot be sent.
     """
     given = request.properties
     cluster, correlation_id = given.get(properties.CLUSTER), given.get(properties.CORRELATION_ID)
@@ -194,6 +197,8 @@ def pack_reply(request: ReceivedMessage, body: bytes, packing: PackingSettings) 
         properties.REPLY_TO_CLIENT: given[properties.REPLY_TO_CLIENT],
         properties.TTL: given.get(properties.TTL, "3000"),
     }
+    if own:
+        pairs |= _checked_properties(Message(topic, body, properties=own))  # type: ignore[arg-type]
     sys_flag = 0
     if len(body) >= packing.over_bytes:
         body, sys_flag = shrink(body, packing)

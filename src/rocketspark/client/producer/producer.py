@@ -343,9 +343,16 @@ class AsyncProducer(Queries):
             self._requests.discard(waiting)
             del self._instance.asked.replies[correlation_id]
 
-    async def reply(self, request: ReceivedMessage, body: bytes, *, timeout_ms: float | None = None) -> SendResult:
+    async def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_ms: float | None = None,
+    ) -> SendResult:
         """Answer a message that was sent with `request`. Raises UsageError if it was not, else as `send` does."""
-        return await self._send(pack_reply(request, body, self.packing), None, None, timeout_ms)
+        return await self._send(pack_reply(request, body, self.packing, properties), None, None, timeout_ms)
 
     async def recall(self, topic: str, handle: str, *, timeout_ms: float | None = None) -> str:
         """Cancel a timer message that is not delivered yet. `handle`: the `recall_handle` of its SendResult.

@@ -49,6 +49,7 @@ class PopReading:
         rates: ConsumeStats,
         deliver: Callable[[PopBatch, list[ReceivedMessage]], None],
         give_up: Callable[[ReceivedMessage], Awaitable[None]],
+        is_rejected: Callable[[ReceivedMessage], bool] = lambda message: False,
         refused: Callable[[RocketSparkError], None] | None = None,
     ) -> None:
         self._refused = refused
@@ -62,6 +63,7 @@ class PopReading:
         self._rates = rates
         self._deliver = deliver
         self._give_up = give_up
+        self._is_rejected = is_rejected
         self.poppers: dict[MessageQueue, Popper] = {}
         self._assigned: dict[str, list[MessageQueue]] = {}
         self._batches: set[PopBatch] = set()
@@ -173,7 +175,8 @@ class PopReading:
                 batch.counts.failed += len(messages)
                 batch.finish(messages)
                 for message in messages:
-                    self._finishing.begin(self._fail(batch, message))
+                    end = self._bury if self._is_rejected(message) else self._fail
+                    self._finishing.begin(end(batch, message))
         if acked:
             self._finishing.begin(self._ack(acked))
         return [outcome for outcome in outcomes if not isinstance(outcome.owner, PopBatch)]
