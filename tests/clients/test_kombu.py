@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -146,6 +147,7 @@ def test_messages_that_are_no_tasks_are_bytes_and_other_encodings_come_whole(
     queue = Queue(name, Exchange(""), name)
     queue(connection.channel()).declare()
     bodies = [b"\xff\x00", b"[1]", b'{"body": 1}', b'{"body":"?","headers":1,"properties":{"delivery_info":{}}}']
+    bodies += [b'{"body":"no","headers":{"compression":"gzip"},"properties":{"delivery_info":{}}}']
     with rocketspark.Producer(cluster.namesrv) as producer:
         for body in bodies:
             producer.send(quote(name), body)
@@ -153,7 +155,7 @@ def test_messages_that_are_no_tasks_are_bytes_and_other_encodings_come_whole(
         body: Any = b"raw\xff" if serializer == "raw" else {"who": serializer}
         publish(connection, queue, body, serializer=serializer, compression="zlib")
     taken = Taken(connection, queue, accept=["json", "yaml", "pickle", "application/data"])
-    found = taken.wait(8)
+    found = taken.wait(9)
     assert sorted(body for body in found if isinstance(body, bytes)) == sorted([*bodies, b"raw\xff"])
     assert {body["who"] for body in found if isinstance(body, dict)} == {"json", "yaml", "pickle"}
 
@@ -169,6 +171,41 @@ def test_the_highest_priority_comes_first(cluster: Cluster, name: str) -> None:
             order.append(taken.wait(count)[-1])
             taken.messages[-1].ack()
     assert [{5: 3}.get(p, p) for p in order] == [9, 9, 6, 3, 3, 0, 0]
+
+
+def test_what_is_delivered_too_often_is_a_dead_letter(cluster: Cluster, name: str) -> None:
+    queue = Queue(name, Exchange(""), name)
+    with connect(cluster, max_deliveries=2) as connection:
+        publish(connection, queue, 1)
+        taken = Taken(connection, queue)
+        for count in (1, 2):
+            taken.wait(count)
+            taken.messages[-1].requeue()
+        assert taken.gets_no_more(5 if cluster.name == "apache" else 1)
+    assert dead_letters(cluster, name) == 1
+
+
+def test_a_task_with_an_eta_may_wait_at_the_broker(cluster: Cluster, name: str) -> None:
+    queue = Queue(name, Exchange(""), name)
+    due = datetime.now(UTC) + timedelta(seconds=2)
+    with connect(cluster, eta_by_timer=True) as connection:
+        taken = Taken(connection, queue)
+        publish(connection, queue, "later", headers={"eta": due.isoformat()})
+        publish(connection, queue, "now", headers={"eta": None})
+        assert taken.wait(2) == ["now", "later"]
+        assert abs((datetime.now(UTC) - due).total_seconds()) < LIMIT_S
+
+
+def test_a_consumer_of_what_is_broadcast_holds_no_more_than_prefetched(connection: Connection, name: str) -> None:
+    queue = Queue(name, Exchange(f"{name}.f", "fanout"))
+    taken = Taken(connection, queue, prefetch=2)
+    publish(connection, queue, *range(5))
+    assert taken.wait(2) == [0, 1]
+    assert taken.gets_no_more()
+    taken.messages[0].ack()
+    assert taken.wait(3) == [0, 1, 2]
+    taken.messages[1].requeue()
+    assert taken.wait(4)[3] == 1
 
 
 def test_what_is_too_old_is_not_delivered(connection: Connection, name: str) -> None:

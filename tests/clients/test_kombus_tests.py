@@ -16,7 +16,7 @@ from tests.support.names import own_name
 import rocketspark.kombu
 
 assert rocketspark.kombu.Transport
-pytestmark = pytest.mark.shows("kombu's own tests of transports on `rocketmq://`")
+pytestmark = [pytest.mark.official, pytest.mark.shows("kombu's own tests of transports on `rocketmq://`")]
 SOURCE = Path(__file__).resolve().parents[2] / ".setup" / "kombu_source" / "t" / "integration" / "common.py"
 
 

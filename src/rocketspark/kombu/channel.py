@@ -7,7 +7,7 @@ are topics that every queue bound to them reads from the moment on when it was b
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -15,6 +15,7 @@ from queue import Empty
 from typing import Any
 from uuid import uuid4
 
+from kombu.compression import decompress
 from kombu.exceptions import ChannelError
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
@@ -229,6 +230,8 @@ class Channel(virtual.Channel):
         super().basic_qos(prefetch_size, prefetch_count, apply_global)
         for source in self._sources.values():
             self.cluster.soon(source.wake)
+        for reader in list(self.cluster.readers.values()):
+            reader.wake()
 
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[..., Any], consumer_tag: str, **more: Any
@@ -238,7 +241,7 @@ class Channel(virtual.Channel):
         if no_ack:
             self._no_ack.add(queue)
         if (reader := self._reader(queue)) is not None:
-            reader.attach(self._arrive)
+            reader.attach(self._arrive, self._room)
         else:
             self.cluster.soon(self._source(queue).run)
 
@@ -359,7 +362,9 @@ def _decoded(body: bytes) -> dict[str, Any] | None:
         elif encoding not in (None, "utf-8"):
             return None
         properties["body_encoding"] = None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error):
+        with contextlib.suppress(KeyError):  # As kombu, which leaves what it does not know as it is.
+            decompress(payload["body"], (payload["headers"] or {})["compression"])
+    except Exception:  # Whatever bytes others sent.
         return None
     return payload if isinstance(payload, dict) else None
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from rocketspark.client.callbacks import Tasks, trouble_log
 from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
-from rocketspark.errors import RocketSparkError
 from rocketspark.kombu.names import READERS, quote, unquote
 from rocketspark.kombu.options import Settings
 from rocketspark.model import ReceivedMessage
@@ -26,6 +25,7 @@ PAUSE_S = 0.05
 TROUBLE_S = 1.0
 
 Arrive = Callable[[str, "Read"], object]
+Room = Callable[[], int]
 
 
 class Read:
@@ -37,14 +37,16 @@ class Read:
         self._reader = reader
 
     def ack(self) -> None:
-        """Do nothing: nobody else gets it."""
+        """It is done, and makes room for others."""
+        self._reader.wake()
 
-    def dead(self) -> None:
-        """Do nothing, as no group of readers keeps it."""
+    # No group of readers keeps dead letters.
+    dead = ack
 
     def give_back(self) -> None:
         """Let it be the next to be delivered."""
         self._reader.waiting.appendleft(self)
+        self._reader.wake()
 
 
 class Binding:
@@ -78,7 +80,7 @@ class Reader:
         self._soon = soon
         self._bindings: dict[str, Binding] = {}
         self._tasks = Tasks()
-        self._channels: list[Arrive] = []
+        self._channels: list[tuple[Arrive, Room]] = []
 
     async def bind(self, topic: str, key: str | None = None, pattern: str | None = None) -> None:
         """Read an exchange's topic from now on: what has the key, what matches the pattern, or all. Raises
@@ -109,7 +111,7 @@ class Reader:
                 await asyncio.sleep(PAUSE_S)
             try:
                 messages = await binding.consumer.poll(POLL_MS)
-            except RocketSparkError as e:
+            except Exception as e:
                 trouble_log.warning("queue %s: what is broadcast is not read, tried again: %s", self.queue, e)
                 await asyncio.sleep(TROUBLE_S)
                 continue
@@ -117,18 +119,22 @@ class Reader:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        while self._channels and self.waiting:
-            self._channels[0](self.queue, self.waiting.popleft())
+        while self._channels and self.waiting and self._channels[0][1]() > 0:
+            self._channels[0][0](self.queue, self.waiting.popleft())
 
-    def attach(self, arrive: Arrive) -> None:
-        """Deliver to a channel, before those that came later."""
-        self._channels.append(arrive)
+    def wake(self) -> None:
+        """Look again whether the channel has room."""
         self._soon(self._hand_over)
+
+    def attach(self, arrive: Arrive, room: Room) -> None:
+        """Deliver to a channel, as far as it has room, before those that came later."""
+        self._channels.append((arrive, room))
+        self.wake()
 
     def detach(self, arrive: Arrive) -> bool:
         """Deliver to a channel no more. Returns True if others consume the queue."""
-        if arrive in self._channels:
-            self._channels.remove(arrive)
+        self._channels = [each for each in self._channels if each[0] != arrive]
+        self.wake()
         return bool(self._channels)
 
     def take(self) -> Read | None:

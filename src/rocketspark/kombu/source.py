@@ -13,7 +13,7 @@ from typing import Any
 from rocketspark.client.callbacks import Tasks, end_all, trouble_log
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX
 from rocketspark.client.consumer.pop.simple_consumer import AsyncSimpleConsumer
-from rocketspark.errors import ReceiptExpired, RocketSparkError, ServerError, TransportError
+from rocketspark.errors import ReceiptExpired, RocketSparkError
 from rocketspark.kombu.names import group_of
 from rocketspark.kombu.options import Settings
 from rocketspark.model import ReceivedMessage
@@ -126,7 +126,7 @@ class Source:
             try:
                 for popped in await self._receive(count):
                     self._arrive(popped)
-            except RocketSparkError as e:
+            except Exception as e:
                 names = ", ".join(self._consumers)
                 trouble_log.warning("topic %s: no tasks are received, tried again: %s", names, e)
                 await asyncio.sleep(TROUBLE_S)
@@ -213,21 +213,26 @@ class Source:
             self._acking = self._tasks.begin(self._ack())
 
     async def _ack(self) -> None:
+        count_max = AT_ONCE
         while self._to_ack:
-            some, self._to_ack = self._to_ack[:AT_ONCE], self._to_ack[AT_ONCE:]
+            some, self._to_ack = self._to_ack[:count_max], self._to_ack[count_max:]
             by_consumer: dict[AsyncSimpleConsumer, list[ReceivedMessage]] = {}
             for popped in some:
                 await _renewed(popped)
                 by_consumer.setdefault(popped.consumer, []).append(popped.message)
             try:
                 await asyncio.gather(*(consumer.ack(messages) for consumer, messages in by_consumer.items()))
-            except (TransportError, ServerError) as e:
-                trouble_log.warning("acknowledgements are not taken: %s", e)
-                if e.retriable:
-                    self._to_ack[:0] = some
-                    await asyncio.sleep(AGAIN_S)
+                count_max = AT_ONCE
+            except ReceiptExpired as e:
+                if len(some) > 1:
+                    # Which of them, and what became of the others?
+                    self._to_ack[:0], count_max = some, 1
+                else:
+                    trouble_log.warning("a task was acknowledged too late, and is done again: %s", e)
             except RocketSparkError as e:
-                trouble_log.warning("a task was acknowledged too late, and is done again: %s", e)
+                trouble_log.warning("acknowledgements are not taken, tried again: %s", e)
+                self._to_ack[:0], count_max = some, 1
+                await asyncio.sleep(AGAIN_S)
 
     def give_back(self, popped: Popped) -> None:
         """Let a message come again at once, here or elsewhere."""
