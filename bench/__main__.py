@@ -46,7 +46,7 @@ PARTS = {
 }
 
 WHEN_NAMED = ("flat",)
-MODULES = {"pull": "raw_pull", "spark": "spark_read"}
+MODULES = {"pull": "raw_pull", "spark": "spark_read", "celery": "celery_rates"}
 
 
 def main() -> None:

@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from celery import Celery
+
 import rocketspark.kombu
 from bench.peers import ours, stop
 from bench.plan import Plan
 from bench.report import Row, percentile, progress, show, values_row
-from celery import Celery
 
 assert rocketspark.kombu.Transport
 LIMIT_S = 600.0
