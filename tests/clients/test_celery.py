@@ -11,11 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from celery import chain, chord, group
 from tests.clients.celery_workers import ROOT, Stage
 from tests.clients.scene import Cluster
 from tests.support.patience import LIMIT_S
-
-from celery import chain, chord, group
 
 pytestmark = pytest.mark.shows("Celery on `rocketmq://`: two workers, results, retries, ETA, groups, chords, control")
 

@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 
 
-def example(beginning: str) -> str:
-    found = [code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if code.startswith(beginning)]
+def example(beginning: str, page: str = "README.md") -> str:
+    text = (ROOT / page).read_text("utf-8")
+    found = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if code.startswith(beginning)]
     assert len(found) == 1
     return str(found[0])
 
@@ -49,7 +50,7 @@ def test_producer_and_consumer(tmp_path: Path) -> None:
 
 
 def test_embedded_cluster() -> None:
-    code = example("from rocketspark.testing import run_cluster")
+    code = example("from rocketspark.testing import run_cluster", "docs/use/testing.md")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert re.fullmatch(r"127\.0\.0\.1:\d+\n", done.stdout), done.stderr
 
