@@ -1,4 +1,4 @@
-"""What docs/use/outbox.md shows works as it stands there."""
+"""What docs/use/pipelines/outbox.md shows works as it stands there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rocketspark.cli import main
 from rocketspark.recipes import Outbox, OutboxStore, SeenStore
 from rocketspark.testing import run_cluster
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "use" / "outbox.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "use" / "pipelines" / "outbox.md").read_text("utf-8")
 
 
 @pytest.mark.xdist_group("postgres")

@@ -16,11 +16,11 @@ from rocketspark.spark.pipelines.parts.sql_file import parse_yaml, substitute
 from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.shows(
-    "the examples of README, spark.md's quick start and pipelines.md's sql one after the other",
+    "the examples of README, spark.md's quick start and pipelines/sql.md one after the other",
 )
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE, PIPELINES = ((DOCS / "use" / name).read_text("utf-8") for name in ("spark.md", "pipelines.md"))
+PAGE, PIPELINES = ((DOCS / "use" / name).read_text("utf-8") for name in ("spark.md", "pipelines/sql.md"))
 
 
 def test_quick_start(

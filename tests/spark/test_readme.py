@@ -14,7 +14,7 @@ from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.shows(
     "README's examples",
-    "the examples of README, spark.md's quick start and pipelines.md's sql one after the other",
+    "the examples of README, spark.md's quick start and pipelines/sql.md one after the other",
 )
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")

@@ -16,7 +16,7 @@ To add one:
    inside the function; its argument `shared: SharedOptions` stands for the options that all pipelines have.
    `shared.start` gives the session and the progress, `shared.finish` prints the result (text, or one JSON object) and
    ends with the exit code. One line in `cli/commands/pipeline.py` registers the command.
-4. A section in docs/use/pipelines.md; tests in tests/spark/pipelines, with the shared session.
+4. A page in docs/use/pipelines; tests in tests/spark/pipelines, with the shared session.
 
 Start with archive, then connection and parts.
 """

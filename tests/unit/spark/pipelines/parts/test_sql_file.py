@@ -283,7 +283,7 @@ def test_nesting_beyond_all_measure_is_a_mistake() -> None:
 
 
 def test_the_page_shows_one_pipeline_twice() -> None:
-    page = (Path(__file__).resolve().parents[5] / "docs" / "use" / "pipelines.md").read_text("utf-8")
+    page = (Path(__file__).resolve().parents[5] / "docs" / "use" / "pipelines" / "sql.md").read_text("utf-8")
     [one] = re.findall(r"```yaml\n(# totals.yaml.*?)```", page, re.DOTALL)
     [other] = re.findall(r"```sql\n(-- totals.sql.*?)```", page, re.DOTALL)
     plans = [
