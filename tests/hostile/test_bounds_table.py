@@ -1,4 +1,4 @@
-"""The page of bounds in docs/run/security.md: each row names the test that attacks it, and the setting exists."""
+"""The page of bounds, docs/develop/bounds.md: each row names the test that attacks it, and the setting exists."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rocketspark.broker.settings import FIELDS
 
 pytestmark = pytest.mark.shows(
     "bounds of connections, frames, headers, held pulls, unread replies, log lines, on brokers, NameServers "
-    "and controllers: each row of docs/run/security.md is an attack beside a normal client"
+    "and controllers: each row of docs/develop/bounds.md is an attack beside a normal client"
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "run" / "security.md"
+PAGE = ROOT / "docs" / "develop" / "bounds.md"
 # Names of tests that are to be there already while a row is written.
 _TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 _KEY = re.compile(r"`([a-z]\w+)`")

@@ -16,7 +16,7 @@ from rocketspark.protocol.frames import Frame
 
 pytestmark = pytest.mark.shows(
     "bounds of connections, frames, headers, held pulls, unread replies, log lines, on brokers, NameServers "
-    "and controllers: each row of docs/run/security.md is an attack beside a normal client"
+    "and controllers: each row of docs/develop/bounds.md is an attack beside a normal client"
 )
 
 # The head of a frame of 16 MiB, whose header has 10 bytes.

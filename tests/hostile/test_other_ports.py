@@ -17,7 +17,7 @@ from rocketspark.transport.server import Server
 
 pytestmark = pytest.mark.shows(
     "bounds of connections, frames, headers, held pulls, unread replies, log lines, on brokers, NameServers "
-    "and controllers: each row of docs/run/security.md is an attack beside a normal client"
+    "and controllers: each row of docs/develop/bounds.md is an attack beside a normal client"
 )
 
 BEGIN = (16 << 20).to_bytes(4, "big") + (10).to_bytes(4, "big")

@@ -19,7 +19,7 @@ from rocketspark.transport.server_bounds import LOOK_S, Bounds, ConnectionBounds
 
 pytestmark = pytest.mark.shows(
     "bounds of connections, frames, headers, held pulls, unread replies, log lines, on brokers, NameServers "
-    "and controllers: each row of docs/run/security.md is an attack beside a normal client"
+    "and controllers: each row of docs/develop/bounds.md is an attack beside a normal client"
 )
 
 ECHO, LARGE, SLOW, ALONE = 9001, 9002, 9003, 9004
