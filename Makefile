@@ -1,7 +1,7 @@
 # The commands of the project; `make help` lists them. Set-up runs by itself where a target needs it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python pictures console-assets setup-demo setup-tables check compiled-tests fix wire status test test-official test-python test-versions demo demo-archive bench bench-spark soak soak-examples clean
+.PHONY: help setup setup-python pictures console-assets setup-demo setup-tables check compiled-tests fix wire status test test-official test-python test-versions test-airflow demo demo-archive bench bench-spark soak soak-examples clean
 
 PYTHON ?=
 PYTHONS ?=
@@ -91,6 +91,9 @@ test-python: setup-python ## base, clients and servers on every Python 3.11 or l
 
 test-versions: setup-demo ## the connector's core on the newest Spark 4.0, 4.1, 4.2 and 4.3 (SPARKS="4.0 4.1.0" for some)
 	@PYTHON="$(PYTHON)" SPARKS="$(SPARKS)" WORKERS="$(WORKERS)" scripts/test_sparks.sh $(OPTIONS)
+
+test-airflow: setup-python ## the Airflow provider in a DAG that Airflow runs, in an environment of its own (some 3 minutes at first)
+	@scripts/test_airflow.sh $(OPTIONS)
 
 demo: setup-demo ## real flights through the whole system (NAMESRV=host:port SPARK_MASTER=spark://... for an existing cluster)
 	@exec $(WITH_JAVA) $(if $(NAMESRV),NAMESRV="$(NAMESRV)") $(if $(SPARK_MASTER),SPARK_MASTER="$(SPARK_MASTER)") \
