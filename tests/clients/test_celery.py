@@ -16,6 +16,10 @@ from tests.clients.celery_workers import ROOT, Stage
 from tests.clients.scene import Cluster
 from tests.support.patience import LIMIT_S
 
+from rocketspark import Producer
+from rocketspark.admin import Admin
+from rocketspark.kombu.names import group_of
+
 pytestmark = pytest.mark.shows("Celery on `rocketmq://`: two workers, results, retries, ETA, groups, chords, control")
 
 
@@ -80,6 +84,19 @@ def test_a_task_that_is_revoked_is_not_done(stage: Stage) -> None:
     stage.app.control.revoke(revoked.id, reply=True, timeout=LIMIT_S, limit=2)
     stage.send("done", str(stage.lines), 2, countdown=3.5).get(LIMIT_S)
     assert stage.await_done(1) == {2: 1}
+
+
+def test_what_is_no_task_and_unknown_tasks_become_dead_letters(stage: Stage) -> None:
+    with Producer(stage.namesrv) as producer, Admin(stage.namesrv) as admin:
+        for body in (b"\xff no task", b'{"order": 42}'):
+            producer.send(stage.queue, body)
+        stage.send("not_there")
+        letters = f"%DLQ%{group_of(stage.queue)}"
+        end = time.monotonic() + LIMIT_S
+        while letters not in admin.list_topics() or admin.show_topic(letters).message_count < 3:
+            assert time.monotonic() < end, stage.log_end()
+            time.sleep(0.1)
+    assert stage.send("add", 1, 1).get(LIMIT_S) == 2
 
 
 @pytest.mark.shows("the first program of docs/use/celery.md, with results by `rpc://`")

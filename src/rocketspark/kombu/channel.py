@@ -48,9 +48,8 @@ class QoS(virtual.QoS):
         super().ack(delivery_tag)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Give back all that is not acknowledged, and wait until brokers have it."""
-        super().restore_unacked_once(stderr)
-        self.channel.settle()
+        """Give back all that is not acknowledged, as the channel or the process ends."""
+        self.channel.end_sources(lambda: super(QoS, self).restore_unacked_once(stderr))
 
 
 class _Broadcasting:
@@ -323,15 +322,19 @@ class Channel(virtual.Channel):
     def _restore(self, message: Any) -> None:
         self.let_go(message.delivery_tag, "give_back")
 
-    def settle(self) -> None:
-        """Wait until brokers have what was acknowledged and given back."""
-        if not self.cluster.is_ours:
-            return
-        for source in self._sources.values():
-            try:
-                self.cluster.run(source.settle())
-            except StateError:  # The clients are closed, as the process ends.
-                return
+    def end_sources(self, let_go: Callable[[], object]) -> None:
+        """Receive no more, call `let_go`, and wait until brokers have what was acknowledged and given back."""
+        sources = list(self._sources.values()) if self.cluster.is_ours else []
+        self._sources.clear()
+        try:
+            for source in sources:
+                # First: what is given back would come to who still receives.
+                self.cluster.soon(source.stop)
+            let_go()
+            for source in sources:
+                self.cluster.run(source.close())
+        except StateError:  # The clients are closed, as the process ends.
+            pass
 
     def close(self) -> None:
         """Close: consumers end, what is not acknowledged is given back."""
@@ -339,13 +342,10 @@ class Channel(virtual.Channel):
             return
         try:
             super().close()
-            if self.cluster.is_ours:
-                for source in self._sources.values():
-                    self.cluster.run(source.close())
+            self.end_sources(lambda: None)
         except RocketSparkError as e:
             raise ChannelError(f"the channel did not close well: {e}") from e
         finally:
-            self._sources.clear()
             self.cluster.release()
 
 

@@ -99,10 +99,12 @@ class Cluster:
         self._thread.put(LoopNotice(act))
 
     def check(self) -> None:
-        """Raise NotSent unless a NameServer answers and knows a broker."""
+        """Raise NotSent unless a NameServer answers and knows a broker, ServerError if the keys are wrong."""
         if not self.admin.cluster_info():
             text = "knows no broker: start one, or mend the address in its settings"
             raise NotSent(f"NameServer {self.settings.namesrv} {text}", address=self.settings.namesrv)
+        if self.settings.access:
+            self.admin.check_keys()
 
     # -- topics --------------------------------------------------------------------------------------------------
 
