@@ -47,7 +47,8 @@ def restore(
     source: Annotated[Path, typer.Option("--from", help="The backup's folder.", show_default=False)],
     store: Annotated[Path, typer.Option(help="The new store's folder: empty, or not there yet.", show_default=False)],
     new_identity: Annotated[
-        bool, typer.Option(help="Leave its number at the controller behind: for a copy beside the original.")
+        bool,
+        typer.Option(help="Start as a new replica, with a new number: for a copy beside the original."),
     ] = False,
     json: Json = False,
 ) -> None:
