@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from faststream.exceptions import SetupError
+from faststream.exceptions import SetupError, StopConsume
 from tests.support.patience import LIMIT_S
 
 from fastapi import FastAPI
@@ -168,6 +168,43 @@ def test_messages_survive_a_master(tmp_path: Path) -> None:
 
     with run_cluster(replicas=2) as cluster:
         asyncio.run(run(cluster))
+
+
+@pytest.mark.shows("FastStream: a handler that stops its subscriber, as its service starts, loses no message")
+def test_a_subscriber_that_stops_itself_leaves_the_rest_to_others() -> None:
+    async def run(namesrv: str) -> None:
+        seen: list[int] = []
+
+        def service(*, stops: bool) -> tuple[RocketBroker, Any]:
+            broker = RocketBroker(namesrv, logger=None)
+
+            @broker.subscriber("jobs", group="workers", consume_from="first", max_workers=1 if stops else 8)
+            async def work(job: int) -> None:
+                if stops and len(seen) == 20:
+                    stopped.set()
+                    raise StopConsume
+                seen.append(job)
+                if len(set(seen)) == 200:
+                    all_seen.set()
+
+            return broker, work
+
+        stopped, all_seen = asyncio.Event(), asyncio.Event()
+        (first, _), (second, _) = kept = service(stops=True), service(stops=False)
+        async with first:
+            await first.publish_batch(*range(200), topic="jobs")
+            await first.start()
+            await asyncio.wait_for(stopped.wait(), LIMIT_S)
+        assert seen == list(range(20))
+        async with second:
+            await second.start()
+            await asyncio.wait_for(all_seen.wait(), LIMIT_S)
+        assert len(seen) == 200
+        assert len(kept) == 2
+
+    # What was given back comes in a moment.
+    with run_cluster(delay_levels="1s 1s 1s") as cluster:
+        asyncio.run(run(cluster.namesrv))
 
 
 @pytest.mark.shows("FastStream: signed requests and TLS by `security=`")

@@ -7,6 +7,7 @@ begun, those that run may end, and what was not begun is other members'.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +22,7 @@ from faststream.specification.schema import Message, Operation, SubscriberSpec
 
 from rocketspark.client import AsyncPullConsumer, AsyncPushConsumer
 from rocketspark.client.consumer.consumer_options import PullConsumerOptions
-from rocketspark.errors import NotSent, RocketSparkError
+from rocketspark.errors import NotSent, RocketSparkError, StateError
 from rocketspark.faststream.config import RocketBrokerConfig, SubscriberConfig, SubscriberSpecificationOptions
 from rocketspark.faststream.message import Received, RocketParser, is_request
 from rocketspark.faststream.publisher import ReplyPublisher
@@ -132,7 +133,7 @@ class RocketSubscriber(SubscriberUsecase[Any]):
         await super().start()
         self._closing = None
         config = self._outer_config
-        options: Any = config.client_options | self.options
+        options: Any = {"on_error": self._refused} | config.client_options | self.options
         consumer: AsyncPushConsumer | AsyncPullConsumer
         if (inbox := config.producer.inbox()) is not None:
             self._reader = None if self.calls else inbox
@@ -154,10 +155,15 @@ class RocketSubscriber(SubscriberUsecase[Any]):
             self._post_start()
             await consumer.start()
         except BaseException as e:
+            if isinstance(e, StateError) and self._closing is not None:
+                return  # Its first messages had it stopped.
             self.running, self.consumer, self._reader = False, None, None
             if isinstance(e, NotSent):
-                config.logger.log(f"subscriber of {self.topics[0]} cannot start: {e}", 40, self.get_log_context(None))
+                self._log(logging.ERROR, f"cannot start: {e}", self.get_log_context(None))
             raise
+
+    async def _refused(self, error: RocketSparkError) -> None:
+        self._log(logging.ERROR, f"a broker refuses this subscriber: {error}", self.get_log_context(None))
 
     async def _create_topics(self) -> None:
         """Make the topics that are missing: one that is made later is found within 30 s only."""
@@ -172,7 +178,7 @@ class RocketSubscriber(SubscriberUsecase[Any]):
                     await client.create_topic(topic)
                 except RocketSparkError as e:
                     text = f"topic {topic} is not there and cannot be made ({e}): create it, it is found within 30 s"
-                    self._outer_config.logger.log(text, 30, self.get_log_context(None))
+                    self._log(logging.WARNING, text, self.get_log_context(None))
 
     async def stop(self) -> None:
         """Begin no more handlers, and let those that run end, for `graceful_timeout` seconds; leave the group.

@@ -382,6 +382,7 @@ class AsyncPushConsumer(ConsumerLife):
     def _give_back(self, puller: Puller, messages: Messages) -> None:
         """Have messages come again that the listener failed on."""
         puller.counts.failed += len(messages)
+        rejected = [id(m) for m in messages if self._take_rejected(m)] if self._rejected else ()
         if puller.dropped or not self._takes_back:
             return
         if self._how.broadcast:
@@ -389,7 +390,7 @@ class AsyncPushConsumer(ConsumerLife):
             puller.process_queue.finish(messages)
             return
         for message in messages:
-            if self._rejected and self._take_rejected(message):
+            if id(message) in rejected:
                 self._returned.bury(puller, message)
             else:
                 self._returned.give_back(puller, message)
