@@ -82,5 +82,5 @@ def test_a_picture_of_each_page_is_in_the_docs(page: Page, home: str, tmp_path: 
     folder.mkdir(exist_ok=True)
     page.screenshot(path=folder / file)
     assert (folder / file).stat().st_size < 200_000
-    assert re.search(rf"\]\(images/{file}\)", (DOCS / "run" / "console.md").read_text("utf-8"))
+    assert re.search(rf"\]\(\.\./images/{file}\)", (DOCS / "run" / "console.md").read_text("utf-8"))
     assert (DOCS / "images" / file).exists()

@@ -63,7 +63,7 @@ class ServerContexts:
         pair = certificate_files.make_pair(names)
         log.info(
             "clients that use TLS get a certificate that was made for this start alone, which nobody can check (its"
-            " names: %s); tls.server.certPath and tls.server.keyPath give your own",
+            " names: %s); give your own by --tls-cert and --tls-key, of a proxy by --port-tls-cert and --port-tls-key",
             ", ".join(pair.names),
         )
         with tempfile.TemporaryDirectory() as folder:
