@@ -22,8 +22,8 @@ from tests.support.patience import LIMIT_S
 from fastapi import FastAPI
 from rocketspark import Producer, PullConsumer
 from rocketspark.errors import NotSent
-from rocketspark.faststream import RocketBroker, RocketSecurity
-from rocketspark.faststream.fastapi import RocketRouter
+from rocketspark.faststream import AckPolicy, RocketBroker, RocketRouter, RocketSecurity
+from rocketspark.faststream.fastapi import RocketRouter as FastAPIRouter
 from rocketspark.testing import run_cluster
 
 SERVICE = """
@@ -170,6 +170,34 @@ def test_messages_survive_a_master(tmp_path: Path) -> None:
         asyncio.run(run(cluster))
 
 
+@pytest.mark.shows("FastStream: a handler that outlasts `graceful_timeout` is cancelled, and its message comes again")
+@pytest.mark.parametrize("ordered", [False, True])
+def test_handlers_that_take_too_long_at_the_end(ordered: bool) -> None:
+    async def run(namesrv: str) -> None:
+        router, ends = RocketRouter("shop-"), False
+        begun: asyncio.Queue[int] = asyncio.Queue()
+
+        @router.subscriber("jobs", group="workers", consume_from="first", ordered=ordered, ack_policy=AckPolicy.ACK)
+        async def work(job: int) -> None:
+            begun.put_nowait(job)
+            if not ends:
+                await asyncio.Event().wait()
+
+        broker = RocketBroker(namesrv, graceful_timeout=0.2, logger=None, routers=[router])
+        async with broker:
+            await broker.start()
+            await broker.publish(1, "shop-jobs")
+            assert await asyncio.wait_for(begun.get(), LIMIT_S) == 1
+        assert len(asyncio.all_tasks()) == 1
+        ends = True
+        async with broker:
+            await broker.start()
+            assert await asyncio.wait_for(begun.get(), LIMIT_S) == 1
+
+    with run_cluster() as cluster:
+        asyncio.run(run(cluster.namesrv))
+
+
 @pytest.mark.shows("FastStream: a handler that stops its subscriber, as its service starts, loses no message")
 def test_a_subscriber_that_stops_itself_leaves_the_rest_to_others() -> None:
     async def run(namesrv: str) -> None:
@@ -245,7 +273,7 @@ def test_members_of_a_group_that_differ_are_refused() -> None:
 @pytest.mark.shows("FastStream: RocketRouter for FastAPI")
 def test_a_router_of_fastapi() -> None:
     with run_cluster() as cluster:
-        router = RocketRouter(cluster.namesrv)
+        router = FastAPIRouter(cluster.namesrv)
         seen: list[int] = []
 
         @router.subscriber("jobs", group="workers", consume_from="first")

@@ -97,8 +97,6 @@ class RocketRegistrator(Registrator[Any, RocketBrokerConfig]):
             "batch_max": max_records if batch else 1,
             "consume_from": consume_from,
         }
-        if config.graceful_timeout is not None:
-            own["close_timeout_ms"] = config.graceful_timeout * 1000
         calls = CallsCollection[Any]()
         specification = RocketSubscriberSpecification(
             config,

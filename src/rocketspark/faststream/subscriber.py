@@ -133,7 +133,10 @@ class RocketSubscriber(SubscriberUsecase[Any]):
         await super().start()
         self._closing = None
         config = self._outer_config
-        options: Any = {"on_error": self._refused} | config.client_options | self.options
+        options: Any = {"on_error": self._refused}
+        if config.graceful_timeout is not None:
+            options["close_timeout_ms"] = config.graceful_timeout * 1000
+        options |= config.client_options | self.options
         consumer: AsyncPushConsumer | AsyncPullConsumer
         if (inbox := config.producer.inbox()) is not None:
             self._reader = None if self.calls else inbox
