@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +20,20 @@ pytestmark = [pytest.mark.official, pytest.mark.shows("kombu's own tests of tran
 SOURCE = Path(__file__).resolve().parents[2] / ".setup" / "kombu_source" / "t" / "integration" / "common.py"
 
 
-def load() -> ModuleType:
+KINDS = ("ExchangeTypes", "TimeToLive", "Priority", "Message", "EventLoop")
+
+
+class Missing:
+    """Stands for kombu's tests where set-up has not fetched them, as other tests are run without it."""
+
+    def test_they_are_here(self) -> None:
+        pytest.fail(f"{SOURCE} is missing: make setup fetches it")
+
+
+def load() -> Any:
     spec = importlib.util.spec_from_file_location("kombus_tests", SOURCE)
-    assert spec is not None and spec.loader is not None, f"{SOURCE} is missing: make setup fetches it"  # noqa: PT018
+    if not SOURCE.exists() or spec is None or spec.loader is None:
+        return SimpleNamespace(**{f"Base{kind}": Missing for kind in KINDS}, BasicFunctionality=Missing)
     module = sys.modules["kombus_tests"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
