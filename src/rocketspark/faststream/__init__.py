@@ -5,7 +5,13 @@ Start with broker and subscriber.
 
 from __future__ import annotations
 
-from faststream import AckPolicy, TestApp
+from rocketspark.errors import ConfigError
+
+try:
+    from faststream import AckPolicy, TestApp
+except ImportError as e:
+    raise ConfigError("rocketspark.faststream needs FastStream: pip install 'rocketspark[faststream]'") from e
+
 from rocketspark.faststream.annotations import RocketMessage
 from rocketspark.faststream.broker import RocketBroker
 from rocketspark.faststream.config import RocketSecurity

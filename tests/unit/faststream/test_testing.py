@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -165,3 +167,11 @@ def test_arguments_that_cannot_be_are_refused_where_they_are_written() -> None:
         broker.subscriber("a", max_workers=0)
     with pytest.raises(TypeError, match="tagg"):
         asyncio.run(broker.publish("x", "a", tagg="b"))  # type: ignore[call-arg]
+
+
+def test_without_faststream_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("rocketspark.faststream")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "faststream", None)
+    with pytest.raises(ConfigError, match=r"pip install 'rocketspark\[faststream\]'"):
+        importlib.import_module("rocketspark.faststream")
