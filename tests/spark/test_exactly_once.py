@@ -1,4 +1,4 @@
-"""Exactly once, whoever is killed at whichever moment, on both kinds of brokers: the rows of docs/use/exactly_once.md.
+"""Exactly once, whoever is killed at whichever moment, on both kinds of brokers (docs/develop/exactly_once.md).
 
 Spark's part is played here: its tasks, retried as it does, and its driver's commit; the writers themselves and all
 brokers are real. Kills fall at named moments, so nothing depends on timing.

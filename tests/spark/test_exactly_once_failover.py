@@ -1,4 +1,4 @@
-"""Exactly once across failovers: the rows of docs/use/exactly_once.md for brokers with replicas.
+"""Exactly once across failovers: the rows of docs/develop/exactly_once.md for brokers with replicas.
 
 Each kill falls at a named moment; another replica is elected by itself. As in test_exactly_once, Spark's part is played
 here, the writers and all brokers are real.

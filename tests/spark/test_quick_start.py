@@ -33,11 +33,12 @@ def test_quick_start(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     cells = re.findall(r"```python\n(.*?)```", PAGE[: PAGE.index("## On a cluster")], re.DOTALL)
-    assert len(cells) == 5
-    orders, totals = make_topic(), make_topic()
+    assert len(cells) == 6
+    orders, totals, copied = make_topic(), make_topic(), make_topic()
     names: dict[str, object] = {}
     # Spark's worker processes run where the session was started: its files need their whole path.
     here = {"127.0.0.1:9876": cluster.namesrv, '"shop-orders"': f'"{orders}"', '"order-totals"': f'"{totals}"'}
+    here['"dear-orders"'] = f'"{copied}"'
     here['"out/'] = f'"{tmp_path}/out/'
     shown = []
     for cell in cells:
@@ -64,8 +65,10 @@ def test_quick_start(
     ]
     assert len(messages_of(cluster.namesrv, dear)) == 260
     assert spark.read.parquet(f"{tmp_path}/out/dear").groupBy("country").count().count() == 3
-    assert '"price": ' in shown[1]
-    assert re.search(r"\| *Wien\| +100\| *3787\.5\|", shown[2])
+    assert shown[1] == "300 orders\n"
+    assert len(messages_of(cluster.namesrv, copied)) == 100
+    assert '"price": ' in shown[3]
+    assert re.search(r"\| *Wien\| +100\| *3787\.5\|", shown[4])
     found = sorted(
         (json.loads(m.body)["shop"], json.loads(m.body)["total"], m.tag, m.keys)
         for m in messages_of(cluster.namesrv, totals)

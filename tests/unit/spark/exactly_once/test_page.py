@@ -1,4 +1,4 @@
-"""docs/use/exactly_once.md has the phases in which kills are tried, and the options with their defaults."""
+"""The pages on exactly once have the phases in which kills are tried, and the options with their defaults."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from rocketspark.spark.exactly_once.failpoints import MOMENTS
 from rocketspark.tables.options import parse_write
 
-PAGE = (Path(__file__).resolve().parents[4] / "docs" / "use" / "exactly_once.md").read_text("utf-8")
+DOCS = Path(__file__).resolve().parents[4] / "docs"
+PAGE, PHASES = ((DOCS / name / "exactly_once.md").read_text("utf-8") for name in ("use", "develop"))
 
 
 def test_every_phase_stands_in_its_table() -> None:
-    table = PAGE.split("| phase |", 1)[1].split("\n\n", 1)[0]
+    table = PHASES.split("| phase |", 1)[1].split("\n\n", 1)[0]
     assert re.findall(r"^\| ([a-z ]+) \|", table, re.MULTILINE) == list(MOMENTS)
 
 
