@@ -17,11 +17,11 @@ HIDDEN = re.compile(r'<input type="hidden" name="([^"]*)" value="([^"]*)">')
 
 
 @contextmanager
-def opened(namesrv: str, **settings: Any) -> Iterator[TestClient]:
-    """A console on a cluster; redirects are not followed."""
+def opened(namesrv: str, *, client: tuple[str, int] = ("testclient", 50000), **settings: Any) -> Iterator[TestClient]:
+    """A console on a cluster, asked from `client`; redirects are not followed."""
     app = make_app(ConsoleSettings(namesrv=namesrv, **settings))
-    with TestClient(app, base_url=ORIGIN, follow_redirects=False) as client:
-        yield client
+    with TestClient(app, base_url=ORIGIN, follow_redirects=False, client=client) as browser:
+        yield browser
 
 
 def token_of(client: TestClient) -> str:

@@ -137,11 +137,13 @@ def test_a_cluster_that_is_down_is_one_line() -> None:
 
 def test_samples_come_and_are_told_as_events(cluster: Cluster) -> None:
     settings = ConsoleSettings(namesrv=cluster.namesrv, port=0, sample_interval_s=0.05, samples_max=3)
+    wanted = {"put_rate", "get_rate", "disk", "lag", "put_rate:broker-a", "put_rate:broker-b"}
 
     async def events(address: str) -> list[Any]:
         host, port = address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f"GET /events HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+        names = ",".join(wanted)
+        writer.write(f"GET /events?names={names} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
         found: list[Any] = []
         while len(found) < 2:
             line = await reader.readline()
@@ -161,7 +163,7 @@ def test_samples_come_and_are_told_as_events(cluster: Cluster) -> None:
 
     first, second = asyncio.run(run())
     assert first[0] < second[0]
-    assert {"put_rate", "get_rate", "disk", "lag", "put_rate:broker-a", "put_rate:broker-b"} <= set(second[1])
+    assert wanted == set(second[1])
 
 
 def test_a_console_ends_while_pages_are_kept_up_to_date(cluster: Cluster) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from html import unescape
 from typing import Any
 
 import pytest
-from tests.console.support import ORIGIN, opened, posted, token_of
+from tests.console.support import HIDDEN, ORIGIN, opened, posted, token_of
 from tests.console.test_foundation import log_in, tls_of
 
 from rocketspark.admin import Admin
 from rocketspark.admin.operations import AsyncAdmin
+from rocketspark.console import ConsoleSettings, app, make_app, server
 from rocketspark.console.pages import messages
 from rocketspark.console.sessions import ATTEMPTS_OF_HOST_MAX
+from rocketspark.errors import ConfigError
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows("the console: strangers, pages of others, sessions that ended, names without end")
@@ -81,8 +85,160 @@ def test_figures_are_told_no_more_once_the_session_ended(locked: Cluster, monkey
             return 1.0, {"lag": 7.0}
 
         monkeypatch.setattr(console.sampler, "next", next_)
-        answer = client.get("/events")
+        answer = client.get("/events?names=lag")
         assert (answer.status_code, "lag" in answer.text, len(told)) == (200, False, 1)
+
+
+def test_figures_are_told_no_more_once_the_user_is_deleted(locked: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[int]()
+    monkeypatch.setattr(app, "ALLOWED_AGAIN_S", 0.0)
+    with (
+        Admin(locked.namesrv, **locked.client_options) as admin,
+        opened(locked.namesrv, options=tls_of(locked)) as client,
+    ):
+        admin.create_user("leaver", "leaver-secret")
+        admin.create_acl("User:leaver", ["Cluster:*"], ["Get", "List"], decision="Allow")
+        assert log_in(client, "leaver", "leaver-secret").status_code == 303
+        console = client.app.state.console  # type: ignore[attr-defined]
+
+        async def next_() -> tuple[float, dict[str, float]]:
+            told.append(1)
+            if len(told) == 2:
+                await asyncio.to_thread(admin.delete_user, "leaver")
+            elif len(told) > 2:
+                console.closing.set()
+            return float(len(told)), {"lag": 7.0}
+
+        monkeypatch.setattr(console.sampler, "next", next_)
+        answer = client.get("/events?names=lag")
+    assert (answer.text.count("event: sample"), len(told)) == (1, 2)
+
+
+def test_the_lag_of_a_group_is_told_to_those_who_may_see_the_group(locked: Cluster) -> None:
+    with (
+        Admin(locked.namesrv, **locked.client_options) as admin,
+        opened(locked.namesrv, options=tls_of(locked)) as client,
+    ):
+        for name in ("billing", "payroll"):
+            admin.put_group(name)
+        admin.create_acl("User:reader", ["Group:payroll"], ["Get"], decision="Deny")
+        log_in(client, "reader", "reader-secret")
+        console = client.app.state.console  # type: ignore[attr-defined]
+        console.sampler.samples.append((1.0, {"lag": 9.0, "lag:billing": 2.0, "lag:payroll": 7.0}))
+        named = client.get("/samples?names=lag,lag:billing,lag:payroll").json()[-1][1]
+        assert (named, client.get("/samples").json()[-1][1]) == ({"lag": 9.0, "lag:billing": 2.0}, {})
+
+
+def test_a_change_of_a_topic_made_anew_since_is_refused(cluster: Cluster) -> None:
+    with Admin(cluster.namesrv) as admin, opened(cluster.namesrv) as client:
+        admin.create_topic("renewed", queue_count=1)
+        forms = {}
+        for path, fields in (
+            ("/topic/delete", {}),
+            ("/topic/change", {"write_queues": "3"}),
+            ("/topic/send", {"body": "for the old one"}),
+        ):
+            asked = posted(client, path, name="renewed", **fields)
+            forms[path] = {name: unescape(value) for name, value in HIDDEN.findall(asked.text)} | {"confirmed": "yes"}
+        admin.delete_topic("renewed")
+        admin.create_topic("renewed", queue_count=1)
+        for path, fields in forms.items():
+            answer = client.post(path, data=fields, headers={"Origin": ORIGIN})
+            assert (answer.status_code, "made anew" in answer.text) == (400, True)
+        (config,) = admin.topic_configs("renewed").values()
+        (queue,) = admin.topic_stats("renewed").queues
+        assert (config.write_queue_nums, queue.max_offset) == (1, 0)
+        # What is sent meanwhile makes it no other topic.
+        asked = posted(client, "/topic/delete", name="renewed")
+        fields = {name: unescape(value) for name, value in HIDDEN.findall(asked.text)}
+        admin.send_message("renewed", b"meanwhile")
+        assert client.post("/topic/delete", data=fields, headers={"Origin": ORIGIN}).status_code == 303
+
+
+def test_silent_connections_end_and_keep_nobody_out(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_OF_HOST_MAX", 3)
+
+    async def answer_of(address: str) -> bytes:
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(f"GET /login HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
+        found = await reader.read()
+        writer.close()
+        return found[:12]
+
+    async def run() -> tuple[list[bytes], bytes]:
+        running = server.ConsoleServer(ConsoleSettings(namesrv=cluster.namesrv, port=0, sample_interval_s=60))
+        await running.start()
+        monkeypatch.setattr(server, "REQUEST_S", 0.3)
+        try:
+            opened = [await asyncio.open_connection(*running.address.split(":")) for _ in range(4)]
+            opened[1][1].write(b"GET /login HTTP/1.1\r\nHost: half")
+            ends = [await _rest(reader) for reader, _ in opened]
+            for _, writer in opened:
+                writer.close()
+            return ends, await answer_of(running.address)
+        finally:
+            await running.close()
+
+    async def _rest(reader: asyncio.StreamReader) -> bytes:
+        try:
+            return await asyncio.wait_for(reader.read(), 30)
+        except ConnectionError:
+            return b""
+
+    assert asyncio.run(run()) == ([b""] * 4, b"HTTP/1.1 200")
+
+
+PUBLIC = "https://console.example"
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "code"),
+    [
+        ("console.example", PUBLIC, 303),
+        ("127.0.0.1:8080", PUBLIC, 303),
+        ("console.example", "https://evil.example", 403),
+        ("console.example", "https://console.example:8443", 403),
+        ("evil.example", PUBLIC, 421),
+    ],
+)
+def test_changes_come_through_a_proxy_that_ends_tls(cluster: Cluster, host: str, origin: str, code: int) -> None:
+    with opened(cluster.namesrv, public_url=PUBLIC) as client:
+        first = client.get("/topics")
+        assert "; Secure" in first.headers["set-cookie"]
+        assert "Strict-Transport-Security" in first.headers
+        cookie = first.headers["set-cookie"].partition(";")[0]
+        console = client.app.state.console  # type: ignore[attr-defined]
+        token = console.sessions.token(cookie.partition("=")[2])
+        headers = {"Host": host, "Origin": origin, "Cookie": cookie}
+        assert client.post("/logout", data={"token": token}, headers=headers).status_code == code
+
+
+def test_logins_through_a_proxy_are_bounded_by_who_it_asks_for(locked: Cluster) -> None:
+    def codes(*proxies: str) -> list[int]:
+        with opened(locked.namesrv, options=tls_of(locked), trusted_proxies=proxies, client=("10.0.0.9", 5)) as client:
+            client.get("/login")
+            console = client.app.state.console  # type: ignore[attr-defined]
+            token = console.sessions.token(client.cookies["rocketspark_console_80"])
+            fields = {"token": token, "access_key": "reader", "secret_key": "guess"}
+            return [
+                client.post(
+                    "/login", data=fields, headers={"Origin": ORIGIN, "X-Forwarded-For": f"192.0.2.{i}, {asks}"}
+                ).status_code
+                for i, asks in enumerate(["198.51.100.1"] * (ATTEMPTS_OF_HOST_MAX + 1) + ["198.51.100.2"])
+            ]
+
+    refused = [401] * ATTEMPTS_OF_HOST_MAX + [429]
+    assert codes("10.0.0.9") == [*refused, 401]
+    assert codes() == [*refused, 429]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"public_url": "console.example"}, {"public_url": "https://a.example/b"}, {"trusted_proxies": ("proxy",)}],
+)
+def test_a_proxy_that_cannot_be_is_one_line(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="needed"):
+        make_app(ConsoleSettings(**settings))
 
 
 def test_who_tries_many_keys_at_once_has_no_more_tries(locked: Cluster) -> None:

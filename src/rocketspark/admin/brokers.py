@@ -25,9 +25,10 @@ from rocketspark.admin.broker_states import (
 )
 from rocketspark.admin.cluster_client import BrokerState, ClusterClient
 from rocketspark.client import validators
-from rocketspark.client.connection import admin_api, broker_api
+from rocketspark.client.connection import admin_api, broker_api, client_api
 from rocketspark.client.connection.broker_api import Counter, EpochCache
 from rocketspark.errors import RocketSparkError, ServerError, TransportError, UsageError
+from rocketspark.model.route import BrokerData, MessageQueue
 from rocketspark.model.text import nearest, shown
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import TopicConfig
@@ -202,6 +203,21 @@ class BrokerOperations(ClusterClient):
         ]
         queues.sort(key=lambda q: (q.queue.broker_name, q.queue.queue_id))
         return TopicStats(topic, tuple(queues), sum(table.topic_put_tps for table in found))
+
+    async def topic_making(self, topic: str) -> dict[str, int]:
+        """Return by broker a number that rises when a topic is deleted and made anew, if messages were stored in
+        between; -1 where there was no other one of its name, and on RocketMQ's brokers, which tell none. Raises
+        RouteNotFound, or what a broker raises.
+        """
+        route = await self._routes.refresh(validators.check_topic(topic))
+
+        async def one(broker: BrokerData) -> tuple[str, int]:
+            queue = MessageQueue(topic, broker.broker_name, 0)
+            peer = await self._broker(broker.master or "")
+            end = await client_api.queue_end(peer, queue, timeout_ms=self._timeout_ms)
+            return broker.broker_name, -1 if end.made_at is None else end.made_at
+
+        return dict(await asyncio.gather(*(one(broker) for broker in route.brokers if broker.master)))
 
     async def topic_configs(self, topic: str) -> dict[str, TopicConfig]:
         """Return a topic's settings by broker; brokers that do not have it are left out."""

@@ -289,6 +289,7 @@ class Admin(Facade[AsyncAdmin]):
     replica_sets = blocking(AsyncAdmin.replica_sets)
     topic_stats = blocking(AsyncAdmin.topic_stats)
     topic_configs = blocking(AsyncAdmin.topic_configs)
+    topic_making = blocking(AsyncAdmin.topic_making)
     topic_traffic = blocking(AsyncAdmin.topic_traffic)
     group_traffic = blocking(AsyncAdmin.group_traffic)
     check_keys = blocking(AsyncAdmin.check_keys)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from rocketspark import machine
 from rocketspark.console import guard
 from rocketspark.console.call import NO_PERMISSION, Call, Form, NotAllowed
+from rocketspark.console.cluster import making
 from rocketspark.console.cluster.sampler import figures
 from rocketspark.console.drawing import path_of
 from rocketspark.console.routes import ChangeRoute, PageRoute, as_starlette
@@ -27,11 +30,18 @@ from rocketspark.console.sessions import COOKIE, is_cookie, new_cookie
 from rocketspark.console.settings import ConsoleSettings
 from rocketspark.console.state import Console
 from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError, TransportError, UsageError
+from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
 
 log = logging.getLogger("rocketspark.console")
 STATIC = Path(__file__).parent / "static"
 STREAMS_MAX = 200
+# The field of a confirmation that says which topic of its name was described.
+MADE = "topic-made"
+# How often a stream asks whether its user still may see what it tells.
+ALLOWED_AGAIN_S = 10.0
+FIGURES_MAX = 200
+GROUPS_MAX = 8
 KEEP_ALIVE_S = 15.0
 # How often the cluster is asked whether it serves those without keys.
 ASKED_AGAIN_S = 30.0
@@ -63,11 +73,10 @@ def make_app(settings: ConsoleSettings) -> Starlette:
         Route("/samples", ways.page(PageRoute("/samples", ways.samples)), methods=["GET"]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    names = [*settings.public_names, *([] if settings.host in ("0.0.0.0", "::") else [settings.host])]
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[Middleware(guard.Guard, names=names, https=bool(settings.tls_cert))],
+        middleware=[Middleware(guard.Guard, names=settings.names, https=settings.is_https, origin=settings.public_url)],
         exception_handlers={404: ways.not_found},
     )
     app.state.console = console
@@ -93,14 +102,21 @@ class _Ways:
             if call.read_only:
                 raise UsageError("this console is read-only: nothing can be changed here")
             confirmation = await route.words(call, form)
+            made = await making.of_topic(call.view, confirmation.topic) if confirmation.topic else ""
             if form.get("confirmed") != "yes":
-                return call.page("confirm.html", action=route.path, form=_kept(form), **confirmation._asdict())
+                kept = {**_kept(form), MADE: made} if made else _kept(form)
+                return call.page("confirm.html", action=route.path, form=kept, **confirmation._asdict())
+            if making.is_another(form.pop(MADE, ""), made):
+                raise UsageError(
+                    f"topic {shown(confirmation.topic)} was deleted or made anew since this was described: nothing was"
+                    " changed. Open its page again"
+                )
             return await self._act(call, route, form, confirmation.title)
 
         return self._handler(changed)
 
     async def _act(self, call: Call, route: ChangeRoute, form: Form, words: str) -> Response:
-        source = source_of(call.request)
+        source = self._source(call)
         try:
             done = await route.act(call, form)
         except BaseException as e:
@@ -112,6 +128,9 @@ class _Ways:
         self._console.changed(call.who, source, route.path, words)
         self._console.sessions.note(call.cookie, done.sentence)
         return RedirectResponse(done.to, 303)
+
+    def _source(self, call: Call) -> str:
+        return source_of(call.request, self._console.settings.trusted_proxies)
 
     async def _form(self, call: Call) -> dict[str, str]:
         form = await call.form()
@@ -168,7 +187,7 @@ class _Ways:
             return _error(call, "the console failed here; its log says more", 500)
 
     def _give_cookie(self, name: str, response: Response, cookie: str) -> None:
-        secure = bool(self._console.settings.tls_cert)
+        secure = self._console.settings.is_https
         response.set_cookie(name, cookie, httponly=True, samesite="strict", secure=secure, path="/")
 
     async def not_found(self, request: Request, error: Exception) -> Response:
@@ -188,7 +207,7 @@ class _Ways:
             return call.page("login.html", after=after, error="", name="")
         form = await self._form(call)
         name, secret = form.get("access_key", "").strip(), form.get("secret_key", "")
-        source = source_of(call.request)
+        source = self._source(call)
         host = source.rpartition(":")[0]
         wait_s = self._console.attempts.wait_s(host)
         error = ""
@@ -258,10 +277,40 @@ class _Ways:
             raise UsageError(refused[0])
 
     async def samples(self, call: Call) -> Response:
-        """Answer with all samples that are kept, as JSON."""
+        """Answer with all samples that are kept, as JSON: the figures that argument `names` lists."""
         await self._may_see_figures(call)
-        kept = [[at, values] for at, values in self._console.sampler.samples]
+        names = await self._figures_of(call)
+        kept = [[at, _of(values, names)] for at, values in self._console.sampler.samples]
         return Response(msgspec.json.encode(kept), media_type="application/json")
+
+    async def _figures_of(self, call: Call) -> frozenset[str]:
+        """Return which of the figures that are asked for the user may see: a group's lag as his rules on it say."""
+        asked = call.query("names").split(",")[:FIGURES_MAX]
+        groups = sorted({name.removeprefix("lag:") for name in asked if name.startswith("lag:")})[:GROUPS_MAX]
+        found = {name for name in asked if not name.startswith("lag:")}
+        for group in groups:
+            try:
+                await self._may_see(call, group)
+            except RocketSparkError as e:
+                log.debug("lag of %s: %s", group, e)
+            else:
+                found.add(f"lag:{group}")
+        return frozenset(found)
+
+    async def _may_see(self, call: Call, group: str) -> None:
+        await call.read(("group", group), lambda admin: admin.show_group(group))
+
+    async def _still_allowed(self, call: Call) -> frozenset[str] | None:
+        """Return the figures that a stream may go on to tell; None if the cluster takes the user's keys no more."""
+        if call.session is not None:
+            try:
+                await call.read("check_keys", lambda admin: admin.check_keys(), ALLOWED_AGAIN_S)
+            except ServerError:
+                return None
+            except RocketSparkError as e:
+                # A broker that is away says nothing about the user, and there are no samples meanwhile.
+                log.debug("keys of %s: %s", call.who, e)
+        return await self._figures_of(call)
 
     async def events(self, call: Call) -> Response:
         """Answer with each sample once it is taken, as an event of the server."""
@@ -275,14 +324,22 @@ class _Ways:
         closing = asyncio.ensure_future(self._console.closing.wait())
         try:
             yield b"retry: 3000\n\n"
+            names, asked_s = await self._figures_of(call), machine.monotonic()
             while True:
                 came = asyncio.ensure_future(self._console.sampler.next())
                 await asyncio.wait({came, closing}, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
                 if closing.done() or call.is_over:
                     came.cancel()
                     return
+                if machine.monotonic() - asked_s >= ALLOWED_AGAIN_S:
+                    allowed, asked_s = await self._still_allowed(call), machine.monotonic()
+                    if allowed is None:
+                        came.cancel()
+                        return
+                    names = allowed
                 if came.done():
-                    yield b"event: sample\ndata: %b\n\n" % msgspec.json.encode(came.result())
+                    at, values = came.result()
+                    yield b"event: sample\ndata: %b\n\n" % msgspec.json.encode((at, _of(values, names)))
                 else:
                     came.cancel()
                     yield b": still here\n\n"
@@ -295,8 +352,12 @@ class _Forbidden(Exception):
     """A change that did not come from a page of this session."""
 
 
+def _of(values: Mapping[str, float], names: Collection[str]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if name in names}
+
+
 def _kept(form: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in form.items() if name != "confirmed"}
+    return {name: value for name, value in form.items() if name not in ("confirmed", MADE)}
 
 
 def _to_login(call: Call) -> Response:
@@ -338,7 +399,18 @@ def cookie_name(request: Request) -> str:
     return f"{COOKIE}_{server[1]}" if server else COOKIE
 
 
-def source_of(request: Request) -> str:
-    """Return "host:port" of the browser."""
+def source_of(request: Request, proxies: Collection[str] = ()) -> str:
+    """Return "host:port" of the browser; port 0 where one of `proxies` says whom it asks for."""
     client: Any = request.client
-    return f"{client.host}:{client.port}" if client else "unknown:0"
+    if client is None:
+        return "unknown:0"
+    if client.host in proxies:
+        # From the right: what stands left of the first address that is no proxy's is what that one says itself.
+        for each in reversed(",".join(request.headers.getlist("x-forwarded-for")).split(",")):
+            try:
+                address = str(ipaddress.ip_address(each.strip()))
+            except ValueError:
+                break
+            if address not in proxies:
+                return f"{address}:0"
+    return f"{client.host}:{client.port}"

@@ -22,6 +22,7 @@ from rocketspark.errors import RocketSparkError, UsageError
 T = TypeVar("T")
 Form = Mapping[str, str]
 FIELDS_MAX = 2000
+FORM_S = 30.0
 NO_PERMISSION = 16
 
 
@@ -29,7 +30,8 @@ class Confirmation(NamedTuple):
     """What a change is going to do, in words, before it is done.
 
     `title`: of the page; `sentences`: what happens, with the names it happens to; `button`: the verb; `back`: the
-    address to go back to; `grave`: nothing brings back what it takes away.
+    address to go back to; `grave`: nothing brings back what it takes away; `topic`: it is refused if
+    this one was deleted or made anew between the words and the button.
     """
 
     title: str
@@ -37,6 +39,7 @@ class Confirmation(NamedTuple):
     button: str
     back: str
     grave: bool = False
+    topic: str = ""
 
 
 class Done(NamedTuple):
@@ -128,10 +131,14 @@ class Call:
     async def form(self) -> dict[str, str]:
         """Return the fields of a posted form. Raises UsageError."""
         body = bytearray()
-        async for piece in self.request.stream():
-            body += piece
-            if len(body) > BODY_BYTES_MAX:
-                raise UsageError(f"a form of more than {BODY_BYTES_MAX} bytes")
+        try:
+            async with asyncio.timeout(FORM_S):
+                async for piece in self.request.stream():
+                    body += piece
+                    if len(body) > BODY_BYTES_MAX:
+                        raise UsageError(f"a form of more than {BODY_BYTES_MAX} bytes")
+        except TimeoutError:
+            raise UsageError(f"a form that was not there within {FORM_S:.0f} s") from None
         try:
             return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict"))
         except ValueError:

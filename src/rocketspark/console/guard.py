@@ -31,13 +31,15 @@ BODY_BYTES_MAX = 8 << 20
 
 class Guard:
     """Refuses what asks for another host than the console's, which a site does whose name leads here (DNS rebinding),
-    and puts the headers of safety on each answer. `names`: hosts besides IP addresses and "localhost".
+    and puts the headers of safety on each answer. `names`: hosts besides IP addresses and "localhost"; `origin`: the
+    console's own behind a proxy that ends TLS, "" without one.
     """
 
-    def __init__(self, app: ASGIApp, names: Iterable[str] = (), *, https: bool = False) -> None:
+    def __init__(self, app: ASGIApp, names: Iterable[str] = (), *, https: bool = False, origin: str = "") -> None:
         self._app = app
         self._names = {name.lower() for name in names} | {"localhost"}
         self._https = https
+        self._origin = origin.rstrip("/").lower()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,7 +61,7 @@ class Guard:
         headers = Headers(scope=scope)
         if not self._is_ours(headers.get("host", "")):
             app = PlainTextResponse("this console does not answer to that name: see --public-name\n", 421)
-        elif scope["method"] == "POST" and not is_from_here(headers, scope["scheme"]):
+        elif scope["method"] == "POST" and not is_from_here(headers, scope["scheme"], self._origin):
             app = PlainTextResponse("a change has to come from a page of this console\n", 403)
         elif scope["method"] != "POST" and is_drawn_in_elsewhere(headers):
             app = PlainTextResponse("pages of this console are opened, not drawn in by pages of others\n", 403)
@@ -85,14 +87,16 @@ def host_name(host: str) -> str:
     return host.rpartition(":")[0].lower() if host.count(":") == 1 else host.lower()
 
 
-def is_from_here(headers: Headers, scheme: str) -> bool:
-    """Tell whether a browser says that a request comes from a page of this origin. One that says nothing does not."""
+def is_from_here(headers: Headers, scheme: str, public: str = "") -> bool:
+    """Tell whether a browser says that a request comes from a page of this origin, or of `public`, by which it reaches
+    the console through a proxy. One that says nothing does not.
+    """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is None and origin is None:
         return False
     if site is not None and site != "same-origin":
         return False
-    return origin is None or origin == f"{scheme}://{headers.get('host', '')}"
+    return origin is None or origin in (f"{scheme}://{headers.get('host', '')}", public or None)
 
 
 def is_drawn_in_elsewhere(headers: Headers) -> bool:

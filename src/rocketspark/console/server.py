@@ -6,15 +6,62 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rocketspark.console.app import make_app
 from rocketspark.console.settings import ConsoleSettings
 from rocketspark.errors import ConfigError
 
 CONNECTIONS_MAX = 500
+# Of one address, so that the others keep most of them; proxies that are trusted ask for many.
+CONNECTIONS_OF_HOST_MAX = 100
+# How long a connection may take until its request is there, the first one or another.
+REQUEST_S = 10.0
+
+
+class _Connection(H11Protocol):
+    """A connection of HTTP that is closed if no request comes of it, or if its address has too many."""
+
+    proxies: Collection[str] = ()
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        host = self.client[0] if self.client else ""
+        of_host = sum(1 for each in self.connections if isinstance(each, _Connection) and each.is_of(host))
+        if of_host > CONNECTIONS_OF_HOST_MAX and host not in self.proxies:
+            transport.abort()
+            return
+        self._waiting = self.loop.call_later(REQUEST_S, self._close_silent)
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiting is None and self._is_between():
+            self._waiting = self.loop.call_later(REQUEST_S, self._close_silent)
+        super().data_received(data)
+        if self._waiting is not None and not self._is_between():
+            self._waiting.cancel()
+            self._waiting = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+        super().connection_lost(exc)
+
+    def is_of(self, host: str) -> bool:
+        """Tell whether the connection comes from an address."""
+        return self.client is not None and self.client[0] == host
+
+    def _is_between(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _close_silent(self) -> None:
+        self._waiting = None
+        if not self.transport.is_closing():
+            self.transport.abort()
 
 
 class _Server(uvicorn.Server):
@@ -47,6 +94,7 @@ class ConsoleServer:
         self.address = f"{host}:{listening.getsockname()[1]}"
         config = uvicorn.Config(
             self._app,
+            http=type("Connection", (_Connection,), {"proxies": frozenset(self._settings.trusted_proxies)}),
             log_config=None,
             access_log=False,
             server_header=False,

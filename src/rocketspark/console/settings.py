@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from rocketspark.console import assets
 from rocketspark.errors import ConfigError
+from rocketspark.model.text import shown
 from rocketspark.transport.connections import is_loopback
 
 EXTRA = "the console takes the extra console: pip install 'rocketspark[console]'"
@@ -25,6 +28,8 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
     `host`, `port`: where it listens; 0 takes a free port. `public_names`: names besides IP addresses, "localhost" and
     `host` by which browsers may ask for it. `tls_cert`, `tls_key`, `tls_key_password`: PEM files, and the key's
     password; with them it speaks HTTPS alone.
+    `public_url`: "https://name[:port]" by which browsers reach it through a proxy that ends TLS. `trusted_proxies`: the
+    addresses of proxies whose X-Forwarded-For says who asks; nobody else's counts.
     `read_only`: nothing can be changed. `requests_per_second`: how many requests a broker gets at most.
     `sample_interval_s`, `samples_max`: how often the figures of plots are taken, and how many are kept.
     `audit_path`: a file that gets one line of JSON for each change and each refused login; "": none.
@@ -35,6 +40,8 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8080
     public_names: tuple[str, ...] = ()
+    public_url: str = ""
+    trusted_proxies: tuple[str, ...] = ()
     tls_cert: str = ""
     tls_key: str = ""
     tls_key_password: str = ""
@@ -51,6 +58,17 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
         return self.login or bool(self.options.get("access_key"))
 
     @property
+    def is_https(self) -> bool:
+        """Tell whether browsers reach it by HTTPS, its own or a proxy's."""
+        return bool(self.tls_cert) or self.public_url.startswith("https:")
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names besides IP addresses and "localhost" by which browsers may ask for it."""
+        own = [] if self.host in ("0.0.0.0", "::") else [self.host]
+        return [*self.public_names, *own, *filter(None, [urlsplit(self.public_url).hostname])]
+
+    @property
     def tls_options(self) -> dict[str, Any]:
         """Return the options of TLS towards the cluster, which hold for every user."""
         return {name: value for name, value in self.options.items() if name.startswith(("use_tls", "tls_"))}
@@ -63,6 +81,7 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
             raise ConfigError("the console's certificate and its key are given together")
         if self.requests_per_second < 1:
             raise ConfigError("a console needs at least one request a second to a broker")
+        self._check_proxy()
         if not is_loopback(self.host) and not (self.tls_cert and self.needs_login):
             raise ConfigError(
                 f"a console on {self.host} can be reached from outside: that needs TLS (--port-tls-cert and"
@@ -70,3 +89,20 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
             )
         if not assets.are_there():
             raise ConfigError(assets.HOW)
+
+    def _check_proxy(self) -> None:
+        try:
+            parts = urlsplit(self.public_url)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_address = False
+        if self.public_url and not (is_address and self.public_url.rstrip("/") == f"{parts.scheme}://{parts.netloc}"):
+            raise ConfigError(
+                f"public URL {shown(self.public_url)!r}: scheme and host are needed, such as https://console.example;"
+                " the console has to be at the root of its host"
+            )
+        for address in self.trusted_proxies:
+            try:
+                ipaddress.ip_address(address)
+            except ValueError:
+                raise ConfigError(f"trusted proxy {shown(address)!r}: an IP address is needed") from None

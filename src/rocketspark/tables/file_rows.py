@@ -34,6 +34,9 @@ ROWS = 16_384
 # A line of a file holds a body of 4 MiB, escaped, and properties.
 LINE_BYTES_MAX = 32 << 20
 
+# What spreadsheets take for a formula at the beginning of a cell. Quotes too, so that each text is read as it was.
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+
 # The columns of files that are sent, with their types.
 SENT: dict[str, pa.DataType] = {
     "body": pa.binary(),
@@ -134,9 +137,9 @@ def csv_head(schema: pa.Schema) -> bytes:
 
 def csv_of(batch: pa.RecordBatch) -> bytes:
     """Return a batch's rows as lines of CSV: keys with blanks between them, other values that are no plain ones as
-    JSON.
+    JSON. A text that a spreadsheet would run as a formula has a quote before it, which an import takes away.
     """
-    return _csv(list(zip(*(_cells(name, values) for name, values in _columns(batch)), strict=True)))
+    return _csv(list(zip(*(map(_harmless, _cells(name, values)) for name, values in _columns(batch)), strict=True)))
 
 
 def cells_of(batch: pa.RecordBatch) -> list[list[str]]:
@@ -150,6 +153,10 @@ def cells_of(batch: pa.RecordBatch) -> list[list[str]]:
         else:
             columns[name] = cells
     return [["" if cell is None else str(cell) for cell in row] for row in zip(*columns.values(), strict=True)]
+
+
+def _harmless(cell: Any) -> Any:
+    return f"'{cell}" if type(cell) is str and _FORMULA.match(cell) else cell
 
 
 def _cells(name: str, values: list[Any]) -> list[Any]:
@@ -231,11 +238,16 @@ def _csv_lines(path: Path) -> Iterator[dict[str, Any]]:
                 where = f"{shown(str(path))}: line {reader.line_num}"
                 if None in cells:
                     raise UsageError(f"{where} has more cells than the first line")
-                yield _row({name: text for name, text in cells.items() if text}, where, in_texts=True)
+                texts = {name: text for name, text in cells.items() if text}
+                yield _row({name: _as_it_was(text) for name, text in texts.items()}, where, in_texts=True)
         except UnicodeDecodeError:
             raise UsageError(f"{shown(str(path))} is no UTF-8 text, after line {reader.line_num}") from None
         except csv.Error as e:
             raise UsageError(f"{shown(str(path))}: line {reader.line_num}: {e}") from None
+
+
+def _as_it_was(text: str) -> str:
+    return text[1:] if text[0] == "'" and _FORMULA.match(text) else text
 
 
 def _row(found: Mapping[str, Any], where: str, *, in_texts: bool = False) -> dict[str, Any]:

@@ -35,6 +35,14 @@ def console(
         list[str] | None,
         typer.Option(help="A name by which browsers ask for it, besides its address and localhost; may be repeated."),
     ] = None,
+    public_url: Annotated[
+        str,
+        typer.Option(help="The https:// address by which browsers reach it through a proxy that ends TLS."),
+    ] = "",
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a proxy whose X-Forwarded-For says who asks; may be repeated."),
+    ] = None,
     audit_log: Annotated[
         str, typer.Option(help="File of changes and refused logins [default: none, changes are logged on stderr].")
     ] = "",
@@ -53,6 +61,8 @@ def console(
     Example: `rocketspark console -n 127.0.0.1:9876 --port 8080`
 
     Example: `rocketspark console -n 127.0.0.1:9876 --read-only`
+
+    Example: `rocketspark console -n 127.0.0.1:9876 --public-url https://console.example --trusted-proxy 127.0.0.1`
     """
     from rocketspark.cli.serving.serve import serve, start_in
     from rocketspark.console.settings import ConsoleSettings
@@ -63,6 +73,8 @@ def console(
         host=host,
         port=port,
         public_names=tuple(public_name or ()),
+        public_url=public_url,
+        trusted_proxies=tuple(trusted_proxy or ()),
         tls_cert=str(port_tls_cert or ""),
         tls_key=str(port_tls_key or ""),
         tls_key_password=os.environ.get(PORT_KEY_PASSWORD, ""),

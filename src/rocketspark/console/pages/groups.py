@@ -134,6 +134,7 @@ async def reset_words(call: Call, form: Form) -> Confirmation:
         "Reset",
         _page_of(needed(form, "name")),
         grave=passed > 0,
+        topic=form.get("topic", "").strip(),
     )
 
 

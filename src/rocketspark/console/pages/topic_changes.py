@@ -129,7 +129,7 @@ async def change_words(call: Call, form: Form) -> Confirmation:
         sentences.append("Queues that go and hold messages are refused.")
     where = ", ".join(wanted.get("brokers") or sorted(configs))
     back = path_of("/topic/edit", name=name)
-    return Confirmation(f"Change topic {name} on {where}", tuple(sentences), "Change", back)
+    return Confirmation(f"Change topic {name} on {where}", tuple(sentences), "Change", back, topic=name)
 
 
 async def change_topic(call: Call, form: Form) -> Done:
@@ -149,7 +149,7 @@ async def delete_words(call: Call, form: Form) -> Confirmation:
         "Producers and consumers of it fail then.",
     )
     back = path_of("/topic", name=name)
-    return Confirmation(f"Delete topic {name}", sentences, f"Delete {name}", back, grave=True)
+    return Confirmation(f"Delete topic {name}", sentences, f"Delete {name}", back, grave=True, topic=name)
 
 
 async def delete(call: Call, form: Form) -> Done:
@@ -226,7 +226,7 @@ async def send_words(call: Call, form: Form) -> Confirmation:
     if form.get("queue"):
         sentences.append(f"It goes to queue {form['queue']}.")
     back = path_of("/topic/send", name=name)
-    return Confirmation(f"Send a message to {name}", tuple(sentences), "Send", back)
+    return Confirmation(f"Send a message to {name}", tuple(sentences), "Send", back, topic=name)
 
 
 async def send(call: Call, form: Form) -> Done:

@@ -55,12 +55,15 @@
   async function begin() {
     const boxes = [...document.querySelectorAll("[data-plot]")].filter((box) => box.dataset.plot);
     if (!boxes.length && !document.querySelector("[data-live]")) return;
-    const answer = await fetch("/samples");
+    const names = new Set(boxes.flatMap((box) => box.dataset.plot.split(",")));
+    for (const each of document.querySelectorAll("[data-live]")) names.add(each.dataset.live);
+    const asked = "?" + new URLSearchParams({ names: [...names].join(",") });
+    const answer = await fetch("/samples" + asked);
     if (!answer.ok) return;
     const samples = await answer.json();
     for (const box of boxes) draw(box, samples);
     let newest = samples.length ? samples[samples.length - 1][0] : 0;
-    const source = new EventSource("/events");
+    const source = new EventSource("/events" + asked);
     source.addEventListener("sample", (event) => {
       const sample = JSON.parse(event.data);
       if (sample[0] > newest) {
