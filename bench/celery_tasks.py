@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-import rocketspark.kombu
 from celery import Celery
+
+import rocketspark.kombu
 
 assert rocketspark.kombu.Transport
 app = Celery("bench", broker=os.environ.get("BENCH_CELERY_URL", "memory://"), set_as_current=False)

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from celery import Celery
 from tests.support.names import own_name
 from tests.support.patience import LIMIT_S
 
 import rocketspark.kombu
-from celery import Celery
 
 ROOT = Path(__file__).resolve().parents[2]
 assert rocketspark.kombu.Transport
