@@ -58,6 +58,7 @@ class ReplicaReceiver:
     _pending: list[Pending] | None
     _queues_by_bytes: dict[tuple[bytes, int], ConsumeQueue]
     _last_time_ms: int
+    began_empty: bool
     # Everything before it was received; whole records end at `_whole`, where the next one's size is held back.
     _received = 0
     _whole = 0
@@ -133,6 +134,7 @@ class ReplicaReceiver:
             self.log.cut(whole, self._dirty_end)
         self.forget_deletions_beyond(whole)
         self._received = self._dirty_end = 0
+        self.began_empty = self.began_empty and whole == 0
         self.log.is_replica = False
         self.log.limit = 0
 

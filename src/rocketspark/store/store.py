@@ -69,6 +69,9 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self.crashed = False
         # Whether what was not flushed then may be gone: the machine has started since, or it is a copy.
         self.may_lack = False
+        # Whether it held nothing when it was opened, and took no other broker's log since: an offset beyond a queue's
+        # end counts messages of another store then.
+        self.began_empty = False
         # Told before it is opened: called with its ends then and now if the log is shorter than it was on the disk,
         # before anything forgets so.
         self.fell_short: Callable[[int, int], None] = lambda promised, end: None
@@ -158,6 +161,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             raise failure(e, "open the store in", s.root) from e
         self.take_stored()  # What recovery put back was stored before.
         self._last_time_ms = self.recovered.last_store_time_ms
+        self.began_empty = self.written_position == 0
         self.master_flushed_position = found.master_flushed_position
         self.confirmed_position = min(found.confirmed_position, self.recovered.end)
         self._queues_position = min(found.queues_position, self.recovered.end)

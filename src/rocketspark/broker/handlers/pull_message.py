@@ -306,12 +306,27 @@ class PullHandler:
         if accepts is not None:
             accepts.begin(in_own_turn=in_own_turn)
         read = self._store.read(h.topic, h.queue_id, offset, count, size, codes, accepts, so_far)
+        if read.status is GetStatus.OFFSET_TOO_BIG and self._is_of_another_store(h):
+            read = msgspec.structs.replace(read, next_offset=read.min_offset)
         if read.count:
             took_ms = (machine.perf_counter() - began) * 1000
             self._stats.pulled(h.group, h.topic, h.queue_id, read.count, read.size, took_ms)
         else:
             self._stats.missed()
         return read
+
+    def _is_of_another_store(self, h: PullHeader) -> bool:
+        """Tell whether a consumer that reads on counts messages of a store that was here before: it is sent to the
+        first message of this one, where RocketMQ's passes over all that came before its pull.
+
+        A group that was given messages of this store counts these; of a broadcasting one each member by itself.
+        """
+        if not (h.sys_flag & sysflags.PULL_SUSPEND and self._store.began_empty and self._role.is_master):
+            return False
+        group = self._clients.consumers.get(h.group)
+        if group is not None and group.message_model == "BROADCASTING":
+            return True
+        return not self._offsets.pulled(h.group, h.topic, h.queue_id)
 
     def _check(self, peer: Peer, h: PullHeader) -> int:
         if not self._settings.broker_permission & PERM_READ:
