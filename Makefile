@@ -1,7 +1,7 @@
 # The commands of the project; `make help` lists them. Set-up runs by itself where a target needs it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python pictures console-assets setup-demo setup-tables check compiled-tests fix wire status test test-official test-python test-versions test-airflow demo demo-archive bench bench-spark soak soak-examples clean
+.PHONY: help setup setup-python docs pictures console-assets setup-demo setup-tables check compiled-tests fix wire status test test-official test-python test-versions test-airflow demo demo-archive bench bench-spark soak soak-examples clean
 
 PYTHON ?=
 PYTHONS ?=
@@ -53,6 +53,9 @@ check: setup-python ## ruff, mypy --strict and the import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: setup-python ## the site, in site/: links and anchors are checked
+	$(BIN)/zensical build --strict --clean
 
 fix: setup-python ## mend what ruff can mend, and format
 	$(BIN)/ruff check --fix .

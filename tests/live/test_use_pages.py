@@ -1,7 +1,8 @@
-"""The programs of docs/use/clients run as they stand there, page by page, and print what is shown below them."""
+"""The programs of docs/start and docs/use/clients run as they stand there, page by page, and print what is shown."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -12,10 +13,13 @@ import pytest
 
 from rocketspark.testing import run_cluster
 
-pytestmark = pytest.mark.shows("each program on the pages of docs/use/clients runs and prints what the page shows")
+pytestmark = pytest.mark.shows(
+    "each program on the pages of docs/start and docs/use/clients runs and prints what the page shows",
+    "quick starts, each in the order of its page, in an empty folder, output compared",
+)
 
-USE = Path(__file__).resolve().parents[2] / "docs" / "use"
-PAGES = ["clients.md", *sorted(f"clients/{page.name}" for page in (USE / "clients").glob("*.md"))]
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = ["start/python.md", "use/clients.md", *sorted(f"use/clients/{p.name}" for p in DOCS.glob("use/clients/*.md"))]
 PROGRAM = re.compile(r"^```python\n(# \w+\.py\n.*?)```\n\n```text\n(.*?)```\n", re.DOTALL | re.MULTILINE)
 
 
@@ -39,10 +43,29 @@ def run(code: str, shown: str, folder: Path) -> tuple[list[str], str, int]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_programs_of_a_page_print_what_is_shown(page: str, tmp_path: Path) -> None:
-    text = (USE / page).read_text("utf-8")
+    text = (DOCS / page).read_text("utf-8")
     programs = PROGRAM.findall(text)
     assert len(programs) == len(re.findall(r"^```python\n# \w+\.py$", text, re.MULTILINE))
     with run_cluster() as cluster:
         for code, shown in programs:
             found = run(code.replace("127.0.0.1:9876", cluster.namesrv), shown, tmp_path)
             assert found == (sorted(shown.splitlines(keepends=True)), "", 0), code
+
+
+def test_a_server_in_five_minutes(tmp_path: Path) -> None:
+    """Commands find the server by the environment: the page has the port that is the default."""
+    text = (DOCS / "start" / "server.md").read_text("utf-8")
+    blocks = re.findall(r"^```(sh|text)\n(.*?)```\n", text, re.DOTALL | re.MULTILINE)
+    assert [kind for kind, _ in blocks] == ["sh", "sh", "text", "sh", "text", "sh", "text", "sh", "text"]
+    said = ""
+    with run_cluster() as cluster:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = os.environ | {"ROCKETMQ_NAMESRV_ADDR": cluster.namesrv, "PATH": path}
+        for kind, block in blocks:
+            if kind == "text":
+                assert said == block
+                continue
+            command = ["bash", "-euc", block]
+            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, (block, done.stderr)
+            said = done.stdout

@@ -14,6 +14,7 @@ TABLE = {
         JOURNAL,
         "            outcome = await self._outcome(functools.partial(self._thread.propose, entry))\n",
         "            self._thread.propose(entry, lambda outcome: None)\n            outcome = True\n",
+        seed=3,
         scenario="group:council",
     ),
     "who_is_elected_is_told_the_epoch_before": Planted(

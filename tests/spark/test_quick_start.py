@@ -1,4 +1,4 @@
-"""docs/use/spark.md's quick start works as it stands there, cell after cell."""
+"""The quick starts of docs/start/spark.md and docs/use/spark.md work as they stand there, cell after cell."""
 
 from __future__ import annotations
 
@@ -78,3 +78,21 @@ def test_quick_start(
         ("Paris", 3762.5, "total", ("Paris",)),
         ("Wien", 3787.5, "total", ("Wien",)),
     ]
+
+
+def test_spark_in_five_minutes(
+    spark: SparkSession,
+    cluster: Cluster,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    page = (DOCS / "start" / "spark.md").read_text("utf-8")
+    blocks = re.findall(r"^```(python|text)\n(.*?)```\n", page, re.DOTALL | re.MULTILINE)
+    assert [kind for kind, _ in blocks] == ["python", "python", "text", "python", "text"]
+    names: dict[str, object] = {}
+    for kind, block in blocks:
+        if kind == "text":
+            assert capsys.readouterr().out.strip() == block.strip()
+            continue
+        code = block.replace("127.0.0.1:9876", cluster.namesrv).replace('"checkpoint"', f'"{tmp_path}/checkpoint"')
+        exec(code, names)

@@ -9,6 +9,7 @@ import msgspec
 
 from rocketspark.client.options import AccessOptions
 from rocketspark.errors import ConfigError
+from rocketspark.model import typed_json
 from rocketspark.model.text import nearest, shown
 
 try:
@@ -76,7 +77,7 @@ def settings_of(connection: Any) -> Settings:
     if connection.virtual_host and connection.virtual_host != "/":
         own["namespace"] = connection.virtual_host.strip("/")
     try:
-        found = msgspec.convert(own | {"namesrv": _addresses(connection), "access": access}, Settings)
+        found = typed_json.convert(own | {"namesrv": _addresses(connection), "access": access}, Settings)
     except msgspec.ValidationError as e:
         raise OptionIllegal(f"a transport option of rocketmq:// cannot be used: {e}") from None
     _check(found)
