@@ -192,7 +192,9 @@ def test_offsets_are_reset(stage: Stage) -> None:
     assert [(q["queue_id"], q["before"], q["after"]) for q in told["queues"]] == [(0, 1, 2)]
     text = stage.run("group", "reset", "late", "orders", "--to", "1", "--queue", "0", "--yes")
     assert text.endswith("reset late in orders: 0 messages passed over, 1 read again\n")
-    assert "'soon': earliest, latest, an offset or a time" in stage.run(
+    ago = stage.told("group reset", "late", "orders", "--to", "15m", "--dry-run")
+    assert [q["after"] for q in ago["queues"]] == [0] * len(ago["queues"])
+    assert "'soon': earliest, latest, an offset, a time" in stage.run(
         "group", "reset", "late", "orders", "--to", "soon", code=2
     )
     beyond = stage.run("group", "reset", "late", "orders", "--to", "9", "--yes", code=1)

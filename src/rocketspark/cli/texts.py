@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import typer
 
+from rocketspark import machine
 from rocketspark.model.text import LONG_MAX, shown, whole_number
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ def clock(ms: int) -> str:
         return str(ms)
 
 
+AGO_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 # Units above minutes, and the next smaller one, each in seconds.
 _UNITS = ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 
@@ -50,14 +53,17 @@ def place(option: str, text: str) -> Place:
         return "latest"
     if (offset := whole_number(text, high=LONG_MAX)) is not None:
         return offset
+    if ago := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
+        span_s = int(ago[1]) * AGO_S[ago[2]]
+        return datetime.fromtimestamp(max(machine.time_ns() / 1e9 - span_s, 0), UTC)
     try:
         # Digits alone may be a date and a time too.
         time = datetime.fromisoformat("" if text.isdigit() else text)
         time.timestamp()
     except (ValueError, OverflowError, OSError):
         raise typer.BadParameter(
-            f"{shown(text, characters_max=60)!r}: earliest, latest, an offset or a time such as 2026-01-31T12:00 is"
-            " needed",
+            f"{shown(text, characters_max=60)!r}: earliest, latest, an offset, a time such as 2026-01-31T12:00 or how"
+            " long ago such as 15m is needed",
             param_hint=option,
         ) from None
     return time

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from rocketspark.model.text import whole_number
+from rocketspark.model.text import shown, whole_number
 
 # Queues of a new topic on each broker (rule: defaultTopicQueueNums of DefaultMQProducer, 5.x).
 DEFAULT_QUEUE_COUNT = 4
@@ -22,6 +22,10 @@ class MessageQueue(msgspec.Struct, frozen=True, order=True):
     topic: str
     broker_name: str
     queue_id: int
+
+    def __str__(self) -> str:
+        """Return the queue in words, for people and error texts."""
+        return f"queue {self.queue_id} of topic {shown(self.topic)!r} on {shown(self.broker_name)}"
 
     def __iter__(self) -> Iterator[str | int]:
         """Yield topic, broker name and id, as which a received message's queue may be unpacked."""

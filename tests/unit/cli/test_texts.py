@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import typer
@@ -44,7 +44,16 @@ def test_places() -> None:
     assert place("--to", "2026-01-31") == datetime(2026, 1, 31)
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-1", "²", "1" * 30, "2026-13-01", "0001-01-01"])
+@pytest.mark.parametrize(("text", "ago"), [("15m", timedelta(minutes=15)), ("2h", timedelta(hours=2))])
+def test_places_some_time_ago(text: str, ago: timedelta) -> None:
+    before = datetime.now(UTC)
+    found = place("--to", text)
+    assert isinstance(found, datetime)
+    assert before - ago <= found <= datetime.now(UTC) - ago
+    assert place("--to", "99999999d") == datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "15x", "²", "1" * 30, "2026-13-01", "0001-01-01"])
 def test_no_places(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="earliest, latest, an offset or a time such as"):
+    with pytest.raises(typer.BadParameter, match="earliest, latest, an offset, a time such as"):
         place("--to", text)

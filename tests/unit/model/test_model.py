@@ -150,3 +150,7 @@ def test_queues_of_a_set_order(conf: str | None, queues: list[tuple[str, int]] |
     route = msgspec.structs.replace(ROUTE, order_conf=conf)
     expected = ROUTE.write_queues() if queues is None else tuple(MessageQueue("T", name, i) for name, i in queues)
     assert route.producer_queues() == expected
+
+
+def test_a_queue_in_a_text_is_in_words() -> None:
+    assert f"{MessageQueue('orders', 'broker-a', 3)}" == "queue 3 of topic 'orders' on broker-a"

@@ -19,6 +19,7 @@ import typer
 from rocketspark.cli.message_forms import Format, as_json, as_text
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.streams import write, write_bytes
+from rocketspark.cli.texts import AGO_S
 from rocketspark.model.text import shown, whole_number
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ POLL_MS, POLL_TO_END_MS = 1000, 50
 WITHOUT_QUEUES_S = 30.0
 # Bytes of messages in the form to print that are kept before they are written.
 WRITE_BYTES = 1 << 20
-_AGO_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Where(NamedTuple):
@@ -337,7 +337,7 @@ def where(text: str, option: str = "--from") -> Where:
     if text in ("last", "end"):
         return LAST
     if ago := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
-        return Where(time_ms=max(int((time.time() - int(ago[1]) * _AGO_S[ago[2]]) * 1000), 0))
+        return Where(time_ms=max(int((time.time() - int(ago[1]) * AGO_S[ago[2]]) * 1000), 0))
     if text.startswith("@") and (ms := whole_number(text[1:])) is not None:
         return Where(time_ms=ms)
     if (offset := whole_number(text, low=-(1 << 62), high=1 << 62)) is not None and not _reads_as_date(text):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rocketspark.errors import RouteNotFound, ServerError
+from rocketspark.model import typed_json
 
 if TYPE_CHECKING:
     from rocketspark.console.cluster.view import ClusterView
@@ -18,9 +19,6 @@ class _Made(msgspec.Struct, array_like=True):
 
     made_at: int
     ends: dict[int, int]
-
-
-_TABLE = msgspec.json.Decoder(dict[str, _Made])
 
 
 async def of_topic(view: ClusterView, topic: str) -> str:
@@ -44,11 +42,15 @@ def is_another(described: str, now: str) -> bool:
     if not described:
         return bool(now)
     try:
-        before = _TABLE.decode(described)
+        before = _decoded(described)
     except msgspec.MsgspecError:
         return True
-    after = _TABLE.decode(now) if now else {}
+    after = _decoded(now) if now else {}
     return any(name not in after or _is_another(made, after[name]) for name, made in before.items())
+
+
+def _decoded(text: str) -> dict[str, _Made]:
+    return typed_json.decode(text, dict[str, _Made])
 
 
 def _is_another(before: _Made, after: _Made) -> bool:

@@ -5,6 +5,7 @@ Rule: a list of many groups asks brokers about those that are on the page alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +13,8 @@ from starlette.responses import Response
 
 from rocketspark.admin.offsets import OffsetChange, Place
 from rocketspark.admin.operations import AsyncAdmin
-from rocketspark.console.call import Call, Confirmation, Done, Form
+from rocketspark.console.call import Call, Confirmation, Done, Failed, Form
+from rocketspark.console.cluster.sampler import lags
 from rocketspark.console.content.asked import needed, time_of
 from rocketspark.console.drawing import link, number
 from rocketspark.console.routes import change, page
@@ -35,16 +37,26 @@ async def groups(call: Call) -> Response:
     names = await call.read(("groups", system), lambda admin: admin.list_groups(system=system), 5.0)
     text = call.query("q").strip()
     found = [name for name in names if text.lower() in name.lower()]
+    sort = call.query("sort")
+    if sort == "lag":
+        behind = Counter[str]()
+        for each in await lags(call.view):
+            behind[each.group] += each.lag
+        found.sort(key=lambda name: (-behind[name], name))
     rows, at, pages = call.paged(found, ROWS)
     states = await call.attempt(
         call.read(("group_states", tuple(rows)), lambda admin: admin.list_group_states(rows), 5.0)
     )
+    if not isinstance(states, Failed):
+        place = {name: at for at, name in enumerate(rows)}
+        states = sorted(states, key=lambda state: place.get(state.group, len(place)))
     values: dict[str, Any] = {
         "names": rows,
         "states": states,
         "count": len(found),
         "text": text,
         "system": system,
+        "sort": sort,
         "number": at,
         "pages": pages,
     }

@@ -319,8 +319,8 @@ def reset(
         typer.Option(
             "--to",
             show_default=False,
-            help="earliest, latest, a time such as 2026-01-31T12:00 (the first message stored then or later), or an"
-            " offset.",
+            help="earliest, latest, a time such as 2026-01-31T12:00 or how long ago such as 15m (the first message"
+            " stored then or later), or an offset.",
         ),
     ],
     queue: Annotated[
@@ -335,6 +335,8 @@ def reset(
     """Have a consumer group go on at another place of a topic, whether its members are connected or not.
 
     Example: `rocketspark group reset billing orders --to 2026-01-31T12:00 --dry-run`
+
+    Example: `rocketspark group reset billing orders --to 15m --dry-run`
 
     Example: `rocketspark group reset billing orders --to earliest --queue 3 --yes`
     """
