@@ -11,7 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.support import connected, name_server, run, send_header, until
+from tests.live.pop_support import pop
+from tests.live.support import (
+    GROUP,
+    TOPIC,
+    connected,
+    create,
+    create_group,
+    name_server,
+    pull,
+    run,
+    send_header,
+    sent,
+    until,
+)
 from tests.live.test_access_decisions import guarded
 from tests.support.access_rows import ADMIN, AUTH, SECRET, Row, frame, play
 from tests.support.ports import free_ports
@@ -276,6 +289,28 @@ def test_a_change_holds_from_the_next_request_on(tmp_path: Path, strategy: str) 
                 assert "no matched policies" in (await sent() or "")
                 await admin_api.delete_user(admin, "alice")
                 assert await sent() == "User:alice is not found."
+
+    run(main())
+
+
+def test_what_waits_ends_when_its_user_loses_a_right(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(tmp_path) as server, as_admin(server.address) as admin:
+            await create(admin, queues=1)
+            await create_group(admin)
+            rules = (f"Topic:{TOPIC}", ["Sub"]), (f"Group:{GROUP}", ["Sub"])
+            await user(admin, "alice", *rules)
+            async with connected(server.address, hooks=Signer("alice", "secret-of-alice")) as peer:
+                pulls = asyncio.ensure_future(pull(peer, sys_flag=6, suspend_ms=600_000))
+                pops = asyncio.ensure_future(pop(peer, poll_time_ms=60_000))
+                await until(lambda: server._long_polling.waiting and server._pop_state.waiting._owned)
+                # What gives somebody more ends nothing.
+                await user(admin, "bob", *rules)
+                assert (pulls.done(), pops.done()) == (False, False)
+                await admin_api.update_user(admin, UserInfo(username="alice", user_status="disable"))
+                await sent(admin, b"not for alice")
+                assert [(await pulls).body, (await pops).body] == [b"", b""]
+                assert (await pull(peer)).remark == "User:alice is disabled."
 
     run(main())
 

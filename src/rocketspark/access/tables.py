@@ -94,7 +94,7 @@ class AccessTables:
     """Users and rules by user name, kept in a file. A change replaces the tables as a whole, so that readers never see
     half of it.
 
-    `changed`: called after each change.
+    `changed`: called after each change; `narrowed`: after one that may have taken something from a user.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,6 +102,7 @@ class AccessTables:
         self.users: dict[str, User] = {}
         self.acls: dict[str, Acl] = {}
         self.changed: Callable[[], None] = lambda: None
+        self.narrowed: Callable[[], None] = lambda: None
 
     def load(self) -> None:
         """Read the file. Raises ConfigError for one that is broken or of a newer program."""
@@ -126,8 +127,11 @@ class AccessTables:
             return False
         text = msgspec.json.format(msgspec.json.encode(AccessFile(VERSION, users, acls)), indent=1).decode()
         config_files.write(str(self._path), text, keep_before=False, mode=MODE)
+        only_added = _has_all(users, self.users) and _has_all(acls, self.acls)
         self.users, self.acls = users, acls
         self.changed()
+        if not only_added:
+            self.narrowed()
         return True
 
     def put_user(self, user: User) -> None:
@@ -145,6 +149,10 @@ class AccessTables:
     def delete_acl(self, username: str) -> None:
         """Remove the rules of a user."""
         self.replace(self.users, _without(self.acls, username))
+
+
+def _has_all(table: dict[str, T], before: dict[str, T]) -> bool:
+    return all(table.get(name) == value for name, value in before.items())
 
 
 def _without(table: dict[str, T], name: str) -> dict[str, T]:

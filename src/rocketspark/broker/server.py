@@ -273,6 +273,7 @@ class BrokerServer:
             handler.routes(routes)
         self._audit = self._make_audit(routes)
         self._durability.changed = self._send.configure
+        self.access.tables.narrowed = self._ask_anew
         statics, others = self._topics.statics, OtherBrokers(s)
         cleaning = MappingCleaning(s, statics, self.store, others, self.role)
         self._logical_queues = LogicalQueues(s.broker_name, statics, self.store, self._offsets, others, cleaning)
@@ -310,6 +311,11 @@ class BrokerServer:
         self._metrics: Metrics | None = None
         if s.metrics_exporter == "PROM":
             self._metrics = self._make_metrics(routes, tables, messages)
+
+    def _ask_anew(self) -> None:
+        """Answer all pulls and pops that wait: they were allowed by users and rules that have changed."""
+        self._long_polling.answer_all()
+        self._pop_state.answer_all()
 
     def _handlers(self, tables: Tables, messages: Messages) -> Iterator[HasRoutes]:
         s, store, durability, stats = self.settings, self.store, self._durability, self._stats
