@@ -57,7 +57,9 @@ check: setup-python ## ruff, mypy --strict and the import contracts
 docs: setup-python ## the site, in site/: links and anchors are checked
 	$(BIN)/zensical build --strict --clean
 
-fix: setup-python ## mend what ruff can mend, and format
+fix: setup-python ## mend what ruff can mend, format, and write the pages that are made from the source
+	$(BIN)/python scripts/api_page.py
+	$(BIN)/python scripts/command_page.py
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -21,7 +21,7 @@ HEAD = """\
 Classes and functions that are imported from `rocketspark`, from their docstrings. Programs that use them are on
 the pages [producers and consumers](../use/clients.md), [producers](../use/clients/producers.md) and
 [consumers](../use/clients/consumers.md); every field is in [messages](../use/clients/messages.md).
-`python scripts/api_page.py` writes this page.
+`make fix` writes this page.
 """
 WIDTH = 110
 
