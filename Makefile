@@ -54,7 +54,7 @@ check: setup-python ## ruff, mypy --strict and the import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: setup-python ## the site, in site/: links and anchors are checked
+docs: setup-python ## the site, in site/: links and anchors are checked (with search: `python -m http.server -d site`)
 	$(BIN)/zensical build --strict --clean
 
 fix: setup-python ## mend what ruff can mend, format, and write the pages that are made from the source
