@@ -87,7 +87,10 @@ def member(cls: type, name: str) -> str | None:
     call = found.__func__ if isinstance(found, staticmethod | classmethod) else found
     if not inspect.isfunction(call):
         return None
-    prefix = "async def " if inspect.iscoroutinefunction(inspect.unwrap(call)) else "def "
+    # Methods of the classes for threads wrap coroutine functions of those for asyncio, and are none.
+    of_asyncio = inspect.unwrap(call) if cls.__name__.startswith("Async") else call
+    is_async = inspect.iscoroutinefunction(of_asyncio)
+    prefix = "async def " if is_async else "def "
     return described(title, signature(name, call, prefix), paragraph(call.__doc__), "###")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -21,3 +22,12 @@ def test_the_page_is_what_the_source_says(script: str) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.PAGE.read_text("utf-8") == module.page(), f"run: python scripts/{script}.py"
+
+
+def test_only_classes_for_asyncio_have_coroutine_functions() -> None:
+    text = (ROOT / "docs" / "reference" / "api.md").read_text("utf-8")
+    shown = re.findall(r"^### (\w+)\.(\w+)\n\n```text\n(async def|def) ", text, re.MULTILINE)
+    assert {cls for cls, _, kind in shown if kind == "async def" and not cls.startswith("Async")} == set()
+    kinds = {(cls, name): kind for cls, name, kind in shown}
+    assert (kinds["Producer", "send"], kinds["AsyncProducer", "send"]) == ("def", "async def")
+    assert (kinds["SimpleConsumer", "ack"], kinds["AsyncSimpleConsumer", "ack"]) == ("def", "async def")
