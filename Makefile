@@ -1,7 +1,7 @@
 # The commands of the project; `make help` lists them. Set-up runs by itself where a target needs it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python docs pictures console-assets setup-demo setup-tables check compiled-tests fix wire status test test-official test-python test-versions test-airflow demo demo-archive bench bench-spark soak soak-examples clean
+.PHONY: help setup setup-python docs dist pictures console-assets setup-demo setup-tables check compiled-tests fix wire status test test-official test-python test-versions test-airflow demo demo-archive bench bench-spark soak soak-examples clean
 
 PYTHON ?=
 PYTHONS ?=
@@ -56,6 +56,9 @@ check: setup-python ## ruff, mypy --strict and the import contracts
 
 docs: setup-python ## the site, in site/: links and anchors are checked (with search: `python -m http.server -d site`)
 	$(BIN)/zensical build --strict --clean
+
+dist: setup-python console-assets ## the source archive and the wheel in dist/, checked, and tried on every Python found here (PYTHONS=...)
+	@PYTHON="$(PYTHON)" PYTHONS="$(PYTHONS)" scripts/dist.sh
 
 fix: setup-python ## mend what ruff can mend, format, and write the pages that are made from the source
 	$(BIN)/python scripts/api_page.py

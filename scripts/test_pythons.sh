@@ -7,24 +7,12 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mkdir -p .setup
-wanted="3.11 3.12 3.13 3.14"
+. scripts/found_pythons.sh
 parts="tests/unit tests/live tests/clients tests/recipes"
 # Of Spark, in all their files.
 left_out="tests/unit/arrow tests/unit/bench tests/unit/examples tests/unit/spark tests/unit/tables"
 
 say() { printf '==> %s\n' "$*" >&2; }
-
-version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
-
-candidates() {
-  local minor folder
-  if [ -n "${PYTHONS:-}" ]; then printf '%s\n' $PYTHONS; return; fi
-  for minor in $wanted; do
-    type -aP "python$minor"
-    printf '%s\n' "${PYENV_ROOT:-$HOME/.pyenv}/versions/$minor".*/bin/python
-    for folder in /usr/bin /usr/local/bin /opt/homebrew/bin; do echo "$folder/python$minor"; done
-  done
-}
 
 # prepare VERSION PYTHON: the environment of that version, as pyproject.toml wants it now.
 prepare() {
@@ -38,12 +26,7 @@ prepare() {
 }
 
 declare -A found=()
-while read -r python; do
-  [ -x "$python" ] || continue
-  version=$(version_of "$python") || continue  # A pyenv shim of a version that is not chosen fails here.
-  case " $wanted " in *" $version "*) ;; *) [ -n "${PYTHONS:-}" ] || continue ;; esac
-  [ -n "${found[$version]:-}" ] || found[$version]=$python
-done < <(candidates)
+while read -r version python; do found[$version]=$python; done < <(found_pythons)
 
 failed=() passed=()
 for version in $(printf '%s\n' "${!found[@]}" | sort -V); do

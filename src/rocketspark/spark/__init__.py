@@ -7,7 +7,8 @@ Start with source.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from rocketspark.lazy import attributes
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RocketMQDataSource", "bad_rows", "decode", "infer_schema", "session"]
 
-__getattr__ = attributes(
+_find = attributes(
     __name__,
     {
         "RocketMQDataSource": "source",
@@ -29,3 +30,9 @@ __getattr__ = attributes(
         "session": "session_start",
     },
 )
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__ and find_spec("pyspark") is None:
+        raise ModuleNotFoundError("rocketspark.spark needs PySpark: pip install 'rocketspark[spark]'", name="pyspark")
+    return _find(name)
