@@ -17,7 +17,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "commands.md
 HEAD = """\
 # Commands and options
 
-What `rocketspark COMMAND --help` says, for every command. [The command line's answers](cli.md) has the fields that the
+What the `--help` of every command says. [The command line's answers](cli.md) has the fields that the
 commands print. `make fix` writes this page.
 """
 
