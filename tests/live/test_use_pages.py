@@ -22,10 +22,13 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ["start/python.md", "use/clients.md", *sorted(f"use/clients/{p.name}" for p in DOCS.glob("use/clients/*.md"))]
 PROGRAM = re.compile(r"^```python\n(# \w+\.py\n.*?)```\n\n```text\n(.*?)```\n", re.DOTALL | re.MULTILINE)
 
+# Listeners print in several threads, and print writes a line and its end one after the other: here in one.
+WHOLE_LINES = "import builtins, sys\nbuiltins.print = lambda *a: sys.stdout.write(' '.join(map(str, a)) + '\\n')\n"
+
 
 def run(code: str, shown: str, folder: Path) -> tuple[list[str], str, int]:
     """Run a program; one that waits for a signal gets it once it has printed as much as is shown."""
-    command = [sys.executable, "-u", "-c", code]
+    command = [sys.executable, "-u", "-c", WHOLE_LINES + code]
     running = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     lines = []
     try:
