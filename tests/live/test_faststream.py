@@ -24,6 +24,7 @@ from rocketspark import Producer, PullConsumer
 from rocketspark.errors import NotSent
 from rocketspark.faststream import AckPolicy, RocketBroker, RocketRouter, RocketSecurity
 from rocketspark.faststream.fastapi import RocketRouter as FastAPIRouter
+from rocketspark.faststream.subscriber import RocketSubscriber
 from rocketspark.testing import run_cluster
 
 SERVICE = """
@@ -232,6 +233,39 @@ def test_a_subscriber_that_stops_itself_leaves_the_rest_to_others() -> None:
 
     # What was given back comes in a moment.
     with run_cluster(delay_levels="1s 1s 1s") as cluster:
+        asyncio.run(run(cluster.namesrv))
+
+
+@pytest.mark.shows("FastStream: a handler may stop its broker")
+def test_a_handler_that_stops_its_broker_is_done() -> None:
+    async def run(namesrv: str) -> None:
+        broker, stopped, seen = RocketBroker(namesrv, logger=None), asyncio.Event(), []
+
+        @broker.subscriber("jobs", group="workers", consume_from="first")
+        async def work(job: str) -> None:
+            seen.append(job)
+            await broker.stop()
+            stopped.set()
+
+        @broker.subscriber("others", group="others")
+        async def other(job: str) -> None: ...
+
+        await broker.start()
+        await broker.publish("last", "jobs")
+        # Far below graceful_timeout, after which the handler would be given up.
+        await asyncio.wait_for(stopped.wait(), 5)
+        # The close that goes on meanwhile commits it: whoever comes next gets what follows alone.
+        (subscriber, *_) = broker.subscribers
+        assert isinstance(subscriber, RocketSubscriber)
+        assert subscriber._closing
+        await asyncio.wait_for(subscriber._closing, LIMIT_S)
+        with Producer(namesrv) as producer:
+            producer.send("jobs", b"next")
+        with PullConsumer(namesrv, "workers") as reader:
+            reader.subscribe("jobs")
+            assert ([message.body for message in reader.poll(LIMIT_S * 1000)], seen) == ([b"next"], ["last"])
+
+    with run_cluster() as cluster:
         asyncio.run(run(cluster.namesrv))
 
 

@@ -28,7 +28,7 @@ from rocketspark.faststream.message import RocketMessage
 from rocketspark.faststream.producer import RocketProducer
 from rocketspark.faststream.registrator import RocketRegistrator
 from rocketspark.faststream.response import REQUEST_S, PublishOptions, command
-from rocketspark.faststream.subscriber import RocketSubscriber
+from rocketspark.faststream.subscriber import RocketSubscriber, stopping_task
 
 if TYPE_CHECKING:
     from fast_depends import Provider
@@ -177,10 +177,12 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[Any, AsyncProducer, RocketBr
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """Stop all subscribers, at once, and then the producer."""
+        """Stop all subscribers, at once, and then the producer. A handler that calls it is not waited for."""
+        token = stopping_task.set(asyncio.current_task())
         try:
             await super().stop(exc_type, exc_val, exc_tb)
         finally:
+            stopping_task.reset(token)
             await self.config.broker_config.producer.disconnect()
             self._connection = None
 

@@ -44,6 +44,8 @@ class _Call:
 
 
 _call: ContextVar[_Call] = ContextVar("rocketspark_faststream_call")
+# The task that stops the broker: FastStream stops each subscriber in a task of its own.
+stopping_task: ContextVar[asyncio.Task[Any] | None] = ContextVar("rocketspark_faststream_stopping", default=None)
 
 
 class _Noting(BaseMiddleware):
@@ -194,14 +196,14 @@ class RocketSubscriber(SubscriberUsecase[Any]):
             self._closing = asyncio.ensure_future(consumer.close())
         if reader is not None:
             await reader.close()
-        if asyncio.current_task() not in self._calling:
+        if (stopping_task.get() or asyncio.current_task()) not in self._calling:
             if self._closing is not None:
                 await asyncio.shield(self._closing)
             for task in self._calling:
                 task.cancel()
-        # Else a handler stops its subscriber: the close waits until the handler has ended.
+            await super().stop()
+        # Else a handler stops its subscriber or broker: the close waits until the handler has ended.
         self.running = False
-        await super().stop()
 
     # -- handlers ------------------------------------------------------------------------------------------------
 
