@@ -101,6 +101,24 @@ def test_no_more_is_held_than_prefetched(connection: Connection, name: str) -> N
     assert sorted(taken.wait(7)) == sorted({message.payload for message in taken.messages})
 
 
+def test_queues_of_a_channel_share_what_may_be_held_and_none_is_forgotten(connection: Connection, name: str) -> None:
+    busy, idle = (Queue(f"{name}.{which}", Exchange(""), f"{name}.{which}") for which in ("busy", "idle"))
+    publish(connection, busy, *["busy"] * 12)
+    idle(connection.channel()).declare()
+    taken = Taken(connection, busy, idle, prefetch=3)
+    assert taken.wait(3) == ["busy"] * 3
+    publish(connection, idle, *["idle"] * 4)
+    assert taken.gets_no_more()
+    at = 0
+    while at < 16:
+        taken.wait(at + 1)
+        assert len(taken.messages) - at <= 3
+        taken.messages[at].ack()
+        at += 1
+    assert sorted(message.payload for message in taken.messages) == ["busy"] * 12 + ["idle"] * 4
+    assert not any(message.delivery_info["redelivered"] for message in taken.messages)
+
+
 def test_what_is_not_acknowledged_is_held_for_as_long_as_it_takes(cluster: Cluster, name: str) -> None:
     """Beyond the visibility timeout; and given back at once when the connection closes."""
     queue = Queue(name, Exchange(""), name)

@@ -6,6 +6,7 @@ are topics that every queue bound to them reads from the moment on when it was b
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import time
@@ -86,6 +87,7 @@ class Channel(virtual.Channel):
         # By delivery tag, what was received and is not settled; what is not delivered yet among it.
         self.held: dict[str, Popped | Read] = {}
         self._sources: dict[str, Source] = {}
+        self._turn = asyncio.Lock()
         self._ttl_ms: dict[str, int] = {}
         self._auto_delete: set[str] = set()
         self._no_ack: set[str] = set()
@@ -121,6 +123,8 @@ class Channel(virtual.Channel):
                     self.settings,
                     topics,
                     room=self._room,
+                    shares=lambda: len(self._sources),
+                    turn=self._turn,
                     arrive=lambda popped: self._arrive(queue, popped),
                     soon=self.cluster.soon,
                 )
@@ -227,10 +231,7 @@ class Channel(virtual.Channel):
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
         """Set how many messages may be held here that are not acknowledged; 0: the option prefetch_max."""
         super().basic_qos(prefetch_size, prefetch_count, apply_global)
-        for source in self._sources.values():
-            self.cluster.soon(source.wake)
-        for reader in list(self.cluster.readers.values()):
-            reader.wake()
+        self.cluster.soon(self._wake)
 
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[..., Any], consumer_tag: str, **more: Any
@@ -318,6 +319,15 @@ class Channel(virtual.Channel):
         """Do with a message that is held what `how` says: ack, give_back or dead."""
         if (item := self.held.pop(tag, None)) is not None and self.cluster.is_ours:
             getattr(item, how)()
+            # The room that it leaves is that of all queues.
+            self.cluster.soon(self._wake)
+
+    def _wake(self) -> None:
+        """Have all that share this channel's room look at it again; on the clients' loop."""
+        for source in list(self._sources.values()):
+            source.wake()
+        for reader in list(self.cluster.readers.values()):
+            reader.wake()
 
     def _restore(self, message: Any) -> None:
         self.let_go(message.delivery_tag, "give_back")

@@ -58,7 +58,8 @@ class Popped:
 class Source:
     """Receives one queue: its topics, of the highest priority first.
 
-    `room` tells how many more messages may be held; `arrive` gets each.
+    `room` tells how many more messages may be held by this source and those it shares the room with; `shares` how many
+    these are, itself among them. `turn` is theirs together: who holds it looks for messages. `arrive` gets each.
     """
 
     def __init__(
@@ -67,12 +68,16 @@ class Source:
         topics: Iterable[str],
         *,
         room: Callable[[], int],
+        shares: Callable[[], int],
+        turn: asyncio.Lock,
         arrive: Callable[[Popped], object],
         soon: Callable[[Callable[[], object]], None],
     ) -> None:
         self.soon = soon
         self._settings = settings
         self._room = room
+        self._shares = shares
+        self._turn = turn
         self._arrive = arrive
         self._invisible_ms = settings.visibility_timeout * 1000
         self._consumers = {topic: self._consumer(topic) for topic in topics}
@@ -118,26 +123,50 @@ class Source:
 
     async def _run(self) -> None:
         while True:
-            count = min(self._room(), COUNT_MAX)
-            if count <= 0:
+            if self._count() <= 0:
                 self._more.clear()
                 await self._more.wait()
                 continue
             try:
-                for popped in await self._receive(count):
-                    self._arrive(popped)
+                await self._fill()
             except Exception as e:
                 names = ", ".join(self._consumers)
                 trouble_log.warning("topic %s: no tasks are received, tried again: %s", names, e)
                 await asyncio.sleep(TROUBLE_S)
 
-    async def _receive(self, count: int, wait_ms: float = WAIT_MS) -> list[Popped]:
-        consumers = list(self._consumers.values())
-        for consumer in consumers if len(consumers) > 1 or not wait_ms else ():
-            found = [self._hold(message, consumer) for message in await consumer.receive(count, timeout_ms=0)]
-            if found or (not wait_ms and consumer is consumers[-1]):
-                return found
-        waiting = {asyncio.ensure_future(c.receive(count, timeout_ms=wait_ms)): c for c in consumers}
+    def _count(self) -> int:
+        return min(self._room(), COUNT_MAX)
+
+    async def _fill(self) -> None:
+        """Receive what there is room for: what is there now, else what comes, in which each who waits has a share."""
+        parts = self._shares() * len(self._consumers)
+        if parts > 1:
+            async with self._turn:
+                found = await self._look(self._count())
+                self._take(found)
+            if found:
+                return
+        if (count := self._count()) > 0:
+            self._take(await self._wait(max(1, count // parts)))
+
+    def _take(self, found: list[Popped]) -> None:
+        for popped in found:
+            if self._room() > 0:
+                self._arrive(popped)
+            else:
+                # Several waited for the last place.
+                self.give_back(popped)
+
+    async def _look(self, count: int) -> list[Popped]:
+        """Return what is there now, of the first topic that has something."""
+        for consumer in self._consumers.values() if count > 0 else ():
+            if found := await consumer.receive(count, timeout_ms=0):
+                return [self._hold(message, consumer) for message in found]
+        return []
+
+    async def _wait(self, count: int, wait_ms: float = WAIT_MS) -> list[Popped]:
+        """Return what comes first, at most `count` messages of each topic; nothing if nothing does."""
+        waiting = {asyncio.ensure_future(c.receive(count, timeout_ms=wait_ms)): c for c in self._consumers.values()}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -153,7 +182,9 @@ class Source:
     async def get(self) -> Popped | None:
         """Return the first message, None if there is none now; what was given back just now is waited for."""
         wait_s = self._given_back_s + AGAIN_WITHIN_S - asyncio.get_running_loop().time()
-        found = await self._receive(1, max(wait_s, 0) * 1000)
+        found = await self._look(1)
+        if not found and wait_s > 0:
+            found = await self._wait(1, wait_s * 1000)
         for popped in found[1:]:
             self.give_back(popped)
         return found[0] if found else None
