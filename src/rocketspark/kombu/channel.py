@@ -382,7 +382,7 @@ def _decoded(body: bytes) -> dict[str, Any] | None:
 def _is_expired(message: ReceivedMessage, payload: dict[str, Any]) -> bool:
     """Tell whether a message's time to live is over."""
     expiration = payload["properties"].get("expiration")
-    if not str(expiration or "").isdigit():
+    if not str(expiration or "").isdecimal():
         return False
     return time.time() * 1000 > message.born_time_ms + int(expiration)
 
