@@ -23,7 +23,9 @@ PAGES = ["start/python.md", "use/clients.md", *sorted(f"use/clients/{p.name}" fo
 PROGRAM = re.compile(r"^```python\n(# \w+\.py\n.*?)```\n\n```text\n(.*?)```\n", re.DOTALL | re.MULTILINE)
 
 # Listeners print in several threads, and print writes a line and its end one after the other: here in one.
-WHOLE_LINES = "import builtins, sys\nbuiltins.print = lambda *a: sys.stdout.write(' '.join(map(str, a)) + '\\n')\n"
+WHOLE_LINES = """import builtins, sys
+builtins.print = lambda *a, sep=" ": sys.stdout.write(sep.join(map(str, a)) + "\\n")
+"""
 
 
 def run(code: str, shown: str, folder: Path) -> tuple[list[str], str, int]:
