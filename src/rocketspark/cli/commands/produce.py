@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
@@ -128,6 +128,9 @@ def produce(
         Producer(at.namesrv, group, **at.client_options()) as producer,
         Stop() as stop,
     ):
+        # While a route is asked for, later messages may overtake those that wait for it; a new topic has none yet.
+        with suppress(RocketSparkError):
+            producer.queues(topic)
         sending = Sender(producer, None if queue is None else queue_of(queue, producer.queues(topic)))
         try:
             with _progress(given.file) as advance:
