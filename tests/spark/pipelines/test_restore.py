@@ -29,6 +29,7 @@ from rocketspark.spark.pipelines.options import ArchiveOptions, RestoreOptions
 from rocketspark.spark.pipelines.parts import restore_tasks
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan
+from rocketspark.tables.read.data_loss import DataLost
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows("`restore`, `replay`: order, keys, tags, properties, rate, dry run, nothing twice")
@@ -276,7 +277,7 @@ def test_a_send_without_a_reply_is_looked_for_before_it_is_repeated(
     queue = ("broker-a", 0)
     load(topic, 40, queue=MessageQueue(topic, *queue))
     where = Connection(cluster.namesrv)
-    rows = list(restore_tasks.TopicSource(where, topic).read(ArchivedSpan(queue, 0, 40, 40)))
+    rows = list(restore_tasks.TopicSource(where, topic, {}).read(ArchivedSpan(queue, 0, 40, 40)))
 
     async def send() -> None:
         sender = restore_tasks.QueueSender(where, topic, ("broker-b", 1), 0, "restore-1")
@@ -311,7 +312,7 @@ def test_a_send_without_a_reply_is_looked_for_before_it_is_repeated(
     reader = restore_tasks.topic_reader(where, topic, READ_SCHEMA)
     try:
         found = [
-            b.column("body").to_pylist() for b in restore_tasks.read_offsets(reader, topic, ("broker-b", 1), 0, 40)
+            b.column("body").to_pylist() for b in restore_tasks.read_offsets(reader, topic, ("broker-b", 1), 0, 40, {})
         ]
         assert restore_tasks.queue_offsets(topic, restore_tasks._newest(reader))["broker-b", 1] == 40
     finally:
@@ -419,21 +420,29 @@ def test_two_runs_at_once_are_refused(
     assert replay(cluster.namesrv, topic, copy).rows == 0
 
 
-@pytest.mark.shows("mended: a `replay` that goes on reads its target in another group than that of `-o consumerGroup`")
-def test_what_is_in_doubt_is_read_in_the_group_that_is_given(
-    replay: Callable[..., restore.RestoreResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The brokers make no groups by themselves."""
+def killed_before_its_note(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
+    """Run a replay that is killed when all is sent, and nobody has noted it."""
     monkeypatch.setattr(restore, "QUIET_S", 0.05)
     replace_file, saves = restore.replace_file, 0
 
     def fail(*given: Any) -> None:
         nonlocal saves
         saves += 1
-        if saves == 2:  # All is sent, and nobody noted it.
+        if saves == 2:
             raise KeyboardInterrupt
         replace_file(*given)
 
+    with monkeypatch.context() as patch:
+        patch.setattr(restore, "replace_file", fail)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+
+
+@pytest.mark.shows("mended: a `replay` that goes on reads its target in another group than that of `-o consumerGroup`")
+def test_what_is_in_doubt_is_read_in_the_group_that_is_given(
+    replay: Callable[..., restore.RestoreResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The brokers make no groups by themselves."""
     with run_cluster(auto_create_group=False) as cluster, Producer(cluster.namesrv) as producer:
         with operations_of(Connection(cluster.namesrv)) as operations:
             operations.put_group("reader")
@@ -442,12 +451,40 @@ def test_what_is_in_doubt_is_read_in_the_group_that_is_given(
         for n in range(5):
             producer.send("source", b"%d" % n)
         where = Connection(cluster.namesrv, options={"consumerGroup": "reader"})
-        with monkeypatch.context() as patch:
-            patch.setattr(restore, "replace_file", fail)
-            with pytest.raises(KeyboardInterrupt):
-                replay(where, "source", "target")
+        killed_before_its_note(monkeypatch, lambda: replay(where, "source", "target"))
         done = replay(where, "source", "target")
         assert (done.rows, done.already_there) == (0, 5)
+
+
+@pytest.mark.shows("mended: `replay` of a topic ever made anew fails, or sends nothing; to such a one it sends twice")
+def test_topics_that_were_made_anew_are_replayed_once(
+    replay: Callable[..., restore.RestoreResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        run_cluster() as cluster,
+        Producer(cluster.namesrv) as producer,
+        operations_of(Connection(cluster.namesrv)) as operations,
+    ):
+
+        def make_anew(topic: str) -> None:
+            operations.create_topic(topic, queue_count=1)
+            producer.send(topic, b"old")
+            operations.delete_topic(topic)
+            operations.create_topic(topic, queue_count=1)
+            for n in range(5):
+                producer.send(topic, b"%d" % n)
+
+        for topic in ("source", "target"):
+            make_anew(topic)
+        killed_before_its_note(monkeypatch, lambda: replay(cluster.namesrv, "source", "target"))
+        done = replay(cluster.namesrv, "source", "target")
+        assert (done.rows, done.already_there) == (0, 5)
+        stop = Progress("replay")
+        monkeypatch.setattr(stop, "hear", lambda report: stop.stop.ask())
+        assert replay(cluster.namesrv, "source", "other", progress=stop, chunk_rows=2).rows == 1
+        make_anew("source")
+        with pytest.raises(DataLost, match=r"messages 1 to \d .* it was made anew"):
+            replay(cluster.namesrv, "source", "other")
 
 
 def test_a_target_that_lost_queues_is_told_in_one_line(
@@ -498,7 +535,7 @@ def test_what_may_not_be_written_is_set_aside(
     queue = ("broker-a", 0)
     load(topic, 40, queue=MessageQueue(topic, *queue))
     where = Connection(cluster.namesrv)
-    [batch] = restore_tasks.TopicSource(where, topic).read(ArchivedSpan(queue, 0, 40, 40))
+    [batch] = restore_tasks.TopicSource(where, topic, {}).read(ArchivedSpan(queue, 0, 40, 40))
     rows = batch.to_pylist()
     rows[5]["body"] = b""
     rows[9]["properties"] = [("name", "a\x01b")]
@@ -527,7 +564,7 @@ def test_what_may_not_be_written_is_set_aside(
     assert sender.reasons[2][1] == "not this one"
     reader = restore_tasks.topic_reader(where, topic, READ_SCHEMA)
     try:
-        [found] = restore_tasks.read_offsets(reader, topic, ("broker-b", 1), 0, 37)
+        [found] = restore_tasks.read_offsets(reader, topic, ("broker-b", 1), 0, 37, {})
     finally:
         reader.stop()
     assert found.column("body").to_pylist() == [r["body"] for i, r in enumerate(rows) if i not in (5, 9, 30)]

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 
@@ -56,6 +56,7 @@ from rocketspark.spark.pipelines.parts.restore_tasks import (
     topic_reader,
 )
 from rocketspark.spark.pipelines.parts.streaming import file_name
+from rocketspark.tables.offset_ranges import made_of
 from rocketspark.tables.option_values import check_range
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ class RestoreState(msgspec.Struct):
 
     `mapping`: the target queue of each source queue. `since`, `until`: the offsets of each source queue between which
     a replay sends. `rows`: how many were sent so far. `refused`: the first rows that may not be written as messages,
-    each by its place with the reason.
+    each by its place with the reason. `made`: the numbers of the topic's making that a replay sends; None in a file of
+    an earlier version.
     """
 
     id: str
@@ -121,6 +123,7 @@ class RestoreState(msgspec.Struct):
     since: list[tuple[Queue, int]] | None = None
     until: list[tuple[Queue, int]] | None = None
     refused: list[tuple[str, str]] = []
+    made: list[tuple[tuple[str, str], int]] | None = None
 
     @property
     def doubtful(self) -> bool:
@@ -226,15 +229,19 @@ def replay(
     with job:
         found = job.state
         if found.until is None or found.since is None:
-            found.since = list(_offsets_at(source, topic, options.since_ms, "earliest").items())
+            since = _table_at(source, topic, options.since_ms, "earliest")
+            found.made = list(made_of(since).items())
+            found.since = list(queue_offsets(topic, since).items())
             found.until = list(_offsets_at(source, topic, options.until_ms, "latest").items())
+        elif found.made is None:
+            found.made = list(made_of(_table_at(source, topic, None, "latest")).items())
         begin = dict(found.since)
         group = [
             ArchivedSpan(queue, begin.get(queue, 0), end, end - begin.get(queue, 0))
             for queue, end in sorted(found.until)
             if end > begin.get(queue, 0)
         ]
-        return job.run(TopicSource(source, topic), [group] if group else [])
+        return job.run(TopicSource(source, topic, dict(found.made)), [group] if group else [])
 
 
 def _source_place(source: Connection, goal: Connection) -> str:
@@ -497,10 +504,15 @@ class _Job:
 
 def _offsets_at(where: Connection, topic: str, time_ms: int | None, otherwise: str) -> dict[Queue, int]:
     """Return the offset of each queue at a time, or at `otherwise` (earliest, latest)."""
+    return queue_offsets(topic, _table_at(where, topic, time_ms, otherwise))
+
+
+def _table_at(where: Connection, topic: str, time_ms: int | None, otherwise: str) -> dict[str, Any]:
+    """Return as a stream's JSON what `_offsets_at` tells, with the numbers of the topic's making."""
     at = {"startingOffsets": otherwise} if time_ms is None else {"startingTimestamp": str(time_ms)}
     reader = topic_reader(where._replace(options=_without_starts(where.options)), topic, READ_SCHEMA, **at)
     try:
-        return queue_offsets(topic, reader.initialOffset())
+        return reader.initialOffset()
     finally:
         reader.stop()
 

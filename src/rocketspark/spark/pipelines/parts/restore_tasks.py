@@ -37,7 +37,7 @@ from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan, Queue
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.write.batch_encoding import BatchItems, encode, joined, refused_rows
 from rocketspark.spark.write.rows import CheckedRows, parts
-from rocketspark.tables.offset_ranges import to_json
+from rocketspark.tables.offset_ranges import Made, made_json, made_of, to_json
 from rocketspark.tables.options import parse_read
 from rocketspark.transport.retries import Retries, RetryRule
 
@@ -117,10 +117,12 @@ class ArchiveSource:
 
 
 class TopicSource:
-    """The source of a replay: the rows of a topic on its brokers."""
+    """The source of a replay: the rows of a topic on its brokers. `made`: the numbers of the topic's making that they
+    are of.
+    """
 
-    def __init__(self, where: Connection, topic: str) -> None:
-        self._where, self._topic = where, topic
+    def __init__(self, where: Connection, topic: str, made: Made) -> None:
+        self._where, self._topic, self._made = where, topic, made
 
     def only(self, chunk: Sequence[ArchivedSpan]) -> TopicSource:
         """Return the same source: it holds no list of files to shorten."""
@@ -130,7 +132,7 @@ class TopicSource:
         """Read the rows of a span, in order."""
         reader = topic_reader(self._where, self._topic, READ_SCHEMA)
         try:
-            yield from read_offsets(reader, self._topic, span.queue, span.first, span.end)
+            yield from read_offsets(reader, self._topic, span.queue, span.first, span.end, self._made)
         finally:
             reader.stop()
 
@@ -148,10 +150,14 @@ def queue_offsets(topic: str, table: dict[str, Any]) -> dict[Queue, int]:
     return {(broker, int(q)): offset for broker, queues in brokers.items() for q, offset in queues.items()}
 
 
-def read_offsets(reader: StreamReader, topic: str, queue: Queue, first: int, end: int) -> Iterator[pa.RecordBatch]:
-    """Read the rows of one queue with offsets in [first, end), in order."""
+def read_offsets(
+    reader: StreamReader, topic: str, queue: Queue, first: int, end: int, made: Made
+) -> Iterator[pa.RecordBatch]:
+    """Read the rows of one queue with offsets in [first, end), in order. `made`: the numbers of the topic's making when
+    these offsets were told; rows of one that was made later are none of them.
+    """
     source = MessageQueue(topic, *queue)
-    for partition in reader.partitions(to_json({source: first}), to_json({source: end})):
+    for partition in reader.partitions(to_json({source: first}), {**to_json({source: end}), **made_json(made)}):
         yield from reader.read(partition)
 
 
@@ -301,9 +307,9 @@ class QueueSender:
         # by now cannot be looked at: where it was of this restore it is sent again.
         reader = topic_reader(self._where.without_choice(), self._topic, schema, failOnDataLoss="false")
         try:
-            newest = queue_offsets(self._topic, _newest(reader))
-            end = newest.get(self._target, self._tail)
-            for batch in read_offsets(reader, self._topic, self._target, self._tail, end):
+            newest = _newest(reader)
+            end = queue_offsets(self._topic, newest).get(self._target, self._tail)
+            for batch in read_offsets(reader, self._topic, self._target, self._tail, end, made_of(newest)):
                 pairs = batch.column("properties")
                 of_this = pc.equal(pc.map_lookup(pairs, origins.RESTORE_ID, "last"), self._id)
                 places = pc.map_lookup(pairs.filter(of_this.fill_null(False)), origins.ORIGIN_PLACE, "last")
