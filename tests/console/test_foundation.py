@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from tests.console.support import ORIGIN, opened, posted, token_of
+from tests.console.support import ORIGIN, log_in, opened, posted, token_of
 
 from rocketspark import console, machine
 from rocketspark.access import audit
@@ -245,14 +245,6 @@ def locked() -> Iterator[Cluster]:
 
 def tls_of(cluster: Cluster) -> dict[str, Any]:
     return {name: value for name, value in cluster.client_options.items() if "key" not in name}
-
-
-def log_in(client: TestClient, name: str, secret: str) -> Any:
-    client.get("/login")
-    console = client.app.state.console  # type: ignore[attr-defined]
-    token = console.sessions.token(client.cookies["rocketspark_console_80"])
-    fields = {"token": token, "access_key": name, "secret_key": secret}
-    return client.post("/login?next=/topics", data=fields, headers={"Origin": ORIGIN})
 
 
 def test_where_the_cluster_asks_for_keys_a_user_logs_in(locked: Cluster) -> None:

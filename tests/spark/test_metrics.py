@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ from tests.spark.stage import staged
 
 from rocketspark.client import Producer
 from rocketspark.errors import ConfigError
-from rocketspark.model import Message, MessageQueue
+from rocketspark.model import Message, MessageQueue, typed_json
+from rocketspark.model.stream_progress import PATH, StreamProgress, StreamsProgress
 from rocketspark.spark.metrics import Listening, listen
 from rocketspark.testing import Cluster, run_cluster
 
@@ -38,6 +40,13 @@ def listening(spark: SparkSession, cluster: Cluster) -> Iterator[Listening]:
 def source(spark: SparkSession, namesrv: str, topic: str, **options: str) -> Any:
     read = spark.readStream.format("rocketmq").options(namesrv=namesrv, topic=topic, startingOffsets="earliest")
     return read.options(**options).schema("body binary, queueId int").load()
+
+
+def progress_of(listening: Listening, name: str) -> list[StreamProgress]:
+    """What is published of the queries of a name."""
+    with urllib.request.urlopen(listening.url.replace("/metrics", PATH), timeout=60) as answer:
+        told = typed_json.decode(answer.read(), StreamsProgress)
+    return [each for each in told.streams if each.name == name]
 
 
 def start(frame: Any, name: str, checkpoint: Path) -> Any:
@@ -74,9 +83,14 @@ def test_rows_durations_lag_and_the_end_of_a_query(
         seen_s = found.value("rocketspark_stream_last_progress_timestamp_seconds", query=name)
         assert seen_s is not None
         assert abs(seen_s - time.time()) < 600
+        # What the console is told.
+        (told,) = progress_of(listening, name)
+        assert (told.state, told.rows, told.query_id, told.run_id) == ("running", 400, str(query.id), str(query.runId))
+        assert sum(offset for queues in told.offsets[topic].values() for offset in queues.values()) == 400
     finally:
         query.stop()
     found = scrape_until(listening.url, lambda s: s.value("rocketspark_stream_running", query=name) == 0)
+    assert [each.state for each in progress_of(listening, name)] == ["stopped"]
     assert found.value("rocketspark_stream_ends_total", query=name, outcome="stopped") == 1
     assert found.value("rocketspark_stream_ends_total", query=name, outcome="failed") == 0
     assert found.value("rocketspark_stream_rows_total", query=name) == 400

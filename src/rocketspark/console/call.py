@@ -14,7 +14,7 @@ from rocketspark.admin.operations import AsyncAdmin
 from rocketspark.console.cluster.view import LIFE_S, ClusterView
 from rocketspark.console.drawing import draw
 from rocketspark.console.guard import BODY_BYTES_MAX
-from rocketspark.console.navigation import NAVIGATION
+from rocketspark.console.navigation import navigation_of
 from rocketspark.console.sessions import Session
 from rocketspark.console.state import Console
 from rocketspark.errors import RocketSparkError, UsageError
@@ -154,7 +154,8 @@ class Call:
         return HTMLResponse(self._drawn(template, note="", **values), status)
 
     def _drawn(self, template: str, **values: Any) -> str:
-        return draw(template, call=self, path=self.request.url.path, navigation=NAVIGATION, **values)
+        navigation = navigation_of(lambda name: getattr(self.console.settings, name))
+        return draw(template, call=self, path=self.request.url.path, navigation=navigation, **values)
 
 
 async def together(*asked: Awaitable[Any]) -> list[Any]:

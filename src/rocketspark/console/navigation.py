@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 # Title and path.
 NAVIGATION = (
     ("Overview", "/"),
@@ -15,8 +17,18 @@ NAVIGATION = (
     ("Brokers", "/brokers"),
     ("Users and rules", "/users"),
 )
+# Title, path, and the setting without which it is not shown.
+OF_APPLICATIONS = (("Spark streams", "/streams", "spark_streams"),)
 MODULES = (
     *("overview", "topics", "topic", "topic_changes"),
     *("messages", "message", "groups", "clients", "dead_letters"),
     *("waiting", "quarantine", "brokers", "users"),
+    *("applications.streams",),
 )
+
+
+def navigation_of(is_given: Callable[[str], object]) -> list[tuple[str, str]]:
+    """Return title and path of each page that the navigation of a console shows. `is_given`: tells whether a setting
+    is.
+    """
+    return [*NAVIGATION, *((title, path) for title, path, setting in OF_APPLICATIONS if is_given(setting))]

@@ -11,6 +11,7 @@ import msgspec
 
 from rocketspark.console import assets
 from rocketspark.errors import ConfigError
+from rocketspark.model.stream_progress import PATH
 from rocketspark.model.text import shown
 from rocketspark.transport.connections import is_loopback
 
@@ -32,6 +33,7 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
     addresses of proxies whose X-Forwarded-For says who asks; nobody else's counts.
     `read_only`: nothing can be changed. `requests_per_second`: how many requests a broker gets at most.
     `sample_interval_s`, `samples_max`: how often the figures of plots are taken, and how many are kept.
+    `spark_streams`: "http://host:port" of processes that publish the progress of their Spark streams.
     `audit_path`: a file that gets one line of JSON for each change and each refused login; "": none.
     """
 
@@ -50,6 +52,7 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
     requests_per_second: int = REQUESTS_PER_SECOND
     sample_interval_s: float = 5.0
     samples_max: int = 720
+    spark_streams: tuple[str, ...] = ()
     audit_path: str = ""
 
     @property
@@ -82,6 +85,8 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
         if self.requests_per_second < 1:
             raise ConfigError("a console needs at least one request a second to a broker")
         self._check_proxy()
+        for address in self.spark_streams:
+            stream_address(address)
         if not is_loopback(self.host) and not (self.tls_cert and self.needs_login):
             raise ConfigError(
                 f"a console on {self.host} can be reached from outside: that needs TLS (--port-tls-cert and"
@@ -106,3 +111,19 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
                 ipaddress.ip_address(address)
             except ValueError:
                 raise ConfigError(f"trusted proxy {shown(address)!r}: an IP address is needed") from None
+
+
+def stream_address(address: str) -> tuple[str, str, int]:
+    """Return "host:port", host and port of what names a process: "host:port", "http://host:port" or the address of its
+    metrics. Raises ConfigError.
+    """
+    try:
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port, parts = None, None, urlsplit("")
+    if parts.scheme != "http" or not host or not port or parts.path not in ("", "/", "/metrics", PATH):
+        raise ConfigError(
+            f"Spark stream {shown(address)!r}: the address of its metrics is needed, such as http://127.0.0.1:9464"
+        )
+    return parts.netloc.rpartition("@")[2], host, port

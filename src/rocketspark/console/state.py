@@ -9,6 +9,7 @@ from pathlib import Path
 from rocketspark.access.audit import Audit, Check, Decision
 from rocketspark.console.cluster.pace import Pace
 from rocketspark.console.cluster.sampler import Sampler
+from rocketspark.console.cluster.streams import Streams
 from rocketspark.console.cluster.view import ClusterView
 from rocketspark.console.sessions import Attempts, Session, Sessions
 from rocketspark.console.settings import ConsoleSettings
@@ -28,6 +29,7 @@ class Console:
         self.own = ClusterView(settings.namesrv, self.pace, settings.options)
         self.sessions, self.attempts = Sessions(), Attempts()
         self.sampler = Sampler(self.own, settings.sample_interval_s, settings.samples_max)
+        self.streams = Streams(settings.spark_streams)
         # Pages that watch messages as they come.
         self.tails = 0
         # Set at the end: answers that go on for long end with it.

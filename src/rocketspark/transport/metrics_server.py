@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import parse_qs, urlsplit
 
 from prometheus_client import CollectorRegistry
@@ -30,7 +30,7 @@ ANSWER_S = 30.0
 
 class MetricsServer:
     """The HTTP server for metrics. `collect` returns them; each connection serves one request; `port`: the one it
-    listens on.
+    listens on; `documents`: what makes the JSON at further paths.
 
     With `connections_max` connections open, a new one takes the place of the one that has waited longest for its
     request.
@@ -44,8 +44,10 @@ class MetricsServer:
         request_s: float = REQUEST_S,
         answer_s: float = ANSWER_S,
         descriptors: Descriptors = OF_PROCESS,
+        documents: Mapping[str, Callable[[], bytes]] | None = None,
     ) -> None:
         self._collect = collect
+        self._documents = documents or {}
         self._connections_max = connections_max
         self._request_s = request_s
         self._answer_s = answer_s
@@ -122,6 +124,10 @@ class MetricsServer:
             return _response("400 Bad Request")
         if url.path == "/favicon.ico":
             return _response("200 OK")
+        if (document := self._documents.get(url.path)) is not None:
+            async with self._turn:
+                body = await asyncio.to_thread(document)
+            return _response("200 OK", {"Content-Type": "application/json"}, body)
         async with self._turn:
             families = self._collect()
             if names:

@@ -49,6 +49,10 @@ def console(
     requests: Annotated[
         int, typer.Option(min=1, max=10_000, help="How many requests a second a broker gets at most.")
     ] = 20,
+    spark_stream: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of the metrics of a process with Spark streams, shown too; may be repeated."),
+    ] = None,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Show a cluster in the browser, RocketMQ's own too: brokers, topics, messages, groups, and what they need.
@@ -61,6 +65,8 @@ def console(
     Example: `rocketspark console -n 127.0.0.1:9876 --port 8080`
 
     Example: `rocketspark console -n 127.0.0.1:9876 --read-only`
+
+    Example: `rocketspark console -n 127.0.0.1:9876 --spark-stream http://127.0.0.1:9464`
 
     Example: `rocketspark console -n 127.0.0.1:9876 --public-url https://console.example --trusted-proxy 127.0.0.1`
     """
@@ -81,6 +87,7 @@ def console(
         login=login,
         read_only=read_only,
         requests_per_second=requests,
+        spark_streams=tuple(spark_stream or ()),
         audit_path="" if audit_log == "off" else audit_log,
     )
     settings.check()

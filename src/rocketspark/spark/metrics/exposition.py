@@ -194,10 +194,14 @@ STOP_S = 5.0
 
 
 class ScrapeThread:
-    """A thread that serves metrics to Prometheus; `port` is the port that it listens on."""
+    """A thread that serves metrics to Prometheus; `port` is the port that it listens on. `documents`: what makes the
+    JSON at further paths.
+    """
 
-    def __init__(self, collect: Callable[[], list[Metric]]) -> None:
-        self._server = MetricsServer(collect)
+    def __init__(
+        self, collect: Callable[[], list[Metric]], documents: Mapping[str, Callable[[], bytes]] | None = None
+    ) -> None:
+        self._server = MetricsServer(collect, documents=documents)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event | None = None

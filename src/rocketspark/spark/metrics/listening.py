@@ -13,9 +13,11 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.model import stream_progress
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.spark.metrics.lag_watch import LagWatch
 from rocketspark.spark.metrics.progress_reports import parse_report
@@ -63,7 +65,9 @@ class QueryListener(StreamingQueryListener):
         """Count the end of a query, with an error or without."""
         self._safely(
             "terminated",
-            lambda: self._figures.ended(str(event.runId), str(event.id), failed=event.exception is not None),
+            lambda: self._figures.ended(
+                str(event.runId), str(event.id), failed=event.exception is not None, error=str(event.exception or "")
+            ),
         )
 
     def _safely(self, kind: str, count: Callable[[], None]) -> None:
@@ -107,8 +111,8 @@ def listen(
     topics_max: int = TOPICS_MAX,
     **access: str | bool | None,
 ) -> Listening:
-    """Serve metrics of the session's streaming queries at http://host:port/metrics, until `stop` is called on the
-    result. Port 0: a free one.
+    """Serve metrics of the session's streaming queries at http://host:port/metrics, and their progress for the console
+    at http://host:port/progress, until `stop` is called on the result. Port 0: a free one.
 
     `namesrv`: the NameServers of the cluster whose brokers are asked for the lag, every `lag_interval_s` at most; "":
     no lag. `consumer_group`: the group by whose name they are asked. `access`: keys and TLS, named as the options of a
@@ -143,7 +147,10 @@ def listen_with(spark: SparkSession, settings: Settings, more: More | None = Non
     )
     if settings.namesrv:
         lag = LagWatch(figures.positions, partial(_open, settings), interval_s=settings.lag_interval_s)
-    server = ScrapeThread(lambda: families(figures, lag) + (more() if more is not None else []))
+    server = ScrapeThread(
+        lambda: families(figures, lag) + (more() if more is not None else []),
+        {stream_progress.PATH: lambda: msgspec.json.encode(figures.progress())},
+    )
     server.start(settings.host, settings.port)
     try:
         listener = _add_listener(spark, figures)

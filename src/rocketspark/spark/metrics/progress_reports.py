@@ -45,7 +45,7 @@ class SourceReport(NamedTuple):
 
 class Report(NamedTuple):
     """One progress report of a query. Durations are in seconds; `bytes` and `bad_rows` are sums of observed metrics and
-    what sources tell.
+    what sources tell; `rows_per_s`: rows a second as they came in since the micro-batch before.
     """
 
     rows: int
@@ -58,6 +58,7 @@ class Report(NamedTuple):
     state_bytes: int
     sources: tuple[SourceReport, ...]
     bad_rows: int = 0
+    rows_per_s: float = 0.0
 
     def positions(self) -> Offsets:
         """Return the offset up to which the query has read each queue; the lower one where two sources read the same
@@ -86,8 +87,9 @@ def parse_report(report: Any) -> Report:
         step = name if name in STEPS else OTHER
         steps_s[step] = steps_s.get(step, 0.0) + ms / 1000
     batch_id = _get(report, "batchId")
+    rows = _rows(report, sources)
     return Report(
-        rows=_rows(report, sources),
+        rows=rows,
         output_rows=_count(_mapping(_get(report, "sink")).get("numOutputRows")),
         batch_id=_count(batch_id) if _is_number(batch_id) else None,
         duration_s=None if whole_ms is None else whole_ms / 1000,
@@ -97,6 +99,7 @@ def parse_report(report: Any) -> Report:
         state_bytes=sum(_count(operator.get("memoryUsedBytes")) for operator in operators),
         sources=tuple(found for source in sources if (found := _source(source)) is not None),
         bad_rows=_told(report, sources, "bad_rows"),
+        rows_per_s=_rows_per_s(report, sources, rows, whole_ms),
     )
 
 
@@ -104,6 +107,16 @@ def _rows(report: Any, sources: Sequence[Mapping[Any, Any]]) -> int:
     """Return the rows read: Connect's reports leave out the query's sum."""
     rows = _get(report, "numInputRows")
     return _count(rows) if _is_number(rows) else sum(_count(source.get("numInputRows")) for source in sources)
+
+
+def _rows_per_s(report: Any, sources: Sequence[Mapping[Any, Any]], rows: int, whole_ms: float | None) -> float:
+    """Return the rate at which rows came in; that of the micro-batch by itself where Spark does not tell it."""
+    told = [_get(report, "inputRowsPerSecond"), *(source.get("inputRowsPerSecond") for source in sources)]
+    if _is_number(told[0]):
+        return max(0.0, float(told[0]))
+    if any(_is_number(rate) for rate in told):
+        return sum(max(0.0, float(rate)) for rate in told if _is_number(rate))
+    return rows * 1000 / whole_ms if whole_ms else 0.0
 
 
 def parse_offsets(text: Any) -> tuple[Offsets, Offsets] | None:

@@ -9,9 +9,10 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rocketspark.model.histogram import Histogram
+from rocketspark.model.stream_progress import StreamProgress, StreamsProgress
 from rocketspark.model.text import shown
 from rocketspark.spark.metrics.progress_reports import Report
 from rocketspark.tables.offset_ranges import Offsets
@@ -60,6 +61,9 @@ class BoundedLabels:
 DURATION_BOUNDS_MS = (100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 120_000, 300_000, 900_000, 3_600_000)
 # Runs whose end was never heard of, as when a connection broke, are forgotten beyond these.
 RUNS_MAX = 1000
+# Runs that are over, and running ones, whose progress is published; of the latter those heard of last.
+ENDED_MAX, RUNNING_MAX = 50, 200
+ERROR_CHARACTERS_MAX = 500
 EVENTS = ("started", "progress", "idle", "terminated")
 
 NO_REPORT = Report(0, 0, None, None, {}, 0, 0, 0, ())
@@ -91,11 +95,48 @@ class Run:
     when it was last heard of.
     """
 
-    def __init__(self, key: str, seen_s: float) -> None:
-        self.key = key
-        self.seen_s = seen_s
+    def __init__(self, key: str, seen_s: float, run_id: str, query_id: str) -> None:
+        self.key, self.run_id, self.query_id = key, run_id, query_id
+        self.started_s = self.seen_s = seen_s
         self.report = NO_REPORT
         self.positions: Offsets = {}
+        self.rows = self.bad_rows = 0
+        # The last report of a micro-batch, and when it came.
+        self.batch: Report | None = None
+        self.batch_at_s: float | None = None
+
+    def heard(self, report: Report, now_s: float) -> None:
+        """Note a report."""
+        self.report, self.seen_s = report, now_s
+        self.positions = report.positions() or self.positions
+        self.rows += report.rows
+        self.bad_rows += report.bad_rows
+        if _is_batch(report):
+            self.batch, self.batch_at_s = report, now_s
+
+    def progress(self, state: Literal["running", "stopped", "failed"], error: str = "") -> StreamProgress:
+        """Return what is published of the run."""
+        batch = self.batch or NO_REPORT
+        offsets: dict[str, dict[str, dict[str, int]]] = {}
+        for queue, offset in self.positions.items():
+            offsets.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = offset
+        return StreamProgress(
+            name=label_of(self.key),
+            query_id=self.query_id,
+            run_id=self.run_id,
+            state=state,
+            error=shown(error.strip().partition("\n")[0], characters_max=ERROR_CHARACTERS_MAX),
+            started_s=self.started_s,
+            seen_s=self.seen_s,
+            batch_id=self.report.batch_id,
+            batch_rows=batch.rows,
+            batch_s=batch.duration_s,
+            batch_at_s=self.batch_at_s,
+            rows=self.rows,
+            bad_rows=self.bad_rows,
+            rows_per_s=self.report.rows_per_s if state == "running" else 0.0,
+            offsets=offsets,
+        )
 
 
 class Gauges(NamedTuple):
@@ -122,6 +163,7 @@ class QueryFigures:
         self._topics = BoundedLabels(topics_max)
         self._runs: dict[str, Run] = {}
         self._ended: deque[str] = deque(maxlen=RUNS_MAX)
+        self._over: deque[tuple[str, StreamProgress]] = deque(maxlen=ENDED_MAX)
         # Keys of queries that have ended, the first that did first.
         self._idle: dict[str, None] = {}
         self._counts: dict[str, QueryCounts] = {}
@@ -151,8 +193,7 @@ class QueryFigures:
                 for topic, count in source.messages().items():
                     counts.messages[self._topics.take(topic)] += count
             if run is not None:
-                run.report, run.seen_s = report, self._now_s()
-                run.positions = report.positions() or run.positions
+                run.heard(report, self._now_s())
         self._heard()
 
     def idled(self, run_id: str) -> None:
@@ -161,8 +202,8 @@ class QueryFigures:
             if (run := self._runs.get(run_id)) is not None:
                 run.seen_s = self._now_s()
 
-    def ended(self, run_id: str, query_id: str, *, failed: bool) -> None:
-        """Note that a run of a query is over. `failed`: it ended with an error."""
+    def ended(self, run_id: str, query_id: str, *, failed: bool, error: str = "") -> None:
+        """Note that a run of a query is over. `failed`: it ended with an error, whose text is `error`."""
         with self._lock:
             if run_id in self._ended:
                 return
@@ -173,6 +214,8 @@ class QueryFigures:
             counts.stopped += not failed
             del self._runs[run_id]
             self._ended.append(run_id)
+            run.seen_s = self._now_s()
+            self._over.append((run.key, run.progress("failed" if failed else "stopped", error)))
             if all(other.key != run.key for other in self._runs.values()):
                 self._idle.pop(run.key, None)
                 self._idle[run.key] = None
@@ -190,7 +233,7 @@ class QueryFigures:
         if run is None:
             while len(self._runs) >= RUNS_MAX:
                 del self._runs[min(self._runs, key=lambda each: self._runs[each].seen_s)]
-            run = self._runs[run_id] = Run(_key(query_id, name), self._now_s())
+            run = self._runs[run_id] = Run(_key(query_id, name), self._now_s(), run_id, query_id)
             self._idle.pop(run.key, None)
             self._make_room(run.key)
             self._counts_of(run.key).starts += 1
@@ -213,6 +256,18 @@ class QueryFigures:
         """Return the label and the offsets of each running query that reads RocketMQ and has told where it is."""
         with self._lock:
             return [(self._labels.take(run.key), dict(run.positions)) for run in self._runs.values() if run.positions]
+
+    def progress(self) -> StreamsProgress:
+        """Return what is published of the queries: those that run, and the last run of others that ended."""
+        with self._lock:
+            latest = sorted(self._runs.values(), key=lambda run: -run.seen_s)[:RUNNING_MAX]
+            found = [run.progress("running") for run in latest]
+            names = {run.key for run in self._runs.values()}
+            for key, over in reversed(self._over):
+                if key not in names:
+                    names.add(key)
+                    found.append(over)
+            return StreamsProgress(said_s=self._now_s(), streams=sorted(found, key=lambda each: each.name))
 
     def topic_label(self, topic: str) -> str:
         """Return the label of a topic, which is `other` for topics beyond the bound."""
