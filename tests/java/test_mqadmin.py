@@ -39,6 +39,9 @@ def no_route(topic: str) -> str:
     return f"17 No topic route info in name server for the topic: {topic}"
 
 
+OTHER_TESTS = ("test_controller.py", "test_failover.py", "test_static_topics.py")
+
+
 def test_the_table_of_commands_is_that_of_the_tool(stage: Stage) -> None:
     """docs/reference/mqadmin.md names each with the test that shows it, or why it is left out."""
     head, *lines = stage.mqadmin.raw()
@@ -49,10 +52,7 @@ def test_the_table_of_commands_is_that_of_the_tool(stage: Stage) -> None:
     rows = re.findall(r"^\| `(\w+)` \| (works|left out) \| (.+) \|$", page, re.M)
     assert [row[0] for row in rows] == commands
     here = Path(__file__).parent
-    tests = "".join(
-        path.read_text()
-        for path in [*here.glob("test_mqadmin*.py"), here / "test_controller.py", here / "test_static_topics.py"]
-    )
+    tests = "".join(path.read_text() for path in [*here.glob("test_mqadmin*.py"), *map(here.joinpath, OTHER_TESTS)])
     for command, state, said in rows:
         if state == "works":
             name = re.fullmatch(r"`(test_\w+)`", said)

@@ -200,6 +200,41 @@ def test_reading_ahead_and_the_timers_engine(stage: Stage) -> None:
     assert stage.mqadmin.refusal(*engine, "R") == rocks
 
 
+def test_limits_of_cold_reads(stage: Stage) -> None:
+    def limits(*rows: str) -> str:
+        table = "\n".join(['"configTable":{', *rows, "},"]) if rows else '"configTable":{},'
+        return f"""
+            {{
+            "runtimeTable":{{}},
+            {table}
+            "cgColdReadThreshold":3145728,
+            "globalColdReadThreshold":104857600,
+            "globalAcc":0
+            }}
+            """
+
+    show, change = ("getColdDataFlowCtrInfo",), ("updateColdDataFlowCtrGroupConfig", "-g", "buyers", "-v", "12345")
+    remove, broker, cluster = (
+        ("removeColdDataFlowCtrGroupConfig", "-g", "buyers"),
+        ("-b", stage.broker),
+        ("-c", "DefaultCluster"),
+    )
+    same(stage.mqadmin(*show, *broker), "============BROKER============" + limits())
+    for where, name in ((broker, "BROKER"), (cluster, "Master: BROKER")):
+        same(stage.mqadmin(*change, *where), "updateColdDataFlowCtrGroupConfig success, BROKER")
+        same(stage.mqadmin(*show, *where), f"============{name}============" + limits('"buyers":12345'))
+        same(stage.mqadmin(*remove, *where), "remove broker cold read threshold success, BROKER")
+        same(stage.mqadmin(*show, *where), f"============{name}============" + limits())
+
+
+def test_records_of_pops_are_in_files_already(stage: Stage) -> None:
+    for where in (("-b", stage.broker), ("-c", "DefaultCluster")):
+        same(
+            stage.mqadmin("exportPopRecord", *where),
+            "Export broker records, brokerName=broker-a, brokerAddr=BROKER, dryRun=false",
+        )
+
+
 def test_exports(stage: Stage) -> None:
     folder = stage.mqadmin.home / "exports"
 

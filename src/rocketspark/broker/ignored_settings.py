@@ -9,7 +9,7 @@ from __future__ import annotations
 IGNORED: dict[str, str] = dict(
     pair.split("=", 1)
     for pair in """
-    accessMessageInMemoryHotRatio=26 accountStatsEnable=true
+    accountStatsEnable=true
     accountStatsPrintZeroValues=true ackMessageThreadPoolNums=16 ackThreadPoolQueueCapacity=100000
     adminBrokerThreadPoolNums=16 adminBrokerThreadPoolQueueCapacity=10000
     appendAckAsync=false appendCkAsync=false
@@ -17,7 +17,6 @@ IGNORED: dict[str, str] = dict(
     autoMessageVersionOnTopicLen=true batchDispatchRequestThreadPoolNums=16 bitMapLengthConsumeQueueExt=64
     bottomMostCompressionTypeForConsumeQueueStore=zstd broadcastOffsetExpireMaxSecond=300
     broadcastOffsetExpireSecond=120
-    cgColdReadThreshold=3145728
     channelNotActiveInterval=60000 checkCRCOnRecover=true checkCommitLogOffsetOnRecover=false
     cleanOfflineBrokerInterval=30000
     cleanRocksDBDirtyCQIntervalMin=60 cleanSwapedMapInterval=300000
@@ -25,7 +24,7 @@ IGNORED: dict[str, str] = dict(
     clientChannelMaxIdleTimeSeconds=120 clientCloseSocketIfTimeout=true clientManageThreadPoolNums=32
     clientManagerThreadPoolQueueCapacity=1000000 clientOnewaySemaphoreValue=65535
     clientPooledByteBufAllocatorEnable=false clientSocketRcvBufSize=0 clientSocketSndBufSize=0
-    clientWorkerThreads=4 coldCtrStrategyEnable=false coldDataFlowControlEnable=false coldDataScanEnable=false
+    clientWorkerThreads=4 coldDataScanEnable=false
     combineAssignOffsetCQType=default combineCQEnableCheckSelf=false
     combineCQLoadingCQTypes=default;defaultRocksDB combineCQMaxExtraSearchCommitLogFiles=3
     combineCQPreferCQType=default combineCQUseRocksdbForLmq=false commercialBaseCount=1 commercialSizePerMsg=4096
@@ -66,7 +65,6 @@ IGNORED: dict[str, str] = dict(
     flushCommitLogThoroughInterval=10000 flushCommitLogTimed=true flushConsumeQueueLeastPages=2
     flushConsumeQueueThoroughInterval=60000 flushConsumerOffsetHistoryInterval=60000
     flushLeastPagesWhenWarmMapedFile=4096 forceRegister=true forwardTimeout=3000
-    globalColdReadThreshold=104857600
 
     heartbeatThreadPoolNums=2 heartbeatThreadPoolQueueCapacity=50000 highSpeedMode=false
     indexFileReadEnable=true indexFileWriteEnable=true indexRocksDBEnable=false
@@ -139,7 +137,7 @@ IGNORED: dict[str, str] = dict(
     transactionMetricFlushInterval=10000 transactionOpBatchInterval=3000 transactionOpMsgMaxSize=4096
     transferMsgByHeap=true transientStorePoolSize=5 travelCqFileNumWhenGetMessage=1
     updateNameServerAddrPeriod=120000 useABSLock=false useEpollNativeSelector=false
-    usePIDColdCtrStrategy=true useReentrantLockWhenPutMessage=true
+    useReentrantLockWhenPutMessage=true
     useSeparateRetryQueue=false useSeparateStorePathForRocksdbCQ=false
     useSingleRocksDBForAllConfigs=false useStaticSubscription=false
     validateSystemTopicWhenUpdateTopic=true waitTimeMillsInAckQueue=3000 waitTimeMillsInAdminBrokerQueue=5000

@@ -15,6 +15,7 @@ from rocketspark.broker.access.gate import Access, Recipients
 from rocketspark.broker.assembly import keep_within_queues, make_messages, make_tables
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.assignments import TopicQueues
+from rocketspark.broker.consumers.cold_reads import INTERVAL_S, ColdReads
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
 from rocketspark.broker.declared_settings import Hearer
@@ -179,6 +180,7 @@ class BrokerServer:
             self._repeated.every("quarantine", QUARANTINE_SAVE_S, self._quarantine.save)
             self._repeated.every("tables", SAVE_AGAIN_S, self._save_again)
             self._repeated.every("statistics", STATS_S, self._count)
+            self._repeated.every("cold reads", INTERVAL_S, self._cold_reads.next_interval)
             self._repeated.every("clock", WATCH_S, ClockWatch().look)
             if self.access.plain is not None:
                 self._repeated.every("rules", ACL_LOOK_S, self.access.look)
@@ -235,6 +237,7 @@ class BrokerServer:
     def _build(self, routes: Routes) -> None:
         s = self.settings
         self._long_polling = LongPolling()
+        self._cold_reads = ColdReads(s)
         self._flush_service = FlushService(
             self.store,
             interval_ms=s.flush_interval_ms,
@@ -323,7 +326,9 @@ class BrokerServer:
         standing_of = self.access.standing_of
         self._send = SendHandler(s, store, tables, messages, durability, stats, self._settled, standing_of)
         yield self._send
-        yield PullHandler(s, store, tables, self._long_polling, stats, long_scans, self._filters, self.role)
+        yield PullHandler(
+            s, store, tables, self._long_polling, stats, long_scans, self._filters, self.role, self._cold_reads
+        )
         self._locks = RebalanceLocks(s.lock_expiry_ms)
         waiting = self._pop_state.waiting
         self._client_handler = ClientHandler(
@@ -370,6 +375,7 @@ class BrokerServer:
             stats,
             acts=BrokerActs(self._settled, self._file_cleaning.clean_now, lambda: self.replication.standing.status()),
             long_scans=long_scans,
+            cold_reads=self._cold_reads,
         )
         if self.access.plain is not None:
             yield PlainAclHandler(self.access.plain, s.broker_name, s.cluster_name, self.address)

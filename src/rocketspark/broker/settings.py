@@ -244,6 +244,13 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     memory_percent: Whole = setting("accessMessageInMemoryMaxRatio", 40, unit="percent", live=AT_USE)
     disk_pull_bytes_max: Positive = setting("maxTransferBytesOnMessageInDisk", 64 << 10, unit="bytes", live=AT_USE)
     disk_pull_count_max: Positive = setting("maxTransferCountOnMessageInDisk", 8, live=AT_USE)
+    # What lies farther from the log's end is read cold. The flow control of cold reads counts bytes in 5 s.
+    hot_memory_percent: Whole = setting("accessMessageInMemoryHotRatio", 26, unit="percent", live=AT_USE)
+    cold_flow_control: bool = setting("coldDataFlowControlEnable", False, live=AT_USE)
+    group_cold_bytes_max: Limit = setting("cgColdReadThreshold", 3 << 20, unit="bytes", live=AT_USE)
+    cold_bytes_max: Limit = setting("globalColdReadThreshold", 100 << 20, unit="bytes", live=AT_USE)
+    cold_limits_adapt: bool = setting("coldCtrStrategyEnable", False, live=AT_USE)
+    cold_limits_pid: bool = setting("usePIDColdCtrStrategy", True, live=AT_USE)
 
     slave_acting_master: bool = setting("enableSlaveActingMaster", False)
     remote_escape: bool = setting("enableRemoteEscape", False, live=AT_USE)

@@ -146,6 +146,8 @@ CHANGES: frozenset[int] = frozenset(
         RequestCode.UPDATE_BROKER_CONFIG,
         RequestCode.SET_COMMITLOG_READ_MODE,
         RequestCode.SWITCH_TIMER_ENGINE,
+        RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG,
+        RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG,
         RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
         RequestCode.DELETE_EXPIRED_COMMITLOG,
         RequestCode.RESUME_CHECK_HALF_MESSAGE,

@@ -11,6 +11,7 @@ import msgspec
 
 from rocketspark import machine
 from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.consumers.cold_reads import ColdReads
 from rocketspark.broker.consumers.consumer_offsets import is_of_before
 from rocketspark.broker.consumers.long_polling import NO_QUEUE, HeldRequest, LongPolling, request_weight
 from rocketspark.broker.consumers.message_filters import TEXT_KEPT_MAX, PullFilter, PullSubscriptions, ToCompile
@@ -77,11 +78,14 @@ class PullHandler:
         long_scans: LongScans,
         beside: BackgroundThread,
         role: BrokerRole,
+        cold_reads: ColdReads,
     ) -> None:
         self._settings = settings
         self._store = store
         self._role = role
-        self._is_far_behind = LogMemory(settings, store).is_far_behind
+        self._cold_reads = cold_reads
+        memory = LogMemory(settings, store)
+        self._is_far_behind, self._is_cold = memory.is_far_behind, memory.is_cold
         self._topics = tables.topics
         self._groups = tables.groups
         self._offsets = tables.offsets
@@ -120,6 +124,9 @@ class PullHandler:
         ):
             self._offsets.admit(h.group, h.topic, peer.address)
             self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
+        if self._cold_reads.is_over(h.group) and self._is_cold(h.topic, h.queue_id, h.queue_offset):
+            self._hold(peer, request, codes, accepts, topic_sys_flag, until_s=self._cold_reads.left_s)
+            return None
         in_own_turn = accepts is None or not self._filter_turn.is_over()
         read = self._read(h, h.queue_offset, codes, accepts, in_own_turn=in_own_turn)
         if accepts is not None:
@@ -208,8 +215,13 @@ class PullHandler:
         codes: frozenset[int] | None,
         accepts: PullFilter | None,
         topic_sys_flag: int,
+        *,
+        until_s: float | None = None,
     ) -> None:
-        """Hold a pull; answer it once there is a message, or when its time is over."""
+        """Hold a pull; answer it once there is a message, or when its time is over.
+
+        `until_s`: it has messages, which its group may not read for so many seconds.
+        """
         h = request.ext
         at = h.queue_offset
         weight = self._weight(peer, request, codes, accepts)
@@ -243,6 +255,12 @@ class PullHandler:
             if reset_to is not None:
                 peer.send(self._moved(request, reset_to, topic_sys_flag))
                 return True
+            if until_s is not None:
+                if not final:
+                    return False
+                if self._cold_reads.is_over(h.group):
+                    # Others were first in the new interval.
+                    h.count_max = 1
             found = self._read(h, at, codes, accepts)
             if found.status is GetStatus.NO_MATCHED and not final:
                 # Nothing for this consumer among what came: it goes on waiting behind it.
@@ -261,8 +279,10 @@ class PullHandler:
             peer.send(self._answer(request, found, topic_sys_flag))
             return True
 
-        key, hold_ms = (h.topic, h.queue_id), min(h.suspend_ms, HOLD_MS_MAX)
-        if not self._settings.long_polling:
+        key, hold_ms = (h.topic, h.queue_id), float(min(h.suspend_ms, HOLD_MS_MAX))
+        if until_s is not None:
+            key, hold_ms = NO_QUEUE, until_s * 1000
+        elif not self._settings.long_polling:
             # Looked at once more, and what comes does not end it (rule: PullRequestHoldService, 5.x).
             key, hold_ms = NO_QUEUE, self._settings.short_polling_ms
         waiter = self._long_polling.wait(key, hold_ms / 1000, retry, owner=peer, weight=weight)
@@ -311,6 +331,8 @@ class PullHandler:
         if read.count:
             took_ms = (machine.perf_counter() - began) * 1000
             self._stats.pulled(h.group, h.topic, h.queue_id, read.count, read.size, took_ms)
+            if self._settings.cold_flow_control and self._is_cold(h.topic, h.queue_id, offset):
+                self._cold_reads.add(h.group, read.size)
         else:
             self._stats.missed()
         return read

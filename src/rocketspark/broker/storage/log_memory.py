@@ -18,8 +18,15 @@ class LogMemory:
 
     def is_far_behind(self, topic: str, queue_id: int, offset: int) -> bool:
         """Tell whether the message at an offset must be read from the disk; False if there is no such message."""
+        return self._is_before(self._settings.memory_percent, topic, queue_id, offset)
+
+    def is_cold(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Tell whether the message at an offset counts as a cold read (rule: checkInColdAreaByCommitOffset, 5.x)."""
+        return self._is_before(self._settings.hot_memory_percent, topic, queue_id, offset)
+
+    def _is_before(self, percent: int, topic: str, queue_id: int, offset: int) -> bool:
         store = self._store
-        limit = self._memory_bytes * self._settings.memory_percent // 100
+        limit = self._memory_bytes * percent // 100
         if store.written_position - store.min_position <= limit:
             return False
         low, high = store.queue_range(topic, queue_id)

@@ -13,7 +13,9 @@ from rocketspark.store.store import Store
 
 @pytest.mark.parametrize(("bytes_before_end", "behind"), [(0, [0, 1, 2]), (150, [0, 1]), (10_000, [])])
 def test_messages_before_the_last_part_are_far_behind(tmp_path: Path, bytes_before_end: int, behind: list[int]) -> None:
-    settings = BrokerSettings(store_root=str(tmp_path), log_file_bytes=1 << 20, memory_percent=100)
+    settings = BrokerSettings(
+        store_root=str(tmp_path), log_file_bytes=1 << 20, memory_percent=100, hot_memory_percent=200
+    )
     store = Store(settings.store_settings())
     store.open()
     for _ in range(3):
@@ -22,4 +24,7 @@ def test_messages_before_the_last_part_are_far_behind(tmp_path: Path, bytes_befo
     memory._memory_bytes = bytes_before_end
     assert [at for at in range(-1, 5) if memory.is_far_behind("t", 0, at)] == behind
     assert not memory.is_far_behind("nothing", 0, 0)
+    # Twice the share counts as hot.
+    memory._memory_bytes = bytes_before_end // 2
+    assert [at for at in range(-1, 5) if memory.is_cold("t", 0, at)] == behind
     store.close()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rocketspark.broker import topic_names
+from rocketspark.broker.consumers.cold_reads import ColdReads
 from rocketspark.broker.handlers.admin.admin_topics import check_new, merged_attributes
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
@@ -17,9 +18,10 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats, Window
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.topics import batch_topics, check_queue_type
-from rocketspark.errors import RocketSparkError, ServerError, UsageError
+from rocketspark.errors import ConfigError, RocketSparkError, ServerError, UsageError
 from rocketspark.model import MessageQueue
-from rocketspark.model.text import shown
+from rocketspark.model.conf_lines import parse_request
+from rocketspark.model.text import LONG_MAX, shown, whole_number
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
 from rocketspark.protocol.headers.admin import (
@@ -74,6 +76,7 @@ class AdminHandler:
         *,
         acts: BrokerActs,
         long_scans: LongScans,
+        cold_reads: ColdReads,
     ) -> None:
         self._settings = settings
         self._live = live
@@ -91,6 +94,7 @@ class AdminHandler:
         self._pops = messages.pops
         self._acts = acts
         self._long_scans = long_scans
+        self._cold_reads = cold_reads
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -110,6 +114,10 @@ class AdminHandler:
         add(RequestCode.GET_BROKER_HA_STATUS, self.replication)
         add(RequestCode.SET_COMMITLOG_READ_MODE, self.read_ahead, ReadAheadHeader)
         add(RequestCode.SWITCH_TIMER_ENGINE, self.timer_engine, TimerEngineHeader)
+        add(RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG, self.limit_cold_reads)
+        add(RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG, self.unlimit_cold_reads)
+        add(RequestCode.GET_COLD_DATA_FLOW_CTR_INFO, self.cold_reads)
+        add(RequestCode.POP_ROLLBACK, self.pop_records)
         add(RequestCode.LIST_QUARANTINE, self.quarantined)
         add(RequestCode.RETRY_QUARANTINED, self.retry_quarantined, QuarantinedHeader)
         add(RequestCode.DROP_QUARANTINED, self.drop_quarantined, QuarantinedHeader)
@@ -235,6 +243,34 @@ class AdminHandler:
             )
         if request.ext.engine != "F":
             raise ServerError(ResponseCode.INVALID_PARAMETER, f"timer engine {request.ext.engine!r}: F is needed")
+        return reply(request.opaque)
+
+    def limit_cold_reads(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """UPDATE_COLD_DATA_FLOW_CTR_CONFIG (2001): bytes that groups may read cold in an interval; all or none."""
+        try:
+            given = parse_request(body.decode())
+        except (ConfigError, UnicodeDecodeError) as e:
+            raise ServerError(ResponseCode.INVALID_PARAMETER, str(e)) from e
+        limits = {}
+        for name, text in given.items():
+            size = whole_number(text, high=LONG_MAX)
+            if size is None:
+                raise ServerError(ResponseCode.INVALID_PARAMETER, f"{shown(name)}={shown(text)}: bytes are needed")
+            limits[name] = size
+        self._cold_reads.set_limits(limits)
+        return reply(request.opaque)
+
+    def unlimit_cold_reads(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """REMOVE_COLD_DATA_FLOW_CTR_CONFIG (2002): a group has the limit of all others again."""
+        self._cold_reads.remove_limit(body.decode("utf-8", "replace"))
+        return reply(request.opaque)
+
+    def cold_reads(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """GET_COLD_DATA_FLOW_CTR_INFO (2003): what groups read cold in this interval, and their limits."""
+        return reply(request.opaque, body=msgspec.json.encode(self._cold_reads.report()))
+
+    def pop_records(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+        """POP_ROLLBACK (200056): move check points from RocksDB into the topics of POP, where ours are already."""
         return reply(request.opaque)
 
     # -- topics and queues -----------------------------------------------------------------------------------------
