@@ -12,7 +12,12 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 from tests.support.patience import LIMIT_S
 
+import rocketspark
 import rocketspark.kombu
+from rocketspark.admin import Admin
+from rocketspark.errors import NotSent
+from rocketspark.kombu import reader
+from rocketspark.kombu.names import exchange_topic
 from rocketspark.testing import Cluster, run_cluster
 
 assert rocketspark.kombu.Transport
@@ -52,6 +57,58 @@ def test_two_brokers_and_two_priorities_share_one_prefetch_limit() -> None:
         publish(connection, *range(12))
         bodies, most = consume(connection, 12, prefetch=3)
         assert (sorted(bodies), most) == (list(range(12)), 3)
+
+
+@pytest.mark.shows("what is broadcast is read also from a broker that joins later")
+def test_what_is_broadcast_comes_also_from_a_broker_that_joins_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "LOOK_MS", 100)
+    news, topic = Exchange("news", "fanout"), exchange_topic("news")
+    with (
+        run_cluster(brokers=2) as cluster,
+        Admin(cluster.namesrv) as admin,
+        Connection(f"rocketmq://{cluster.namesrv}") as connection,
+    ):
+        admin.create_topic(topic, queue_count=1, brokers=["broker-a"])
+        bodies: list[Any] = []
+        with Consumer(connection.channel(), [Queue("news", news)], on_message=lambda m: bodies.append(m.payload)):
+            admin.create_topic(topic, queue_count=1, brokers=["broker-b"])
+            with rocketspark.Producer(cluster.namesrv) as producer:
+                for queue in producer.queues(topic):
+                    producer.send(topic, queue.broker_name.encode(), queue=queue)
+            while len(bodies) < 2:
+                connection.drain_events(timeout=LIMIT_S)
+        assert sorted(bodies) == [b"broker-a", b"broker-b"]
+
+
+def test_a_bind_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_cluster() as cluster, Connection(f"rocketmq://{cluster.namesrv}") as connection:
+        queue = Queue("news", Exchange("news", "fanout"))
+        with monkeypatch.context() as patched:
+
+            async def fails(*_: Any) -> None:
+                raise NotSent("no NameServer")
+
+            patched.setattr(reader.AsyncPullConsumer, "queues", fails)
+            with pytest.raises(NotSent):
+                queue(connection.channel()).declare()
+        bodies: list[Any] = []
+        with Consumer(connection.channel(), [queue], on_message=lambda m: bodies.append(m.payload)):
+            Producer(connection.channel()).publish("news", exchange=queue.exchange, serializer="json")
+            connection.drain_events(timeout=LIMIT_S)
+        assert bodies == ["news"]
+
+
+@pytest.mark.shows("a queue that another process deletes is made again for what is sent to it")
+def test_a_queue_that_another_process_deletes_is_made_again() -> None:
+    with (
+        run_cluster(auto_create_topic=False) as cluster,
+        Admin(cluster.namesrv) as admin,
+        Connection(f"rocketmq://{cluster.namesrv}") as connection,
+    ):
+        publish(connection, "before")
+        admin.delete_topic(QUEUE.name)
+        publish(connection, "after")
+        assert consume(connection, 1)[0] == ["after"]
 
 
 @pytest.mark.shows("the kombu transport over TLS, with signed requests, and in a namespace")

@@ -23,7 +23,8 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.transport.virtual import exchange as exchanges
 from kombu.utils.json import dumps, loads
 
-from rocketspark.errors import RocketSparkError, StateError
+from rocketspark.client.callbacks import trouble_log
+from rocketspark.errors import RocketSparkError, StateError, TransportError
 from rocketspark.kombu.cluster import Cluster
 from rocketspark.kombu.names import REPLIES, exchange_topic, is_reply_queue, queue_topic, quote, step_of
 from rocketspark.kombu.options import Settings
@@ -33,6 +34,7 @@ from rocketspark.model import ReceivedMessage
 
 # Brokers take timer messages for up to 3 days; a worker waits for what is left.
 TIMER_MS_MAX = 70 * 3600 * 1000
+KEY_CHARACTERS_MAX = 255
 
 
 class QoS(virtual.QoS):
@@ -149,6 +151,14 @@ class Channel(virtual.Channel):
         return self._reader(queue) is not None or self.cluster.has_topic(queue_topic(queue))
 
     def _size(self, queue: str) -> int:
+        try:
+            return self._count(queue)
+        except TransportError as e:
+            # Every consumer asks for it as it declares its queue, and few want to know.
+            trouble_log.warning("how many messages queue %s has is not known: %s", queue, e)
+            return 0
+
+    def _count(self, queue: str) -> int:
         if (reader := self._reader(queue)) is not None:
             return len(reader.waiting)
         topics = (topic for topic in self._topics(queue) if self.cluster.has_topic(topic))
@@ -173,13 +183,24 @@ class Channel(virtual.Channel):
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **more: Any) -> None:
         """Delete a queue, also one that is bound to no exchange here."""
-        if not if_empty or not self._size(queue):
+        if not if_empty or not self._count(queue):
             super().queue_delete(queue, if_unused, if_empty, **more)
             self._delete(queue)
 
     def prepare_queue_arguments(self, arguments: Any, **more: Any) -> Any:
         """Return what a queue is declared with, by the names that AMQP has for it."""
         return to_rabbitmq_queue_arguments(arguments, **more)
+
+    def queue_bind(
+        self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **more: Any
+    ) -> None:
+        """Bind a queue to an exchange; a bind that fails is none, so that it can be tried again."""
+        bound = queue, exchange or "amq.direct", routing_key, arguments
+        try:
+            super().queue_bind(*bound, **more)
+        except BaseException:
+            self.queue_unbind(*bound)
+            raise
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         kind = self.typeof(exchange).type
@@ -195,25 +216,22 @@ class Channel(virtual.Channel):
 
     def _put(self, queue: str, message: Any, **more: Any) -> None:
         if is_reply_queue(queue):
-            self.cluster.ensure_topic(REPLIES, 1)
-            self.cluster.producer.send(REPLIES, dumps(message).encode(), tag=queue)
+            self.cluster.send(REPLIES, dumps(message).encode(), 1, tag=queue)
             return
         properties = message["properties"]
         if (ttl_ms := self._ttl_ms.get(queue)) is not None:
             given = properties.get("expiration")
             properties["expiration"] = str(ttl_ms if given is None else min(ttl_ms, int(given)))
         topic = queue_topic(queue, step_of(self._get_message_priority(message), self.settings.priority_steps))
-        self.cluster.ensure_topic(topic, self.settings.queue_count)
         key = str(properties.get("correlation_id") or "")
-        fields: dict[str, Any] = {"keys": [key]} if key.isalnum() or is_reply_queue(key) else {}
+        fields: dict[str, Any] = {"keys": [key]} if _may_be_key(key) else {}
         if self.settings.eta_by_timer and (due_ms := _due_ms(message)):
             fields["deliver_at_ms"] = due_ms
-        self.cluster.producer.send(topic, dumps(message).encode(), **fields)
+        self.cluster.send(topic, dumps(message).encode(), self.settings.queue_count, **fields)
 
     def _put_fanout(self, exchange: str, message: Any, routing_key: str, **more: Any) -> None:
         topic = exchange_topic(exchange)
-        self.cluster.ensure_topic(topic, 1)
-        self.cluster.producer.send(topic, dumps(message).encode(), tag=quote(routing_key or "") or None)
+        self.cluster.send(topic, dumps(message).encode(), 1, tag=quote(routing_key or "") or None)
 
     # -- consume -------------------------------------------------------------------------------------------------
 
@@ -377,6 +395,11 @@ def _decoded(body: bytes) -> dict[str, Any] | None:
     except Exception:  # Whatever bytes others sent.
         return None
     return payload if isinstance(payload, dict) else None
+
+
+def _may_be_key(name: str) -> bool:
+    """Tell whether a task's id can be a message's key: others have no key."""
+    return 0 < len(name) <= KEY_CHARACTERS_MAX and name.isprintable() and " " not in name
 
 
 def _is_expired(message: ReceivedMessage, payload: dict[str, Any]) -> bool:

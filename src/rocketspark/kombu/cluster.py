@@ -16,11 +16,12 @@ import msgspec
 from rocketspark.admin.operations import Admin
 from rocketspark.client.connection.loop_thread import LoopThread
 from rocketspark.client.sync import LoopNotice, Producer
-from rocketspark.errors import NotSent, RocketSparkError, RouteNotFound
+from rocketspark.errors import NotSent, RocketSparkError, RouteNotFound, SendFailed
 from rocketspark.kombu.names import PUBLISHERS, group_of
 from rocketspark.kombu.options import Settings
 from rocketspark.kombu.reader import Reader
 from rocketspark.model import namespace
+from rocketspark.protocol.codes import ResponseCode
 
 T = TypeVar("T")
 
@@ -110,7 +111,9 @@ class Cluster:
 
     def has_topic(self, topic: str) -> bool:
         """Tell whether a topic exists."""
-        if topic not in self._topics and self.admin.topic_configs(self._full(topic)):
+        full = self._full(topic)
+        # Brokers are asked only for what the NameServer does not know: one that is silent makes others wait.
+        if topic not in self._topics and (full in self.admin.list_topics() or self.admin.topic_configs(full)):
             self._topics.add(topic)
         return topic in self._topics
 
@@ -119,6 +122,18 @@ class Cluster:
         if not self.has_topic(topic):
             self.admin.create_topic(self._full(topic), queue_count=queue_count)
             self._topics.add(topic)
+
+    def send(self, topic: str, body: bytes, queue_count: int, **fields: Any) -> None:
+        """Send a message to a topic, which is created if it does not exist, or was deleted by others."""
+        self.ensure_topic(topic, queue_count)
+        try:
+            self.producer.send(topic, body, **fields)
+        except (SendFailed, RouteNotFound) as e:
+            if e.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            self._topics.discard(topic)
+            self.ensure_topic(topic, queue_count)
+            self.producer.send(topic, body, **fields)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages, if it exists."""

@@ -130,8 +130,12 @@ class Transport(virtual.Transport):
     def on_readable(self, connection: Any, loop: Any = None) -> None:
         """Deliver all that has arrived."""
         self.inbox.wait(0)
-        while self._deliver_next():
-            pass
+        try:
+            while self._deliver_next():
+                pass
+        finally:
+            # What is left, as a consumer raised, is delivered all the same.
+            self.inbox.wake()
 
     def _deliver_next(self) -> bool:
         """Deliver one message. Returns False if there is none."""

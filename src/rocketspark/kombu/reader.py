@@ -1,28 +1,32 @@
 """A queue that gets what exchanges broadcast, from the moment on when it was bound.
 
-Rule: it lives in this process alone, has no topic, and commits nothing. All but `attach`, `detach`, `take` run on the
-clients' loop.
+Rule: it lives in this process alone, has no topic, and commits nothing; queues of brokers that do not answer, or join
+later, are read once they are there. All but `attach`, `detach`, `take` run on the clients' loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from rocketspark.client.callbacks import Tasks, trouble_log
+from rocketspark.client.callbacks import Tasks, every, trouble_log
 from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
+from rocketspark.errors import RocketSparkError
 from rocketspark.kombu.names import READERS, quote, unquote
 from rocketspark.kombu.options import Settings
-from rocketspark.model import ReceivedMessage
+from rocketspark.model import MessageQueue, ReceivedMessage
 
 # So many messages wait here for a consumer; more stay on the broker.
 WAITING_MAX = 10_000
 POLL_MS = 15_000
 PAUSE_S = 0.05
 TROUBLE_S = 1.0
+# How often it is looked whether an exchange's topic has queues that are not read yet.
+LOOK_MS = 5000
 
 Arrive = Callable[[str, "Read"], object]
 Room = Callable[[], int]
@@ -52,8 +56,19 @@ class Read:
 class Binding:
     """The keys by which a queue is bound to one exchange's topic, and the consumer that reads it."""
 
-    def __init__(self, consumer: AsyncPullConsumer) -> None:
-        self.consumer = consumer
+    def __init__(self, topic: str, settings: Settings) -> None:
+        more: dict[str, Any] = {"namespace": settings.namespace, **settings.access}
+        self.topic = topic
+        # What joins later is read from now on too.
+        self.consumer = AsyncPullConsumer(
+            settings.namesrv,
+            READERS,
+            auto_commit=False,
+            consume_from=int(time.time() * 1000),
+            route_interval_ms=LOOK_MS,
+            **more,
+        )
+        self.queues: list[MessageQueue] = []
         # A direct exchange's keys, or patterns of a topic exchange; of a fanout exchange there are none.
         self.keys: set[str] = set()
         self.patterns: set[str] = set()
@@ -69,6 +84,36 @@ class Binding:
         bound = not self.keys and not self.patterns
         return bound or key in self.keys or any(re.match(pattern, key) for pattern in self.patterns)
 
+    async def begin(self) -> None:
+        """Read from the ends of the topic's queues on. Raises RouteNotFound, NotSent."""
+        await self.consumer.start()
+        queues = await self.consumer.queues(self.topic)
+        for queue, end in zip(queues, await asyncio.gather(*map(self._end, queues)), strict=True):
+            if end is not None and await self.add(queue):
+                await self.consumer.seek(queue, end)
+
+    async def missing(self) -> list[MessageQueue]:
+        """Return queues that are not read, and can be: they were not there, or did not answer. Raises NotSent."""
+        left = [queue for queue in await self.consumer.queues(self.topic) if queue not in self.queues]
+        return [queue for queue in left if await self._end(queue) is not None]
+
+    async def add(self, queue: MessageQueue) -> bool:
+        """Read one more queue, from the time on when this was made. Returns False if its broker does not answer."""
+        try:
+            await self.consumer.assign([*self.queues, queue], self.expression)
+        except RocketSparkError as e:
+            trouble_log.warning("what is broadcast is not read from %s, tried again: %s", queue, e)
+            return False
+        self.queues.append(queue)
+        return True
+
+    async def _end(self, queue: MessageQueue) -> int | None:
+        try:
+            return await self.consumer.max_offset(queue)
+        except RocketSparkError as e:
+            trouble_log.warning("what is broadcast is not read from %s, tried again: %s", queue, e)
+            return None
+
 
 class Reader:
     """The messages of one queue, for the channel that consumes it, or until one does."""
@@ -80,30 +125,40 @@ class Reader:
         self._soon = soon
         self._bindings: dict[str, Binding] = {}
         self._tasks = Tasks()
+        self._one_bind = asyncio.Lock()
         self._channels: list[tuple[Arrive, Room]] = []
 
     async def bind(self, topic: str, key: str | None = None, pattern: str | None = None) -> None:
         """Read an exchange's topic from now on: what has the key, what matches the pattern, or all. Raises
         RouteNotFound, TransportError.
         """
-        binding = self._bindings.get(topic)
-        if binding is not None and (key in binding.keys or pattern in binding.patterns or not (key or pattern)):
-            return
-        began = binding is not None
-        if binding is None:
-            more: dict[str, Any] = {"namespace": self._settings.namespace, **self._settings.access}
-            consumer = AsyncPullConsumer(self._settings.namesrv, READERS, auto_commit=False, **more)
-            await consumer.start()
-            binding = self._bindings[topic] = Binding(consumer)
-        binding.keys |= {key} if key else set()
-        binding.patterns |= {pattern} if pattern else set()
-        queues = await binding.consumer.queues(topic)
-        ends = {} if began else {queue: await binding.consumer.max_offset(queue) for queue in queues}
-        await binding.consumer.assign(queues, binding.expression)
-        for queue, offset in ends.items():
-            await binding.consumer.seek(queue, offset)
-        if not began:
+        async with self._one_bind:
+            binding = self._bindings.get(topic) or Binding(topic, self._settings)
+            if topic in self._bindings and (key in binding.keys or pattern in binding.patterns or not (key or pattern)):
+                return
+            binding.keys |= {key} if key else set()
+            binding.patterns |= {pattern} if pattern else set()
+            if topic in self._bindings:
+                await binding.consumer.assign(binding.queues, binding.expression)
+                return
+            try:
+                await binding.begin()
+            except BaseException:
+                await binding.consumer.close()
+                raise
+            self._bindings[topic] = binding
             self._tasks.begin(self._read(binding))
+            self._tasks.begin(every(LOOK_MS / 1000, lambda: self._follow(binding), f"queue {self.queue}"))
+
+    async def _follow(self, binding: Binding) -> None:
+        try:
+            missing = await binding.missing()
+        except RocketSparkError as e:
+            trouble_log.warning("queue %s: its brokers are not looked at, tried again: %s", self.queue, e)
+            return
+        async with self._one_bind:
+            for queue in missing:
+                await binding.add(queue)
 
     async def _read(self, binding: Binding) -> None:
         while True:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from rocketspark.client.callbacks import Tasks, end_all, trouble_log
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX
@@ -17,6 +17,8 @@ from rocketspark.errors import ReceiptExpired, RocketSparkError
 from rocketspark.kombu.names import group_of
 from rocketspark.kombu.options import Settings
 from rocketspark.model import ReceivedMessage
+
+T = TypeVar("T")
 
 # A broker that is not ours holds what is asked for this long also where the consumer was cancelled.
 WAIT_MS = 5000
@@ -82,8 +84,9 @@ class Source:
         self._invisible_ms = settings.visibility_timeout * 1000
         self._consumers = {topic: self._consumer(topic) for topic in topics}
         self._held: set[Popped] = set()
-        self._to_ack: list[Popped] = []
-        self._acking: asyncio.Task[None] | None = None
+        # By broker, as a silent one makes only its own messages wait.
+        self._to_ack: dict[str, list[Popped]] = {}
+        self._busy: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._more = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -169,15 +172,24 @@ class Source:
         waiting = {asyncio.ensure_future(c.receive(count, timeout_ms=wait_ms)): c for c in self._consumers.values()}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()  # What still comes for it goes to the next call, or is given back.
-        done = {task: c for task, c in waiting.items() if task.done() and not task.cancelled()}
-        found = [self._hold(m, c) for t, c in done.items() if t.exception() is None for m in t.result()]
-        for error in () if found else (task.exception() for task in done):
-            if error is not None:
+        except asyncio.CancelledError:
+            for popped in self._received(waiting):
+                self.give_back(popped)
+            raise
+        found = self._received(waiting)
+        for task in () if found else waiting:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
         return found
+
+    def _received(self, waiting: dict[asyncio.Task[list[ReceivedMessage]], AsyncSimpleConsumer]) -> list[Popped]:
+        """End receives, and hold what those got that are done. What still comes for the others is given back, or goes
+        to the next call.
+        """
+        for task in waiting:
+            task.cancel()
+        done = {task: c for task, c in waiting.items() if task.done() and not task.cancelled()}
+        return [self._hold(m, c) for task, c in done.items() if task.exception() is None for m in task.result()]
 
     async def get(self) -> Popped | None:
         """Return the first message, None if there is none now; what was given back just now is waited for."""
@@ -210,15 +222,29 @@ class Source:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._invisible_ms / 8000)
-            due = [p for p in self._held if p.renew_at_s <= loop.time()]
-            for at in range(0, len(due), AT_ONCE):
-                tasks = []
-                for popped in due[at : at + AT_ONCE]:
-                    if popped in self._held:
-                        popped.renewal = self._tasks.begin(self._renew_one(popped))
-                        tasks.append(popped.renewal)
-                if tasks:
-                    await asyncio.wait(tasks)
+            due: dict[str, list[Popped]] = {}
+            for popped in self._held:
+                if popped.renew_at_s <= loop.time():
+                    due.setdefault(popped.message.broker_name, []).append(popped)
+            for broker_name, those in due.items():
+                self._keep_busy("renew", broker_name, self._renew_all, those)
+
+    async def _renew_all(self, due: list[Popped]) -> None:
+        """Renew messages of one broker."""
+        for at in range(0, len(due), AT_ONCE):
+            tasks = []
+            for popped in due[at : at + AT_ONCE]:
+                if popped in self._held:
+                    popped.renewal = self._tasks.begin(self._renew_one(popped))
+                    tasks.append(popped.renewal)
+            if tasks:
+                await asyncio.wait(tasks)
+
+    def _keep_busy(self, what: str, broker_name: str, work: Callable[[T], Coroutine[Any, Any, None]], of: T) -> None:
+        """Begin to do a kind of work at a broker, unless it is being done."""
+        task = self._busy.get((what, broker_name))
+        if task is None or task.done():
+            self._busy[what, broker_name] = self._tasks.begin(work(of))
 
     async def _renew_one(self, popped: Popped) -> None:
         try:
@@ -238,15 +264,15 @@ class Source:
     def ack(self, popped: Popped) -> None:
         """Acknowledge a message, in the background and again until the broker has it or it is visible to others."""
         self._held.discard(popped)
-        self._to_ack.append(popped)
+        broker_name = popped.message.broker_name
+        self._to_ack.setdefault(broker_name, []).append(popped)
         self.wake()
-        if self._acking is None or self._acking.done():
-            self._acking = self._tasks.begin(self._ack())
+        self._keep_busy("ack", broker_name, self._ack, broker_name)
 
-    async def _ack(self) -> None:
+    async def _ack(self, broker_name: str) -> None:
         count_max = AT_ONCE
-        while self._to_ack:
-            some, self._to_ack = self._to_ack[:count_max], self._to_ack[count_max:]
+        while waiting := self._to_ack[broker_name]:
+            some, self._to_ack[broker_name] = waiting[:count_max], waiting[count_max:]
             by_consumer: dict[AsyncSimpleConsumer, list[ReceivedMessage]] = {}
             for popped in some:
                 await _renewed(popped)
@@ -257,12 +283,12 @@ class Source:
             except ReceiptExpired as e:
                 if len(some) > 1:
                     # Which of them, and what became of the others?
-                    self._to_ack[:0], count_max = some, 1
+                    self._to_ack[broker_name][:0], count_max = some, 1
                 else:
                     trouble_log.warning("a task was acknowledged too late, and is done again: %s", e)
             except RocketSparkError as e:
                 trouble_log.warning("acknowledgements are not taken, tried again: %s", e)
-                self._to_ack[:0], count_max = some, 1
+                self._to_ack[broker_name][:0], count_max = some, 1
                 await asyncio.sleep(AGAIN_S)
 
     def give_back(self, popped: Popped) -> None:
