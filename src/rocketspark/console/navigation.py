@@ -18,12 +18,16 @@ NAVIGATION = (
     ("Users and rules", "/users"),
 )
 # Title, path, and the setting without which it is not shown.
-OF_APPLICATIONS = (("Spark streams", "/streams", "spark_streams"),)
+OF_APPLICATIONS = (
+    ("Spark streams", "/streams", "spark_streams"),
+    ("Outbox", "/outboxes", "outbox"),
+    ("Deduplication", "/deduplication", "dedupe"),
+)
 MODULES = (
     *("overview", "topics", "topic", "topic_changes"),
     *("messages", "message", "groups", "clients", "dead_letters"),
     *("waiting", "quarantine", "brokers", "users"),
-    *("applications.streams",),
+    *("applications.streams", "applications.tables"),
 )
 
 

@@ -34,6 +34,8 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
     `read_only`: nothing can be changed. `requests_per_second`: how many requests a broker gets at most.
     `sample_interval_s`, `samples_max`: how often the figures of plots are taken, and how many are kept.
     `spark_streams`: "http://host:port" of processes that publish the progress of their Spark streams.
+    `outbox`, `dedupe`: databases with tables of an outbox, and of ids of processed messages: "sqlite:///file.db" or
+    "postgresql://user@host/name", "#table" behind it for a table of another name, or "@file" with that in it.
     `audit_path`: a file that gets one line of JSON for each change and each refused login; "": none.
     """
 
@@ -53,6 +55,8 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
     sample_interval_s: float = 5.0
     samples_max: int = 720
     spark_streams: tuple[str, ...] = ()
+    outbox: tuple[str, ...] = ()
+    dedupe: tuple[str, ...] = ()
     audit_path: str = ""
 
     @property

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from rocketspark.access.audit import Audit, Check, Decision
+from rocketspark.console import databases
 from rocketspark.console.cluster.pace import Pace
 from rocketspark.console.cluster.sampler import Sampler
 from rocketspark.console.cluster.streams import Streams
@@ -30,6 +31,8 @@ class Console:
         self.sessions, self.attempts = Sessions(), Attempts()
         self.sampler = Sampler(self.own, settings.sample_interval_s, settings.samples_max)
         self.streams = Streams(settings.spark_streams)
+        self.outboxes = databases.outboxes(settings.outbox)
+        self.tables_of_ids = databases.tables_of_ids(settings.dedupe)
         # Pages that watch messages as they come.
         self.tails = 0
         # Set at the end: answers that go on for long end with it.

@@ -24,16 +24,18 @@ KEY_CHARACTERS_MAX = 500
 class Database(ABC):
     """A database. `name`: its URL as it may be shown; `kind`: the scheme of the URL, such as sqlite.
 
-    `wait_ms`: how long to wait for a lock that another transaction holds.
+    `wait_ms`: how long to wait for a lock that another transaction holds. `read_only`: nothing can be changed; then a
+    statement that takes longer than `wait_ms` is given up, too.
     """
 
     kind: str
     # This database's spelling of types and clauses that the tables need.
     words: dict[str, str]
 
-    def __init__(self, name: str, wait_ms: float) -> None:
+    def __init__(self, name: str, wait_ms: float, read_only: bool) -> None:
         self.name = name
         self.wait_ms = wait_ms
+        self.read_only = read_only
         _open.add(self)
 
     def sql(self, text: str) -> str:
@@ -63,6 +65,10 @@ class Database(ABC):
     @abstractmethod
     def now_ms(self, connection: Any) -> int:
         """Return the time in ms since 1970 by a clock that all users of this database share."""
+
+    @abstractmethod
+    def size_bytes(self, connection: Any, table: str) -> int:
+        """Return how much a table and its indexes take on the disk; of SQLite the whole file."""
 
     @contextmanager
     def work(self) -> Iterator[Any]:

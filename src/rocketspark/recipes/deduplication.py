@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rocketspark.client.callbacks import plain
 from rocketspark.client.hooks import is_coroutine_function
@@ -41,6 +41,15 @@ _TABLES = (
 )
 
 
+class ScopeFigures(NamedTuple):
+    """The ids that a scope has recorded: how many, and when the first and the last of them."""
+
+    scope: str
+    ids: int
+    oldest_ms: int
+    newest_ms: int
+
+
 class SeenStore:
     """The store of the ids of processed messages.
 
@@ -49,6 +58,8 @@ class SeenStore:
         keep_days: how long an id is remembered: longer than a message can be delivered again (brokers keep it 3 days).
         wait_ms: how long a consumer waits for another that has the same message in work.
         table: the table's name.
+        must_exist: an SQLite file that is not there is an error; else it is made.
+        read_only: nothing can be changed, and a statement that takes longer than `wait_ms` is given up.
     """
 
     def __init__(
@@ -58,10 +69,12 @@ class SeenStore:
         keep_days: float = 7,
         wait_ms: float = 5000,
         table: str = "rocketspark_seen",
+        must_exist: bool = False,
+        read_only: bool = False,
     ) -> None:
         if keep_days <= 0:
             raise ConfigError("keep_days must be over 0: a message may come again at any time")
-        self.database = database_of(database, wait_ms=wait_ms)
+        self.database = database_of(database, wait_ms=wait_ms, must_exist=must_exist, read_only=read_only)
         self._keep_ms = keep_days * 86_400_000
         self._table = check_table(table)
         # The words ON CONFLICT make others with the same id wait until this transaction has ended, on both databases.
@@ -124,6 +137,18 @@ class SeenStore:
         text = f"DELETE FROM {self._table} WHERE (scope, id) IN ({old})"
         with self.database.work() as connection:
             return int(self.database.run(connection, text, (int(before_ms), count_max)).rowcount)
+
+    def scopes(self, count_max: int = 100) -> list[ScopeFigures]:
+        """Return how many ids each scope has recorded, and since when, of so many scopes by name."""
+        figures = "scope, count(*), min(seen_ms), max(seen_ms)"
+        text = f"SELECT {figures} FROM {self._table} GROUP BY scope ORDER BY scope LIMIT ?"
+        with self.database.work() as connection:
+            return [ScopeFigures(*row) for row in self.database.run(connection, text, (count_max,)).fetchall()]
+
+    def size_bytes(self) -> int:
+        """Return how much the table and its indexes take on the disk; of SQLite the whole file."""
+        with self.database.work() as connection:
+            return self.database.size_bytes(connection, self._table)
 
     def close(self) -> None:
         """Close the connections that are not in use."""

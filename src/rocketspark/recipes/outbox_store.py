@@ -66,11 +66,25 @@ class RowOutcome(NamedTuple):
     pause_ms: int = 0
 
 
+class StateFigures(NamedTuple):
+    """The messages of an outbox in one state. `oldest_ms`: when the first of them was added, `last_sent_ms`: when the
+    last was sent, both None if there is none; `failed`: those whose last attempt failed;
+    `attempts_max`: how often at most.
+    """
+
+    messages: int
+    oldest_ms: int | None
+    last_sent_ms: int | None
+    failed: int
+    attempts_max: int
+
+
 class OutboxStore:
     """The table of an outbox: the outbox and its relays use it, and operators. `database`: a URL; `table`: the table's
     name.
 
-    `must_exist`: an SQLite file that is not there is an error; else it is made.
+    `must_exist`: an SQLite file that is not there is an error; else it is made. `read_only`: nothing can be changed,
+    and a statement that takes longer than `wait_ms` is given up.
     """
 
     def __init__(
@@ -80,8 +94,9 @@ class OutboxStore:
         table: str = "rocketspark_outbox",
         wait_ms: float = 5000,
         must_exist: bool = False,
+        read_only: bool = False,
     ) -> None:
-        self.database = database_of(database, wait_ms=wait_ms, must_exist=must_exist)
+        self.database = database_of(database, wait_ms=wait_ms, must_exist=must_exist, read_only=read_only)
         self._table = table = check_table(table)
         self._horizon = OutboxOrder(self.database, table)
         self._insert = self.database.sql(
@@ -263,17 +278,31 @@ class OutboxStore:
 
     def count(self) -> dict[State, int]:
         """Return how many messages are in each state."""
-        with self.database.work() as connection:
-            text = f"SELECT state, count(*) FROM {self._table} GROUP BY state"
-            found = dict(self.database.run(connection, text).fetchall())
-        return {state: int(found.get(state.value, 0)) for state in State}
+        return {state: figures.messages for state, figures in self.figures().items()}
 
-    def entries(self, state: State | None = None, count_max: int = 100) -> list[Entry]:
-        """Return the oldest entries, all but the sent ones by default."""
+    def figures(self) -> dict[State, StateFigures]:
+        """Return how many messages are in each state, since when, and how many of them failed at their last attempt."""
+        text = (
+            "SELECT state, count(*), min(added_ms), max(sent_ms), sum(CASE WHEN error IS NULL THEN 0 ELSE 1 END),"
+            f" max(attempts) FROM {self._table} GROUP BY state"
+        )
+        with self.database.work() as connection:
+            rows = self.database.run(connection, text).fetchall()
+        found = {row[0]: StateFigures(int(row[1]), row[2], row[3], int(row[4]), int(row[5])) for row in rows}
+        return {state: found.get(state.value, StateFigures(0, None, None, 0, 0)) for state in State}
+
+    def entries(self, state: State | None = None, count_max: int = 100, *, bodies: bool = True) -> list[Entry]:
+        """Return the oldest entries, all but the sent ones by default; without `bodies` these are left empty."""
         where, values = ("state = ?", [state.value]) if state else ("state <> ?", [State.SENT.value])
-        text = f"SELECT {COLUMNS} FROM {self._table} WHERE {where} ORDER BY number LIMIT ?"
+        columns = COLUMNS if bodies else COLUMNS.replace(" body,", " substr(body, 1, 0),")
+        text = f"SELECT {columns} FROM {self._table} WHERE {where} ORDER BY number LIMIT ?"
         with self.database.work() as connection:
             return [shown_entry_of(row) for row in self.database.run(connection, text, [*values, count_max])]
+
+    def size_bytes(self) -> int:
+        """Return how much the table and its indexes take on the disk; of SQLite the whole file."""
+        with self.database.work() as connection:
+            return self.database.size_bytes(connection, self._table)
 
     def get(self, key: str) -> Entry:
         """Return the entry of a key. Raises UsageError if there is none."""

@@ -20,6 +20,8 @@ from rocketspark.recipes.database import Database, failed
 
 FIRST_PAUSE_S = 0.002
 PAUSE_MAX_S = 0.05
+# After so many steps of SQLite's machine a statement that only reads looks whether its time is over.
+STEPS = 10_000
 # Connections of the process that this one was forked from.
 _PARENTS: list[sqlite3.Connection] = []
 
@@ -30,12 +32,12 @@ class Sqlite(Database):
     kind = "sqlite"
     words = {"number": "INTEGER PRIMARY KEY AUTOINCREMENT", "bytes": "BLOB"}
 
-    def __init__(self, path: str, *, wait_ms: float = 5000, must_exist: bool = False) -> None:
+    def __init__(self, path: str, *, wait_ms: float = 5000, must_exist: bool = False, read_only: bool = False) -> None:
         if not path or path.startswith(":memory:"):
             raise ConfigError(
                 "sqlite:// needs a file, such as sqlite:///shop.db: a database in memory does not survive a kill"
             )
-        super().__init__(f"sqlite:///{path}", wait_ms)
+        super().__init__(f"sqlite:///{path}", wait_ms, read_only)
         self._path = Path(path)
         if must_exist and not self._path.is_file():
             raise ConfigError(f"{self.name}: there is no such file")
@@ -58,7 +60,10 @@ class Sqlite(Database):
         try:
             with self.errors():
                 connection.execute(f"PRAGMA busy_timeout = {int(self.wait_ms)}")
-                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("BEGIN" if self.read_only else "BEGIN IMMEDIATE")
+                if self.read_only:
+                    end_s = time.monotonic() + self.wait_ms / 1000
+                    connection.set_progress_handler(lambda: time.monotonic() > end_s, STEPS)
             with self._ending(connection):
                 yield connection
         finally:
@@ -82,7 +87,7 @@ class Sqlite(Database):
         end_s, pause_s = time.monotonic() + self.wait_ms / 1000, FIRST_PAUSE_S
         while True:
             try:
-                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("BEGIN" if self.read_only else "BEGIN IMMEDIATE")
                 return
             except sqlite3.OperationalError as e:
                 # Not the text alone: it is "database is locked" for both kinds of locks.
@@ -111,6 +116,11 @@ class Sqlite(Database):
         """As Database.now_ms: one file, one machine, one clock."""
         return time.time_ns() // 1_000_000
 
+    def size_bytes(self, connection: sqlite3.Connection, table: str) -> int:
+        """As Database.size_bytes: of the whole file."""
+        pages, page_bytes = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        return int(pages) * int(page_bytes)
+
     def close(self) -> None:
         """As Database.close."""
         with self._guard:
@@ -134,7 +144,11 @@ class Sqlite(Database):
         if connection is None:
             with self.errors():
                 # Used by one thread at a time, not by one thread alone.
-                connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+                if self.read_only:
+                    place = f"{self._path.absolute().as_uri()}?mode=ro"
+                    connection = sqlite3.connect(place, uri=True, isolation_level=None, check_same_thread=False)
+                else:
+                    connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         connection.row_factory = None
         connection.text_factory = str
         return connection

@@ -53,6 +53,17 @@ def console(
         list[str] | None,
         typer.Option(help="Address of the metrics of a process with Spark streams, shown too; may be repeated."),
     ] = None,
+    outbox: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Database with an outbox, shown too: sqlite:///file.db, postgresql://user@host/name, or @FILE with"
+            " such a URL; #table behind it names another table; may be repeated."
+        ),
+    ] = None,
+    dedupe: Annotated[
+        list[str] | None,
+        typer.Option(help="Database with the ids of processed messages, named as those of --outbox; may be repeated."),
+    ] = None,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Show a cluster in the browser, RocketMQ's own too: brokers, topics, messages, groups, and what they need.
@@ -67,6 +78,8 @@ def console(
     Example: `rocketspark console -n 127.0.0.1:9876 --read-only`
 
     Example: `rocketspark console -n 127.0.0.1:9876 --spark-stream http://127.0.0.1:9464`
+
+    Example: `rocketspark console -n 127.0.0.1:9876 --outbox sqlite:///shop.db --dedupe sqlite:///shop.db`
 
     Example: `rocketspark console -n 127.0.0.1:9876 --public-url https://console.example --trusted-proxy 127.0.0.1`
     """
@@ -88,6 +101,8 @@ def console(
         read_only=read_only,
         requests_per_second=requests,
         spark_streams=tuple(spark_stream or ()),
+        outbox=tuple(outbox or ()),
+        dedupe=tuple(dedupe or ()),
         audit_path="" if audit_log == "off" else audit_log,
     )
     settings.check()
