@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import ipaddress
+import os
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,6 +35,7 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
     addresses of proxies whose X-Forwarded-For says who asks; nobody else's counts.
     `read_only`: nothing can be changed. `requests_per_second`: how many requests a broker gets at most.
     `sample_interval_s`, `samples_max`: how often the figures of plots are taken, and how many are kept.
+    `samples_path`: an SQLite file in which they outlive the console, for a day at most; "": none.
     `spark_streams`: "http://host:port" of processes that publish the progress of their Spark streams.
     `outbox`, `dedupe`: databases with tables of an outbox, and of ids of processed messages: "sqlite:///file.db" or
     "postgresql://user@host/name", "#table" behind it for a table of another name, or "@file" with that in it.
@@ -54,6 +57,7 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
     requests_per_second: int = REQUESTS_PER_SECOND
     sample_interval_s: float = 5.0
     samples_max: int = 720
+    samples_path: str = ""
     spark_streams: tuple[str, ...] = ()
     outbox: tuple[str, ...] = ()
     dedupe: tuple[str, ...] = ()
@@ -89,6 +93,8 @@ class ConsoleSettings(msgspec.Struct, kw_only=True):
         if self.requests_per_second < 1:
             raise ConfigError("a console needs at least one request a second to a broker")
         self._check_proxy()
+        if self.samples_path and not os.access(folder := Path(self.samples_path).absolute().parent, os.W_OK):
+            raise ConfigError(f"samples {shown(self.samples_path)}: no file can be made in {shown(str(folder))}")
         for address in self.spark_streams:
             stream_address(address)
         if not is_loopback(self.host) and not (self.tls_cert and self.needs_login):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rocketspark.access.audit import Audit, Check, Decision
 from rocketspark.console import databases
+from rocketspark.console.cluster.kept_samples import KeptSamples
 from rocketspark.console.cluster.pace import Pace
 from rocketspark.console.cluster.sampler import Sampler
 from rocketspark.console.cluster.streams import Streams
@@ -29,7 +30,10 @@ class Console:
         self.pace = Pace(settings.requests_per_second)
         self.own = ClusterView(settings.namesrv, self.pace, settings.options)
         self.sessions, self.attempts = Sessions(), Attempts()
-        self.sampler = Sampler(self.own, settings.sample_interval_s, settings.samples_max)
+        kept = None
+        if settings.samples_path:
+            kept = KeptSamples(Path(settings.samples_path), settings.namesrv, settings.samples_max)
+        self.sampler = Sampler(self.own, settings.sample_interval_s, settings.samples_max, kept)
         self.streams = Streams(settings.spark_streams)
         self.outboxes = databases.outboxes(settings.outbox)
         self.tables_of_ids = databases.tables_of_ids(settings.dedupe)

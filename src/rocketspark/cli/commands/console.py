@@ -49,6 +49,9 @@ def console(
     requests: Annotated[
         int, typer.Option(min=1, max=10_000, help="How many requests a second a broker gets at most.")
     ] = 20,
+    samples: Annotated[
+        str, typer.Option(help="File that keeps the figures of plots over restarts [default: none].")
+    ] = "",
     spark_stream: Annotated[
         list[str] | None,
         typer.Option(help="Address of the metrics of a process with Spark streams, shown too; may be repeated."),
@@ -100,6 +103,7 @@ def console(
         login=login,
         read_only=read_only,
         requests_per_second=requests,
+        samples_path=samples,
         spark_streams=tuple(spark_stream or ()),
         outbox=tuple(outbox or ()),
         dedupe=tuple(dedupe or ()),

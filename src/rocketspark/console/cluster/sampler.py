@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from rocketspark import machine
 from rocketspark.admin.broker_states import BrokerFigures, GroupTraffic
+from rocketspark.console.cluster.kept_samples import KeptSamples, Sample
 from rocketspark.console.cluster.view import ClusterView
 from rocketspark.errors import RocketSparkError
 
@@ -26,11 +27,13 @@ LAGS_MAX = 200
 class Sampler:
     """Takes a sample of the cluster in each round. A sample is figures by name: `put_rate`, `get_rate` (messages a
     second of all masters), `disk` (the fullest, percent), `lag` (messages that groups have before them),
-    `put_rate:broker-a` of each master, `lag:group` of those with the most.
+    `put_rate:broker-a` of each master, `lag:group` of those with the most. `kept`: where they outlive the
+    process.
     """
 
-    def __init__(self, view: ClusterView, interval_s: float, samples_max: int) -> None:
+    def __init__(self, view: ClusterView, interval_s: float, samples_max: int, kept: KeptSamples | None = None) -> None:
         self._view = view
+        self._kept = kept
         self._interval_s = interval_s
         self.samples: deque[tuple[float, dict[str, float]]] = deque(maxlen=samples_max)
         self._task: asyncio.Task[None] | None = None
@@ -45,6 +48,8 @@ class Sampler:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._kept is not None:
+            await self._kept.close()
 
     async def next(self) -> tuple[float, dict[str, float]]:
         """Return the next sample, once it is taken."""
@@ -52,6 +57,8 @@ class Sampler:
         return self.samples[-1]
 
     async def _run(self) -> None:
+        if self._kept is not None:
+            self.samples.extend(thinned(await self._kept.load(), self._interval_s / 2))
         while True:
             try:
                 found = await figures(self._view)
@@ -60,10 +67,21 @@ class Sampler:
                 log.debug("no sample: %s", e)
             else:
                 if any(not each.error for each in found):
-                    self.samples.append((machine.time_ns() / 1e9, sample(found, groups)))
+                    self.samples.append(taken := (machine.time_ns() / 1e9, sample(found, groups)))
+                    if self._kept is not None:
+                        self._kept.add(*taken)
                     came, self._came = self._came, asyncio.Event()
                     came.set()
             await asyncio.sleep(self._interval_s)
+
+
+def thinned(samples: Iterable[Sample], apart_s: float) -> list[Sample]:
+    """Return samples so far apart at least: two consoles may have kept theirs in one file."""
+    found: list[Sample] = []
+    for each in samples:
+        if not found or each[0] - found[-1][0] >= apart_s:
+            found.append(each)
+    return found
 
 
 async def figures(view: ClusterView) -> list[BrokerFigures]:
