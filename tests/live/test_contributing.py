@@ -72,7 +72,7 @@ OPERATION = '''
 
 '''
 METRICS = """
-    def _greetings(self) -> Iterator[Family]:
+    def _greetings(self) -> Iterator[Told]:
         yield COUNTER, "rocketspark_greetings", "Greetings given.", [({}, getattr(self._stats, "greetings", 0))]
 """
 NEW_COMMAND = '''"""`greet`: have the brokers greet somebody."""
@@ -112,7 +112,7 @@ STEPS = [
         r"^            \*self\._messages\(\),$",
         "            *self._greetings(),\n",
     ),
-    Step(METRIC, "broker/operations/metrics.py", r"^        return found$", METRICS),
+    Step(METRIC, "broker/operations/metrics.py", r"^        return Collected\(", METRICS),
     Step(COMMAND, "cli/commands/greet.py", "", NEW_COMMAND),
     Step(
         COMMAND,

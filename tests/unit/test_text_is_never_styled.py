@@ -175,7 +175,7 @@ def test_labels_of_metrics(text: str) -> None:
     from prometheus_client.exposition import generate_latest
     from prometheus_client.parser import text_string_to_metric_families
 
-    from rocketspark.broker.operations.metrics import label_texts
+    from rocketspark.transport.metrics.families import label_texts
 
     class One:
         def collect(self) -> list[GaugeMetricFamily]:

@@ -13,6 +13,7 @@ import msgspec
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import INT_MAX, LONG_MAX, shown, whole_number
+from rocketspark.transport.metrics.settings import INTERVAL_MS_MIN
 
 # The limit of queues of a topic: a request that visits each queue would block the loop for long.
 QUEUES_MAX = 65_536
@@ -41,8 +42,21 @@ BrokerId = Annotated[int, msgspec.Meta(ge=-1, le=INT_MAX)]
 FileBytes = Annotated[int, msgspec.Meta(ge=4096, le=INT_MAX)]
 QueueBytes = Annotated[int, msgspec.Meta(ge=QUEUE_UNIT_BYTES, le=INT_MAX)]
 BatchQueueBytes = Annotated[int, msgspec.Meta(ge=BATCH_QUEUE_UNIT_BYTES, le=INT_MAX)]
+ExportInterval = Annotated[int, msgspec.Meta(ge=INTERVAL_MS_MIN, le=INT_MAX)]
 TEXT_LENGTH_MAX = 4096
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
+
+
+class Secret(str):
+    """A text that is shown to nobody."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(HIDDEN if self else "")
+
+
+HIDDEN = "(hidden)"
 
 
 class Hearer(Enum):
@@ -90,6 +104,16 @@ class Setting(NamedTuple):
         """The number of the field's units in one of broker.conf's."""
         return 1000 if self.unit == "s" and self.name.endswith("_ms") else 1
 
+    @property
+    def is_text(self) -> bool:
+        """Tell whether its values are texts."""
+        return self.type in (str, Secret)
+
+    def shown_of(self, settings: msgspec.Struct) -> str:
+        """Return the value as it is shown to operators."""
+        text = self.text_of(settings)
+        return HIDDEN if text and self.type is Secret else text
+
     def text_of(self, settings: msgspec.Struct) -> str:
         """Return the value as it stands in broker.conf."""
         value = getattr(settings, self.name)
@@ -104,13 +128,14 @@ class Setting(NamedTuple):
             if text.lower() in ("true", "false"):
                 return text.lower() == "true"
             raise ConfigError(f"{key}={shown(text)!r}: true or false is needed")
-        if self.type is str:
+        if self.is_text:
             if len(text) > TEXT_LENGTH_MAX or _CONTROL.search(text):
+                told = key if self.type is Secret else f"{key}={shown(text)!r}"
                 raise ConfigError(
-                    f"{key}={shown(text)!r}: a text of at most {TEXT_LENGTH_MAX} characters is needed, none of them a"
+                    f"{told}: a text of at most {TEXT_LENGTH_MAX} characters is needed, none of them a"
                     " control character"
                 )
-            return text
+            return self.type(text)
         _, meta = get_args(self.type)
         low, high = -(-meta.ge // self._factor), meta.le // self._factor
         number = whole_number(text, low=low, high=high)

@@ -77,13 +77,16 @@ from rocketspark.protocol.message.message_ids import pack_host
 from rocketspark.store.files import config_files
 from rocketspark.store.store import Store
 from rocketspark.transport.dialing import number_of
+from rocketspark.transport.metrics.exporters import exporter_of
+from rocketspark.transport.metrics.settings import DISABLE, ExportSettings
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.server import Server
 
 if TYPE_CHECKING:
     from rocketspark.broker.operations.metrics import Metrics
-    from rocketspark.transport.metrics_server import MetricsServer
+    from rocketspark.transport.metrics.export import Exporter
+    from rocketspark.transport.metrics.server import MetricsServer
 
 log = logging.getLogger("rocketspark.broker")
 
@@ -119,6 +122,7 @@ class BrokerServer:
         self._closing = False
         self._built = self._started = False
         self.metrics: MetricsServer | None = None
+        self._exporter: Exporter | None = None
         self._audit: Audit | None = None
 
     @property
@@ -190,8 +194,7 @@ class BrokerServer:
             self._pop_state.block_ends.look_at_all()
             self._started = True
             if self._metrics is not None:
-                self.metrics = self._metrics_server(self._metrics)
-                await self.metrics.start(s.metrics_host, s.metrics_port)
+                await self._tell_metrics(self._metrics)
                 self._repeated.every("message sizes", SIZES_S, self._metrics.sizes.collect)
             await self.replication.join()
         except BaseException:
@@ -312,7 +315,7 @@ class BrokerServer:
         messages.put_message.stored = self.replication.wake
         self._client_handler.quorum = self.replication.lock_quorum()
         self._metrics: Metrics | None = None
-        if s.metrics_exporter == "PROM":
+        if s.metrics_exporter != DISABLE:
             self._metrics = self._make_metrics(routes, tables, messages)
 
     def _ask_anew(self) -> None:
@@ -407,14 +410,23 @@ class BrokerServer:
         metrics.times.watch(routes)
         return metrics
 
-    def _metrics_server(self, metrics: Metrics) -> MetricsServer:
+    async def _tell_metrics(self, metrics: Metrics) -> None:
+        """Serve metrics, or send them. Raises ConfigError."""
+        s = self.settings
+        # Master and slaves have one name.
+        process = {"service.name": "rocketspark-broker", "service.instance.id": self.address}
+        self._exporter = exporter_of(ExportSettings.of(s), metrics.collect, process, s.tls.client(True))
+        if self._exporter is not None:
+            self._exporter.start()
+            return
         try:
-            from rocketspark.transport.metrics_server import MetricsServer
+            from rocketspark.transport.metrics.server import MetricsServer
         except ImportError as e:
             raise ConfigError(
                 "metricsExporterType=PROM needs prometheus-client: pip install 'rocketspark[metrics]'"
             ) from e
-        return MetricsServer(metrics.collect)
+        self.metrics = MetricsServer(metrics.collect)
+        await self.metrics.start(s.metrics_host, s.metrics_port)
 
     def _live_settings(self, put_message: PutMessage) -> LiveSettings:
         """Connect the settings that may change with the parts that use them."""
@@ -503,6 +515,8 @@ class BrokerServer:
         self._server.abort()
         if self.metrics is not None:
             await self.metrics.close()
+        if self._exporter is not None:
+            await self._exporter.close()
         await self._end_unsaid()
         await self._end_audit()
         self.store.abandon()
@@ -535,6 +549,8 @@ class BrokerServer:
         self._stop_timers()
         if self.metrics is not None:
             await self.metrics.close()
+        if self._exporter is not None:
+            await self._exporter.close()
         if self._started:
             await self._file_cleaning.stop()
             await self.replication.stop()

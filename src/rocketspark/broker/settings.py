@@ -20,6 +20,7 @@ from rocketspark.broker.declared_settings import (
     QUEUE_UNIT_BYTES,
     BatchQueueBytes,
     BrokerId,
+    ExportInterval,
     FileBytes,
     FileCount,
     Hearer,
@@ -34,6 +35,7 @@ from rocketspark.broker.declared_settings import (
     QueueBytes,
     QueueCount,
     ReviveQueues,
+    Secret,
     Setting,
     Time,
     Whatever,
@@ -45,6 +47,7 @@ from rocketspark.errors import ConfigError
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.store.settings import StoreSettings
 from rocketspark.transport.connections import is_loopback, parse_addresses
+from rocketspark.transport.metrics.settings import PROM, ExportSettings
 from rocketspark.transport.tls.settings import TlsSettings
 
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -204,10 +207,18 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     slow_put_ms: Time = setting("osPageCacheBusyTimeOutMills", 1000, unit="ms", live=(Hearer.FAST_FAILURE,))
     waiting_sends_max: Positive = setting("sendThreadPoolQueueCapacity", 10_000, live=(Hearer.FAST_FAILURE,))
 
-    # DISABLE or PROM; an empty host is loopback.
+    # DISABLE, PROM, OTLP_GRPC or LOG; an empty host is loopback.
     metrics_exporter: str = setting("metricsExporterType", "DISABLE")
     metrics_port: Port = setting("metricsPromExporterPort", 5557)
     metrics_host: str = setting("metricsPromExporterHost", "")
+    metrics_target: str = setting("metricsGrpcExporterTarget", "")
+    metrics_header: Secret = setting("metricsGrpcExporterHeader", Secret())
+    metrics_timeout_ms: Interval = setting("metricGrpcExporterTimeOutInMills", 3000, unit="ms")
+    metrics_interval_ms: ExportInterval = setting("metricGrpcExporterIntervalInMills", 60_000, unit="ms")
+    metrics_log_interval_ms: ExportInterval = setting("metricLoggingExporterIntervalInMills", 10_000, unit="ms")
+    metrics_points_max: Positive = setting("metricsExportBatchMaxDataPoints", 1000)
+    metrics_delta: bool = setting("metricsInDelta", False)
+    metrics_label: str = setting("metricsLabel", "")
     # Keys that UPDATE_BROKER_CONFIG may not change, separated by semicolons.
     fixed_keys: str = setting("configBlackList", "configBlackList;brokerConfigPath")
 
@@ -411,8 +422,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
                 raise ConfigError(f"{key}=true is not supported yet; remove it or set it to false")
         if self.timer_precision_ms not in (100, 200, 500, 1000):
             raise ConfigError(f"timerPrecisionMs {self.timer_precision_ms} is not supported; use 100, 200, 500 or 1000")
-        if self.metrics_exporter not in ("DISABLE", "PROM"):
-            raise ConfigError(f"metricsExporterType {self.metrics_exporter!r} is not supported; use DISABLE or PROM")
+        ExportSettings.of(self).check()
         for key, harmless in UNKEPT_PROMISES.items():
             value = self.ignored.get(key)
             if value is not None and value not in harmless:
@@ -427,7 +437,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         if self.listen_port:
             taken = {self.listen_port: "listenPort", self.listen_port - 2: "listenPort - 2 (vipChannelEnabled)"}
         wanted = [("haListenPort", self.ha_listen_port)]
-        if self.metrics_exporter == "PROM":
+        if self.metrics_exporter == PROM:
             wanted.append(("metricsPromExporterPort", self.metrics_port))
         for key, port in wanted:
             if port and port in taken:
@@ -458,7 +468,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     def properties(self) -> dict[str, str]:
         """Return every key of 5.5.0 with its value as text, sorted; those without a value are left out."""
         table = IGNORED | self.ignored
-        table |= {key: declared.text_of(self) for key, declared in FIELDS.items()}
+        table |= {key: declared.shown_of(self) for key, declared in FIELDS.items()}
         table["brokerIP1"] = self.host
         table["brokerIP2"] = self.ha_advertised_host or self.host
         return {
@@ -476,6 +486,9 @@ FIELDS = {
 _ELSEWHERE = frozenset({"authenticationEnabled", "authorizationEnabled"})
 _MAY_BE_EMPTY = frozenset(key for key, default in IGNORED.items() if not default) | {
     "metricsPromExporterHost",
+    "metricsGrpcExporterTarget",
+    "metricsGrpcExporterHeader",
+    "metricsLabel",
     "controllerAddr",
     "rocketmqHome",
 }

@@ -89,7 +89,18 @@ LOGGERS = tuple(
     f"rocketspark{name}"
     for name in (
         *("", ".access", ".audit", ".broker", ".broker.access", ".broker.replication", ".client", ".console"),
-        *(".controller", ".namesrv", ".proxy", ".proxy.audit", ".recipes", ".sends", ".spark", ".store", ".transport"),
+        *(
+            ".controller",
+            ".metrics",
+            ".namesrv",
+            ".proxy",
+            ".proxy.audit",
+            ".recipes",
+            ".sends",
+            ".spark",
+            ".store",
+            ".transport",
+        ),
     )
 )
 

@@ -1,4 +1,4 @@
-"""What a proxy serves to Prometheus. Rule: names and labels are bounded, whatever clients say of themselves.
+"""What a proxy tells of itself in metrics. Rule: names and labels are bounded, whatever clients say of themselves.
 
 Names: ProxyMetricsConstant and RemotingMetricsConstant, 5.5.0, whose proxy serves the first alone; the rest are ours.
 """
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rocketspark import machine
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown
 from rocketspark.proxy.call import CANCELLED, CallTimes
@@ -17,11 +18,14 @@ from rocketspark.proxy.clients import Clients
 from rocketspark.proxy.service import Service
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire.enumerations import ClientType, Code
+from rocketspark.transport.metrics.exporters import exporter_of
+from rocketspark.transport.metrics.families import GAUGE, HISTOGRAM, Collected, Family, Row, histograms
+from rocketspark.transport.metrics.settings import ExportSettings
+from rocketspark.transport.tls.client_tls import ClientTls
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
-    from rocketspark.transport.metrics_server import MetricsServer
+    from rocketspark.transport.metrics.export import Exporter
+    from rocketspark.transport.metrics.server import MetricsServer
 
 # What clients that exist say they are written in; another is "other".
 LANGUAGES = frozenset(
@@ -32,8 +36,8 @@ _CODES = {int(code): code.name.lower() for code in Code} | {CANCELLED: "cancelle
 
 
 class Metrics:
-    """The metrics of one proxy, and the port that serves them to Prometheus. `renewed`: returns how many handles are
-    renewed.
+    """The metrics of one proxy, and the port that serves them to Prometheus, or what sends them. `renewed`: returns how
+    many handles are renewed; `tls`: what the proxy's own connections trust.
     """
 
     def __init__(
@@ -43,11 +47,14 @@ class Metrics:
         clients: Clients,
         service: Service,
         renewed: Callable[[], int],
+        tls: ClientTls | None = None,
     ) -> None:
+        self._tls = tls
+        self._exporter: Exporter | None = None
         self._settings, self._times = settings, times
         self._clients, self._service, self._renewed = clients, service, renewed
         self._server: MetricsServer | None = None
-        self._own = {
+        self._own = ExportSettings.of(settings).labels() | {
             "cluster": shown(settings.cluster_name),
             "node_type": "proxy",
             "node_id": shown(settings.name or socket.gethostname()),
@@ -56,60 +63,71 @@ class Metrics:
 
     @property
     def port(self) -> int:
-        """The port that metrics are served on; 0 before the start."""
+        """The port that metrics are served on; 0 before the start, and where they are sent."""
         return self._server.port if self._server is not None else 0
 
     @property
     def address(self) -> str:
-        """The address that metrics are served on, as "host:port"."""
-        return f"{self._settings.metrics_host or '127.0.0.1'}:{self.port}"
+        """The address that metrics are served on, as "host:port"; "" where they are sent."""
+        return f"{self._settings.metrics_host or '127.0.0.1'}:{self.port}" if self.port else ""
 
     async def start(self) -> None:
         """Listen for scrapes. Raises ConfigError if the port cannot be had, or the extra is not there."""
+        s = self._settings
+        if s.metrics_port is None:
+            return
         try:
-            from rocketspark.transport.metrics_server import MetricsServer
+            from rocketspark.transport.metrics.server import MetricsServer
         except ImportError as e:
             raise ConfigError("metrics need prometheus-client: pip install 'rocketspark[metrics]'") from e
-        s = self._settings
         self._server = MetricsServer(self.collect)
-        await self._server.start(s.metrics_host, s.metrics_port or 0, "the metrics' port")
+        await self._server.start(s.metrics_host, s.metrics_port, "the metrics' port")
+
+    def send(self, address: str) -> None:
+        """Send metrics from now on, where the settings say so. `address`: the proxy's own. Raises ConfigError."""
+        s = self._settings
+        # Several processes may share a port.
+        name = f"{address}-{machine.getpid()}" if s.share_port else address
+        process = {"service.name": "rocketspark-proxy", "service.instance.id": name}
+        self._exporter = exporter_of(ExportSettings.of(s), self.collect, process, self._tls)
+        if self._exporter is not None:
+            self._exporter.start()
 
     async def close(self) -> None:
-        """Stop serving metrics."""
+        """Stop serving metrics, or send the last ones."""
         if self._server is not None:
             await self._server.close()
+        if self._exporter is not None:
+            await self._exporter.close()
 
-    def collect(self) -> list[Metric]:
+    def collect(self) -> Collected:
         """Return all metrics; to be called in the proxy's loop."""
-        from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
-
-        def gauge(name: str, text: str, *rows: tuple[dict[str, str], float]) -> Metric:
-            family = GaugeMetricFamily(name, text, labels=[*self._own, *(rows[0][0] if rows else ())])
-            for labels, value in rows:
-                family.add_metric([*self._own.values(), *labels.values()], value)
-            return family
-
         calls, streams = self._service.at_work, self._service.streams
         clients = Counter((_type(c.settings.client_type), _language(c.language)) for c in self._clients.all())
         names = ("protocol_type", "request_code", "response_code", "is_long_polling", "result")
-        latency = HistogramMetricFamily(
-            "rocketmq_rpc_latency_milliseconds", "How long calls took, in ms.", labels=[*self._own, *names]
-        )
-        for rpc, rows in self._times.rows.items():
-            for code, row in rows.items():
-                latency.add_metric([*self._own.values(), *_texts(rpc, code)], row.buckets(), row.total)
-        return [
-            gauge("rocketmq_proxy_up", "1 while the proxy serves.", ({}, 1)),
-            latency,
-            gauge("rocketspark_proxy_calls_at_work", "Calls at work, receives that wait too.", ({}, calls)),
-            gauge("rocketspark_proxy_telemetry_streams", "Telemetry streams that are open.", ({}, streams)),
-            gauge("rocketspark_proxy_renewed_handles", "Messages whose time is renewed.", ({}, self._renewed())),
-            gauge(
-                "rocketspark_proxy_clients",
-                "Clients that are there.",
-                *(({"client_type": kind, "language": name}, count) for (kind, name), count in clients.items()),
-            ),
+        latency = [
+            (dict(zip(names, _texts(rpc, code), strict=True)), row)
+            for rpc, rows in self._times.rows.items()
+            for code, row in rows.items()
         ]
+        by_kind: list[Row] = [({"client_type": kind, "language": name}, n) for (kind, name), n in clients.items()]
+        return Collected(
+            self._own,
+            [
+                _gauge("rocketmq_proxy_up", "1 while the proxy serves.", 1),
+                Family(
+                    HISTOGRAM, "rocketmq_rpc_latency_milliseconds", "How long calls took, in ms.", histograms(latency)
+                ),
+                _gauge("rocketspark_proxy_calls_at_work", "Calls at work, receives that wait too.", calls),
+                _gauge("rocketspark_proxy_telemetry_streams", "Telemetry streams that are open.", streams),
+                _gauge("rocketspark_proxy_renewed_handles", "Messages whose time is renewed.", self._renewed()),
+                Family(GAUGE, "rocketspark_proxy_clients", "Clients that are there.", by_kind),
+            ],
+        )
+
+
+def _gauge(name: str, text: str, value: float) -> Family:
+    return Family(GAUGE, name, text, [({}, value)])
 
 
 def _texts(rpc: str, code: int) -> tuple[str, ...]:

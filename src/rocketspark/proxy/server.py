@@ -36,6 +36,7 @@ from rocketspark.proxy.remoting import Behind, RemotingRelay
 from rocketspark.proxy.routes import QueryRoutes
 from rocketspark.proxy.service import Service, not_supported
 from rocketspark.proxy.settings import ProxySettings
+from rocketspark.transport.metrics.settings import DISABLE
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import RpcHooks
 from rocketspark.transport.tls.client_tls import ClientTls
@@ -179,7 +180,7 @@ class ProxyServer:
         self.settings = settings
         self.brokers = Brokers(settings, signer=signer, tls=tls)
         self.clients = Clients(settings.client_idle_ms / 1000, grace_s)
-        times = None if settings.metrics_port is None else CallTimes()
+        times = CallTimes() if settings.metrics_port is not None or settings.metrics_exporter != DISABLE else None
         self.service = Service(times=times)
         self.tools = Tools(self.service)
         self.access: AccessControl | None = None
@@ -219,7 +220,7 @@ class ProxyServer:
         self.consuming = Consuming(settings, self.brokers, self.clients, self.service)
         renewals = self.consuming.renewals
         self.metrics = (
-            None if times is None else Metrics(settings, times, self.clients, self.service, lambda: renewals.count)
+            None if times is None else Metrics(settings, times, self.clients, self.service, lambda: renewals.count, tls)
         )
         self._server: grpc.aio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -256,6 +257,12 @@ class ProxyServer:
             if self.metrics is not None:
                 await self.metrics.close()
             raise
+        if self.metrics is not None:
+            try:
+                self.metrics.send(self.address)
+            except BaseException:
+                await self.close()
+                raise
 
     async def _start(self) -> None:
         s = self.settings

@@ -14,6 +14,7 @@ import msgspec
 from rocketspark.errors import ConfigError
 from rocketspark.model import typed_json
 from rocketspark.model.text import shown
+from rocketspark.transport.metrics.settings import DISABLE, EXPORTERS, PROM, ExportSettings
 
 
 class ProxySettings(msgspec.Struct, kw_only=True):
@@ -25,9 +26,11 @@ class ProxySettings(msgspec.Struct, kw_only=True):
     are asked who they are, and may do only what the cluster's users and rules let them; None for: if the proxy's own
     requests are signed [authenticationEnabled, authorizationEnabled]; `share_port`: other processes may listen on the
     port too, and each connection comes to one of them; `metrics_port`: where Prometheus is served, None for nowhere
-    [metricsPromExporterPort]; `cluster_name`, `name`: labels of metrics, by default the host's name [proxyClusterName,
-    proxyName]; `metric_collector`: "host:port" to which clients are told to send their own metrics, "" for none
-    [metricCollectorAddress]; `audit_path`: the file of what is refused, "" for none.
+    [metricsPromExporterPort]; `metrics_exporter`: OTLP_GRPC or LOG to send them or to write them into the log, with
+    the settings after it [metricsExporterType, metricsGrpcExporterTarget, …]; `cluster_name`, `name`: labels of
+    metrics, by default the host's name [proxyClusterName, proxyName]; `metric_collector`: "host:port" to which clients
+    are told to send their own metrics, "" for none [metricCollectorAddress]; `audit_path`: the file of what is refused,
+    "" for none.
     """
 
     namesrv: str
@@ -75,6 +78,15 @@ class ProxySettings(msgspec.Struct, kw_only=True):
     remoting_port: int | None = None
     metrics_port: int | None = None
     metrics_host: str = ""
+    metrics_exporter: str = DISABLE
+    metrics_target: str = ""
+    metrics_header: str = ""
+    metrics_timeout_ms: int = 3000
+    metrics_interval_ms: int = 60_000
+    metrics_log_interval_ms: int = 10_000
+    metrics_points_max: int = 1000
+    metrics_delta: bool = False
+    metrics_label: str = ""
     cluster_name: str = "DefaultCluster"
     name: str = ""
     metric_collector: str = ""
@@ -121,13 +133,21 @@ FIELDS = {
     "authorizationEnabled": "authorization",
     "metricsPromExporterPort": "metrics_port",
     "metricsPromExporterHost": "metrics_host",
+    "metricsGrpcExporterTarget": "metrics_target",
+    "metricsGrpcExporterHeader": "metrics_header",
+    "metricGrpcExporterTimeOutInMills": "metrics_timeout_ms",
+    "metricGrpcExporterIntervalInMills": "metrics_interval_ms",
+    "metricLoggingExporterIntervalInMills": "metrics_log_interval_ms",
+    "metricsExportBatchMaxDataPoints": "metrics_points_max",
+    "metricsInDelta": "metrics_delta",
+    "metricsLabel": "metrics_label",
     "metricCollectorAddress": "metric_collector",
     "proxyClusterName": "cluster_name",
     "proxyName": "name",
 }
 # They say whether other keys count: their values in capitals, the default first.
 EXPORTER, COLLECTOR = "metricsExporterType", "metricCollectorMode"
-CHOICES = {EXPORTER: ("DISABLE", "PROM"), COLLECTOR: ("OFF", "ON")}
+CHOICES = {EXPORTER: EXPORTERS, COLLECTOR: ("OFF", "ON")}
 METRICS_PORT = 5557
 # The same in another unit: ours is so many of Apache's.
 SECONDS = {
@@ -167,11 +187,19 @@ def read_file(path: Path) -> tuple[dict[str, Any], list[str]]:
                 warnings.append(f"{path}: key {shown(key)!r} has no effect")
             continue
         found[name] = _value(path, key, value, name)
-    if _choice(path, given, EXPORTER) == "PROM":
+    exporter = _choice(path, given, EXPORTER)
+    if exporter == PROM:
         if found.get("metrics_port") is None:
             found["metrics_port"] = METRICS_PORT
     else:
         found.pop("metrics_port", None)
+        if exporter != DISABLE:
+            found["metrics_exporter"] = exporter
+    if exporter != DISABLE:
+        try:
+            ExportSettings.of(ProxySettings(**{"namesrv": "", **found})).check()
+        except ConfigError as e:
+            raise ConfigError(f"{path}: {e}") from None
     if _choice(path, given, COLLECTOR) == "ON":
         _check_address(path, found.get("metric_collector", ""))
     else:
@@ -183,7 +211,7 @@ def _choice(path: Path, given: dict[str, Any], key: str) -> str:
     """Return the value of a key that turns others on, in capitals. Raises ConfigError for one that is not supported."""
     value = str(given.get(key, CHOICES[key][0])).upper()
     if value not in CHOICES[key]:
-        allowed = " or ".join(CHOICES[key])
+        allowed = f"{', '.join(CHOICES[key][:-1])} or {CHOICES[key][-1]}"
         raise ConfigError(f"{path}: {key}={shown(str(given[key]))}: {allowed} is needed, others are not supported")
     return value
 
@@ -202,7 +230,8 @@ def _value(path: Path, key: str, value: Any, name: str) -> Any:
     except (msgspec.ValidationError, OverflowError):
         words = {int: "a whole number", int | None: "a whole number", float: "a number", str: "text"}
         wanted = words.get(kind, "true or false")
-        raise ConfigError(f"{path}: {key}={shown(str(value))}: {wanted} is needed") from None
+        told = key if name == "metrics_header" else f"{key}={shown(str(value))}"
+        raise ConfigError(f"{path}: {told}: {wanted} is needed") from None
     if isinstance(made, int | float) and not isinstance(made, bool):
         if not 0 <= made <= 1 << 53:
             raise ConfigError(f"{path}: {key}={shown(str(value))}: a number from 0 on is needed")

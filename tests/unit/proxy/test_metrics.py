@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from tests.support.otlp_receiver import Receiver, metered
 from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
 from tests.unit.proxy.consuming.support import PUSH, Consumer, make_group, make_topic
 
@@ -36,6 +37,36 @@ def measured(cluster: Cluster) -> Iterator[RunningProxy]:
     named = {"metrics_port": 0, "cluster_name": "C1", "name": "p1", "long_polling_ms_min": 1}
     with running_proxy(cluster.namesrv, **named) as running:
         yield running
+
+
+@pytest.mark.shows("a proxy's metrics by OTLP, or as lines of its log")
+def test_metrics_are_sent_to_a_collector(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    own = {"cluster_name": "C1", "name": "p1", "metrics_label": "zone:eu-1"}
+    with Receiver() as receiver:
+        otlp = {"metrics_exporter": "OTLP_GRPC", "metrics_target": receiver.target, **own}
+        with running_proxy(cluster.namesrv, **otlp) as running:
+            assert running.server.metrics is not None
+            assert running.server.metrics.address == ""
+            client = RawClient(running.address)
+            client.call("QueryRoute", messages.QueryRouteRequest())
+            client.close()
+        (request,) = receiver.requests
+    found = metered(request)
+    assert found.keys() == {
+        *("rocketmq_proxy_up", "rocketmq_rpc_latency", "rocketspark_proxy_calls_at_work"),
+        *("rocketspark_proxy_telemetry_streams", "rocketspark_proxy_renewed_handles"),
+    }
+    labels = frozenset(OWN.items() | {("zone", "eu-1")})
+    assert [(each, point.value) for each, point in found["rocketmq_proxy_up"].points.items()] == [(labels, 1)]
+    ((of_call, point),) = found["rocketmq_rpc_latency"].points.items()
+    assert labels < of_call
+    assert (dict(of_call)["request_code"], point.value[0]) == ("query_route", 1)
+    (resource,) = request.resource_metrics
+    process = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
+    assert process == {"service.name": "rocketspark-proxy", "service.instance.id": running.address}
+    with caplog.at_level("INFO"), running_proxy(cluster.namesrv, metrics_exporter="LOG", **own):
+        pass
+    assert '{"metric":"rocketmq_proxy_up","kind":"gauge",' in caplog.text
 
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

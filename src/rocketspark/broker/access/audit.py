@@ -75,7 +75,7 @@ def _settings(body: bytes) -> dict[str, Any]:
     changed: dict[str, Any] = {}
     for key, value in list(parse_properties(body.decode(), "the body").items())[:NAMES_MAX]:
         declared = FIELDS.get(key)
-        is_text = declared is None or declared.type is str
+        is_text = declared is None or declared.is_text
         changed[setting_name(key)] = "…" if is_text else shown(value, characters_max=VALUE_CHARACTERS_MAX)
     return {"settings": changed}
 

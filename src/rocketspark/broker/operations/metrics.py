@@ -1,11 +1,11 @@
-"""Prometheus metrics over HTTP, under the names and labels of RocketMQ 5.5.0. Rule: counted nowhere but in the broker's
-own state; a scrape reads it. Only loaded when metricsExporterType=PROM.
+"""A broker's metrics, under the names and labels of RocketMQ 5.5.0. Rule: counted nowhere but in the broker's own
+state, which a collection reads. Only loaded with a metricsExporterType.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
 
 from rocketspark.access.audit import Audit, Check, request_name
 from rocketspark.broker import topic_names
@@ -20,11 +20,9 @@ from rocketspark.broker.storage.json_tables import SaveFailures, now_ms
 from rocketspark.model.histogram import Histogram
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.namespace import SYSTEM_GROUPS
-from rocketspark.model.text import shown
 from rocketspark.store.store import Store
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+from rocketspark.transport.metrics.families import COUNTER, GAUGE, HISTOGRAM, Collected, Family, Row, histograms
+from rocketspark.transport.metrics.settings import ExportSettings
 
 log = LimitedLog("rocketspark.broker")
 
@@ -41,10 +39,8 @@ _STORAGE = {"storage_medium": "disk", "storage_type": "local"}
 _V4, _PER_MAJOR = 213, 200
 
 T = TypeVar("T")
-Row = tuple[dict[str, str], float]
-COUNTER, GAUGE = "counter", "gauge"
 # Kind, name, help text, rows.
-Family = tuple[str, str, str, Iterable[Row]]
+Told = tuple[str, str, str, Iterable[Row]]
 
 
 class AccessFigures(NamedTuple):
@@ -87,30 +83,16 @@ class Metrics:
         self._passed = access.passed
         self.sizes = MessageSizes(store)
         self.times = RequestTimes()
-        self._labels = {
+        self._labels = ExportSettings.of(settings).labels() | {
             "cluster": settings.cluster_name,
             "node_type": "broker",
             "node_id": settings.broker_name,
         }
 
-    def collect(self) -> list[Metric]:
+    def collect(self) -> Collected:
         """Return all metrics; to be called in the broker's loop."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
         self._stats.collect()
-        found: list[Metric] = []
-
-        def add(make: Any, name: str, help_text: str, rows: list[tuple[dict[str, str], Any]]) -> None:
-            if rows:
-                labels = sorted({key for row, _ in rows for key in row} | self._labels.keys())
-                family = make(name, help_text, labels=labels)
-                for row, value in rows:
-                    text = self._labels | row
-                    values = (value.buckets(), value.total) if isinstance(value, Histogram) else (value,)
-                    family.add_metric(label_texts(text, labels), *values)
-                found.append(family)
-
-        families = (
+        told = (
             *self._messages(),
             *self._trouble(),
             *self._lags(),
@@ -119,14 +101,12 @@ class Metrics:
             *self._replicas(),
             *self._access(),
         )
-        for kind, name, help_text, rows in families:
-            make = CounterMetricFamily if kind == COUNTER else GaugeMetricFamily
-            add(make, name, help_text, _as_far_as_known(name, rows))
-        for name, help_text, histograms in _as_far_as_known("histograms", self._histograms()):
-            add(HistogramMetricFamily, name, help_text, histograms)
-        return found
+        found = [Family(kind, name, text, _as_far_as_known(name, rows)) for kind, name, text, rows in told]
+        for name, text, rows in _as_far_as_known("histograms", self._histograms()):
+            found.append(Family(HISTOGRAM, name, text, histograms(rows)))
+        return Collected(self._labels, [family for family in found if family.rows])
 
-    def _messages(self) -> Iterator[Family]:
+    def _messages(self) -> Iterator[Told]:
         into = _as_far_as_known("messages in", self._into())
         out = _as_far_as_known("messages out", self._out())
         yield COUNTER, "rocketmq_messages_in", "Messages stored.", [(r, f.messages) for r, f in into]
@@ -139,7 +119,7 @@ class Metrics:
         yield COUNTER, "rocketmq_rollback_messages", "Half messages rolled back.", self._ended(rolled_back)
         yield GAUGE, "rocketmq_half_messages", "Half messages that are open.", [({}, self._transactions.open_count)]
 
-    def _replicas(self) -> Iterator[Family]:
+    def _replicas(self) -> Iterator[Told]:
         """Yield role, epoch, and of a master how far its slaves are behind."""
         found = self._replication()
         roles: list[Row] = [({"role": role.value}, int(role is found.role)) for role in Role]
@@ -164,13 +144,13 @@ class Metrics:
         late = "Sends answered FLUSH_SLAVE_TIMEOUT."
         yield COUNTER, "rocketspark_replication_timeouts", late, [({}, found.timeouts)]
 
-    def _trouble(self) -> Iterator[Family]:
+    def _trouble(self) -> Iterator[Told]:
         """Yield how much is in the quarantine, and what failed, was mended or refused."""
         kinds = self._quarantine.by_kind().items()
         yield GAUGE, "rocketspark_quarantined_messages", "Messages set aside.", [({"kind": k}, n) for k, n in kinds]
         failures: list[Row] = [({"file": name}, n) for name, n in self._saves.failures.items()]
         yield COUNTER, "rocketspark_save_failures", "Attempts to save a table that failed.", failures
-        failing: list[Row] = [({"file": name}, name in self._saves.failing) for name in self._saves.failures]
+        failing: list[Row] = [({"file": name}, int(name in self._saves.failing)) for name in self._saves.failures]
         yield GAUGE, "rocketspark_save_failing", "1 while a table is not saved.", failing
         mender = self._store.mender
         units: list[Row] = [({"outcome": k}, n) for k, n in (("mended", mender.mended), ("lost", mender.lost)) if n]
@@ -185,7 +165,7 @@ class Metrics:
         left_out: list[Row] = [({}, count) for count in (LimitedLog.left_out_count,) if count]
         yield COUNTER, "rocketspark_log_lines_left_out", "Lines about what peers did, left out of the log.", left_out
 
-    def _access(self) -> Iterator[Family]:
+    def _access(self) -> Iterator[Told]:
         """Yield what access control decided, and what became of the audit's lines."""
         if self._audit is None:
             return
@@ -204,7 +184,7 @@ class Metrics:
         lines: list[Row] = [({"outcome": outcome}, count) for outcome, count in self._audit.lines.items()]
         yield COUNTER, "rocketspark_audit_lines", "Lines of the audit: written, left out of a flood, lost.", lines
 
-    def _lags(self) -> Iterator[Family]:
+    def _lags(self) -> Iterator[Told]:
         lag = _as_far_as_known("lag", self._lag())
         for column, (name, help_text) in enumerate(
             (
@@ -217,7 +197,7 @@ class Metrics:
         ):
             yield GAUGE, name, help_text, [(row, values[column]) for row, values in lag]
 
-    def _state(self) -> Iterator[Family]:
+    def _state(self) -> Iterator[Told]:
         """Yield the broker's tables, its store and its timers."""
         yield GAUGE, "rocketmq_producer_connections", "Producers connected.", self._producers()
         yield GAUGE, "rocketmq_consumer_connections", "Consumers connected.", self._consumers()
@@ -235,7 +215,7 @@ class Metrics:
             by_topic: list[Row] = [(_STORAGE | {"topic": topic}, count) for topic, count in counts.items()]
             yield COUNTER, f"rocketmq_timer_{name}", f"Timer messages: {name}d.", by_topic
 
-    def _popped(self) -> Iterator[Family]:
+    def _popped(self) -> Iterator[Told]:
         """Yield how far what was popped is behind. The lag counts messages, whatever the unit in its name says."""
         behind = _as_far_as_known("revive queues", self._behind())
         lag, latency = "rocketmq_pop_revive_lag_milliseconds", "rocketmq_pop_revive_latency_milliseconds"
@@ -478,8 +458,3 @@ def _version(number: int) -> str:
         return str(number)
     major, rest = divmod(number - _V4, _PER_MAJOR)
     return f"v{4 + major}_{rest // 20}_{rest % 20 // 2}"
-
-
-def label_texts(texts: dict[str, str], labels: Sequence[str]) -> list[str]:
-    """Return labels' values, escaped, as clients choose the names of topics and groups. `labels`: their order."""
-    return [shown(texts.get(label, "")) for label in labels]

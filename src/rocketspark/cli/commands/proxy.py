@@ -154,11 +154,16 @@ def proxy(
     from rocketspark.cli.serving.serve import serve, start_in
     from rocketspark.client.connection.credentials import Signer
     from rocketspark.proxy.server import ProxyServer
+    from rocketspark.transport.metrics.settings import DISABLE
     from rocketspark.transport.tls.client_tls import client_tls
 
     settings = listening.settings(at.namesrv)
     settings.remoting_port = remoting_port
     if metrics_port is not None:
+        if settings.metrics_exporter != DISABLE:
+            raise ConfigError(
+                f"--metrics-port goes with metricsExporterType=PROM: the file has {settings.metrics_exporter}"
+            )
         settings.metrics_port = metrics_port
     options = at.client_options()
     tls_options = {name: value for name, value in options.items() if name.startswith(("use_tls", "tls_"))}
@@ -176,7 +181,7 @@ def proxy(
         if listening.processes > 1:
             return f"ready proxy={await _several(servers, settings, listening.processes)}"
         server = await start_in(servers, ProxyServer(settings, signer=signer, tls=tls, front_tls=port_tls))
-        metrics = f" metrics={server.metrics.address}" if server.metrics is not None else ""
+        metrics = f" metrics={server.metrics.address}" if server.metrics is not None and server.metrics.port else ""
         return f"ready proxy={server.address}{metrics}"
 
     serve(start, log_level=log_level.value)

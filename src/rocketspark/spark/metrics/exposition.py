@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from rocketspark.model.histogram import Histogram
 from rocketspark.spark.metrics.lag_watch import REASONS, LagWatch, TopicLag, merged
 from rocketspark.spark.metrics.query_figures import EVENTS, QueryFigures
-from rocketspark.transport.metrics_server import MetricsServer
+from rocketspark.transport.metrics.server import MetricsServer
 
 PREFIX = "rocketspark_stream_"
 # From 0 on: what appears with its first count is no increase.

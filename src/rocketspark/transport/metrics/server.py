@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
 from rocketspark.errors import ConfigError
+from rocketspark.model.histogram import Histogram
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
+from rocketspark.transport.metrics.families import COUNTER, GAUGE, HISTOGRAM, Collected, label_texts
 from rocketspark.transport.server_bounds import OF_PROCESS, Descriptors
 
 log = LimitedLog("rocketspark.transport")
@@ -26,6 +30,7 @@ HEAD_BYTES_MAX = 8192
 # From the connection to its whole request, and from there to the last byte of the answer.
 REQUEST_S = 10.0
 ANSWER_S = 30.0
+_MAKERS: dict[str, Any] = {COUNTER: CounterMetricFamily, GAUGE: GaugeMetricFamily, HISTOGRAM: HistogramMetricFamily}
 
 
 class MetricsServer:
@@ -38,7 +43,7 @@ class MetricsServer:
 
     def __init__(
         self,
-        collect: Callable[[], list[Metric]],
+        collect: Callable[[], Collected | list[Metric]],
         *,
         connections_max: int = CONNECTIONS_MAX,
         request_s: float = REQUEST_S,
@@ -129,10 +134,7 @@ class MetricsServer:
                 body = await asyncio.to_thread(document)
             return _response("200 OK", {"Content-Type": "application/json"}, body)
         async with self._turn:
-            families = self._collect()
-            if names:
-                families = [f for f in families if f.name in names or any(s.name in names for s in f.samples)]
-            return await asyncio.to_thread(_page, families, headers)
+            return await asyncio.to_thread(_page, self._collect(), names, headers)
 
     async def close(self) -> None:
         """Stop listening; open connections are cut off."""
@@ -152,7 +154,26 @@ class _Collected:
         self.collect = lambda: families
 
 
-def _page(families: list[Metric], headers: dict[str, str]) -> bytes:
+def prometheus_metrics(found: Collected) -> list[Metric]:
+    """Return the metrics as Prometheus's client has them."""
+    metrics: list[Metric] = []
+    for kind, name, help_text, rows in found.families:
+        if not rows:
+            continue
+        labels = sorted({key for row, _ in rows for key in row} | found.labels.keys())
+        # As OpenTelemetry's exporter for Prometheus writes them.
+        metric = _MAKERS[kind](name, help_text, labels=[re.sub(r"\W", "_", label, flags=re.ASCII) for label in labels])
+        for row, value in rows:
+            values = (value.buckets(), value.total) if isinstance(value, Histogram) else (value,)
+            metric.add_metric(label_texts(found.labels | row, labels), *values)
+        metrics.append(metric)
+    return metrics
+
+
+def _page(found: Collected | list[Metric], names: set[str], headers: dict[str, str]) -> bytes:
+    families = prometheus_metrics(found) if isinstance(found, Collected) else found
+    if names:
+        families = [f for f in families if f.name in names or any(s.name in names for s in f.samples)]
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected(families))
     try:

@@ -16,7 +16,9 @@ pytest.importorskip("prometheus_client")
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from rocketspark.errors import ConfigError
-from rocketspark.transport.metrics_server import HEAD_BYTES_MAX, MetricsServer
+from rocketspark.model.histogram import Histogram
+from rocketspark.transport.metrics.families import Collected, Family
+from rocketspark.transport.metrics.server import HEAD_BYTES_MAX, MetricsServer
 from rocketspark.transport.server_bounds import Descriptors
 
 pytestmark = pytest.mark.shows(
@@ -79,6 +81,27 @@ def test_what_is_asked_is_answered_and_closed() -> None:
             assert b"a 1.0\n" in gzip.decompress(body)
             open_metrics = await get(server, "/", "Accept: application/openmetrics-text; version=1.0.0\r\n")
             assert open_metrics.endswith(b"# EOF\n")
+
+    run(main())
+
+
+def test_labels_of_every_metric_have_names_that_prometheus_takes() -> None:
+    async def main() -> None:
+        histogram = Histogram((10,))
+        histogram.add(5)
+        families = [
+            Family("counter", "c", "C.", [({"topic": "t"}, 3)]),
+            Family("gauge", "none", "None.", []),
+            Family("histogram", "h", "H.", [({}, histogram)]),
+        ]
+        async with serving(lambda: Collected({"my.zone-a": "z"}, families)) as server:
+            page = (await get(server)).partition(b"\r\n\r\n")[2].decode()
+        rows = [line for line in page.splitlines() if not line.startswith("#") and "_created" not in line]
+        assert rows == [
+            'c_total{my_zone_a="z",topic="t"} 3.0',
+            *('h_bucket{le="10.0",my_zone_a="z"} 1.0', 'h_bucket{le="+Inf",my_zone_a="z"} 1.0'),
+            *('h_count{my_zone_a="z"} 1.0', 'h_sum{my_zone_a="z"} 5.0'),
+        ]
 
     run(main())
 
