@@ -1,7 +1,7 @@
-"""Writes docs/reference/api.md from the docstrings and signatures of what `rocketspark` exports.
+"""Writes docs/reference/api.md, admin.md and errors.md from the docstrings and signatures of what the package exports.
 
-python scripts/api_page.py          writes the page
-python scripts/api_page.py --print  prints it
+python scripts/api_page.py          writes the pages
+python scripts/api_page.py --print  prints them
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import rocketspark
+import msgspec
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "api.md"
+import rocketspark
+from rocketspark import admin, errors
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+PAGE = FOLDER / "api.md"
 HEAD = """\
 # Python API
 
@@ -22,6 +27,40 @@ Classes and functions that are imported from `rocketspark`, from their docstring
 the pages [producers and consumers](../use/clients.md), [producers](../use/clients/producers.md) and
 [consumers](../use/clients/consumers.md); every field is in [messages](../use/clients/messages.md).
 `make fix` writes this page.
+"""
+ADMIN_HEAD = """\
+# Operations from Python
+
+`rocketspark.admin` does from a program what the [commands](commands.md) for operators do. `Admin` is for programs with
+threads; `AsyncAdmin` has the same methods as coroutines. What a broker or NameServer refuses is a
+[`ServerError`](errors.md). `make fix` writes this page.
+
+```python
+# topics.py
+from rocketspark.admin import Admin
+
+with Admin("127.0.0.1:9876") as admin:
+    admin.create_topic("admin-demo", queue_count=2)
+    state = admin.show_topic("admin-demo")
+    print(len(state.queues), "queues,", state.message_count, "messages")
+    print(admin.delete_topic("admin-demo"))
+```
+
+```text
+2 queues, 0 messages
+['broker-a']
+```
+"""
+ERRORS_HEAD = """\
+# All errors
+
+Every exception of `rocketspark.errors`, with the one that it derives from. The page
+[errors](../use/clients/errors.md) says when clients raise them and what to do. *Retriable* is the attribute
+`retriable`: whether the same call may succeed later; *as answered* means that it depends on the server's answer.
+`make fix` writes this page.
+
+| error | derives from | retriable | what it means |
+| --- | --- | --- | --- |
 """
 WIDTH = 110
 
@@ -94,10 +133,11 @@ def member(cls: type, name: str) -> str | None:
     return described(title, signature(name, call, prefix), paragraph(call.__doc__), "###")
 
 
-def page() -> str:
-    parts = [HEAD]
-    for name in sorted(rocketspark.__all__):
-        of = getattr(rocketspark, name)
+def sections(module: Any, names: Iterable[str]) -> list[str]:
+    """Classes with their public members, and functions, by name."""
+    parts = []
+    for name in names:
+        of = getattr(module, name)
         if not callable(of):
             continue
         try:
@@ -108,11 +148,64 @@ def page() -> str:
         if inspect.isclass(of) and of.__module__.startswith("rocketspark"):
             own = [m for m in dir(of) if not m.startswith("_") and m not in dir(Exception) and m not in dir(int)]
             parts += [text for m in sorted(own) if (text := member(of, m))]
+    return parts
+
+
+def results(of: type) -> list[str]:
+    """The structs in which a class's methods answer, and those in their fields, each with its fields."""
+    texts = [str(inspect.signature(call).return_annotation) for _, call in inspect.getmembers(of, inspect.isfunction)]
+    spaces = [vars(sys.modules[base.__module__]) for base in of.__mro__]
+    found: dict[str, type] = {}
+    while texts:
+        for name in re.findall(r"\w+", texts.pop()):
+            kind = next((space[name] for space in spaces if name in space), None)
+            if name not in found and inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
+                found[name] = kind
+                spaces.append(vars(sys.modules[kind.__module__]))
+                texts += [str(v) for base in kind.__mro__ for v in vars(base).get("__annotations__", {}).values()]
+    parts = ["## What the methods return\n"]
+    for name, kind in sorted(found.items()):
+        rows = [f"{field.name}: {annotated(kind, field.name)}" for field in msgspec.structs.fields(kind)]
+        parts.append(described(name, "\n".join(rows), paragraph(kind.__doc__), "###"))
+    return parts
+
+
+def annotated(kind: type, field: str) -> str:
+    """A field's type as the source has it."""
+    return str(next(v[field] for base in kind.__mro__ if field in (v := vars(base).get("__annotations__", {}))))
+
+
+def page() -> str:
+    return whole([HEAD, *sections(rocketspark, sorted(rocketspark.__all__))])
+
+
+def admin_page() -> str:
+    return whole([ADMIN_HEAD, *sections(admin, ["Admin"]), *results(admin.AsyncAdmin)])
+
+
+def errors_page() -> str:
+    """The tree in its order; what an error's `__init__` takes from the answer is retriable as answered."""
+    kinds = [v for v in vars(errors).values() if inspect.isclass(v) and issubclass(v, errors.RocketSparkError)]
+    rows = []
+    for kind in kinds:
+        sources = [inspect.getsource(k) for k in kind.__mro__ if k in kinds and k is not errors.RocketSparkError]
+        always = kind.retriable or any(re.search(r"[( ]retriable=True", source) for source in sources)
+        said = "yes" if always else "as answered" if any("self.retriable =" in source for source in sources) else "no"
+        base = "`Exception`" if kind is errors.RocketSparkError else f"`{kind.__bases__[0].__name__}`"
+        text = " ".join(inspect.cleandoc(kind.__doc__ or "").split()).replace("|", "\\|")
+        rows.append(f"| `{kind.__name__}` | {base} | {said} | {text} |")
+    return ERRORS_HEAD + "\n".join(rows) + "\n"
+
+
+def whole(parts: list[str]) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).rstrip() + "\n"
 
 
+PAGES = {PAGE: page, FOLDER / "admin.md": admin_page, FOLDER / "errors.md": errors_page}
+
 if __name__ == "__main__":
-    if "--print" in sys.argv[1:]:
-        sys.stdout.write(page())
-    else:
-        PAGE.write_text(page(), "utf-8")
+    for path, write in PAGES.items():
+        if "--print" in sys.argv[1:]:
+            sys.stdout.write(write())
+        else:
+            path.write_text(write(), "utf-8")

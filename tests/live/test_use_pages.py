@@ -20,6 +20,7 @@ pytestmark = pytest.mark.shows(
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ["start/python.md", "use/clients.md", *sorted(f"use/clients/{p.name}" for p in DOCS.glob("use/clients/*.md"))]
+PAGES += ["reference/admin.md"]
 PROGRAM = re.compile(r"^```python\n(# \w+\.py\n.*?)```\n\n```text\n(.*?)```\n", re.DOTALL | re.MULTILINE)
 
 # Listeners print in several threads, and print writes a line and its end one after the other: here in one.

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rocketspark.admin import Admin
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.shows("reference made from code: the Python API, every command with its options")
+@pytest.mark.shows("reference made from code: the Python API, operations, errors, every command with its options")
 @pytest.mark.parametrize("script", ["api_page", "command_page"])
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="other versions of Python print signatures differently")
 def test_the_page_is_what_the_source_says(script: str) -> None:
@@ -21,7 +23,18 @@ def test_the_page_is_what_the_source_says(script: str) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.PAGE.read_text("utf-8") == module.page(), f"run: python scripts/{script}.py"
+    for path, page in getattr(module, "PAGES", {module.PAGE: module.page}).items():
+        assert path.read_text("utf-8") == page(), f"run: python scripts/{script}.py"
+
+
+def test_every_operation_and_every_result_has_its_place() -> None:
+    text = (ROOT / "docs" / "reference" / "admin.md").read_text("utf-8")
+    operations = [name for name in dir(Admin) if not name.startswith("_")]
+    assert re.findall(r"^### Admin\.(\w+)", text, re.MULTILINE) == sorted(operations)
+    answers = re.findall(r"^def \w+\(.*?\) -> (.+)$", text, re.MULTILINE)
+    named = {name for answer in answers for name in re.findall(r"[A-Z]\w+", answer)} - {"None", "TopicRoute"}
+    assert len(named) > 20
+    assert named - set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) <= {"ReceivedMessage", "SendResult"}
 
 
 def test_only_classes_for_asyncio_have_coroutine_functions() -> None:

@@ -118,6 +118,8 @@ class Registry:
         self._leaving: deque[tuple[str, dict[str, QueueDataBody]]] = deque()
         self._live: dict[tuple[str, str], LiveBroker] = {}
         self._over: dict[Hashable, set[tuple[str, str]]] = {}
+        # By name and id, the address that another one replaced last.
+        self._turned_out: dict[tuple[str, int], str] = {}
 
     # -- brokers ---------------------------------------------------------------------------------------------------
 
@@ -177,6 +179,7 @@ class Registry:
         data.enable_acting_master = acting_master
         data.zone_name = live.zone or msgspec.UNSET
         lowered = live.broker_id < min(data.broker_addrs, default=MASTER_ID)
+        self._warn_of_turns(data, live)
         changed = self._place(data, live.broker_id, live.key) or known is None or known.version != live.version
         self._forget(live.key)
         self._live[live.key] = live
@@ -228,6 +231,30 @@ class Registry:
             self._forget((cluster, replaced))
         data.broker_addrs[broker_id] = address
         return replaced is None
+
+    def _warn_of_turns(self, data: BrokerDataBody, live: LiveBroker) -> None:
+        """Warn of two live brokers that have one name and id, once the first that was replaced is back.
+
+        Only one of them is in the routes at a time, as with RocketMQ, whose NameServer replaces without a word. A
+        broker that moved replaces once; of two masters that a controller elected the state version decides.
+        """
+        other = data.broker_addrs.get(live.broker_id)
+        if other is None or other == live.address:
+            return
+        holder = self._live.get((live.cluster, other))
+        place = live.broker_name, live.broker_id
+        if holder is not None and holder.version.state_version == live.version.state_version:
+            if self._turned_out.get(place) == live.address:
+                log.warning(
+                    "brokers at %s and %s both are %s with id %d, and replace each other in the routes: give each its"
+                    " own brokerName",
+                    *sorted((live.address, other)),
+                    shown(live.broker_name),
+                    live.broker_id,
+                )
+            elif len(self._turned_out) >= self._brokers_max:
+                self._turned_out.clear()
+            self._turned_out[place] = other
 
     def _take_topics(
         self, broker_name: str, topics: TopicConfigTable, changed: bool, read_only: bool

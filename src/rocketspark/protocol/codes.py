@@ -356,9 +356,18 @@ RESPONSES: dict[int, Verdict] = {
 UNKNOWN = Verdict("unknown response code")
 
 
+# The remark of a broker whose enablePropertyFilter is off, with a code that it has for passing failures too.
+FILTER_REFUSED = "The broker does not support consumer to filter message"
+
+
 def verdict(code: int) -> Verdict:
     """Return the table's row for a response code; unknown codes are not retriable."""
     return RESPONSES.get(code, UNKNOWN)
+
+
+def is_retriable(code: int, remark: str | None) -> bool:
+    """Tell whether a request that was answered so may succeed later: as its code says, but for a refused filter."""
+    return verdict(code).retriable and not (remark or "").startswith(FILTER_REFUSED)
 
 
 # Replies to a send that mean the message is stored: its status tells the rest.

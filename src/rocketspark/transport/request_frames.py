@@ -10,7 +10,7 @@ import msgspec
 
 from rocketspark.errors import FrameError, ServerError
 from rocketspark.protocol import frames, headers
-from rocketspark.protocol.codes import verdict
+from rocketspark.protocol.codes import is_retriable
 from rocketspark.protocol.headers import H, Header
 
 
@@ -30,9 +30,8 @@ class Reply(NamedTuple):
     def raise_for_code(self, doing: str, *accepted: int) -> Reply:
         """Return this reply if its code is 0 or accepted, else raise ServerError."""
         if self.code != 0 and self.code not in accepted:
-            raise ServerError(
-                self.code, self.remark, address=self.address, doing=doing, retriable=verdict(self.code).retriable
-            )
+            retriable = is_retriable(self.code, self.remark)
+            raise ServerError(self.code, self.remark, address=self.address, doing=doing, retriable=retriable)
         return self
 
 

@@ -260,6 +260,29 @@ def test_a_stale_master_stays_out_until_the_newer_one_is_gone() -> None:
     assert stage.route() == {"a": ({0: MASTER}, 6)}
 
 
+@pytest.mark.shows("two brokers of one name and id are named in the NameServer's log")
+def test_two_brokers_of_one_name_and_id_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage()
+    stage.register(0, "h:1")
+    stage.register(0, "h:2")
+    assert caplog.messages == []  # It may have moved there.
+    for address in ("h:1", "h:2"):
+        caplog.clear()
+        stage.register(0, address)
+        assert caplog.messages == [
+            "brokers at h:1 and h:2 both are a with id 0, and replace each other in the routes: give each its own"
+            " brokerName"
+        ]
+    assert stage.route() == {"a": ({0: "h:2"}, 6)}
+
+
+def test_masters_that_a_controller_elects_in_turn_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage()
+    for epoch, address in enumerate(("h:1", "h:2", "h:1", "h:2")):
+        stage.register(0, address, version=(epoch, 1))
+    assert caplog.messages == []
+
+
 def test_a_broker_that_comes_under_another_name_leaves_the_old_one() -> None:
     stage = Stage()
     stage.register(0, MASTER)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.store.test_recovery import assert_agrees
 
+from rocketspark.cli.commands.backup import restore as restore_command
 from rocketspark.errors import ConfigError
 from rocketspark.store import Store
 from rocketspark.store.backup import backup, restore
@@ -202,13 +203,17 @@ def test_what_cannot_be_is_told(make_store: Any, send: Any, tmp_path: Path) -> N
     assert not (tmp_path / "r").exists()
 
 
-def test_a_copy_beside_the_original_has_no_number(make_store: Any, send: Any, tmp_path: Path) -> None:
+def test_a_copy_beside_the_original_has_no_number(
+    make_store: Any, send: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = make_store()
     fill(store, send, 0, 10)
     Path(store.settings.root, "brokerIdentity").write_text("c#b#1")
     backup(store.settings.root, tmp_path / "b")
-    restore(tmp_path / "b", tmp_path / "same")
-    restore(tmp_path / "b", tmp_path / "new", with_identity=False)
+    restore_command(tmp_path / "b", tmp_path / "same")
+    assert "restore with --new-identity" in capsys.readouterr().err
+    restore_command(tmp_path / "b", tmp_path / "new", new_identity=True)
+    assert capsys.readouterr().err == ""
     assert (tmp_path / "same/brokerIdentity").read_text() == "c#b#1"
     assert not (tmp_path / "new/brokerIdentity").exists()
 

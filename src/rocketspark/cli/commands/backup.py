@@ -59,6 +59,12 @@ def restore(
     from rocketspark.store.backup import restore as copy_back
 
     done = copy_back(source, store, with_identity=not new_identity, tell=_progress())
+    if (store / "brokerIdentity").exists():
+        print(
+            "the store keeps the number that its controller gave it: beside the original, or under a new controller, it"
+            " waits for a master that never comes; restore with --new-identity then",
+            file=sys.stderr,
+        )
     _report("restored", source, store, done, as_json=json)
 
 

@@ -18,7 +18,7 @@ from rocketspark.client.hooks import is_coroutine_function
 from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import FilterIllegal, RocketSparkError, ServerError
 from rocketspark.model import Subscription
-from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.codes import FILTER_REFUSED, ResponseCode
 
 log = logging.getLogger("rocketspark.client")
 
@@ -30,7 +30,7 @@ TOLD_MAX = 1000
 _UNASKED_CODES = (ResponseCode.NO_PERMISSION, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 _CODES = frozenset((ResponseCode.NO_PERMISSION, ResponseCode.SUBSCRIPTION_PARSE_FAILED))
 # Told with codes that brokers have for other things too: of a filter, and of a client with too many topics or groups.
-_REMARKS = ("The broker does not support consumer to filter message", "the heartbeat names ")
+_REMARKS = (FILTER_REFUSED, "the heartbeat names ")
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from rocketspark.errors import ServerError, TransportError
 from rocketspark.model import Subscription
 from rocketspark.model.subscription import SQL92
 from rocketspark.protocol import headers
-from rocketspark.protocol.codes import RequestCode, ResponseCode, verdict
+from rocketspark.protocol.codes import RequestCode, ResponseCode, is_retriable
 from rocketspark.protocol.headers import PullHeader, PullReply, plain_pull
 from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record_layout import AT
@@ -275,7 +275,7 @@ class _Puller:
             why_for_now or reply.remark,
             address=self._address,
             doing=f"pull of topic {queue.topic!r} queue {queue.queue_id}",
-            retriable=why_for_now is not None or verdict(reply.code).retriable,
+            retriable=why_for_now is not None or is_retriable(reply.code, reply.remark),
         )
 
     def _answer(self, pull: _Pull, reply: PipelinedReply | None, after: int) -> None:

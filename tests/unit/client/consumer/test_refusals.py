@@ -62,6 +62,8 @@ async def test_poll_and_iteration_raise_it_until_it_is_mended(refusal: tuple[int
             with pytest.raises(ServerError, match=f"code {refusal[0]} ") as caught:
                 await consumer.poll(60_000)
             assert caught.value.remark == refusal[1]
+            # Another broker may allow what this one forbids; a filter that is switched off stays refused.
+            assert caught.value.retriable is (refusal is NO_RIGHT)
         # Who catches it and goes on is not kept busy: each is raised once.
         assert fake.broker.requests[RequestCode.PULL_MESSAGE] >= 10
         with pytest.raises(ServerError, match=f"code {refusal[0]} "):
