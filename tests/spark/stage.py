@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -83,6 +84,12 @@ class Stage:
         """Stop a broker, and start it at another address."""
         self.stop(name)
         del self._ports[name]
+        self.start(name)
+
+    def lose_store(self, name: str) -> None:
+        """Stop a broker, and start it on an empty store."""
+        self.stop(name)
+        shutil.rmtree(self._folder / name)
         self.start(name)
 
     async def _until(self, holds: Any) -> None:

@@ -287,7 +287,7 @@ def test_a_topic_that_is_deleted(stage: Stage, send: Sender, fail: bool) -> None
             stream.run()
         return
     assert stream.run() == more
-    assert list(stream.at) == ["u"]
+    assert list(stream.places()) == ["broker-a/0"]
     assert stream.run() == []
     stream.restart()
     with pytest.raises(RouteNotFound, match="no topic 't'"):
@@ -325,6 +325,41 @@ def test_a_topic_that_is_made_anew_before_the_stream_looks(stage: Stage, send: S
     other.restart()
     more = send("t", "broker-a")
     assert other.run() == stream.run() == more
+
+
+@pytest.mark.shows("mended: a broker on an empty store that grew past a stream's place: messages passed over, untold")
+@pytest.mark.parametrize("fail", [True, False])
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_broker_that_lost_its_store(stage: Stage, send: Sender, fail: bool, is_running: bool) -> None:
+    stage.create("t", 1, "broker-a")
+    stream = Stream(stage, "t", failOnDataLoss=str(fail))
+    send("t", "broker-a", count=5)
+    stream.run()
+    stage.move("broker-a")  # With its store: it is the same.
+    more = send("t", "broker-a", count=2)
+    assert stream.run() == more
+    if not is_running:
+        stream.reader.stop()
+    stage.lose_store("broker-a")
+    stage.create("t", 1, "broker-a")
+    anew = send("t", "broker-a", count=9)
+    if not is_running:
+        stream.restart()
+    if fail:
+        with pytest.raises(DataLost, match=r"messages from 7 on .* are gone \(its broker has another store now"):
+            stream.run()
+        return
+    assert stream.run() == anew
+    assert stream.run() == []
+    # Of a store that held nothing nothing was lost.
+    stage.lose_store("broker-a")
+    stage.create("t", 1, "broker-a")
+    other = Stream(stage, "t")
+    assert other.run() == []
+    stage.lose_store("broker-a")
+    stage.create("t", 1, "broker-a")
+    assert other.run() == []
+    assert send("t", "broker-a", count=2) == other.run()
 
 
 @pytest.mark.shows("mended: a broker at another address: a topic made anew there later is passed over in part, untold")

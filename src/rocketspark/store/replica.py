@@ -28,9 +28,11 @@ from rocketspark.store.commitlog.commit_log import CommitLog, plausible
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT, UNIT_BYTES, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.deleted_topics import DeletedTopics
+from rocketspark.store.files import store_number
 from rocketspark.store.index.index_service import PENDING_MAX, IndexService
 from rocketspark.store.index.key_hashes import Pending
 from rocketspark.store.recovery import Replay, index_late
+from rocketspark.store.settings import StoreSettings
 
 _log = logging.getLogger("rocketspark.store")
 
@@ -59,6 +61,8 @@ class ReplicaReceiver:
     _queues_by_bytes: dict[tuple[bytes, int], ConsumeQueue]
     _last_time_ms: int
     began_empty: bool
+    number: int | None
+    settings: StoreSettings
     # Everything before it was received; whole records end at `_whole`, where the next one's size is held back.
     _received = 0
     _whole = 0
@@ -108,6 +112,9 @@ class ReplicaReceiver:
 
     def become_replica(self) -> None:
         """Take no messages from here on, only the bytes of another broker's log (`append_raw`)."""
+        if self.number is not None:
+            self.number = None
+            store_number.forget_number(self.settings.root)
         self.log.is_replica = True
         self.log.limit = self._dirty_end = 0
         self._received = self._whole = self._stream_from = self.log.written

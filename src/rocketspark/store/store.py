@@ -22,7 +22,7 @@ from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.consumequeue.queue_files import QueueFileInventory
 from rocketspark.store.deleted_topics import DeletedTopics
-from rocketspark.store.files import checkpoint
+from rocketspark.store.files import checkpoint, store_number
 from rocketspark.store.files.mapped_file_queue import MappedFiles
 from rocketspark.store.files.system_calls import (
     SPARE_BYTES,
@@ -72,6 +72,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         # Whether it held nothing when it was opened, and took no other broker's log since: an offset beyond a queue's
         # end counts messages of another store then.
         self.began_empty = False
+        # Tells it from others that a broker of its name had before; None if it has none.
+        self.number: int | None = None
         # Told before it is opened: called with its ends then and now if the log is shorter than it was on the disk,
         # before anything forgets so.
         self.fell_short: Callable[[int, int], None] = lambda promised, end: None
@@ -162,6 +164,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self.take_stored()  # What recovery put back was stored before.
         self._last_time_ms = self.recovered.last_store_time_ms
         self.began_empty = self.written_position == 0
+        self.number = store_number.number_of(s.root, self._files, is_empty=self.began_empty)
         self.master_flushed_position = found.master_flushed_position
         self.confirmed_position = min(found.confirmed_position, self.recovered.end)
         self._queues_position = min(found.queues_position, self.recovered.end)

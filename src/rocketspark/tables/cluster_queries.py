@@ -28,7 +28,7 @@ from rocketspark.protocol.headers import plain_pull
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.message import record, sysflags
 from rocketspark.tables.client_access import Access
-from rocketspark.tables.offset_ranges import Made, first_at_or_after
+from rocketspark.tables.offset_ranges import EACH_TOPIC, Made, first_at_or_after
 from rocketspark.tables.option_values import matching
 from rocketspark.tables.options import READER_GROUP
 from rocketspark.transport.connections import Connections
@@ -66,7 +66,7 @@ class OffsetBounds(NamedTuple):
     `of_master`: the master told them; a slave may be behind. `replicated`: the broker has, or had, replicas, so an
     election may have cut the ends of its queues. `made_at`: a number that rises when the topic is deleted and made
     again. `log_end`: the position in the log before which all messages of the queue lie; None if the broker does not
-    tell it.
+    tell it. `store_number`: tells the broker's store from others that it had before; 0 if the broker tells none.
     """
 
     oldest: int
@@ -75,6 +75,14 @@ class OffsetBounds(NamedTuple):
     replicated: bool = False
     made_at: int = 0
     log_end: int | None = None
+    store_number: int = 0
+
+
+def is_of_other_store(queue: MessageQueue, now: OffsetBounds, made: Made) -> bool:
+    """Tell whether a queue's broker has another store than the one that `made` was noted of. One that was a slave, and
+    such as tell no number, count as having the same one.
+    """
+    return now.store_number not in (0, made.get((EACH_TOPIC, queue.broker_name), now.store_number))
 
 
 class ClusterQueries:
@@ -195,9 +203,11 @@ class ClusterQueries:
         self._moved -= {queue.broker_name for queue in found} - {queue.broker_name for queue in short}
         return {q: now._replace(replicated=q.broker_name in replicated) for q, now in found.items()}
 
-    def made_anew(self, bounds: Mapping[MessageQueue, OffsetBounds], made: Made) -> list[MessageQueue]:
+    def made_anew(
+        self, bounds: Mapping[MessageQueue, OffsetBounds], made: Made, ends: Mapping[MessageQueue, int]
+    ) -> list[MessageQueue]:
         """Return the queues of `bounds` whose topic was deleted and made again since `made`, the numbers of its making,
-        was noted.
+        was noted; and those whose broker has another store now, if something of the old one lies before their `ends`.
 
         Only of brokers without replicas: a slave's number may be another one, and becomes the broker's number by an
         election. A broker that is at another address now may be such a slave, so the first number that it tells there
@@ -208,7 +218,10 @@ class ClusterQueries:
             key = queue.topic, queue.broker_name
             if queue.broker_name in self._unjudged:
                 self._made_first[key] = now.made_at
-            elif now.of_master and now.made_at > max(made.get(key, 0), self._made_first.get(key, 0)):
+            if not now.of_master:
+                continue
+            is_later = now.made_at > max(made.get(key, 0), self._made_first.get(key, 0))
+            if is_later or (ends.get(queue) and is_of_other_store(queue, now, made)):
                 later.append(queue)
         self._unjudged -= {queue.broker_name for queue in bounds}
         return [queue for queue in later if not self._run(self._has_replicas(queue))]
@@ -259,8 +272,12 @@ class ClusterQueries:
             log.warning(
                 "broker %r has no master now: what its slave at %s has is read", queue.broker_name, broker.address
             )
-        made_at, log_end = newest.made_at or 0, newest.log_end
-        return OffsetBounds(oldest, newest.offset, of_master, made_at=made_at, log_end=log_end)
+        return OffsetBounds(
+            *(oldest, newest.offset, of_master),
+            made_at=newest.made_at or 0,
+            log_end=newest.log_end,
+            store_number=newest.store_number or 0,
+        )
 
     async def _broker_of(self, queue: MessageQueue) -> tuple[Peer, MessageQueue]:
         """Return the connection to a queue's broker, its master if that is up, and the queue by its full name."""

@@ -21,8 +21,10 @@ from rocketspark.tables.option_values import EARLIEST, EARLIEST_NUMBER, LATEST, 
 
 Offsets = dict[MessageQueue, int]
 
-# In each topic and broker that had one of its name before, the number of the topic's making.
+# In each topic and broker that had one of its name before, the number of the topic's making; and of each broker that
+# tells it the number of its store, as of EACH_TOPIC.
 Made = dict[tuple[str, str], int]
+EACH_TOPIC = ""
 
 START_KEY = "@start"
 MADE_KEY = "@made"

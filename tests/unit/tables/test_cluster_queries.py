@@ -42,6 +42,6 @@ def test_the_first_number_of_a_broker_at_another_address_is_none_of_a_topic_made
     queries._unjudged, queries._made_first = {"a"}, {}
 
     def is_made_anew(made_at: int) -> bool:
-        return bool(queries.made_anew({Q: OffsetBounds(0, 5, made_at=made_at)}, {("t", "a"): 7}))
+        return bool(queries.made_anew({Q: OffsetBounds(0, 5, made_at=made_at)}, {("t", "a"): 7}, {}))
 
     assert [is_made_anew(at) for at in (9, 9, 10)] == [False, False, True]

@@ -100,8 +100,13 @@ class ConsumerManageHandler:
         """GET_MAX_OFFSET (30): the next offset to be written."""
         h = request.ext
         end = self._store.queue_range(h.topic, h.queue_id)[1]
-        made_at, log_end = self._store.made_at(h.topic), self._store.written_position
-        return reply(request.opaque, header=OffsetReply(offset=end, made_at=made_at, log_end=log_end))
+        told = OffsetReply(
+            offset=end,
+            made_at=self._store.made_at(h.topic),
+            log_end=self._store.written_position,
+            store_number=self._store.number,
+        )
+        return reply(request.opaque, header=told)
 
     def min_offset(self, peer: Peer, request: Request[QueueHeader], body: bytes) -> bytes:
         """GET_MIN_OFFSET (31): the oldest offset still there."""

@@ -143,12 +143,14 @@ class OffsetReply(Header, kw_only=True, gc=False):
     """Reply with a queue offset.
 
     Our brokers alone add to the end of a queue: `made_at`, which tells the topic from deleted ones of its name
-    (`Store.made_at`); `log_end`, where the log ended then: what is stored in the queue later lies behind it.
+    (`Store.made_at`); `log_end`, where the log ended then: what is stored in the queue later lies behind it;
+    `store_number`, which tells the broker's store from others that it had before (`Store.number`).
     """
 
     offset: Long
     made_at: Long | None = None
     log_end: Long | None = None
+    store_number: Long | None = None
 
 
 class TimeReply(Header, kw_only=True, gc=False):

@@ -31,8 +31,9 @@ from rocketspark.spark.spark_features import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from rocketspark.tables.cluster_queries import TOPIC_DELETED, ClusterQueries, OffsetBounds
+from rocketspark.tables.cluster_queries import TOPIC_DELETED, ClusterQueries, OffsetBounds, is_of_other_store
 from rocketspark.tables.offset_ranges import (
+    EACH_TOPIC,
     START_KEY,
     Made,
     OffsetRange,
@@ -219,7 +220,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if ends == from_json(start) and not anew:
                 return start
             self._triggered_s = self._clock_s()
-            known = made | {key: max(at, made.get(key, 0)) for key, at in _made(bounds).items()}
+            now = _made(bounds)
+            known = made | {key: at if key[0] == EACH_TOPIC else max(at, made.get(key, 0)) for key, at in now.items()}
             table: dict[str, Any] = dict(to_json(ends)) | made_json(known)
             # Spark's log tells where a micro-batch ends; where queues begin that are in no earlier one stands here.
             if start == self._initial:
@@ -233,14 +235,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         warning. Queues that such a topic no longer has are removed from `begin`, as it may get them again.
         """
         known = {queue: found for queue, found in bounds.items() if queue in begin}
-        found = set(self._open().made_anew(known, made))
+        found = set(self._open().made_anew(known, made, begin))
         # One of a broker that tells no such number, and has no replicas, shows it by ending before its place.
         ends_before = {q for q, now in known.items() if now.of_master and not now.replicated and now.next < begin[q]}
         topics = {(queue.topic, queue.broker_name) for queue in found}
         others = {queue for queue in begin if (queue.topic, queue.broker_name) in topics and queue not in bounds}
         for queue in sorted(found | ends_before | others):
-            gone = OffsetRange(queue, begin[queue], begin[queue])
-            lost(gone, "the topic was deleted and made anew", self._options)
+            is_other = queue in known and is_of_other_store(queue, known[queue], made)
+            why = "its broker has another store now" if is_other else "the topic was deleted and made anew"
+            lost(OffsetRange(queue, begin[queue], begin[queue]), why, self._options)
         for queue in others:
             del begin[queue]
         return found | ends_before
@@ -350,8 +353,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _made(bounds: dict[MessageQueue, OffsetBounds]) -> Made:
-    """Return the numbers of topics' making, as brokers told them."""
-    return {(queue.topic, queue.broker_name): found.made_at for queue, found in bounds.items() if found.made_at}
+    """Return the numbers of topics' making and of stores, as brokers told them."""
+    topics = {(queue.topic, queue.broker_name): found.made_at for queue, found in bounds.items() if found.made_at}
+    return topics | {
+        (EACH_TOPIC, queue.broker_name): found.store_number
+        for queue, found in bounds.items()
+        if found.store_number and found.of_master
+    }
 
 
 class RefusedReader(DataSourceStreamReader):

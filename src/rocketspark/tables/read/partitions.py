@@ -192,7 +192,7 @@ def plan(
     seen = {queue: max(first.get(queue, 0), end[queue]) for queue in end}
     bounds = cluster.bounds(changed(first, end), if_there=made is not None, seen=seen)
     if made is not None:
-        end = end | _not_read(bounds, first, end, cluster.made_anew(bounds, made), options)
+        end = end | _not_read(bounds, first, end, cluster.made_anew(bounds, made, seen), options)
     wanted = narrow(ranges(bounds, first, end, options))
     parts = split(wanted, options.partitions_min, options.rows_per_partition_max)
     asked = (ReadFilter.of(options) if rows is None else rows).asked()
