@@ -9,7 +9,8 @@
 #   scripts/setup.sh test      + a JDK, Maven, the RocketMQ jars in .setup/java/; Go, and tests/go built to .setup/go_driver;
 #                              the clients of RocketMQ 5 (Python, Java, Go, Node) and Apache's gRPC proxy; kombu's tests;
 #                              a PostgreSQL server, its programs' folder in .setup/postgres_bin; Prometheus; systemd-analyze; an older Spark;
-#                              Chromium, its program's path in .setup/chromium, and axe-core in .setup/axe
+#                              Chromium, its program's path in .setup/chromium, and axe-core in .setup/axe;
+#                              the classes of Spark and of the official RocketMQ as JVMs map them
 #   scripts/setup.sh spark X.Y...   .setup/spark-X.Y: an environment with the newest PySpark X.Y (X.Y.Z: with that one)
 #
 # PYTHON=... chooses the interpreter, JAVA_HOME=... the Java, GO=... the go command, NODE=... the node command,
@@ -426,6 +427,24 @@ setup_chromium() {
   printf '%s\n' "$program" > .setup/chromium
 }
 
+# ------------------------------------------------------------------ classes that JVMs map
+
+# One file for the jars of a program: a JVM that maps it starts with half of the processor time, and tests start hundreds.
+setup_classes() {
+  local home key python
+  home=$(cat .setup/java_home)
+  key="$PWD $(cat .setup/{jars,v5_jars,java_home,python} ".setup/spark-$older_spark/made-from" "$home/release" \
+    tests/support/{java,spark}_classes.py 2>/dev/null | cksum || true)"
+  if stamped classes "$key"; then return; fi
+  say "Writing down the classes of Spark and of the official RocketMQ for the JVMs of the tests (two minutes)"
+  rm -rf .setup/java_classes .setup/spark_classes
+  for python in .venv/bin/python ".setup/spark-$older_spark/bin/python"; do
+    "$python" -m tests.support.spark_classes >/dev/null 2>&1 || say "The tests go on without those of Spark"
+  done
+  .venv/bin/python -m tests.support.java_classes >/dev/null 2>&1 || say "The tests go on without those of RocketMQ"
+  printf '%s\n' "$key" > .setup/classes
+}
+
 case $level in
   python) setup_python ;;
   console) setup_python; setup_console ;;
@@ -435,7 +454,7 @@ case $level in
           setup_spark "$older_spark" ;;
   test) setup_python; setup_java javac default-jdk-headless openjdk-17-jdk-headless; setup_jars; setup_old_jars; setup_go;
         setup_v5_jars; setup_v5_python; setup_kombu; setup_v5_go; setup_v5_node; setup_console; setup_axe; setup_postgres;
-        setup_prometheus; setup_systemd; setup_chromium; setup_spark "$older_spark"; setup_s3a_jars ;;
+        setup_prometheus; setup_systemd; setup_chromium; setup_spark "$older_spark"; setup_s3a_jars; setup_classes ;;
   spark) shift; for version in "$@"; do setup_spark "$version"; done ;;
   *) stop "unknown level '$level' (python, console, demo, tables, test or spark)." ;;
 esac

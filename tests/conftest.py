@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +74,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if drives_official_software(item, folder) and item.nodeid not in SMOKE:
             item.add_marker("official")
     items.sort(key=lambda item: rank_of(group_of(item.nodeid)))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def classes_of_spark(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The first worker of a long run has them written down beside it, for the JVMs that follow."""
-    count = sum(item.get_closest_marker("spark") is not None for item in request.session.items)
-    making = spark_classes.begin(count) if os.environ.get("PYTEST_XDIST_WORKER") == "gw0" else None
-    yield
-    if making is not None:
-        spark_classes.end(making)
 
 
 @pytest.hookimpl(tryfirst=True)

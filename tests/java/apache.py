@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.java.driver import JARS, java_tool
-from tests.support.official import started
+from tests.java.driver import JARS, java_tool, mapped_classes
+from tests.support.official import SHORT_LIVED, started
 from tests.support.patience import LIMIT_S
 from tests.support.ports import free_ports
 from tests.support.raw_frames import read_frame, write_frame
@@ -83,7 +83,7 @@ class _JavaServer:
     _jars: Path = SERVER_JARS
     # A quick start for tests; whoever measures sets the server's own. With TLS each start would make keys and a
     # certificate, half of its time.
-    jvm_flags: tuple[str, ...] = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dtls.server.mode=disabled")
+    jvm_flags: tuple[str, ...] = (*SHORT_LIVED.split(), "-Dtls.server.mode=disabled")
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         started(self._main)
@@ -97,7 +97,8 @@ class _JavaServer:
         """Start it, after stop() or kill() again: at the same ports, on the same store. `config`: keys that change."""
         self._config = self._config | (config or {})
         options = self._write_config()
-        command = [java_tool("java"), *self.jvm_flags, *self._flags]
+        quick = set(SHORT_LIVED.split()) <= set(self.jvm_flags)
+        command = [java_tool("java"), *(mapped_classes(self._jars) if quick else ()), *self.jvm_flags, *self._flags]
         command += [f"-Drocketmq.home.dir={self.folder}", f"-Duser.home={self.folder}"]
         command += ["--add-opens", "java.base/java.nio=ALL-UNNAMED", "--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"]
         command += ["-cp", str(self._jars / "*"), self._main, *options]
@@ -280,6 +281,11 @@ class ApacheCluster:
             raise
         self.broker = self._broker.broker
         self.store = self._broker.store
+
+    def stop(self) -> None:
+        """Ends both cleanly."""
+        self._broker.stop()
+        self._namesrv.stop()
 
     def close(self) -> None:
         """Ends both; nothing is kept, so by force."""

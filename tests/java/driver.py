@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.support.commanded import Commanded, body_of, message
 from tests.support.commanded import CommandError as JavaError
+from tests.support.official import SHORT_LIVED
 
 __all__ = ["CLIENT_VERSIONS", "JARS", "SOURCES", "JavaDriver", "JavaError", "body_of", "message"]
 
@@ -45,6 +46,23 @@ def java_tool(name: str) -> str:
     home = java_home()
     assert home is not None, "no JDK: run `make setup`"
     return str(home / "bin" / name)
+
+
+def class_archive(jars: Path) -> Path:
+    """Where the classes of a folder of jars are to be in one file: tests/support/java_classes.py."""
+    return ROOT / ".setup" / "java_classes" / f"{jars.name}.jsa"
+
+
+def mapped_classes(jars: Path) -> tuple[str, ...]:
+    """Options of a JVM whose class path begins with all jars of that folder: their classes are mapped."""
+    archive = class_archive(jars)
+    # Without its log a file that does not fit is passed over in silence.
+    return (f"-XX:SharedArchiveFile={archive}", "-Xlog:disable") if archive.exists() else ()
+
+
+def quick_start(jars: Path) -> tuple[str, ...]:
+    """Options of such a JVM that lives for seconds."""
+    return (*SHORT_LIVED.split(), *mapped_classes(jars))
 
 
 def compiled_classes(version: str) -> Path:
@@ -83,9 +101,9 @@ class JavaDriver(Commanded):
     """
 
     def __init__(self, version: str, folder: Path, serialization: str = "JSON", flags: tuple[str, ...] = ()) -> None:
-        classes = compiled_classes(version)
-        argv = [java_tool("java"), "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        classes, jars = compiled_classes(version), JARS / f"client-{version}"
+        argv = [java_tool("java"), "-Xms64m", "-Xmx512m", *quick_start(jars)]
         argv += [f"-Duser.home={folder}", f"-Drocketmq.client.logRoot={folder}", "-Drocketmq.client.logLevel=WARN"]
         argv += [f"-Drocketmq.serialize.type={serialization}", "-Dfile.encoding=UTF-8", *flags]
-        argv += ["-cp", f"{classes}{os.pathsep}{JARS / f'client-{version}' / '*'}", "Driver"]
+        argv += ["-cp", f"{jars / '*'}{os.pathsep}{classes}", "Driver"]
         super().__init__(version, argv, folder)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.java.apache import SERVER_JARS, ask
-from tests.java.driver import JavaDriver, java_tool, message
+from tests.java.driver import JavaDriver, compiled, java_tool, message, quick_start
 from tests.support.official import started
 from tests.support.patience import LIMIT_MS, LIMIT_S
 
@@ -51,8 +51,10 @@ class MqAdmin:
         self.home = home
         self._namesrv = namesrv
         self._names = ((broker, "BROKER"), (namesrv, "NAMESRV"), (str(home), "HOME"))
-        call = [java_tool("java"), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-Dfile.encoding=UTF-8"]
-        call += [*flags, f"-Drocketmq.home.dir={home}", f"-Duser.home={home}", "-cp", str(SERVER_JARS / "*"), str(LOOP)]
+        classes = compiled("mqadmin", [LOOP], SERVER_JARS)
+        call = [java_tool("java"), *quick_start(SERVER_JARS), "-Xmx256m", "-Dfile.encoding=UTF-8", *flags]
+        call += [f"-Drocketmq.home.dir={home}", f"-Duser.home={home}"]
+        call += ["-cp", f"{SERVER_JARS / '*'}{os.pathsep}{classes}", "MqAdminLoop"]
         environment = {key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"}
         pipe = subprocess.PIPE
         self._jvm = subprocess.Popen(call, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=home)

@@ -1,17 +1,15 @@
 """Spark's classes in one file that JVMs map instead of loading each anew: a start then costs half the processor time.
 
-Rule: it is made beside the first run of many Spark tests; a JVM that finds none, or one of another Java, does without.
+Rule: set-up makes it, `python -m tests.support.spark_classes`, once for each Spark; a JVM that finds none, or one of
+another Java, does without.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,16 +19,17 @@ from tests.support.official import SHORT_LIVED
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".setup" / "spark_classes"
-# A few tests have ended before it is made.
-MANY = 50
 END_S = 300
 
 
-def archive() -> Path | None:
-    """Where the file for this Spark and this Java is to be; None without one of them."""
-    try:
-        spark = importlib.metadata.distribution("pyspark")
-    except importlib.metadata.PackageNotFoundError:
+def archive(python: Path | None = None) -> Path | None:
+    """Where the file for a Spark and this Java is to be; None without one of them.
+
+    `python`: the interpreter of an environment that has the Spark [default: this one].
+    """
+    where = sys.path if python is None else [str(path) for path in python.parents[1].glob("lib/python*/site-packages")]
+    spark = next(iter(importlib.metadata.distributions(name="pyspark", path=where)), None)
+    if spark is None:
         return None
     home = java_home()
     if home is None or " " in str(FOLDER) or not FOLDER.parent.is_dir():
@@ -45,32 +44,11 @@ def archive() -> Path | None:
     return FOLDER / f"{hashlib.sha256('|'.join(known).encode()).hexdigest()[:16]}.jsa"
 
 
-def jvm_options() -> str:
+def jvm_options(python: Path | None = None) -> str:
     """Of JVMs that live for seconds. Whether the file is there is looked up by each JVM at its start."""
-    path = archive()
+    path = archive(python)
     # Without its log a file that does not fit is passed over in silence.
     return f"{SHORT_LIVED} -XX:SharedArchiveFile={path} -Xlog:disable" if path else SHORT_LIVED
-
-
-def begin(count: int) -> subprocess.Popen[bytes] | None:
-    """Begin to make it, in a process of its own, if it is missing and so many Spark tests are to run.
-
-    Other environments than the usual one start too few JVMs for what it costs.
-    """
-    path = archive()
-    if path is None or path.exists() or count < MANY or Path(sys.prefix) != ROOT / ".venv":
-        return None
-    quiet = subprocess.DEVNULL
-    call = [sys.executable, "-m", "tests.support.spark_classes", str(path)]
-    return subprocess.Popen(call, cwd=ROOT, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
-
-
-def end(making: subprocess.Popen[bytes]) -> None:
-    """End it, made or not."""
-    if making.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(making.pid, signal.SIGKILL)
-    making.wait()
 
 
 def make(path: Path) -> None:
@@ -118,4 +96,6 @@ def make(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    found = archive()
+    if found is not None and not found.exists():
+        make(found)

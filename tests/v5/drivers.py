@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.java.driver import JARS, compiled, java_tool
+from tests.java.driver import JARS, compiled, java_tool, quick_start
 from tests.support.commanded import Commanded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,9 +54,9 @@ def _python(folder: Path) -> Commanded:
 
 def _java(folder: Path) -> Commanded:
     classes = compiled("v5", sorted((HERE / "java").glob("*.java")), CLIENT_JARS)
-    argv = [java_tool("java"), "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    argv = [java_tool("java"), "-Xms64m", "-Xmx512m", *quick_start(CLIENT_JARS)]
     argv += [f"-Duser.home={folder}", "-Drocketmq.log.level=WARN", "-Dfile.encoding=UTF-8"]
-    argv += ["-cp", f"{classes}{os.pathsep}{CLIENT_JARS / '*'}", "Program"]
+    argv += ["-cp", f"{CLIENT_JARS / '*'}{os.pathsep}{classes}", "Program"]
     return Commanded("java", argv, folder, _plain_environment(folder))
 
 

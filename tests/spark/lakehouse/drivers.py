@@ -18,6 +18,7 @@ from tests.spark.lakehouse.s3 import REGION, Store
 from tests.spark.standalone import until
 from tests.support.official import SHORT_LIVED
 from tests.support.ports import free_ports
+from tests.support.spark_classes import jvm_options
 
 ROOT = Path(__file__).parents[3]
 # By hand another Spark may be taken, with the jars that fit it.
@@ -189,5 +190,6 @@ def command(*arguments: str, limit_s: float = LIMIT_S) -> subprocess.CompletedPr
 
 def _variables() -> dict[str, str]:
     here = {"PYTHONPATH": str(ROOT / "src"), "PYSPARK_PYTHON": str(PYTHON), "SPARK_LOCAL_IP": "127.0.0.1"}
+    here["SPARK_SUBMIT_OPTS"] = jvm_options(PYTHON)
     home = java_home()
     return here | ({"JAVA_HOME": str(home)} if home else {})
