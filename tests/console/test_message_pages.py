@@ -171,3 +171,22 @@ def test_a_read_only_console_has_no_forms_that_change(cluster: Cluster, messages
     with TestClient(app, base_url="http://127.0.0.1") as asked:
         for path in (f"/message?topic=orders&at={m.broker_name}/{m.queue_id}/{m.queue_offset}", "/group?name=g"):
             assert 'method="post"' not in asked.get(path).text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/message?topic=orders&at=broker-a/0/99999",
+        "/message?topic=orders&at=broker-a/77/0",
+        "/message?topic=orders&at=broker-z/0/0",
+        "/message?topic=nowhere&at=broker-a/0/0",
+        f"/message?topic=orders&id={'A' * 32}",
+        f"/message?id={'0' * 32}",
+        "/message/body?topic=orders&at=broker-a/77/0",
+    ],
+)
+def test_a_message_that_is_not_there_is_not_found(
+    client: TestClient, messages: dict[str, ReceivedMessage], path: str
+) -> None:
+    answer = client.get(path)
+    assert (answer.status_code, "Not there" in answer.text) == (404, True)

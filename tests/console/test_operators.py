@@ -15,6 +15,9 @@ from tests.live.support import broker, name_server, run
 
 from rocketspark import Producer
 from rocketspark.admin import Admin
+from rocketspark.admin.broker_states import Replica, ReplicaSet
+from rocketspark.admin.operations import AsyncAdmin
+from rocketspark.console.drawing import NONE
 from rocketspark.errors import SendFailed, ServerError
 from rocketspark.testing import Cluster, run_cluster
 
@@ -221,3 +224,17 @@ def test_what_is_set_aside_is_tried_again_or_dropped(tmp_path: Path) -> None:
             await asyncio.to_thread(look)
 
     run(main())
+
+
+def test_the_overview_tells_epochs_and_sets_in_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def replica_sets(self: AsyncAdmin) -> dict[str, ReplicaSet]:
+        replicas = (Replica(1, "a:1", True, True), Replica(2, "a:2", True, False))
+        return {"broker-a": ReplicaSet("broker-a", "c:1", "a:1", 47, 3, replicas)}
+
+    monkeypatch.setattr(AsyncAdmin, "replica_sets", replica_sets)
+    with run_cluster(brokers=2) as cluster, opened(cluster.namesrv) as client:
+        page = client.get("/").text
+    assert re.findall(r'<td class="n">([^<]*)</td><td class="n">(\d of \d|[^<]*)</td>', page) == [
+        ("47", "1 of 2"),
+        (NONE, NONE),
+    ]

@@ -6,6 +6,7 @@ Moved from ours to the official broker and back, so that each forwards pulls, bo
 from __future__ import annotations
 
 import base64
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.java.driver import JavaDriver, message
 from tests.java.mqadmin import MqAdmin
 from tests.support.patience import LIMIT_MS, PATIENT
 
+from rocketspark.admin import Admin
 from rocketspark.client import Producer, PushConsumer
 from rocketspark.testing import run_server_process
 
@@ -146,3 +148,27 @@ def test_a_topic_moves_from_ours_to_the_official_broker_and_back(mixed: Mixed, s
     assert mixed.received(live, len(first + second + third)) == sorted(first + second + third)
     # Our client goes on behind what it had, with the offsets that it committed at the official broker.
     assert mixed.read_by_ours("our-own", len(third)) == sorted(third)
+
+
+def test_a_topic_made_by_our_operations_is_one_for_mqadmin(mixed: Mixed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On our broker and the official one; mqadmin gives it more queues, and moves it."""
+    monkeypatch.setattr(sys.modules[__name__], "TOPIC", "Ledger")
+    with Admin(mixed.namesrv) as admin:
+        made = admin.create_static_topic("Ledger", 2)
+        assert made.leaders == mixed.leaders() == {0: "broker-a", 1: "broker-b"}
+        lines = mixed.mqadmin("updateStaticTopic", "-b", "broker-b", "-t", "Ledger", "-qn", "3")
+        assert not any("Exception" in line for line in lines), lines
+        until(lambda: mixed.leaders() == {0: "broker-a", 1: "broker-b", 2: "broker-b"}, what="mqadmin's queue")
+        assert (
+            admin.create_static_topic("Ledger", QUEUES).leaders
+            == mixed.leaders()
+            == {
+                0: "broker-a",
+                1: "broker-b",
+                2: "broker-b",
+                3: "broker-a",
+            }
+        )
+    sent = mixed.send("ledger", 8)
+    mixed.map("remappingStaticTopic", "broker-b")
+    assert mixed.read("readers", len(sent)) == sorted(sent)

@@ -17,6 +17,7 @@ from rocketspark.admin.cluster_client import Aside, QueueProgress, QueueState, T
 from rocketspark.admin.messages.operations import MessageOperations
 from rocketspark.admin.offsets import OffsetOperations
 from rocketspark.admin.progress import ProgressOperations
+from rocketspark.admin.static_topics import StaticTopicOperations
 from rocketspark.client import validators
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.topic_changes import TopicChange, put_topic
@@ -31,7 +32,14 @@ MESSAGE_TYPE = "message.type"
 MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
 
 
-class AsyncAdmin(AccessOperations, BrokerOperations, ProgressOperations, OffsetOperations, MessageOperations):
+class AsyncAdmin(
+    AccessOperations,
+    BrokerOperations,
+    ProgressOperations,
+    OffsetOperations,
+    MessageOperations,
+    StaticTopicOperations,
+):
     """Operations on a cluster, on the running asyncio loop.
 
     `namesrv`: "host:port;host:port"; None takes ROCKETMQ_NAMESRV_ADDR or NAMESRV_ADDR from the environment.
@@ -256,6 +264,7 @@ class Admin(Facade[AsyncAdmin]):
     list_topics = blocking(AsyncAdmin.list_topics)
     show_topic = blocking(AsyncAdmin.show_topic)
     create_topic = blocking(AsyncAdmin.create_topic)
+    create_static_topic = blocking(AsyncAdmin.create_static_topic)
     update_topic = blocking(AsyncAdmin.update_topic)
     delete_topic = blocking(AsyncAdmin.delete_topic)
     list_groups = blocking(AsyncAdmin.list_groups)

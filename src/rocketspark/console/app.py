@@ -387,7 +387,8 @@ def _status(error: RocketSparkError) -> int:
     if isinstance(error, RouteNotFound):
         return 404
     if isinstance(error, ServerError):
-        return {NO_PERMISSION: 403, ResponseCode.QUERY_NOT_FOUND: 404}.get(error.code, 502)
+        not_there = ResponseCode.QUERY_NOT_FOUND, ResponseCode.TOPIC_NOT_EXIST
+        return 404 if error.code in not_there else 403 if error.code == NO_PERMISSION else 502
     if isinstance(error, TransportError):
         return 502
     return 400 if isinstance(error, UsageError) else 503

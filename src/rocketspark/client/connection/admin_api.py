@@ -18,9 +18,11 @@ from rocketspark.protocol.headers.admin import (
     SubjectHeader,
     UserHeader,
 )
+from rocketspark.protocol.headers.static_topics import TopicConfigHeader
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.metadata import PeerDelayOffsets, PeerTimerCounts, RequestMode, RequestModeTable
 from rocketspark.protocol.json.operator_bodies import AclInfo, DirectConsumption, UserInfo
+from rocketspark.protocol.json.static_topics import TopicConfigAndMapping
 from rocketspark.protocol.timers import TimerCount
 from rocketspark.transport.peer import Peer
 
@@ -121,6 +123,35 @@ async def topic_config(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_
         return None
     reply.raise_for_code(f"settings of topic {topic!r}")
     return java_json.decode(reply.body, bodies.TopicConfig)
+
+
+async def static_topic_config(
+    broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS
+) -> TopicConfigAndMapping | None:
+    """Return a topic's settings on one broker with its mapping as a static topic; None if it is unknown there."""
+    header = TopicConfigHeader(topic=topic, lo=True)
+    reply = await broker.request(RequestCode.GET_TOPIC_CONFIG, header, timeout_ms=timeout_ms)
+    if reply.code == ResponseCode.TOPIC_NOT_EXIST:
+        return None
+    reply.raise_for_code(f"settings of topic {topic!r}")
+    return java_json.decode(reply.body, TopicConfigAndMapping)
+
+
+async def create_static_topic(broker: Peer, wanted: TopicConfigAndMapping, *, timeout_ms: float = TIMEOUT_MS) -> None:
+    """Create a static topic on one broker, or replace its settings and its mapping there by a later one."""
+    header = headers.CreateTopicHeader(
+        topic=wanted.topic_name,
+        read_queue_count=wanted.read_queue_nums,
+        write_queue_count=wanted.write_queue_nums,
+        perm=wanted.perm,
+        topic_sys_flag=wanted.topic_sys_flag,
+        filter_type=wanted.topic_filter_type,
+        force=False,
+    )
+    reply = await broker.request(
+        RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, header, bodies.encode(wanted.mapping_detail), timeout_ms=timeout_ms
+    )
+    reply.raise_for_code(f"create static topic {wanted.topic_name!r}")
 
 
 async def group_config(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT_MS) -> bodies.GroupConfig | None:

@@ -19,9 +19,10 @@ from rocketspark.console.content.shown_body import View, views
 from rocketspark.console.drawing import link
 from rocketspark.console.pages.messages import download
 from rocketspark.console.routes import change, page
-from rocketspark.errors import RouteNotFound, UsageError
+from rocketspark.errors import RouteNotFound, ServerError, UsageError
 from rocketspark.model import namespace
 from rocketspark.model.text import shown
+from rocketspark.protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
     from rocketspark.model import ReceivedMessage
@@ -92,7 +93,13 @@ async def traced(call: Call, message_id: str) -> MessageTrace | Failed:
 async def _message(call: Call, topic: str, at: str, message_id: str) -> ReceivedMessage:
     if at:
         queue, offset = asked.place_of(topic, at)
-        return await call.ask(lambda admin: admin.get_message_at(queue, offset))
+        try:
+            return await call.ask(lambda admin: admin.get_message_at(queue, offset))
+        except ServerError as e:
+            if e.code != ResponseCode.INVALID_PARAMETER:
+                raise
+            # The broker has no such queue.
+            raise ServerError(ResponseCode.QUERY_NOT_FOUND, f"{queue} is not there: {e.remark}") from e
     if not message_id:
         raise UsageError("name a message: by its id, or by topic, queue and offset")
     return await call.ask(lambda admin: admin.get_message(message_id, topic=topic or None))

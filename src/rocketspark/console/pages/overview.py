@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from rocketspark import machine
 from rocketspark.admin.broker_states import BrokerFigures
-from rocketspark.console.call import Call, Failed
+from rocketspark.console.call import Call, Failed, together
 from rocketspark.console.cluster.sampler import figures, lags, sample
 from rocketspark.console.routes import page
 from rocketspark.model.text import whole_number
@@ -19,12 +19,16 @@ MASTERS_MAX = 8
 async def overview(call: Call) -> Response:
     """The brokers of the cluster."""
     brokers = await figures(call.view)
-    groups = await call.attempt(lags(call.view))
+    groups, sets = await together(
+        call.attempt(lags(call.view)),
+        call.attempt(call.read("replica_sets", lambda admin: admin.replica_sets(), 5.0)),
+    )
     masters = [each for each in brokers if each.broker_id == 0]
     return call.page(
         "overview.html",
         brokers=brokers,
         groups=groups,
+        sets={} if isinstance(sets, Failed) else sets,
         alarms=alarms(brokers),
         now=sample(brokers, [] if isinstance(groups, Failed) else groups),
         now_s=machine.time_ns() / 1e9,

@@ -55,16 +55,29 @@ async def create_words(call: Call, form: Form) -> Confirmation:
     if name in await call.ask(lambda admin: admin.list_topics()):
         raise UsageError(f"topic {name!r} is there already: open it to change it")
     where = ", ".join(brokers_of(form) or ()) or "every master"
+    if form.get("static"):
+        if form.get("batch") or form.get("message_type") or form.get("perm", "6") != "6":
+            raise UsageError("a static topic has no message type and no batches, and clients may read and write it")
+        sentences = (
+            f"It gets {count or 4} logical queues in all, spread evenly over {where}.",
+            "Their number stays while brokers come and go; it can grow, but not shrink.",
+        )
+        return Confirmation(f"Create static topic {name}", sentences, "Create", "/topics")
     kind = form.get("message_type") or "not set"
-    sentences = [f"It gets {count or 4} queues on {where}. Message type: {kind}."]
+    told = [f"It gets {count or 4} queues on {where}. Message type: {kind}."]
     if form.get("batch"):
-        sentences.append("Its queues are kept in batches (BatchCQ), for topics that get batches alone; that stays so.")
-    return Confirmation(f"Create topic {name}", tuple(sentences), "Create", "/topics")
+        told.append("Its queues are kept in batches (BatchCQ), for topics that get batches alone; that stays so.")
+    return Confirmation(f"Create topic {name}", tuple(told), "Create", "/topics")
 
 
 async def create(call: Call, form: Form) -> Done:
     """Create a topic."""
     name = form["name"].strip()
+    if form.get("static"):
+        count = whole(form, "queues", "queues", low=1) or 4
+        static = await call.ask(lambda admin: admin.create_static_topic(name, count, brokers=brokers_of(form)))
+        where = ", ".join(sorted(set(static.leaders.values())))
+        return Done(f"Static topic {name} has {static.queue_count} queues on {where}.", path_of("/topic", name=name))
     made = await call.ask(
         lambda admin: admin.create_topic(
             name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -259,6 +260,35 @@ def update(
         ),
     )
     _print_made(topic, made, message_type, json)
+
+
+@app.command("create-static")
+def create_static(
+    topic: Name,
+    at: ClusterAccess = HERE,
+    queues: Annotated[int, typer.Option("-q", "--queues", min=1, help="Logical queues in all.")] = 4,
+    cluster: Annotated[str | None, typer.Option(help="Only brokers of this cluster lead new queues.")] = None,
+    broker: Annotated[
+        list[str] | None,
+        typer.Option("-b", "--broker", help="Only this broker leads new queues; may be repeated."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Create a static topic, or give one more queues: a number of logical queues that stays while brokers come and go.
+
+    Its queues are spread over brokers; what is there stays where it is. mqadmin's remappingStaticTopic moves them.
+
+    Example: `rocketspark topic create-static ledger --queues 16`
+    """
+    made = run_operation(
+        at, lambda operations: operations.create_static_topic(topic, queues, cluster=cluster, brokers=broker or None)
+    )
+    counts = Counter(made.leaders.values())
+    if json:
+        print_json({"topic": topic, "queues": made.queue_count, "epoch": made.epoch, "brokers": counts})
+        return
+    led = ", ".join(f"{count} on {shown(name)}" for name, count in sorted(counts.items()))
+    print(f"static topic {shown(topic)} has {made.queue_count} queues: {led}")
 
 
 def _print_made(topic: str, made: list[TopicMade], message_type: str | None, json: bool) -> None:
