@@ -236,34 +236,36 @@ def test_a_subscriber_that_stops_itself_leaves_the_rest_to_others() -> None:
         asyncio.run(run(cluster.namesrv))
 
 
-@pytest.mark.shows("FastStream: a handler may stop its broker")
-def test_a_handler_that_stops_its_broker_is_done() -> None:
+@pytest.mark.shows("FastStream: handlers may stop their broker, also several at once")
+def test_handlers_that_stop_their_broker_are_done() -> None:
     async def run(namesrv: str) -> None:
-        broker, stopped, seen = RocketBroker(namesrv, logger=None), asyncio.Event(), []
+        broker, both, seen = RocketBroker(namesrv, logger=None), asyncio.Barrier(2), []
+        stopped = asyncio.Semaphore(0)
 
         @broker.subscriber("jobs", group="workers", consume_from="first")
+        @broker.subscriber("others", group="others", consume_from="first")
         async def work(job: str) -> None:
             seen.append(job)
+            await both.wait()
             await broker.stop()
-            stopped.set()
-
-        @broker.subscriber("others", group="others")
-        async def other(job: str) -> None: ...
+            stopped.release()
 
         await broker.start()
         await broker.publish("last", "jobs")
-        # Far below graceful_timeout, after which the handler would be given up.
-        await asyncio.wait_for(stopped.wait(), 5)
+        await broker.publish("last", "others")
+        # Far below graceful_timeout, after which the handlers would be given up.
+        for _ in range(2):
+            await asyncio.wait_for(stopped.acquire(), 5)
         # The close that goes on meanwhile commits it: whoever comes next gets what follows alone.
-        (subscriber, *_) = broker.subscribers
-        assert isinstance(subscriber, RocketSubscriber)
-        assert subscriber._closing
-        await asyncio.wait_for(subscriber._closing, LIMIT_S)
+        for subscriber in broker.subscribers:
+            assert isinstance(subscriber, RocketSubscriber)
+            assert subscriber._closing
+            await asyncio.wait_for(subscriber._closing, LIMIT_S)
         with Producer(namesrv) as producer:
             producer.send("jobs", b"next")
         with PullConsumer(namesrv, "workers") as reader:
             reader.subscribe("jobs")
-            assert ([message.body for message in reader.poll(LIMIT_S * 1000)], seen) == ([b"next"], ["last"])
+            assert ([message.body for message in reader.poll(LIMIT_S * 1000)], seen) == ([b"next"], ["last"] * 2)
 
     with run_cluster() as cluster:
         asyncio.run(run(cluster.namesrv))

@@ -91,6 +91,8 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[Any, AsyncProducer, RocketBr
         **options: Unpack[ClientOptions],
     ) -> None:
         client_options: Any = dict(options) | dict(access_of(security))
+        # How many calls of `stop` are under way.
+        self._stops = 0
         # Refuses what it does not know; it begins nothing.
         self._producer_arguments: Any = (producer_group, dict(producer or {}))
         if isinstance(specification_url, str):
@@ -148,11 +150,11 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[Any, AsyncProducer, RocketBr
         """Connect, and start all subscribers. Raises SetupError if two of them contradict each other, NotSent if no
         NameServer answers.
         """
-        self._check_groups()
+        self.check_groups()
         await self.connect()
         await super().start()
 
-    def _check_groups(self) -> None:
+    def check_groups(self) -> None:
         """Raise SetupError if subscribers are members of one group but not alike: brokers have one subscription of a
         group.
         """
@@ -177,11 +179,18 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[Any, AsyncProducer, RocketBr
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """Stop all subscribers, at once, and then the producer. A handler that calls it is not waited for."""
-        token = stopping_task.set(asyncio.current_task())
+        """Stop all subscribers, at once, and then the producer. A handler that calls it is not waited for; one that
+        calls it while another's call stops the broker is, so its own returns at once.
+        """
+        task = asyncio.current_task()
+        if self._stops and any(isinstance(s, RocketSubscriber) and s.is_called_by(task) for s in self.subscribers):
+            return
+        token = stopping_task.set(task)
+        self._stops += 1
         try:
             await super().stop(exc_type, exc_val, exc_tb)
         finally:
+            self._stops -= 1
             stopping_task.reset(token)
             await self.config.broker_config.producer.disconnect()
             self._connection = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from faststream._internal.endpoint.utils import ParserComposition
@@ -102,21 +103,28 @@ class RocketProducer(ProducerProto[RocketPublishCommand]):
         except RequestTimedOut as e:
             raise TimeoutError(str(e)) from e
         except TimeoutError:
-            raise TimeoutError(f"no reply to the request to topic {cmd.destination!r} in {cmd.timeout} s") from None
+            raise late(cmd) from None
 
     async def publish_batch(self, cmd: RocketPublishCommand) -> list[SendResult]:
         """Publish several messages of one topic, as many in a request as fit; return the result of each request."""
         encoded = await self.encode_batch(cmd)
         messages = [self._made(cmd, *one) for one in encoded]
         timeout_ms = _ms(cmd.timeout)
+        parts = self._requests(messages)
+        if parts is None:
+            return list(await asyncio.gather(*(self.client.send(m, timeout_ms=timeout_ms) for m in messages)))
+        return list(await asyncio.gather(*(self.client.send_batch(part, timeout_ms=timeout_ms) for part in parts)))
+
+    @staticmethod
+    def _requests(messages: Sequence[Message]) -> list[list[Message]] | None:
+        """Return the messages of each request; None: each in one of its own. Raises MessageIllegal."""
         if any(m.delay_ms or m.deliver_at_ms for m in messages):
             # A broker takes no delayed message in a batch.
-            return list(await asyncio.gather(*(self.client.send(m, timeout_ms=timeout_ms) for m in messages)))
+            return None
         by_key: dict[str | None, list[Message]] = {}
         for message in messages:
             by_key.setdefault(message.sharding_key, []).append(message)
-        parts = [part for group in by_key.values() for part in split(group)]
-        return list(await asyncio.gather(*(self.client.send_batch(part, timeout_ms=timeout_ms) for part in parts)))
+        return [part for group in by_key.values() for part in split(group)]
 
     async def encode_batch(self, cmd: RocketPublishCommand) -> list[tuple[Any, bytes, str | None]]:
         """Return what was given, the body and the content type of each message of a batch."""
@@ -149,6 +157,11 @@ class RocketProducer(ProducerProto[RocketPublishCommand]):
             deliver_at_ms=at_ms(own.deliver_at) or at_ms(cmd.deliver_at),
             properties={name: str(value) for name, value in headers.items() if value not in (None, "")},
         )
+
+
+def late(cmd: RocketPublishCommand) -> TimeoutError:
+    """Return what says that no reply came in time."""
+    return TimeoutError(f"no reply to the request to topic {cmd.destination!r} in {cmd.timeout} s")
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -124,6 +124,10 @@ class RocketSubscriber(SubscriberUsecase[Any]):
         """Tell whether every member gets every message."""
         return bool(self.options.get("broadcast"))
 
+    def is_called_by(self, task: asyncio.Task[Any] | None) -> bool:
+        """Tell whether a task runs a handler of this subscriber."""
+        return task in self._calling
+
     @property
     def _broker_middlewares(self) -> Sequence[BrokerMiddleware[Any]]:
         return [_Noting, *super()._broker_middlewares]
@@ -135,11 +139,7 @@ class RocketSubscriber(SubscriberUsecase[Any]):
         await super().start()
         self._closing = None
         config = self._outer_config
-        options: Any = {"on_error": self._refused}
-        if config.graceful_timeout is not None:
-            options["close_timeout_ms"] = config.graceful_timeout * 1000
-        options |= config.client_options | self.options
-        consumer: AsyncPushConsumer | AsyncPullConsumer
+        consumer = self.make_consumer()
         if (inbox := config.producer.inbox()) is not None:
             self._reader = None if self.calls else inbox
             self._post_start()
@@ -147,15 +147,10 @@ class RocketSubscriber(SubscriberUsecase[Any]):
         try:
             if config.create_topics:
                 await self._create_topics()
-            if self.calls:
-                consumer = self.consumer = AsyncPushConsumer(config.namesrv, self.group, **options)
-                consumer.listen(self._listen)
+            if isinstance(consumer, AsyncPushConsumer):
+                self.consumer = consumer
             else:
-                # Read one by one: `get_one` and iteration.
-                options = {n: value for n, value in options.items() if n in PullConsumerOptions.__optional_keys__}
-                consumer = self._reader = AsyncPullConsumer(config.namesrv, self.group, **options)
-            for topic in self.topics:
-                consumer.subscribe(topic, self.tags, sql=self.sql)
+                self._reader = consumer
             # Messages come before `start` returns.
             self._post_start()
             await consumer.start()
@@ -166,6 +161,27 @@ class RocketSubscriber(SubscriberUsecase[Any]):
             if isinstance(e, NotSent):
                 self._log(logging.ERROR, f"cannot start: {e}", self.get_log_context(None))
             raise
+
+    def make_consumer(self) -> AsyncPushConsumer | AsyncPullConsumer:
+        """Return the consumer, not started. Raises MessageIllegal, FilterIllegal, ConfigError for what cannot be."""
+        config = self._outer_config
+        options: Any = {"on_error": self._refused}
+        if config.graceful_timeout is not None:
+            options["close_timeout_ms"] = config.graceful_timeout * 1000
+        options |= config.client_options | self.options
+        # In memory nobody is asked.
+        namesrv = config.namesrv if config.producer.inbox() is None else "127.0.0.1:9876"
+        consumer: AsyncPushConsumer | AsyncPullConsumer
+        if self.calls:
+            consumer = AsyncPushConsumer(namesrv, self.group, **options)
+            consumer.listen(self._listen)
+        else:
+            # Read one by one: `get_one` and iteration.
+            options = {n: value for n, value in options.items() if n in PullConsumerOptions.__optional_keys__}
+            consumer = AsyncPullConsumer(namesrv, self.group, **options)
+        for topic in self.topics:
+            consumer.subscribe(topic, self.tags, sql=self.sql)
+        return consumer
 
     async def _refused(self, error: RocketSparkError) -> None:
         self._log(logging.ERROR, f"a broker refuses this subscriber: {error}", self.get_log_context(None))

@@ -6,6 +6,7 @@ Rule: what is published reaches the subscribers whose topic and filter fit, once
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,10 +17,11 @@ from faststream._internal.testing.broker import EnterType, TestBroker, change_pr
 from faststream.exceptions import SubscriberNotFound
 
 from rocketspark import machine
-from rocketspark.client import SendResult, SendStatus
+from rocketspark.client import SendResult, SendStatus, validators
+from rocketspark.client.producer.prepared_message import PackingSettings, pack
 from rocketspark.faststream.broker import RocketBroker
 from rocketspark.faststream.message import RocketParser
-from rocketspark.faststream.producer import RocketProducer
+from rocketspark.faststream.producer import RocketProducer, late
 from rocketspark.faststream.publisher import RocketPublisher
 from rocketspark.faststream.response import RocketPublishCommand
 from rocketspark.faststream.subscriber import RocketSubscriber
@@ -53,6 +55,13 @@ class TestRocketBroker(TestBroker[RocketBroker, EnterType], broker=RocketBroker)
         # The prefix of the broker itself goes before it anew.
         topic = publisher.topic.removeprefix(broker.config.prefix)
         return broker.subscriber(topic, group=f"fake-{id(publisher)}", batch=publisher.batch, persistent=False), False
+
+    def _fake_start(self, broker: RocketBroker, *args: Any, **kwargs: Any) -> None:
+        # A test is to fail where the start on servers would.
+        broker.check_groups()
+        for subscriber in _subscribers([broker]):
+            subscriber.make_consumer()
+        super()._fake_start(broker, *args, **kwargs)
 
     @contextmanager
     def _patch_producer(self, broker: RocketBroker) -> Iterator[None]:
@@ -95,6 +104,16 @@ class _MemoryProducer(RocketProducer):
         self.codec = broker.config.broker_codec or DefaultCodec()
         self.serializer = broker.config.fd_config._serializer
         self._brokers = brokers
+        given = broker._producer_arguments[1]
+        self._packing = PackingSettings(
+            over_bytes=sys.maxsize, body_bytes_max=given.get("body_bytes_max", validators.BODY_BYTES_MAX)
+        )
+
+    def _made(self, *given: Any) -> Message:
+        message = super()._made(*given)
+        # A test is to fail where the servers' producer would refuse the message.
+        pack(message, self._packing)
+        return message
 
     def inbox(self) -> _Inbox:
         """Return an empty inbox."""
@@ -109,7 +128,9 @@ class _MemoryProducer(RocketProducer):
 
     async def publish_batch(self, cmd: RocketPublishCommand) -> list[SendResult]:
         """Run the handlers on several messages: those of batches on all at once."""
-        raws = [received(self._made(cmd, *one)) for one in await self.encode_batch(cmd)]
+        messages = [self._made(cmd, *one) for one in await self.encode_batch(cmd)]
+        self._requests(messages)
+        raws = [received(message) for message in messages]
         by_taker: dict[RocketSubscriber, list[ReceivedMessage]] = {}
         for raw in raws:
             for subscriber in self._takers(raw):
@@ -122,8 +143,11 @@ class _MemoryProducer(RocketProducer):
         """Run the first handler, and return its result as the reply."""
         raw = received(await self.message_of(cmd, cmd.body))
         for subscriber in self._takers(raw):
-            async with asyncio.timeout(cmd.timeout):
-                response = await subscriber.process_message([raw] if subscriber.batch else raw)
+            try:
+                async with asyncio.timeout(cmd.timeout) as limit:
+                    response = await subscriber.process_message([raw] if subscriber.batch else raw)
+            except TimeoutError as e:
+                raise late(cmd) if limit.expired() else e from None
             reply = RocketPublishCommand.from_cmd(response.as_publish_command())
             reply.destination = cmd.destination
             return received(await self.message_of(reply, reply.body))

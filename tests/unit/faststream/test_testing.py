@@ -18,9 +18,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
+from tests.support.patience import LIMIT_S
 
 from faststream import Context, Depends, ExceptionMiddleware, FastStream
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, MessageIllegal, UsageError
 from rocketspark.faststream import RocketBroker, RocketRoute, RocketRouter, RocketSecurity, TestRocketBroker
 from rocketspark.faststream.annotations import RocketMessage
 from rocketspark.faststream.config import access_of
@@ -106,6 +107,65 @@ def test_dependencies_context_routers_and_failures() -> None:
     assert seen == [(Order(2), 4, "shop-orders", "x"), "3"]
     with pytest.raises(SetupError, match="include a RocketRouter"):
         broker.include_router(object())
+
+
+@pytest.mark.parametrize(
+    ("topic", "fields", "text"),
+    [
+        ("two words", {}, "only letters, digits"),
+        ("SCHEDULE_TOPIC_XXXX", {}, "belongs to the broker itself"),
+        ("orders", {"headers": {"KEYS": "k"}}, "give keys instead"),
+        ("orders", {"headers": {"who": "a\x01b"}}, "0x01 and 0x02"),
+        ("orders", {"keys": ["two words"]}, "a text without blanks"),
+        ("orders", {"delay_ms": 5, "deliver_at": 7}, "give one of"),
+    ],
+)
+def test_what_a_producer_refuses_is_refused_in_memory(topic: str, fields: Any, text: str) -> None:
+    async def act(memory: RocketBroker) -> None:
+        for publish in (memory.publish("x", topic, **fields), memory.publish_batch("x", topic=topic, **fields)):
+            with pytest.raises(MessageIllegal, match=text):
+                await publish
+
+    in_memory(RocketBroker(), act)
+
+
+def test_bodies_that_are_too_large_and_late_replies_are_refused_in_memory() -> None:
+    broker = RocketBroker(producer={"body_bytes_max": 1 << 21})
+
+    @broker.subscriber("slow", group="slow")
+    async def sleep(_: str) -> None:
+        await asyncio.sleep(LIMIT_S)
+
+    async def act(memory: RocketBroker) -> None:
+        with pytest.raises(MessageIllegal, match="at most 2097152 are allowed"):
+            await memory.publish(b"x" * (3 << 20), "orders")
+        with pytest.raises(MessageIllegal, match="over 1048576: send it alone"):
+            await memory.publish_batch(b"x" * (3 << 19), topic="orders")
+        with pytest.raises(TimeoutError, match="no reply to the request to topic 'slow' in 0"):
+            await memory.request("x", "slow", timeout=0.01)
+
+    in_memory(broker, act)
+
+
+@pytest.mark.parametrize(
+    ("topic", "fields", "text"),
+    [
+        ("two words", {"group": "g"}, "only letters, digits"),
+        ("orders", {"group": "two words"}, "only letters, digits"),
+        ("orders", {"sql": "a >"}, "the expression ends here"),
+        ("orders", {"options": {"nope": 1}}, "has no argument 'nope'"),
+    ],
+)
+def test_a_subscriber_that_cannot_start_does_not_start_in_memory(topic: str, fields: Any, text: str) -> None:
+    broker = RocketBroker()
+
+    @broker.subscriber(topic, **fields)
+    async def work(_: str) -> None: ...
+
+    async def act(memory: RocketBroker) -> None: ...
+
+    with pytest.raises((UsageError, TypeError), match=text):
+        in_memory(broker, act)
 
 
 def test_what_middlewares_of_faststream_see() -> None:
