@@ -189,7 +189,7 @@ class _Copy:
         """
         try:
             names = self._clear(source, target)
-            for name, following in reversed([*zip(names, [*names[1:], ""], strict=True)]):
+            for name, following in reversed([*zip(names, [*names, ""][1:], strict=True)]):
                 sealed = following != "" and _has_record(source / following)
                 if sealed and _same(source / name, target / name):
                     self.same_files += 1

@@ -203,6 +203,18 @@ def test_what_cannot_be_is_told(make_store: Any, send: Any, tmp_path: Path) -> N
     assert not (tmp_path / "r").exists()
 
 
+def test_a_store_without_a_message_is_backed_up(make_store: Any, send: Any, tmp_path: Path) -> None:
+    store = make_store()
+    flush(store)
+    for _ in range(2):
+        backup(store.settings.root, tmp_path / "b")
+    fill(store, send, 0, 10)
+    backup(store.settings.root, tmp_path / "b")
+    restore(tmp_path / "b", tmp_path / "new")
+    restored = make_store(tmp_path / "new")
+    assert [restored.queue_range("t0", q) for q in range(3)] == [store.queue_range("t0", q) for q in range(3)]
+
+
 def test_a_copy_beside_the_original_has_no_number(
     make_store: Any, send: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
