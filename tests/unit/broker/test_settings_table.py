@@ -105,6 +105,16 @@ def test_the_docs_say_of_each_setting_what_is_declared() -> None:
             assert re.search(words[FIELDS[key].unit], what), key
 
 
+def test_every_key_of_a_task_is_in_use() -> None:
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    rows = re.findall(r"(?m)^\| \w.* \| (`.*) \|$", page.partition("## By task")[2].partition("## In use")[0])
+    keys = [key for row in rows for key in re.findall(r"`([^`]+)`", row)]
+    assert len(rows) == 21
+    assert len(keys) == len(set(keys)) > 80
+    tls = {key for key in keys if key.startswith("tls.") and f"`{key}`" in page.partition("## In use")[2]}
+    assert set(keys) - FIELDS.keys() - ACCESS_KEYS.keys() == tls
+
+
 @pytest.mark.parametrize("key", FIELDS)
 def test_just_the_live_settings_may_change_and_who_is_declared_hears_of_it(key: str) -> None:
     settings, declared = BrokerSettings(), FIELDS[key]
