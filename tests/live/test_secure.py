@@ -27,6 +27,8 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.tls import ClientTls
 
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "run" / "security.md").read_text("utf-8")
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -237,7 +239,9 @@ def shell(folder: Path, lines: list[str]) -> str:
 @pytest.mark.shows(
     "`server --secure`: what the first start prints is copied into a shell; certificate and users are used again"
 )
-def test_what_the_first_start_prints_can_be_copied_into_a_shell(tmp_path: Path) -> None:
+def test_what_the_first_start_prints_can_be_copied_into_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "a b"
     folder.mkdir()
     with server(folder) as (ready, lines):
@@ -254,6 +258,13 @@ def test_what_the_first_start_prints_can_be_copied_into_a_shell(tmp_path: Path) 
         with Admin(namesrv, **options, secret_key=password) as operations:
             operations.delete_user("shop")
             assert [u.username for u in operations.list_users()] == ["admin", "rocketspark-inner"]
+        # The program of docs/run/security.md, once the new password is where the page says.
+        (program,) = re.findall(r"```python\n(from rocketspark import Producer\n.*?)```", PAGE, re.DOTALL)
+        (folder / "store/secure/admin.secret").write_text(f"{password}\n")
+        monkeypatch.chdir(folder)
+        exec(program.replace("127.0.0.1:9876", namesrv), {})
+        with Admin(namesrv, **options, secret_key=password) as operations:
+            assert operations.show_topic("orders").message_count == 2
     secure = folder / "store/secure"
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in secure.iterdir()}
     assert modes == {"cert.pem": 0o644, "key.pem": 0o600, "admin.secret": 0o600, "inner.secret": 0o600}

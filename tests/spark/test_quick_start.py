@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark.topics import messages_of
 
+from rocketspark import Producer
 from rocketspark.spark.pipelines import sql
 from rocketspark.spark.pipelines.parts.sql_file import parse_yaml, substitute
 from rocketspark.testing import Cluster
@@ -96,3 +97,33 @@ def test_spark_in_five_minutes(
             continue
         code = block.replace("127.0.0.1:9876", cluster.namesrv).replace('"checkpoint"', f'"{tmp_path}/checkpoint"')
         exec(code, names)
+
+
+def test_the_first_programs_of_the_page_on_decoding(
+    spark: SparkSession, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (DOCS / "use" / "decode.md").read_text("utf-8")
+    first, shown, second, *_ = re.findall(r"^```(?:python|text)\n(.*?)```\n", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, object] = {}
+    exec(first.replace("127.0.0.1:9876", cluster.namesrv), names)
+    assert capsys.readouterr().out.split() == shown.split()
+    exec(second.replace("127.0.0.1:9876", cluster.namesrv), names)
+    assert [m.body for m in messages_of(cluster.namesrv, "decode-bad")] == [b"not JSON"]
+
+
+def test_the_batch_of_the_page_on_exactly_once_writes_each_row_once(
+    spark: SparkSession, cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / "use" / "exactly_once.md").read_text("utf-8").replace("127.0.0.1:9876", cluster.namesrv)
+    batch, check, shown = (
+        re.search(rf"^```\w+\n({beginning}.*?)```\n", page, re.DOTALL | re.MULTILINE).group(1)  # type: ignore[union-attr]
+        for beginning in ("# batch.py", "# check.py", "1000 messages")
+    )
+    with Producer(cluster.namesrv) as producer:
+        producer.send_many("once-numbers", [b"%d" % number for number in range(1, 1001)])
+    exec(batch, {})
+    exec(batch, {})
+    monkeypatch.setattr("sys.argv", ["check.py", "once-batch"])
+    capsys.readouterr()
+    exec(check, {})
+    assert capsys.readouterr().out == shown
