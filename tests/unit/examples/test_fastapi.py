@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from examples.fastapi.service import app
@@ -32,3 +36,12 @@ def test_without_a_server_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("NAMESRV", "127.0.0.1:1")
     with pytest.raises(NotSent, match="check the address and that"), TestClient(app):
         pass
+
+
+def test_the_service_of_the_page_and_its_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/use/fastapi.md").read_text("utf-8")
+    for code, name in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", page, re.DOTALL):
+        (tmp_path / name).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("test_service").test_an_order_is_stored(monkeypatch)
+    del sys.modules["service"], sys.modules["test_service"]
