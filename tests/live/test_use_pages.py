@@ -1,4 +1,4 @@
-"""The programs of docs/start and docs/use/clients run as they stand there, page by page, and print what is shown."""
+"""The programs of docs/start, docs/use/clients and other pages run as they stand there, and print what is shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.shows(
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ["start/python.md", "use/clients.md", *sorted(f"use/clients/{p.name}" for p in DOCS.glob("use/clients/*.md"))]
-PAGES += ["reference/admin.md"]
+PAGES += ["use/tables.md", "reference/admin.md"]
 PROGRAM = re.compile(r"^```python\n(# \w+\.py\n.*?)```\n\n```text\n(.*?)```\n", re.DOTALL | re.MULTILINE)
 
 # Listeners print in several threads, and print writes a line and its end one after the other: here in one.
