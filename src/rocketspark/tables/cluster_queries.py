@@ -429,7 +429,9 @@ class ClusterQueries:
         broker = await self._connections.get(address)
         try:
             config = await admin_api.topic_config(broker, queue.topic, timeout_ms=TIMEOUT_MS)
-        except ServerError:
+        except ServerError as e:
+            if e.code in (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE):
+                return None  # It tells nothing for now.
             config = None  # A broker that does not tell (before 5.0, or to us): then the NameServer's word holds.
         if config is None:
             return TOPIC_DELETED

@@ -8,7 +8,9 @@ import pickle
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -569,6 +571,27 @@ def test_what_may_not_be_written_is_set_aside(
         reader.stop()
     assert found.column("body").to_pylist() == [r["body"] for i, r in enumerate(rows) if i not in (5, 9, 30)]
     assert dict(found.column("properties")[9].as_py())[origins.ORIGIN_MESSAGE_ID] == "odd?id"
+
+
+@pytest.mark.shows("mended: restore and replay with `spark.speculation` on a cluster send rows twice")
+@pytest.mark.parametrize(("master", "is_refused"), [("spark://host:7077", True), ("local[2]", False)])
+def test_speculation_is_refused_on_a_cluster(
+    cluster: Cluster,
+    make_topic: Callable[..., str],
+    load: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    master: str,
+    is_refused: bool,
+) -> None:
+    monkeypatch.setattr(restore, "run_tasks", here)
+    topic, copy = make_topic(queues=1, brokers=1), make_topic(queues=1, brokers=1)
+    load(topic, 3)
+    conf = {"spark.speculation": "true", "spark.master": master}
+    spark: Any = SimpleNamespace(conf=conf)
+    with pytest.raises(ConfigError, match=r"session with spark\.speculation=false") if is_refused else nullcontext():
+        restore.replay(spark, cluster.namesrv, topic, copy, options=RestoreOptions(state=tmp_path))
+    assert len(read_rows("body", namesrv=cluster.namesrv, topic=copy)) == (0 if is_refused else 3)
 
 
 @pytest.mark.shows("mended: a restore resumed after the target's old messages expired")

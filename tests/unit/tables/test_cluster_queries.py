@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.tables import cluster_queries
-from rocketspark.tables.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.tables.cluster_queries import TOPIC_DELETED, ClusterQueries, OffsetBounds
 
 Q = MessageQueue("t", "a", 0)
 
@@ -33,6 +36,20 @@ def test_a_queue_that_ends_earlier_at_a_new_master_is_looked_at_again(
     assert queries.bounds([Q], seen={Q: 9})[Q].next == next_offset
     # Who does not answer is an error at first, and none of those that are looked at again.
     assert asked == [False] + [True] * (looks - 1)
+
+
+def test_a_broker_that_is_busy_has_deleted_no_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries: Any = ClusterQueries.__new__(ClusterQueries)
+    queries._connections = SimpleNamespace(get=lambda address: asyncio.sleep(0))
+    code = ResponseCode.SYSTEM_BUSY
+
+    async def topic_config(*asked: Any, **how: Any) -> None:
+        raise ServerError(code, "not now")
+
+    monkeypatch.setattr(cluster_queries.admin_api, "topic_config", topic_config)
+    assert asyncio.run(queries._why_gone_from("a:1", Q, 5)) is None
+    code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    assert asyncio.run(queries._why_gone_from("a:1", Q, 5)) == TOPIC_DELETED
 
 
 def test_the_first_number_of_a_broker_at_another_address_is_none_of_a_topic_made_anew() -> None:

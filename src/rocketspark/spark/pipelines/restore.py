@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import time
 import uuid
 from collections import Counter
@@ -269,6 +270,17 @@ def check_options(options: RestoreOptions) -> None:
         raise ConfigError(f"chunk_rows is {options.chunk_rows}: 1 or more are needed")
 
 
+def _check_speculation(spark: SparkSession | None) -> None:
+    """Raise ConfigError if Spark may run two attempts at a task at once: both would send its rows."""
+    if spark is None or spark.conf.get("spark.speculation", "false") != "true":
+        return
+    if not re.fullmatch(r"local(\[.*\])?", spark.conf.get("spark.master", "") or ""):
+        raise ConfigError(
+            "spark.speculation is true: Spark may run two attempts at a task at once, and both would send its messages;"
+            " start the session with spark.speculation=false"
+        )
+
+
 class _Tally:
     """What a run sent so far: rows sent, found in the target, and refused; chunks; and rows by source queue."""
 
@@ -346,6 +358,8 @@ class _Job:
         todo = chunks(groups, self._rows_max(), dict(state.sent))
         queues = sorted({span.queue for chunk in todo for span in chunk})
         left = _rows_in(span for chunk in todo for span in chunk)
+        if left and not options.dry_run:
+            _check_speculation(self._spark)
         if left and self._is_first:
             self._check_target(left)
         mapping = self._mapping(queues) if queues else {}

@@ -83,6 +83,8 @@ def _make(name: str, options: SessionOptions) -> SparkSession:
         if master == MASTER_DEFAULT and any(map(object_store.scheme_of, options.all_places)):
             master = MASTER_WITH_RETRIES
         builder = SparkSession.builder.master(master)
+        # Tasks send messages: two attempts at one would send them twice.
+        settings["spark.speculation"] = "false"
         settings |= {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
         if master.startswith("local"):
             settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
