@@ -15,6 +15,21 @@ from rocketspark.testing import run_cluster
 pytestmark = pytest.mark.shows("the console: groups are sorted by lag, over all pages of the list")
 
 
+@pytest.mark.shows("the console: a look at twenty groups is one request to each broker, beside that for their names")
+def test_a_page_of_groups_is_few_requests() -> None:
+    with run_cluster(brokers=2) as cluster, Admin(cluster.namesrv) as admin:
+        for n in range(20):
+            admin.put_group(f"group-{n:02}")
+        with opened(cluster.namesrv, sample_interval_s=60) as client:
+            client.get("/")
+            console = client.app.state.console  # type: ignore[attr-defined]
+            before = console.pace.sent
+            page = client.get("/groups").text
+            assert page.count('<th scope="row">') == 20
+            # The plots' own first look may fall into the time: one request to each broker.
+            assert 4 <= console.pace.sent - before <= 6
+
+
 def test_groups_are_sorted_by_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "ROWS", 2)
     with run_cluster(brokers=2) as cluster, Admin(cluster.namesrv) as admin:

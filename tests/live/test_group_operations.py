@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,8 +20,12 @@ from rocketspark import Message, Producer, PushConsumer
 from rocketspark.admin import Admin
 from rocketspark.admin.clients import Subscribed
 from rocketspark.admin.offsets import OffsetChange, StoredOffset
+from rocketspark.admin.progress import GroupState
+from rocketspark.client.connection import group_api
+from rocketspark.console.cluster.pace import Pace, PacedAdmin
 from rocketspark.errors import ServerError, UsageError
 from rocketspark.model import MessageQueue
+from rocketspark.protocol.codes import RequestCode
 from rocketspark.testing.cluster import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows(
@@ -113,6 +119,79 @@ def test_groups_and_their_lag(cluster: Cluster, admin: Admin, producer: Producer
     assert all(q.client_id is None for q in found.queues)
     assert {q.queue.topic for q in admin.group_lag("laggards", "lagging").queues} == {"lagging"}
     assert admin.group_lag("nobody").queues == ()
+
+
+@pytest.mark.shows("groups' members and lag of many groups in one request to each of our brokers")
+def test_many_groups_are_one_request_to_a_broker_and_two_for_each_to_rocketmqs(
+    cluster: Cluster, admin: Admin, producer: Producer
+) -> None:
+    filled(admin, producer, "several", {("a", 0): 2, ("b", 1): 3})
+    for n in range(3):
+        admin.put_group(f"several-{n}")
+        admin.reset_offsets(f"several-{n}", "several", "earliest" if n else "latest")
+    names = ["several-0", "several-1", "several-2", "several-live", "several-nobody"]
+
+    async def asked(groups: list[str], *, one_by_one: bool = False) -> tuple[list[GroupState], int]:
+        pace = Pace(1_000_000)
+        async with PacedAdmin(cluster.namesrv, pace) as paced:
+            if one_by_one:
+                paced._tells_one_by_one.update(cluster.brokers)
+            return await paced.list_group_states(groups), pace.sent
+
+    listener = Listener()
+    with consuming(cluster, "several-live", "several", listener):
+        listener.seen(5)
+        states, sent = asyncio.run(asked(names))
+        one_by_one, sent_one_by_one = asyncio.run(asked(names, one_by_one=True))
+    assert states == one_by_one
+    assert [(s.group, s.member_count, s.lag) for s in states] == [
+        *(("several-0", 0, 0), ("several-1", 0, 5), ("several-2", 0, 5)),
+        *(("several-live", 1, states[3].lag), ("several-nobody", 0, 0)),
+    ]
+    assert (sent, sent_one_by_one) == (2, 2 * 2 * 5)
+    # Of more than a hundred the rest comes in one more; each broker of RocketMQ's is asked in vain once.
+    assert asyncio.run(asked([f"g{n}" for n in range(101)]))[1] == 4
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "the body is no GroupNames: Input data was truncated"),
+        (b'{"groups":[1]}', "the body is no GroupNames: Expected `str`, got `int`"),
+        (b'{"groups":' + json.dumps(["g"] * 101).encode() + b"}", "101 groups are asked for: at most 100 at a time"),
+    ],
+)
+def test_what_is_no_list_of_groups_is_refused(cluster: Cluster, body: bytes, says: str) -> None:
+    host, port = cluster.brokers[0].split(":")
+    with socket.create_connection((host, int(port))) as link:
+        write_frame(link, {"code": int(RequestCode.GET_GROUP_STATES), "opaque": 1}, body)
+        answer, _ = read_frame(link)
+    assert answer["code"] in (1, 29)
+    assert says in answer["remark"]
+
+
+def test_a_broker_that_does_not_know_the_request_is_asked_so_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Codes:
+        # No code of anybody's.
+        GET_GROUP_STATES = 1 << 20
+
+        def __getattr__(self, name: str) -> RequestCode:
+            return RequestCode[name]
+
+    monkeypatch.setattr(group_api, "RequestCode", Codes())
+
+    async def main() -> list[int]:
+        pace = Pace(1_000_000)
+        async with PacedAdmin(cluster.namesrv, pace) as paced:
+            sent = []
+            for _ in range(2):
+                assert [s.group for s in await paced.list_group_states(["x", "y"])] == ["x", "y"]
+                sent.append(pace.sent)
+        return sent
+
+    assert asyncio.run(main()) == [2 + 8, 2 + 16]
 
 
 def test_members_and_clients(cluster: Cluster, admin: Admin, producer: Producer) -> None:
@@ -331,6 +410,8 @@ def test_who_may_only_see_one_group_sees_it() -> None:
         keys = {"access_key": "clerk", "secret_key": "a-secret-of-his"}
         with Admin(secure.namesrv, **{**secure.client_options, **keys}) as admin:
             assert [s.group for s in admin.list_group_states(["billing"])] == ["billing"]
+            with pytest.raises(ServerError, match="states of groups refused by broker-a: code 16"):
+                admin.list_group_states(["billing", "payroll"])
             admin.check_known("billing")
             assert admin.list_members("billing").members == ()
             assert [c.after for c in admin.reset_offsets("billing", "orders", "latest")] == [0]

@@ -27,6 +27,7 @@ from rocketspark.access.policies import (
 from rocketspark.model.namespace import RETRY_PREFIX
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.protocol.json import bodies, java_json, pop_records
+from rocketspark.protocol.json.group_bodies import GroupNames
 from rocketspark.protocol.json.metadata import RequestMode
 
 Actions = tuple[str, ...]
@@ -225,6 +226,11 @@ def _put_groups(ext: Ext, body: bytes) -> Iterator[Context]:
         yield _group(config.group_name, CREATE, UPDATE)
 
 
+def _group_states(ext: Ext, body: bytes) -> Iterator[Context]:
+    for name in java_json.decode_request(body, GroupNames).groups:
+        yield _group(name, GET)
+
+
 def _assignment(*actions: str) -> Contexts:
     def contexts(ext: Ext, body: bytes) -> Iterator[Context]:
         asked = java_json.decode_request(body, RequestMode)
@@ -352,6 +358,7 @@ FORGOTTEN: dict[int, Contexts] = {
     Code.UPDATE_AND_CREATE_STATIC_TOPIC: _fields((CREATE,), "Topic topic"),
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _put_group,
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _put_groups,
+    Code.GET_GROUP_STATES: _group_states,
     Code.GET_ALL_TOPIC_CONFIG: _always(TOPIC, ALL_NAMES, LIST),
     Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _always(GROUP, ALL_NAMES, LIST),
     Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _always(TOPIC, ALL_NAMES, LIST),

@@ -128,6 +128,8 @@ class ClusterClient(AsyncClient):
         self._timeout_ms = timeout_ms
         self._routes = self._instance.routes
         self._room = asyncio.Semaphore(REQUESTS_MAX)
+        # Brokers that do not know GET_GROUP_STATES.
+        self._tells_one_by_one: set[str] = set()
         # For a client of another kind, beside this one.
         self._given_namesrv, self._access = namesrv, access
 

@@ -196,6 +196,8 @@ class RequestCode(IntEnum):
     # Many half messages at a time, where the broker's runtime table says `halfBatches`.
     SEND_HALF_BATCH = 7_310_005
     END_HALF_RANGES = 7_310_006
+    # Members and lag of many consumer groups at a time.
+    GET_GROUP_STATES = 7_310_007
     # What the controllers of a group tell each other, and who belongs to it.
     CONTROLLER_GROUP_MESSAGE = 7_310_021
     CONTROLLER_GROUP_HELLO = 7_310_022

@@ -29,6 +29,7 @@ def test_request_codes() -> None:
         "GET_BROKER_STATE",
         "SEND_HALF_BATCH",
         "END_HALF_RANGES",
+        "GET_GROUP_STATES",
         "CONTROLLER_GROUP_MESSAGE",
         "CONTROLLER_GROUP_HELLO",
         "CONTROLLER_GROUP_CHANGE",

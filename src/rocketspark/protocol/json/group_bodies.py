@@ -68,6 +68,29 @@ class ConsumeStats(Body):
     offset_table: dict[str, QueueStats] = {}
 
 
+class GroupNames(Body):
+    """Body of GET_GROUP_STATES (7310007)."""
+
+    groups: list[str] = []
+
+
+class GroupSums(Body):
+    """What a broker knows of a group: its members' connections, None for none, the messages a second that it consumes,
+    and how many it has not consumed, or has fetched and not consumed.
+    """
+
+    connections: GroupConnections | None = None
+    consume_tps: float = 0.0
+    lag: int = 0
+    in_flight: int = 0
+
+
+class GroupStates(Body):
+    """Reply to GET_GROUP_STATES (7310007), by group."""
+
+    groups: dict[str, GroupSums] = {}
+
+
 class TimeSpan(Body):
     """How long a queue's oldest message waits for a group, in ms: `delay_time`, not above 0 if none does."""
 

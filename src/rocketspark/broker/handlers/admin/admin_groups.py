@@ -10,7 +10,7 @@ import msgspec
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.background_thread import BackgroundThread
-from rocketspark.broker.consumers.connected_clients import ConnectedClient
+from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConsumerGroup
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.declared_settings import QUEUES_MAX
 from rocketspark.broker.handlers.admin.admin_topics import merged_attributes
@@ -51,6 +51,7 @@ from rocketspark.protocol.json.bodies import (
     SubscriptionBody,
     TopicConfig,
 )
+from rocketspark.protocol.json.group_bodies import GroupNames
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
@@ -58,6 +59,7 @@ from rocketspark.transport.request_frames import reply
 
 log = LimitedLog("rocketspark.broker")
 
+GROUPS_OF_REQUEST_MAX = 100
 # Clients of this version (V3_0_7_SNAPSHOT) and later reset their offsets when told.
 _RESETS_SINCE = 16
 
@@ -107,6 +109,7 @@ class GroupHandler:
         add(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections, ProducerGroupHeader)
         add(RequestCode.GET_ALL_PRODUCER_INFO, self.producers)
         add(RequestCode.GET_CONSUME_STATS, self.progress)
+        add(RequestCode.GET_GROUP_STATES, self.states)
         add(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.groups_of_topic, TopicHeader)
         add(RequestCode.QUERY_TOPICS_BY_CONSUMER, self.topics_of_group, GroupHeader)
         add(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription, GroupTopicHeader)
@@ -222,14 +225,8 @@ class GroupHandler:
         group = self._clients.consumers.get(request.ext.group)
         if group is None:
             raise ServerError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{request.ext.group}] not online")
-        answer = {
-            "connectionSet": [_connection(c) for c in group.clients.values()],
-            "consumeFromWhere": group.consume_from,
-            "consumeType": group.consume_type,
-            "messageModel": group.message_model,
-            "subscriptionTable": {t: SubscriptionBody.of(s) for t, s in group.subscriptions.items()},
-        }
-        return reply(request.opaque, body=bodies.encode(answer))
+        subscriptions = {t: SubscriptionBody.of(s) for t, s in group.subscriptions.items()}
+        return reply(request.opaque, body=bodies.encode(_members(group) | {"subscriptionTable": subscriptions}))
 
     def producer_connections(self, peer: Peer, request: Request[ProducerGroupHeader], body: bytes) -> bytes:
         """GET_PRODUCER_CONNECTION_LIST (204): the clients connected in one producer group."""
@@ -285,16 +282,60 @@ class GroupHandler:
                     "brokerOffset": high,
                     "consumerOffset": offset,
                     "lastTimestamp": max(last_ms, 0),
-                    # Tools show what lies between: messages that are popped count as consumed before their end.
-                    "pullOffset": max(
-                        self._offsets.pulled(h.group, topic, queue_id),
-                        offset + self._pops.count(topic, h.group, queue_id),
-                    ),
+                    # Tools show what lies between.
+                    "pullOffset": self._fetched(h.group, topic, queue_id, offset),
                 }
                 queue = QueueBody.of(MessageQueue(topic, self._settings.broker_name, queue_id))
                 rows.append(java_json.encode_object_key(queue, value))
         text = b",".join(rows)
         return reply(request.opaque, body=b'{"consumeTps":%b,"offsetTable":{%b}}' % (msgspec.json.encode(tps), text))
+
+    def states(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
+        """GET_GROUP_STATES (7310007): members and lag of many groups; of each what 203 and 208 tell, added up."""
+        names = java_json.decode_request(body, GroupNames).groups
+        if len(names) > GROUPS_OF_REQUEST_MAX:
+            raise ServerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"{len(names)} groups are asked for: at most {GROUPS_OF_REQUEST_MAX} at a time",
+            )
+        return self._long_scans.answer(peer, self._states(request, names))
+
+    def _states(self, request: Request[Any], names: list[str]) -> Generator[None, None, bytes]:
+        found: dict[str, Any] = {}
+        for number, name in enumerate(names):
+            if number:
+                yield
+            group = self._clients.consumers.get(name)
+            tps, lag, in_flight = yield from self._sums(name)
+            found[name] = {
+                "connections": None if group is None else _members(group),
+                "consumeTps": tps,
+                "lag": lag,
+                "inFlight": in_flight,
+            }
+        return reply(request.opaque, body=bodies.encode({"groups": found}))
+
+    def _sums(self, group: str) -> Generator[None, None, tuple[float, int, int]]:
+        """Return messages a second, lag and messages in flight of a group; yield after each few queues."""
+        tps, lag, in_flight, seen = 0.0, 0, 0, 0
+        topics = yield from self._offsets.topics_of_steps(group)
+        for config in filter(None, map(self._topics.get, topics)):
+            topic = config.topic_name
+            tps += self._stats.consume_tps(group, topic)
+            committed = self._offsets.of(group, topic)
+            for queue_id in range(config.read_queue_nums):
+                seen += 1
+                if seen % QUEUES_IN_TURN == 0:
+                    yield
+                offset = max(committed.get(queue_id, 0), 0)
+                lag += max(0, self._store.queue_range(topic, queue_id)[1] - offset)
+                in_flight += max(0, self._fetched(group, topic, queue_id, offset) - offset)
+        return tps, lag, in_flight
+
+    def _fetched(self, group: str, topic: str, queue_id: int, offset: int) -> int:
+        """Return up to where a group fetched a queue: messages that are popped count as consumed before their end."""
+        pops = self._pops.count(topic, group, queue_id)
+        return max(self._offsets.pulled(group, topic, queue_id), offset + pops)
 
     def groups_of_topic(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> Answer:
         """QUERY_TOPIC_CONSUME_BY_WHO (300): groups that subscribe or have offsets there."""
@@ -512,6 +553,15 @@ class GroupHandler:
         if known == mark:
             return reply(request.opaque, header=StateReply(state=mark))
         return self._all_offsets.answer(peer, request, header={"state": mark})
+
+
+def _members(group: ConsumerGroup) -> dict[str, Any]:
+    return {
+        "connectionSet": [_connection(c) for c in group.clients.values()],
+        "consumeFromWhere": group.consume_from,
+        "consumeType": group.consume_type,
+        "messageModel": group.message_model,
+    }
 
 
 def _connection(client: ConnectedClient) -> dict[str, Any]:
