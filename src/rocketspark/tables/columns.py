@@ -150,6 +150,6 @@ def with_schema(options: DecodeOptions, sample: Iterator[bytes]) -> DecodeOption
     if options.format == JSON and not options.schema:
         skip = 5 if options.wire == CONFLUENT else 0
         ddl = json_bodies.infer([body[skip:] for body in islice(sample, options.sample_rows)])
-        log.warning('inferred from a sample: .option("decodeSchema", "%s") keeps it so', ddl)
+        log.warning('the fields of the JSON were inferred from a sample; to keep them give decodeSchema: "%s"', ddl)
         options = dataclasses.replace(options, schema=json_bodies.ddl_of(ddl))
     return options

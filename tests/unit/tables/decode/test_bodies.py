@@ -22,6 +22,7 @@ from tests.spark.decode.orders import ORDERS, V1, V2, avro, field, order_class, 
 from tests.spark.decode.registry_server import registry_server
 
 from rocketspark.errors import ConfigError
+from rocketspark.tables.columns import with_schema
 from rocketspark.tables.decode import json_bodies
 from rocketspark.tables.decode import sql_types as t
 from rocketspark.tables.decode.avro_bodies import AvroDecoder
@@ -544,3 +545,11 @@ def test_framed_bodies_that_are_read_as_plain_say_so() -> None:
     reading = decoder(decode="avro", decodeSchema=V1)
     _, reasons = reading.decode([join(3, avro(ORDERS[3])), avro(ORDERS[3])[:-1], b"\0\0", None])
     assert [reason is not None and reason.endswith(hint) for reason in reasons] == [True, False, False, False]
+
+
+def test_an_inferred_schema_is_shown_with_the_option_that_keeps_it(caplog: pytest.LogCaptureFixture) -> None:
+    found = with_schema(parse_decode_options({"decode": "json"}), iter([b'{"id": 1}']))
+    assert found.schema is not None
+    assert caplog.messages == [
+        'the fields of the JSON were inferred from a sample; to keep them give decodeSchema: "`id` bigint"'
+    ]
