@@ -163,8 +163,12 @@ class ClusterAccess(NamedTuple):
         secret = secret_of(self.secret_key, self.secret_key_file, "--secret-key", SECRET_KEY_VARIABLE)
         if self.secret_key_command:
             from rocketspark.cli.contexts import secret_of_command
+            from rocketspark.errors import ConfigError
 
-            secret = secret_of_command(self.secret_key_command)
+            try:
+                secret = secret_of_command(self.secret_key_command)
+            except ConfigError as e:
+                raise ConfigError(f"context {self.context}: {e}") from None
         values = {
             "access_key": self.access_key,
             "secret_key": secret or self.stored_secret_key,
