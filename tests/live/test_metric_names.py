@@ -19,12 +19,8 @@ RECORDED = {
     for name, each in json.loads((Path(__file__).parents[1] / "vectors" / "metrics_5.5.0.json").read_text()).items()
 }
 # docs/run/statistics.md names them.
-NOT_THERE = {"rocketmq_pop_buffer_scan_time_consume_milliseconds", "rocketmq_pop_revive_in_message"}
-LABEL_NOT_THERE = {
-    "rocketmq_half_messages": "topic",
-    "rocketmq_messages_out": "is_retry",
-    "rocketmq_throughput_out": "is_retry",
-}
+NOT_THERE = {"rocketmq_pop_buffer_scan_time_consume_milliseconds"}
+LABEL_NOT_THERE = {"rocketmq_half_messages": "topic"}
 
 
 def test_boards_of_rocketmq_find_what_they_ask_for() -> None:

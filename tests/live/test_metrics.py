@@ -13,7 +13,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.live.support import GROUP, TOPIC, beat, broker, connected, create, pull, pulled, run, send, sent, until
 from tests.live.test_replication import pair, producer
+from tests.support.metric_load import scraped
+from tests.support.ports import free_ports
 
+from rocketspark import Producer, SimpleConsumer
 from rocketspark.broker.access.settings import CLASSES, AccessSettings
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ConfigError
@@ -21,6 +24,7 @@ from rocketspark.model import Message
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import EndTransactionHeader, SendReply, TopicHeader, UpdateConsumerOffsetHeader
+from rocketspark.testing import run_cluster
 from rocketspark.transport.request_signer import inner_signer
 
 pytestmark = pytest.mark.shows("Prometheus metrics, histograms and timers too")
@@ -359,6 +363,33 @@ def test_timer_messages(tmp_path: Path) -> None:
     run(main())
 
 
+def test_pops() -> None:
+    port = free_ports()
+    with (
+        run_cluster(metrics_exporter="PROM", metrics_port=port) as cluster,
+        Producer(cluster.namesrv) as producer,
+        SimpleConsumer(cluster.namesrv, GROUP, consume_from="first") as consumer,
+    ):
+        producer.create_topic(TOPIC, queue_count=1)
+        for n in range(3):
+            producer.send(TOPIC, b"%d" % n)
+        consumer.subscribe(TOPIC)
+        taken, pops = [], 0
+        while len(taken) < 3:
+            came = consumer.receive(count_max=16)
+            taken += came
+            pops += bool(came)
+        consumer.ack(taken[0])
+        consumer.ack(taken[1])
+        found = Scrape(scraped(f"127.0.0.1:{port}"))
+    of_group = {"topic": TOPIC, "consumer_group": GROUP}
+    recorded = of_group | {"put_status": "PUT_OK"}
+    name = "rocketmq_pop_revive_in_message_total"
+    assert found.value(name, **recorded, revive_message_type="CK") == pops
+    assert found.value(name, **recorded, revive_message_type="ACK") == 2
+    assert found.value("rocketmq_messages_out_total", **of_group, is_system="false", is_retry="false") == 3
+
+
 def test_it_listens_on_loopback_and_is_off_by_default(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server:
@@ -404,8 +435,11 @@ def test_a_master_tells_how_far_its_slave_is_behind(tmp_path: Path) -> None:
             assert found.value("rocketspark_broker_role", role="slave") == 0
             assert found.value("rocketspark_replication_lag_bytes", slave="127.0.0.1") == 0
             assert found.value("rocketspark_replication_in_sync", slave="127.0.0.1") == 1
+            assert p.master._metrics is not None
+            # At once: the slave says again how far it is.
             link.acked -= 7
-            assert (await scrape(p.master)).value("rocketspark_replication_lag_bytes", slave="127.0.0.1") == 7
+            behind = {family.name: family.rows for family in p.master._metrics.collect().families}
+            assert behind["rocketspark_replication_lag_bytes"] == [({"slave": "127.0.0.1"}, 7)]
             slave = await scrape(p.slave)
             assert slave.value("rocketspark_broker_role", role="slave") == 1
             assert slave.value("rocketspark_replication_connected") == 1

@@ -224,6 +224,11 @@ class Metrics:
         points, offsets = len(self._pops.check_points), len(self._pops.offsets)
         yield GAUGE, "rocketmq_pop_checkpoint_buffer_size", "Pops that are not acknowledged.", [({}, points)]
         yield GAUGE, "rocketmq_pop_offset_buffer_size", "Pops whose offset is not committed yet.", [({}, offsets)]
+        recorded: list[Row] = [
+            ({"topic": topic, "consumer_group": group, "revive_message_type": kind, "put_status": "PUT_OK"}, count)
+            for (topic, group, kind), count in self._pops.recorded.items()
+        ]
+        yield COUNTER, "rocketmq_pop_revive_in_message", "Check points and acknowledgements stored.", recorded
 
     def _behind(self) -> Iterator[tuple[dict[str, str], int, int]]:
         """Yield, of each revive queue, how many messages are not done, and since when in ms."""
@@ -330,6 +335,8 @@ class Metrics:
     def _out(self) -> Iterator[tuple[dict[str, str], TrafficStats]]:
         for (topic, group), flow in self._stats.read.items():
             yield self._topic(topic, group), flow
+        for (topic, group, retry), flow in self._stats.popped.items():
+            yield self._topic(topic, group, is_retry=_text(retry)), flow
         delivered = _sum(self._stats.delivered.values())
         if delivered.messages:
             yield self._topic(topic_names.SCHEDULE_TOPIC, SCHEDULE_GROUP), delivered

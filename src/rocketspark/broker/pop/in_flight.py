@@ -9,7 +9,7 @@ PopOffsets keeps where the next pop of each queue begins.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -174,6 +174,8 @@ class InFlightMessages:
         # True while what is in flight is known, and looked after.
         self.serving = False
         self._pops = 0
+        # Records of the revive topic, by topic, group and kind (CK, ACK).
+        self.recorded: Counter[tuple[str, str, str]] = Counter()
         # Of this turn: what is acknowledged, by check point, and who is told.
         self._acked: dict[CheckPoint, int] = {}
         self._tells: list[tuple[CheckPoint, Tell]] = []
@@ -237,6 +239,8 @@ class InFlightMessages:
     def delete_topic(self, topic: str) -> None:
         """Count all check points of a deleted topic as done, as its offsets will be those of other messages."""
         self.check_points.delete_topic(topic)
+        for each in [each for each in self.recorded if each[0] == topic]:
+            del self.recorded[each]
 
     def give_up(self, points: Iterable[CheckPoint]) -> None:
         """Acknowledge the open messages of check points whose group is deleted with its offsets. Raises ServerError."""
@@ -335,6 +339,7 @@ class InFlightMessages:
         position, end, waits = self._store(
             point.revive_queue_id, tag, record.encode(), record.unique_key(), point.record.next_visible_ms
         )
+        self.recorded[point.record.key.topic, point.record.key.group, "ACK"] += 1
         self.check_points.stored_acks(point, bits, position if waits else -1)
         return end
 
@@ -392,6 +397,7 @@ class InFlightMessages:
             record.unique_key(),
             record.next_visible_ms - AHEAD_MS,
         )
+        self.recorded[record.key.topic, record.key.group, "CK"] += 1
         if instead_of is not None:
             self.check_points.remove(instead_of)
         self.check_points.add(CheckPoint(record, revive_queue_id, position))

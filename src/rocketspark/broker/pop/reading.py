@@ -283,7 +283,7 @@ class PopReading:
             read = self._store.read(topic, queue_id, offset, count_max, bytes_max, codes, accepts)
         if read.count:
             took_ms = (machine.perf_counter() - began) * 1000
-            self._stats.pulled(h.group, topic, queue_id, read.count, read.size, took_ms)
+            self._stats.pulled(h.group, topic, queue_id, read.count, read.size, took_ms, h.topic)
         else:
             self._stats.missed()
         return offset, read

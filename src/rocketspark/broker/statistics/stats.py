@@ -196,6 +196,8 @@ class Stats:
         self.rolled_back: dict[str, int] = {}
         self.finished: dict[str, Histogram] = {}
         self.read: dict[tuple[str, str], TrafficStats] = {}
+        # And by whether it came from a retry topic.
+        self.popped: dict[tuple[str, str, bool], TrafficStats] = {}
         self.dead: dict[tuple[str, str], int] = {}
         # By topic, group, queue: pulls since the last `collect`; and those in which there were any.
         self._pulls: dict[tuple[str, str, int], _Pulls] = {}
@@ -213,12 +215,24 @@ class Stats:
 
     # -- counting --------------------------------------------------------------------------------------------------
 
-    def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int, took_ms: float) -> None:
-        """Count a pull that found messages; `size`: their bytes. It costs 0.2 us a reply: `collect` does the rest."""
-        key = (topic, group, queue_id)
+    def pulled(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        messages: int,
+        size: int,
+        took_ms: float,
+        popped_of: str | None = None,
+    ) -> None:
+        """Count a pull that found messages; `size`: their bytes. It costs 0.2 us a reply: `collect` does the rest.
+        `popped_of`: they were popped of this topic, in whose queue, or whose retry topic's, they are.
+        """
+        # Numbers below 0 are those of pops.
+        key = (topic, group, queue_id if popped_of is None else ~queue_id)
         counted = self._pulls.get(key)
         if counted is None:
-            counted = self._pulls[key] = self._counters_of(topic, group, queue_id)
+            counted = self._pulls[key] = self._counters_of(topic, group, queue_id, popped_of)
         if not counted.times:
             self._fresh_pulls.append(counted)
         counted.times += 1
@@ -228,13 +242,18 @@ class Stats:
             counted.took_ms += int(took_ms)
             self.reads.longest_ms = max(self.reads.longest_ms, int(took_ms))
 
-    def _counters_of(self, topic: str, group: str, queue_id: int) -> _Pulls:
+    def _counters_of(self, topic: str, group: str, queue_id: int, popped_of: str | None) -> _Pulls:
         text = f"{topic}@{group}"
+        flow = (
+            self.read.setdefault((topic, group), TrafficStats())
+            if popped_of is None
+            else self.popped.setdefault((popped_of, group, topic != popped_of), TrafficStats())
+        )
         return _Pulls(
             self._item(GROUP_GET_NUMS, text),
             self._item(GROUP_GET_SIZE, text),
             self._item(GROUP_GET_LATENCY, f"{queue_id}@{text}"),
-            self.read.setdefault((topic, group), TrafficStats()),
+            flow,
             plain=not topic_names.is_system_topic(topic),
         )
 
@@ -400,7 +419,10 @@ class Stats:
         self._items = {k: v for k, v in self._items.items() if _topic_of(*k) != topic}
         for _ in self._put_away():
             pass
-        self._pulls = {k: v for k, v in self._pulls.items() if k[0] != topic}
+        # Pops of its retry topics are counted with it.
+        gone = {id(flow) for key, flow in self.popped.items() if key[0] == topic}
+        self.popped = {k: v for k, v in self.popped.items() if k[0] != topic}
+        self._pulls = {k: v for k, v in self._pulls.items() if k[0] != topic and id(v.flow) not in gone}
         self.read = {k: v for k, v in self.read.items() if k[0] != topic}
         self.dead = {k: v for k, v in self.dead.items() if k[0] != topic}
         for flows in (self.by_topic, self.parked, self.delivered, self.prepared, self.committed):

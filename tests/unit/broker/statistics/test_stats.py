@@ -119,6 +119,22 @@ def test_pulls_count_by_group(stats: Stats) -> None:
     assert (stats.reads.found, stats.reads.missed, stats.reads.messages, stats.reads.longest_ms) == (3, 1, 33, 7)
 
 
+def test_pops_count_by_their_topic_and_whether_they_are_retries(stats: Stats) -> None:
+    stats.pulled("G", "T", 0, 2, 20, 0)
+    stats.pulled("G", "T", 0, 3, 30, 0, "T")
+    stats.pulled("G", "%RETRY%G_T", 0, 1, 10, 0, "T")
+    stats.collect()
+    assert {key: (flow.messages, flow.bytes) for key, flow in stats.read.items()} == {("T", "G"): (2, 20)}
+    popped = {("T", "G", False): (3, 30), ("T", "G", True): (1, 10)}
+    assert {key: (flow.messages, flow.bytes) for key, flow in stats.popped.items()} == popped
+    # A topic that is made anew begins anew, its retries too.
+    stats.forget_topic("T")
+    assert (stats.read, stats.popped) == ({}, {})
+    stats.pulled("G", "%RETRY%G_T", 0, 1, 10, 0, "T")
+    stats.collect()
+    assert [flow.messages for flow in stats.popped.values()] == [1]
+
+
 def test_a_tick_in_steps_counts_as_one_at_once(stats: Stats, store: Store) -> None:
     """10,000 topics; what happens between the steps is counted once too, then or with the next tick."""
     names = [f"t{n}" for n in range(10_000)]
