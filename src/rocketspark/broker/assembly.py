@@ -12,6 +12,7 @@ from rocketspark.broker.consumers.assignments import FILE_NAME as REQUEST_MODES
 from rocketspark.broker.consumers.assignments import RequestModes
 from rocketspark.broker.consumers.connected_clients import ConnectedClients, ConsumerGroup
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
+from rocketspark.broker.consumers.light_offsets import USUAL, OffsetFiles
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.readers_anew import FILE_NAME as READERS_ANEW
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
@@ -67,7 +68,7 @@ def make_tables(
     topics = Topics(s, config.file("topics.json", TopicConfigTable), statics=statics)
     groups = SubscriptionGroups(s, config.file("subscriptionGroup.json", GroupConfigTable))
     offsets = ConsumerOffsets(
-        config.file("consumerOffset.json", OffsetTable, encode_offsets),
+        OffsetFiles(config, config.file(USUAL, OffsetTable, encode_offsets), light=s.light_queues),
         lambda: s.offset_version_step,
         config.file(READERS_ANEW, ReadersTable),
     )
@@ -98,6 +99,14 @@ def keep_within_queues(store: Store, tables: Tables, ordered: OrderedPops) -> No
 
     tables.offsets.keep_within(end, lambda topic: topic in queues or topics.get(topic) is not None)
     ordered.keep_within(end, store.store_time_at)
+
+
+def drop_light(store: Store, offsets: ConsumerOffsets, names: list[str]) -> None:
+    """Remove light queues that have no message left, with the offsets of their groups. Raises StoreFull,
+    StoreUnwritable.
+    """
+    offsets.delete_light(set(names))
+    store.delete_light(names)
 
 
 def make_messages(

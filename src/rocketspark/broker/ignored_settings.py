@@ -46,9 +46,9 @@ IGNORED: dict[str, str] = dict(
     enableBroadcastOffsetStore=true enableBuildConsumeQueueConcurrently=false enableCalcFilterBitMap=false
     enableCleanExpiredOffset=false enableCompaction=true enableConnectionMetrics=true
     enableCreateSysGroup=true enableDetailStat=true enableFastChannelEventProcess=false
-    enableLagAndDlqMetrics=true enableLiteEventMode=true enableLitePopLog=false enableLmq=false
+    enableLagAndDlqMetrics=true enableLiteEventMode=true enableLitePopLog=false
     enableLmqQuota=false enableLmqStats=false enableLogConsumeQueueRepeatedlyBuildWhenRecover=false
-    enableMessageStoreMetrics=true enableMixedMessageType=false enableMultiDispatch=false
+    enableMessageStoreMetrics=true enableMixedMessageType=false
     enableNetWorkFlowControl=false
     enableNotifyBeforePopCalculateLag=true enablePopBatchAck=false enablePopBufferMerge=false enablePopLog=false
     enablePopMetrics=true enableReconnectForGoAway=true
@@ -82,7 +82,7 @@ IGNORED: dict[str, str] = dict(
     mappedFileSwapEnable=true
     maxAsyncPutMessageRequests=5000 maxBatchDeleteFilesNum=50 maxChecksumRange=1073741824 maxClientEventCount=100
     maxConsumeQueueScan=20000 maxErrorRateOfBloomFilter=20 maxFilterMessageSize=16000
-    maxLiteSubscriptionCount=100000 maxLmqConsumeQueueNum=20000
+    maxLiteSubscriptionCount=100000
     maxMsgsNumBatch=64 maxOffsetMapSize=104857600
     maxReconnectIntervalTimeSeconds=60 maxRecoveryCommitlogFiles=30 maxRocksDBIndexQueryDays=7
     maxSlaveResendLength=268435456 maxStatsIdleTimeInMinutes=-1 maxTopicLength=127

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rocketspark.access.audit import Audit
 from rocketspark.broker.access.audit import CHANGES, audit_of
 from rocketspark.broker.access.gate import Access, Recipients
-from rocketspark.broker.assembly import keep_within_queues, make_messages, make_tables
+from rocketspark.broker.assembly import drop_light, keep_within_queues, make_messages, make_tables
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.assignments import TopicQueues
 from rocketspark.broker.consumers.cold_reads import INTERVAL_S, ColdReads
@@ -263,6 +263,7 @@ class BrokerServer:
             notify=lambda group: self._client_handler.notify(group),
         )
         self._topics, self._groups, self._offsets = tables.topics, tables.groups, tables.offsets
+        self._file_cleaning.drop_light = lambda names: drop_light(self.store, tables.offsets, names)
         self._clients, self._modes = tables.clients, tables.request_modes
         self._clients.may_be_sent = Recipients(self.access.gate).may_be_sent
         messages = make_messages(s, self.store, self._config, tables, self._long_polling, self._stats, self._saves)

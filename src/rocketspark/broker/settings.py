@@ -88,6 +88,10 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     batch_queue_file_bytes: BatchQueueBytes = setting(
         "mapperFileSizeBatchConsumeQueue", 300_000 * BATCH_QUEUE_UNIT_BYTES, unit="bytes"
     )
+    # Both together give light queues (see `light_queues`).
+    lmq: bool = setting("enableLmq", False)
+    multi_dispatch: bool = setting("enableMultiDispatch", False)
+    light_queues_max: Positive = setting("maxLmqConsumeQueueNum", 20_000)
     append_record_crc: bool = setting("enabledAppendPropCRC", False)
     verify_record_crc: bool = setting("forceVerifyPropCRC", False)
     index_enabled: bool = setting("messageIndexEnable", True)
@@ -380,6 +384,11 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         # One may be named twice, by broker.conf and by the command line.
         return list(dict.fromkeys(parse_addresses(self.namesrv_addresses))) if self.namesrv_addresses.strip() else []
 
+    @property
+    def light_queues(self) -> bool:
+        """Whether messages go into the light queues that they name (rule: with one of both keys none does, 5.5.0)."""
+        return self.lmq and self.multi_dispatch
+
     def store_settings(self) -> StoreSettings:
         """Return the settings of the store."""
         unit = QUEUE_UNIT_BYTES
@@ -392,6 +401,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
             queue_ext=self.queue_ext,
             queue_ext_file_bytes=self.queue_ext_file_bytes,
             batch_queue_file_units=-(-self.batch_queue_file_bytes // BATCH_QUEUE_UNIT_BYTES),
+            light_queues=self.light_queues,
             append_record_crc=self.append_record_crc,
             verify_record_crc=self.verify_record_crc,
             index_slots=self.index_slots,

@@ -10,6 +10,8 @@ from rocketspark.protocol.codes import ResponseCode
 
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
+# Of light queues, and of groups that RocketMQ keeps no settings of where it has them.
+LIGHT_PREFIX = "%LMQ%"
 DEFAULT_TOPIC = "TBW102"
 SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 BENCHMARK_TOPIC = "BenchmarkTest"

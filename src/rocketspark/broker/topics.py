@@ -92,8 +92,11 @@ class Topics:
             yield topic(topic_names.MEMBER_TOPIC_PREFIX + s.broker_name, 1, PERM_INHERIT)
 
     def get(self, topic: str) -> TopicConfig | None:
-        """Return a topic's settings, None if the broker has no such topic."""
-        return self.table.get(topic)
+        """Return a topic's settings, None if the broker has no such topic. Each light queue has the same ones."""
+        config = self.table.get(topic)
+        if config is None and self._settings.light_queues and topic.startswith(topic_names.LIGHT_PREFIX):
+            return TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1, perm=READ_WRITE)
+        return config
 
     def put(self, config: TopicConfig) -> None:
         """Create a topic or replace its settings."""
@@ -218,7 +221,10 @@ class Topics:
         found = {
             name: min(max(max(ids) + 1, 1 if name.startswith("%") else usual), QUEUES_MAX)
             for name, ids in queues.items()
-            if ids and name not in self.table and not topic_names.is_system_topic(name)
+            if ids
+            and name not in self.table
+            and not topic_names.is_system_topic(name)
+            and not name.startswith(topic_names.LIGHT_PREFIX)
         }
         if found:
             self.put_all(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.model.text import shown
+from rocketspark.protocol import light_queues
 from rocketspark.protocol.message import record_layout
 from rocketspark.protocol.message.record_layout import FIXED_BYTES_V4, HOST_FLAGS, RECORD_BYTES_MIN
 from rocketspark.store.commitlog.commit_log import CommitLog
@@ -79,7 +80,7 @@ class UnitRepair:
 
     def _right_until(self, queue: ConsumeQueue, offset: int, count: int, bytes_max: int) -> int:
         looked_at = 0
-        while looked_at < count and not queue.topic.startswith(SHARED):
+        while looked_at < count:
             view, at, here = queue.place(offset + looked_at, count - looked_at)
             units = np.frombuffer(view, UNIT_TYPE, here, at)
             ends = np.clip(units["size"].astype(np.int64), 0, GAP_SIZE).cumsum()
@@ -94,6 +95,10 @@ class UnitRepair:
         return count
 
     def _right(self, queue: ConsumeQueue, offset: int, units: NDArray[Any]) -> NDArray[np.bool_]:
+        if queue.topic.startswith(SHARED):
+            # Their records are of other topics: each is looked at alone, which takes some us.
+            places = zip(units["position"].tolist(), units["size"].tolist(), strict=True)
+            return np.array([size == GAP_SIZE or self.is_right(queue, 0, at, size) for at, size in places], np.bool_)
         return right_units(self._log, queue, np.arange(offset, offset + len(units)), units)
 
     def look_before_tags(self, queue: ConsumeQueue, offset: int, count: int) -> None:
@@ -137,7 +142,7 @@ class UnitRepair:
         """Tell whether a unit is right: whether the queue's record of this offset and size is at `position`."""
         found = self._log.record_at(position)
         if queue.topic.startswith(SHARED):
-            return found is not None
+            return self._log.is_damaged(position) if found is None else len(found) == size
         return found is not None and len(found) == size and belongs(found, queue, offset)
 
     def mend(self, queue: ConsumeQueue, offset: int) -> bool:
@@ -204,13 +209,16 @@ class UnitRepair:
 
     def _units_of(self, queue: ConsumeQueue, begin: int, end: int) -> Iterator[tuple[int, tuple[int, int, int]]]:
         """Yield (offset, unit) of the queue's records in a part of the log, up to one too far from the one before."""
-        last = begin
+        last, light = begin, queue.topic.startswith(SHARED)
         for found in records_between(self._log, begin, end):
             (position,) = _POSITION(found)
             if position - last > SEARCH_BYTES_MAX:
                 return
             (offset,) = _QUEUE_OFFSET(found)
-            if 0 <= offset < queue.next and belongs(found, queue, offset):
+            if light:
+                stated = light_queues.offset_of(queue.topic, record_layout.properties_of(found))
+                offset = -1 if stated is None else stated
+            if 0 <= offset < queue.next and (light or belongs(found, queue, offset)):
                 last = position
                 yield offset, (position, len(found), self._code(queue, offset, found))
 

@@ -9,18 +9,25 @@ ascend in the log's order, so those of all records after them are put again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rocketspark.errors import RecordError, StoreFull
+from rocketspark.protocol import light_queues
 from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record import Record, decode
 from rocketspark.protocol.message.record_layout import RECORD_BYTES_MIN
 from rocketspark.store.commitlog.commit_log import CommitLog
-from rocketspark.store.commitlog.dispatch import DispatchRequest, dispatch_request, enters_index, enters_queue
+from rocketspark.store.commitlog.dispatch import (
+    DispatchRequest,
+    dispatch_request,
+    enters_index,
+    enters_light,
+    enters_queue,
+)
 from rocketspark.store.consume_queue_repair import records_between
 from rocketspark.store.consumequeue.batch_consume_queue import INNER_COUNT_MAX
-from rocketspark.store.consumequeue.consume_queue import UNIT_BYTES, ConsumeQueue
+from rocketspark.store.consumequeue.consume_queue import SHARED, UNIT_BYTES, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.files.checkpoint import Checkpoint
 from rocketspark.store.index.index_service import PENDING_MAX, IndexService
@@ -36,9 +43,9 @@ class Recovered(NamedTuple):
 
     `end`: of the log; `replayed`: number of records; `cut`: the log is shorter than the checkpoint says, `promised`;
     `skipped`: (begin, end) in the log of what is damaged and was passed over; `unnamed`: records of topics that no
-    directory can be named after, which are in no queue; `remade`: queues are made anew, as some were lost; `missing`:
-    (begin, end) in the log of files that are not there although others before them are; `deleted_elsewhere`: topics
-    that another broker deleted on this store, which noted it nowhere.
+    directory can be named after, which are in no queue; `unnamed_light`: the same of light queues; `remade`: queues are
+    made anew, as some were lost; `missing`: (begin, end) in the log of files that are not there although others before
+    them are; `deleted_elsewhere`: topics that another broker deleted on this store, which noted it nowhere.
     """
 
     end: int
@@ -47,6 +54,7 @@ class Recovered(NamedTuple):
     cut: bool
     skipped: tuple[tuple[int, int], ...] = ()
     unnamed: int = 0
+    unnamed_light: int = 0
     remade: bool = False
     missing: tuple[tuple[int, int], ...] = ()
     promised: int = 0
@@ -80,6 +88,11 @@ class Recovered(NamedTuple):
         if self.unnamed:
             lines.append(
                 f"{self.unnamed} messages are in no queue: no directory can have the name of their topic (too long)"
+            )
+        if self.unnamed_light:
+            lines.append(
+                f"{self.unnamed_light} places in light queues are left out: no directory can have the names (slashes);"
+                " the messages are in their topics"
             )
         if self.remade:
             lines.append("consume queues were lost or damaged: all were made anew from the log")
@@ -213,7 +226,15 @@ def _replay(
     if log.mapped_files.starts and (thorough or _anything_at(log, end)):
         log.mapped_files.cut(end)
     log.set_end(end)
-    return Recovered(end, last_time_ms, replayed, cut=False, skipped=tuple(log.skipped), unnamed=replay.unnamed)
+    return Recovered(
+        end,
+        last_time_ms,
+        replayed,
+        cut=False,
+        skipped=tuple(log.skipped),
+        unnamed=replay.unnamed,
+        unnamed_light=replay.unnamed_light,
+    )
 
 
 def _open_at(queues: ConsumeQueueStore, index: IndexService | None, position: int, *, thorough: bool) -> None:
@@ -272,17 +293,54 @@ class Replay:
         self._reborn: dict[ConsumeQueue, Record] = {}
         # Records that leave offsets out, each with its queue's end.
         self._ahead: dict[ConsumeQueue, tuple[int, Record]] = {}
-        self.unnamed = 0
+        self.unnamed = self.unnamed_light = 0
+        # The light queues that records were put into: see `take_light`.
+        self.light_put: list[bytes] = []
 
-    def put(self, found: Record) -> None:
-        """Put the queue unit and the index keys of one record. Raises _QueueHole if its queue lacks units before it."""
+    def put(self, found: Record, *, light: bool = True) -> None:
+        """Put the queue unit and the index keys of one record. `light`: into the light queues that it names, too.
+
+        Raises _QueueHole if its queue lacks units before it.
+        """
         queues = self._queues
         if not queues.can_have(found.topic):
             self.unnamed += 1
             return
         request = dispatch_request(found.sys_flag, found.properties)
         self._put_in_queue(found, request)
+        if light and queues.light:
+            self._put_in_light(found)
         self._put_keys(found, request)
+
+    def put_of(self, topic: bytes, found: Record) -> None:
+        """Put a record into queues as `put` does, but of one topic or light queue alone."""
+        if topic.startswith(SHARED):
+            self._put_in_light(found, topic)
+        elif found.topic == topic:
+            self.put(found, light=False)
+
+    def _put_in_light(self, found: Record, only: bytes | None = None) -> None:
+        """Put the units of a record into the light queues that it names, or into one of them."""
+        for alike in self._in_light(found):
+            if only in (None, alike.topic):
+                self._put_in_queue(alike, dispatch_request(alike.sys_flag, alike.properties))
+                self.light_put.append(alike.topic)
+
+    def _in_light(self, found: Record) -> Iterator[Record]:
+        """Yield a record as it stands in each light queue that takes it."""
+        queues = self._queues
+        for name, queue_offset in light_queues.units_of(found.topic, found.properties):
+            if not enters_light(found.sys_flag):
+                return
+            if not queues.can_have(name):
+                self.unnamed_light += 1
+            elif queues.takes_light(name, queue_offset, self._safe):
+                yield found._replace(topic=name, queue_id=light_queues.QUEUE_ID, queue_offset=queue_offset)
+
+    def take_light(self) -> list[ConsumeQueue]:
+        """Return the light queues that got units since the last call."""
+        taken, self.light_put = self.light_put, []
+        return [queue for name in taken if (queue := self._queues.by_bytes.get((name, light_queues.QUEUE_ID)))]
 
     def _put_in_queue(self, found: Record, request: DispatchRequest) -> None:
         queues = self._queues
@@ -319,8 +377,13 @@ class Replay:
             or found.position < self._deleted.get(found.topic, 0)
         ):
             return
-        queue = self._queues.find(found.topic.decode(), found.queue_id, self._safe)
         request = dispatch_request(found.sys_flag, found.properties)
+        self._put_late(found, request)
+        for alike in self._in_light(found) if self._queues.light else ():
+            self._put_late(alike, request)
+
+    def _put_late(self, found: Record, request: DispatchRequest) -> None:
+        queue = self._queues.find(found.topic.decode(), found.queue_id, self._safe)
         if queue is None or found.queue_offset >= queue.next:
             self._put_in_queue(found, request)
         else:

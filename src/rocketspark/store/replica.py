@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 from rocketspark.errors import RecordError, ReplicationError, StoreFull
 from rocketspark.model.text import string_hash
+from rocketspark.protocol.light_queues import MARK
 from rocketspark.protocol.message import properties, record, record_layout, sysflags
 from rocketspark.protocol.message.record_layout import (
     BLANK_BYTES_MIN,
@@ -340,7 +342,7 @@ class ReplicaReceiver:
         """Put the plain records of known queues that `data` begins with, at a position; returns where they end."""
         log, unpack, by_bytes, find = self.log, _DISPATCHED.unpack_from, self._queues_by_bytes, properties.find
         deleted, arrived, codes, pending = self._deletions.positions, self._arrived, self._tag_codes, self._pending
-        at, data_bytes, newest_ms = 0, len(data), self._last_time_ms
+        at, data_bytes, newest_ms, light = 0, len(data), self._last_time_ms, self.consume_queues.light
         try:
             while data_bytes - at >= RECORD_BYTES_MIN:
                 size, magic, queue_id, queue_offset, sys_flag, time_ms, body_bytes = unpack(data, at)
@@ -360,6 +362,7 @@ class ReplicaReceiver:
                     or queue.next != queue_offset
                     or queue.rare
                     or properties_at > following
+                    or (light and MARK in data[properties_at:following])
                     or (deleted and position < deleted.get(queue.topic, 0))
                 ):
                     break
@@ -409,13 +412,13 @@ class ReplicaReceiver:
         if queue is not None:
             queue.counted = queue.next
             self._arrived[queue] = None
+        self._arrived |= dict.fromkeys(self._replay.take_light())
         return found.store_time_ms
 
     def take_arrived(self) -> list[tuple[str, int, int]]:
         """Return (topic, queue id, next offset) of the queues that received messages since the last call."""
-        arrived = [(queue.name, queue.queue_id, queue.next) for queue in self._arrived]
-        self._arrived.clear()
-        return arrived
+        arrived, self._arrived = self._arrived, {}
+        return [(queue.name, queue.queue_id, queue.next) for queue in arrived]
 
     # -- deleted topics
 
@@ -437,8 +440,7 @@ class ReplicaReceiver:
         Messages stored after that, in a new topic of the same name, stay readable; those before it, also ones that are
         still to come, are in no queue. Raises StoreFull, StoreUnwritable.
         """
-        known = self._deletions.positions
-        low = self.log.min_position
+        known, low = self._deletions.positions, self.log.min_position
         new = {topic: at for topic, at in positions.items() if at > max(known.get(topic.encode(), 0), low)}
         if not new:
             return
@@ -468,7 +470,7 @@ class ReplicaReceiver:
             data = self.log.record_at(position)
             if data is not None:
                 found = record.decode(data, check_crc=False)
-                replay.put(found)
+                replay.put(found, light=False)
                 queue = self._queues_by_bytes[found.topic, found.queue_id]
                 queue.counted = queue.next
 
@@ -480,13 +482,8 @@ class ReplicaReceiver:
             if data is None:
                 position = log.next_file(position)
                 continue
-            try:
-                found = record.decode(data, check_crc=False)
-            except RecordError:
-                pass  # It was told when it came.
-            else:
-                if found.topic == topic:
-                    replay.put(found)
+            with suppress(RecordError):  # It was told when it came.
+                replay.put_of(topic, record.decode(data, check_crc=False))
             position += len(data)
         replay.finish(log.written)
 

@@ -36,6 +36,8 @@ class StoreSettings(msgspec.Struct, kw_only=True):
     queue_ext_file_bytes: int = 48 << 20
     batch_queue_file_units: int = 300_000
     # Each record ends with a CRC of all before it; recovery compares it (that of the body is compared anyway).
+    # Messages go into the light queues that they name.
+    light_queues: bool = False
     append_record_crc: bool = False
     verify_record_crc: bool = False
     delay_ms: tuple[int, ...] = DELAY_LEVELS_MS

@@ -18,7 +18,7 @@ from rocketspark.store import expired_files, recovery
 from rocketspark.store.commitlog.append_message import MessageAppender
 from rocketspark.store.commitlog.commit_log import CommitLog
 from rocketspark.store.consume_queue_repair import BatchUnitRepair, UnitRepair
-from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
+from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, SHARED
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.consumequeue.queue_files import QueueFileInventory
 from rocketspark.store.deleted_topics import DeletedTopics
@@ -63,6 +63,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self.batch_topics: Collection[str] = ()
         self.simple_topics: Collection[str] = ()
         self._body_bytes_max = settings.message_bytes_max
+        self._light = settings.light_queues
+        self.light_grown: list[str] = []
         self._opened = False
         self._closed = False
         # Whether the last run did not end by `close`.
@@ -334,7 +336,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         taken = []
         for queue in self.consume_queues.loaded():
             if queue.next != queue.counted:
-                taken.append((queue.name, queue.next - queue.counted, queue.stored_bytes))
+                if not queue.topic.startswith(SHARED):  # Those count in their topics.
+                    taken.append((queue.name, queue.next - queue.counted, queue.stored_bytes))
                 queue.counted = queue.next
                 queue.stored_bytes = 0
         return taken
@@ -513,6 +516,15 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         # First of all: a kill in between is made good by the next start, and no replay brings the topic back.
         self._deletions.add(topic, position, self.min_position)
         self.consume_queues.delete_topic(topic)
+
+    def delete_light(self, names: Collection[str]) -> None:
+        """Remove light queues none of whose records are left, together: one after another each would write a file.
+
+        Raises StoreFull, StoreUnwritable.
+        """
+        self._deletions.add_all(dict.fromkeys(names, self.flush_log()), self.min_position)
+        for name in names:
+            self.consume_queues.delete_topic(name)
 
     def remove_deleted(self) -> None:
         """Remove some of the files of deleted topics; called after each flush, in its thread. Never fails."""

@@ -313,6 +313,15 @@ class ConsumerOffsets:
             self.changes += 1
         self.anew.add(anew, broadcasting)
 
+    def delete_light(self, topics: Container[str]) -> None:
+        """Forget all offsets in light queues that are removed, in one pass; their readers go on at the first message
+        of a new one.
+        """
+        for key in [key for key in self.table if key.rpartition("@")[0] in topics]:
+            topic, _, group = key.rpartition("@")
+            self.anew.add((group, topic, queue_id) for queue_id in self.table.pop(key))
+            self.changes += 1
+
     def save(self) -> None:
         """Write consumerOffset.json if an offset changed since, in a thread if it is large."""
         # First: what is gone from the offsets is known by these alone.

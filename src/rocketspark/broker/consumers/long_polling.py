@@ -194,6 +194,12 @@ class LongPolling:
         for arrived in self.listeners[topic]:
             arrived(topic, queue_id)
 
+    def mark_light(self, grown: list[str]) -> None:
+        """Note that these light queues grew, and empty the list."""
+        for name in grown:
+            self.mark(name, 0)
+        grown.clear()
+
     def mark(self, topic: str, queue_id: int) -> None:
         """Note that the queue grew: its held requests are retried later in this turn of the loop."""
         key = (topic, queue_id)

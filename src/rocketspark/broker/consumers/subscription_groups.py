@@ -47,12 +47,21 @@ class SubscriptionGroups:
         groups.
         """
         config = self.table.get(group)
+        if config is None and self._is_light(group):
+            return GroupConfig(group_name=group)
         if config is None and self._settings.auto_create_group:
             topic_names.check_group(group)
             self.creation.admit(Made.GROUP, self.table, by)
             config = GroupConfig(group_name=group)
             self.put(config)
         return config
+
+    def has(self, group: str) -> bool:
+        """Tell whether there is such a group. Those of light queues (%LMQ%…) all are, and have no settings."""
+        return group in self.table or self._is_light(group)
+
+    def _is_light(self, group: str) -> bool:
+        return self._settings.light_queues and group.startswith(topic_names.LIGHT_PREFIX)
 
     def put(self, config: GroupConfig) -> None:
         """Create a group or replace its settings."""

@@ -66,7 +66,7 @@ class ConsumerManageHandler:
     def update(self, peer: Peer, request: Request[UpdateConsumerOffsetHeader], body: bytes) -> bytes:
         """UPDATE_CONSUMER_OFFSET (15): commit the offset of a group in a queue."""
         h = request.ext
-        if h.group not in self._groups.table:
+        if not self._groups.has(h.group):
             raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {h.group} not exist!")
         topic = self._topics.get(h.topic)
         if topic is None:

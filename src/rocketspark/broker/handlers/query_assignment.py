@@ -32,7 +32,6 @@ log = LimitedLog("rocketspark.broker")
 
 MODES = ("PULL", "POP")
 MODELS = ("CLUSTERING", "BROADCASTING")
-LMQ_PREFIX = "%LMQ%"
 
 
 class AssignmentHandler:
@@ -84,7 +83,7 @@ class AssignmentHandler:
 
     async def _assigned(self, asked: AssignmentQuery, mode: RequestMode) -> Sequence[MessageQueue] | None:
         topic, group = shown(asked.topic), shown(asked.consumer_group)
-        if asked.topic.startswith(LMQ_PREFIX) and asked.message_model == "CLUSTERING":
+        if asked.topic.startswith(topic_names.LIGHT_PREFIX) and asked.message_model == "CLUSTERING":
             queues: list[MessageQueue] | None = [MessageQueue(asked.topic, self._settings.broker_name, 0)]
         else:
             queues = await self._topic_queues.of(asked.topic)

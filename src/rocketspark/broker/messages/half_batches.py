@@ -267,7 +267,7 @@ class BatchedHalves:
     def _shape(self, layout: batch.Layout, topic: str, queue_id: int) -> HalfShape | None:
         """Return the shape of a batch's first message; None if it has none."""
         rules = self._put_message.rules
-        rest = Rest(rules.owned, rules.marks, _SUFFIX)
+        rest = Rest(rules.alone_half, rules.marks, _SUFFIX)
         shape = self._shapes.get((topic, queue_id))
         if shape is None or not shape.fits(layout, rest):
             shape = shape_of(layout, topic.encode(), queue_id, rest)
@@ -280,7 +280,7 @@ class BatchedHalves:
     def _form(self, layout: batch.Layout, topic: str, queue_id: int) -> HalfForm | None:
         rules = self._put_message.rules
         return half_form(
-            *(layout, pairs_of, self._put_message.tag_code, topic.encode(), queue_id, rules.owned, rules.marks)
+            *(layout, pairs_of, self._put_message.tag_code, topic.encode(), queue_id, rules.alone_half, rules.marks)
         )
 
     def end(

@@ -35,6 +35,7 @@ from rocketspark.broker.messages.timers.timer_rules import ADDED_BYTES, TIMER_PR
 from rocketspark.broker.statistics.stats import Stats, count
 from rocketspark.errors import MessageIllegal, ServerError, StoreError
 from rocketspark.protocol.headers import SendHeader
+from rocketspark.protocol.light_queues import DISPATCH
 from rocketspark.protocol.message import batch, properties, record_layout, sysflags
 from rocketspark.protocol.message.message_ids import unique_ids
 from rocketspark.protocol.message.record import Record
@@ -123,6 +124,7 @@ class PutMessage:
     ) -> None:
         self._store = store
         self._append, self._append_run = store.append, store.append_run
+        self._light_grown = store.light_grown
         self.rules = rules
         self._long_polling, self._awaited = long_polling, long_polling.awaited
         self._listeners = long_polling.listeners
@@ -207,6 +209,8 @@ class PutMessage:
             stored += marks
         else:
             stored = self.marked(stored, pairs, marks)
+        if DISPATCH in pairs and not again:
+            rules.check_light(self.topic_bytes(topic), pairs[DISPATCH])
         tags = pairs.get(b"TAGS")
         now_ms = int(machine.time() * 1000)
         real_topic = topic
@@ -233,6 +237,8 @@ class PutMessage:
         except (StoreError, MessageIllegal, struct.error) as e:
             raise self._refused(e) from e
         self._long_polling.mark(topic, queue_id)
+        if self._light_grown:
+            self._long_polling.mark_light(self._light_grown)
         self.stored()
         if topic is not real_topic:
             if topic is topic_names.SCHEDULE_TOPIC:
@@ -357,8 +363,12 @@ class PutMessage:
         """The physical offset after the message stored last."""
         return self._store.written_position
 
-    def check_time(self, topic: str, queue_id: int, stored: bytes, pairs: dict[bytes, bytes]) -> None:
-        """Raise ServerError, as `accept` would, if a message asks for a time that cannot be kept."""
+    def check_later(self, topic: str, queue_id: int, stored: bytes, pairs: dict[bytes, bytes]) -> None:
+        """Raise ServerError, as `accept` would, if a message asks for a time that cannot be kept, or for light queues
+        that cannot be.
+        """
+        if DISPATCH in pairs:
+            self.rules.check_light(topic.encode(), pairs[DISPATCH])
         if not _PARKING.isdisjoint(pairs):
             pairs = dict(pairs)
             if b"UNIQ_KEY" not in pairs:
@@ -464,7 +474,7 @@ class PutMessage:
         yield
         yield from found[1].hash_steps(h.topic, layout.message_count)
         yield
-        if NOT_IN_BATCHES.isdisjoint(wanted.names):
+        if self.rules.alone.isdisjoint(wanted.names):
             return ReadBatch(layout if layout.width else (yield from cut_steps(layout)), found)
         if layout.message_count > ITEMS_MAX:
             raise illegal(
@@ -514,6 +524,8 @@ class PutMessage:
                 )
             pairs = pairs_of(item.properties)
             stored = self.rules.as_sent(item.properties, pairs, NOT_IN_BATCHES)
+            if DISPATCH in pairs:
+                self.rules.check_light(self.topic_bytes(topic), pairs[DISPATCH])
             tags = pairs.get(b"TAGS")
             rows.append(
                 BatchMessage(
@@ -533,6 +545,7 @@ class PutMessage:
         except (StoreError, MessageIllegal, struct.error) as e:
             raise self._refused(e) from e
         self._long_polling.mark(topic, queue_id)
+        self._long_polling.mark_light(self._light_grown)
         self.stored()
         self._stats.batched(topic, len(rows))
         return accepted
@@ -566,7 +579,7 @@ class PutMessage:
                 assert isinstance(layout, batch.Layout)
                 wanted = batch_properties.Wanted(())
                 found = batch_properties.read(layout, pairs_of, self.tag_code, wanted)
-                if not NOT_IN_BATCHES.isdisjoint(wanted.names):
+                if not self.rules.alone.isdisjoint(wanted.names):
                     return None
             accepted = self._store.append_layout(
                 name, queue_id, layout, found, int(machine.time() * 1000), sys_flag, born_time_ms, born_host, commits

@@ -17,6 +17,8 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.topics import Topics, check_inner_batch, has_batch_queues
 from rocketspark.errors import MessageIllegal, RecordError, ServerError, StoreError, StoreFull
 from rocketspark.model.route import PERM_WRITE
+from rocketspark.model.text import shown
+from rocketspark.protocol import light_queues
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import SendHeader
 from rocketspark.protocol.json.bodies import TopicConfig
@@ -38,6 +40,7 @@ STRAY_QUEUES_MAX = 1000
 # The handle that a message was popped with, which senders that pass it on leave in it. RocketMQ (SendMessageProcessor,
 # 5.5.0) drops it from what is sent alone; in an item of a batch, or a reply, it would stay and acknowledge another.
 NOT_IN_BATCHES = frozenset((properties.POP_HANDLE.encode(),))
+_LIGHT = frozenset((light_queues.DISPATCH, light_queues.OFFSETS))
 _SYSTEM_NAMES = frozenset(name.encode() for name in properties.SYSTEM_NAMES)
 
 
@@ -48,6 +51,8 @@ class MessageSettings(NamedTuple):
     marks: dict[str, str]
     writable: bool = True
     transactions: bool = True
+    # 0 without light queues.
+    light_queues_max: int = 0
     broker_name: str = ""
 
     @classmethod
@@ -59,6 +64,7 @@ class MessageSettings(NamedTuple):
             marks={"MSG_REGION": s.region, "TRACE_ON": "true" if s.trace_on else "false", "CLUSTER": s.cluster_name},
             writable=bool(s.broker_permission & PERM_WRITE),
             transactions=not s.reject_transactions,
+            light_queues_max=s.light_queues_max if s.light_queues else 0,
             broker_name=s.broker_name,
         )
 
@@ -104,6 +110,9 @@ class SendRules:
         ).encode()
         # Properties that no sender may set.
         self.owned = NOT_IN_BATCHES | {name.encode() for name in settings.marks}
+        # Those whose messages are not laid out together, in a batch and in one of half messages.
+        light = _LIGHT if settings.light_queues_max else frozenset[bytes]()
+        self.alone, self.alone_half = NOT_IN_BATCHES | light, self.owned | light
 
     def check_writable(self) -> None:
         """Raise ServerError 16 while the broker takes no messages from clients."""
@@ -150,6 +159,9 @@ class SendRules:
         """
         self.check_writable()
         topic_names.check_topic(h.topic)
+        if self._settings.light_queues_max and h.topic.startswith(topic_names.LIGHT_PREFIX):
+            name = light_queues.DISPATCH.decode()
+            raise illegal(f"{h.topic} is a light queue: send to a topic, with the property {name}={h.topic}")
         if h.topic in topic_names.NOT_SENDABLE:
             raise ServerError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{h.topic}] is forbidden.")
         if not self._settings.transactions and h.sys_flag & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_PREPARED:
@@ -195,6 +207,32 @@ class SendRules:
                 raise illegal(f"queue {queue_id} of topic {topic} is of no topic, and too many are already")
             self._stray.add((topic, queue_id))
 
+    def check_light(self, topic: bytes, value: bytes) -> None:
+        """Look at the light queues that a message names, in its property INNER_MULTI_DISPATCH.
+
+        Raises ServerError 13 for a name that none may have, 2017 if the broker may make no more of them.
+        """
+        most = self._settings.light_queues_max
+        if not most or not light_queues.takes_part(topic):
+            return
+        names, queues = light_queues.names_in(value), self._consume_queues
+        if len(names) > light_queues.NAMES_MAX:
+            raise illegal(f"it names {len(names)} light queues, at most {light_queues.NAMES_MAX} are taken")
+        for name in names:
+            text = shown(name.decode("utf-8", "replace"))
+            if not light_queues.is_light(name):
+                raise illegal(f"names of light queues begin with {topic_names.LIGHT_PREFIX}, {text!r} does not")
+            if not queues.can_have(name):
+                raise illegal(
+                    f"no folder can have the name of the light queue {text!r}: leave out slashes, or shorten it"
+                )
+        new = {name for name in names if queues.find(name.decode(), light_queues.QUEUE_ID) is None}
+        if new and queues.light_count + len(new) > most:
+            raise ServerError(
+                ResponseCode.LMQ_QUOTA_EXCEEDED,
+                f"the broker has {queues.light_count} light queues, at most {most} are made: set maxLmqConsumeQueueNum",
+            )
+
     def admit_back(self, config: TopicConfig) -> None:
         """Raise ServerError 16 if a topic's permission lets no failed messages in, as it lets producers' in."""
         if not config.perm & PERM_WRITE:
@@ -227,7 +265,7 @@ class SendRules:
             or h.topic.startswith("%")
             or h.sys_flag & ~_PLAIN_FLAGS
             or not names & _SYSTEM_NAMES <= _PLAIN_NAMES
-            or not self.owned.isdisjoint(names)
+            or not self.alone_half.isdisjoint(names)
             or len(h.topic.encode()) > topic_names.TOPIC_LENGTH_MAX
             or stored_bytes > properties.BYTES_MAX
         ):

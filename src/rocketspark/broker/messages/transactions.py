@@ -187,7 +187,7 @@ class Transactions:
             if pairs.pop(b"__transactionId__", None) is not None:
                 stored = properties.without(stored, (b"__transactionId__",))
             added = b"__transactionId__\x01%b\x02" % unique_id
-        self._put_message.check_time(topic, queue_id, stored + added, pairs)
+        self._put_message.check_later(topic, queue_id, stored + added, pairs)
         stored += b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id) + added
         accepted = self._put_message.accept(
             topic_names.HALF_TOPIC,

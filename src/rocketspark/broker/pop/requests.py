@@ -93,6 +93,10 @@ class PopChecks:
 
     def _topic(self, topic: str) -> TopicConfig:
         config = self._topics.get(topic)
+        if config is not None and topic not in self._topics.table:
+            raise ServerError(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"light queues such as {shown(topic)} are pulled, not popped"
+            )
         if config is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
         return config

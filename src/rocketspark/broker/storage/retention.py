@@ -85,6 +85,8 @@ class FileCleaning:
         self._refusing = False
         self._helpless = False
         self._task: asyncio.Task[None] | None = None
+        # Called with light queues that have no message left; it removes them.
+        self.drop_light: Callable[[list[str]], None] = lambda names: None
 
     def start(self) -> None:
         """Look at the disk now, then clean from time to time."""
@@ -146,6 +148,9 @@ class FileCleaning:
             await loop.run_in_executor(None, remove)
             removed += 1
             await asyncio.sleep(self._settings.clean_pause_ms / 1000)
+        if removed and (names := self._store.consume_queues.expired_light()):
+            self.drop_light(names)
+            log.info("%d light queues are removed: all their messages are too old", len(names))
         return removed
 
     def _look(self, *, manual: bool = False) -> CleaningPlan:

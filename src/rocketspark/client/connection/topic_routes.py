@@ -26,6 +26,7 @@ from rocketspark.errors import (
 )
 from rocketspark.model import BrokerData, MessageQueue, QueueData, TopicRoute, is_logical
 from rocketspark.model.route import DEFAULT_QUEUE_COUNT, NO_LEADER
+from rocketspark.protocol import light_queues
 from rocketspark.transport.connections import Connections, parse_addresses
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import RpcHooks
@@ -75,6 +76,9 @@ def _told(route: TopicRoute) -> str:
         )
         or "no broker"
     )
+
+
+_LIGHT = light_queues.PREFIX.decode()
 
 
 class RouteCache:
@@ -313,8 +317,12 @@ class RouteCache:
         found = self.readable(self.leader(queue), broker_id)
         return found or await self._find(queue, lambda name: self.readable(name, broker_id))
 
+    async def look_again(self, topic: str) -> None:
+        """Fetch the route of a topic anew; of a light queue, which has none, those of all topics in use."""
+        await (self.refresh_all() if topic.startswith(_LIGHT) else self.refresh(topic))
+
     async def _find(self, queue: MessageQueue, look: Callable[[str], str | None]) -> str:
-        await self.refresh(queue.topic)
+        await self.look_again(queue.topic)
         address = look(self.leader(queue))
         if address is None and self.leader(queue) == NO_LEADER:
             text = f"no broker leads queue {queue.queue_id} of the static topic {queue.topic!r}: start it, or remap it"

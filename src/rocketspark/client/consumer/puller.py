@@ -23,10 +23,13 @@ from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import FilterIllegal, RecordError, RocketSparkError, RouteNotFound, ServerError, TransportError
 from rocketspark.model import MessageQueue, ReceivedMessage, Subscription, is_logical
 from rocketspark.model.subscription import TAG
+from rocketspark.protocol import light_queues
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import PullHeader
 from rocketspark.protocol.message import properties, record, sysflags
 from rocketspark.protocol.pop_answers import first_topic
+
+_LIGHT = light_queues.PREFIX.decode()
 
 
 class ProcessQueue:
@@ -356,7 +359,8 @@ class Puller:
 
     async def _take(self, pulled: client_api.PullResult) -> None:
         """Hand on the messages of a pull; bodies are inflated piece by piece, as there is room for them."""
-        if self._how.columns and not self._is_retry and not is_logical(self.queue):
+        light = self.queue.topic.startswith(_LIGHT)
+        if self._how.columns and not self._is_retry and not is_logical(self.queue) and not light:
             batch = MessageBatch.of_records(pulled.records, self.queue)
             if batch is not None:
                 self._hand_on_batch(batch, pulled.header.next_offset)
@@ -366,6 +370,8 @@ class Puller:
             messages = record.decode_messages(pulled.records, self.queue.broker_name, inflation)
             if is_logical(self.queue):
                 make_logical(messages, self.queue, pulled.header.offset_delta)
+            if light:
+                make_light(messages, self.queue)
             whole = inflation.at >= len(pulled.records)
             last = messages[-1].queue_offset + 1 if messages else self.process_queue.next_offset
             self._hand_on(messages, inflation, pulled.header.next_offset if whole else last)
@@ -474,7 +480,7 @@ class Puller:
     async def _look_again(self) -> None:
         # The broker may have come back at another address.
         try:
-            await self._instance.routes.refresh(self.queue.topic)
+            await self._instance.routes.look_again(self.queue.topic)
         except RocketSparkError as e:
             trouble_log.warning("no new route of topic %s: %s", self.queue.topic, e)
 
@@ -485,3 +491,13 @@ def make_logical(messages: list[ReceivedMessage], queue: MessageQueue, delta: in
         message.settle()
         message.queue_id = queue.queue_id
         message.queue_offset += delta or 0
+
+
+def make_light(messages: list[ReceivedMessage], queue: MessageQueue) -> None:
+    """Place messages in the light queue that they were pulled from; their topic stays that to which they were sent."""
+    for message in messages:
+        message.settle()
+        message.queue_id = queue.queue_id
+        offset = light_queues.offset_in(queue.topic, message.properties)
+        if offset is not None:
+            message.queue_offset = offset

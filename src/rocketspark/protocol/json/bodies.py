@@ -421,6 +421,12 @@ class OffsetTable(Body):
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
 
 
+class LightOffsetTable(OffsetTable):
+    """lmqConsumerOffset.json: also the offsets of groups named %LMQ%…, by "topic@group"."""
+
+    lmq_offset_table: dict[str, int] = {}
+
+
 class ReadersTable(Body):
     """readersAnew.json, a file of our own: "topic@group" to the ids of queues that the group had read before the topic
     was deleted.

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark.errors import MessageIllegal, StoreError
+from rocketspark.protocol import light_queues
 from rocketspark.protocol.message import checksums, record, record_crc, record_layout, sysflags
 from rocketspark.protocol.message.properties import BYTES_MAX as PROPERTIES_BYTES_MAX
 from rocketspark.protocol.message.record_layout import (
@@ -26,7 +27,7 @@ from rocketspark.protocol.message.record_layout import (
 )
 from rocketspark.store.commitlog import batch_append
 from rocketspark.store.commitlog.commit_log import CommitLog
-from rocketspark.store.commitlog.dispatch import enters_index, enters_queue
+from rocketspark.store.commitlog.dispatch import enters_index, enters_light, enters_queue
 from rocketspark.store.consumequeue.batch_consume_queue import inner_count
 from rocketspark.store.consumequeue.consume_queue import UNIT, UNIT_BYTES, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
@@ -81,6 +82,9 @@ class MessageAppender:
     consume_queues: ConsumeQueueStore
     index_service: IndexService | None
     _host_v6: bool
+    _light: bool
+    # Light queues that grew; who reads it empties it.
+    light_grown: list[str]
     _body_bytes_max: int
     _last_time_ms: int
     _pending: list[Pending] | None
@@ -133,7 +137,13 @@ class MessageAppender:
         properties_length = len(properties)
         if (body_length > self._body_bytes_max and not again) or properties_length > PROPERTIES_BYTES_MAX:
             raise self._too_large(queue, body_length, properties_length)
-        if sys_flag & _PREPARED or len(born_host) != HOST_V4_BYTES or queue.rare or self._host_v6:
+        if (
+            sys_flag & _PREPARED
+            or len(born_host) != HOST_V4_BYTES
+            or queue.rare
+            or self._host_v6
+            or (self._light and light_queues.MARK in properties)
+        ):
             message = BatchMessage(body, properties, tags_code, unique_id, keys, tags, flag)
             return self._append_rare(
                 queue, message, now_ms, sys_flag, born_time_ms, born_host, reconsume_times, prepared_position
@@ -276,17 +286,25 @@ class MessageAppender:
         prepared_position: int,
         limit: int | None = None,
     ) -> tuple[int, int, int]:
-        """`append` for IPv6 hosts, topics over 127 bytes, records that enter no queue, and queues that are `rare`.
+        """`append` for IPv6 hosts, topics over 127 bytes, records that enter no queue or light ones too, and queues
+        that are `rare`.
 
         The caller has looked at the sizes. `limit`: see `_append_run`.
         """
         body, properties, tags_code, unique_id, keys, tags, flag = message
+        queued = enters_queue(sys_flag)
+        light: list[ConsumeQueue] = []
+        if self._light and light_queues.MARK in properties:
+            light = self._light_queues(queue.topic, properties) if enters_light(sys_flag) else []
+            units = [light_queues.LightUnit(each.topic, each.next) for each in light]
+            properties = light_queues.with_offsets(properties, units)
+            if len(properties) > PROPERTIES_BYTES_MAX:
+                raise self._too_large(queue, len(body), len(properties))
         if self.settings.append_record_crc:
             properties = record_crc.with_room(properties)
             if len(properties) > PROPERTIES_BYTES_MAX:
                 raise self._too_large(queue, len(body), len(properties))
         pending = self._pending
-        queued = enters_queue(sys_flag)
         if queued:
             queue.make_room_for(1)
         log = self.log
@@ -323,10 +341,39 @@ class MessageAppender:
         if queued:
             queue.put(position, size, tags_code, now_ms, inner_count(sys_flag, properties))
             queue.stored_bytes += size
+            for each in light:
+                each.put(position, size, tags_code, now_ms)
+                self.light_grown.append(each.name)
         if pending is not None and enters_index(sys_flag):
             pending.append((queue.keys, position, now_ms, unique_id, keys, tags))
         log.written = position + size
         return position, queue_offset, position + size
+
+    def _light_queues(self, topic: bytes, properties: bytes, count: int = 1) -> list[ConsumeQueue]:
+        """Return the light queues of a message, each with room for `count` units; names that no folder can have are
+        left out.
+
+        Raises StoreFull, StoreUnwritable.
+        """
+        consume_queues, found = self.consume_queues, []
+        for name in light_queues.wanted(topic, properties):
+            if consume_queues.can_have(name):
+                queue = consume_queues.make(name, light_queues.QUEUE_ID)
+                queue.make_room_for(count)
+                found.append(queue)
+        return found
+
+    def _light_room(self, topic: bytes, messages: Sequence[BatchMessage]) -> int:
+        """Make room in light queues for a batch; return by how much its properties may grow, 0 if there are none.
+
+        Raises as `_light_queues`.
+        """
+        added = 0
+        for message in messages if self._light else ():
+            if light_queues.MARK in message.properties:
+                count = len(self._light_queues(topic, message.properties, len(messages)))
+                added += len(light_queues.OFFSETS) + 3 + 20 * count
+        return added
 
     def _too_large(self, queue: ConsumeQueue, body_bytes: int, properties_bytes: int) -> MessageIllegal:
         what = (
@@ -361,6 +408,8 @@ class MessageAppender:
             if body_length > self.settings.message_bytes_max or properties_length > PROPERTIES_BYTES_MAX:
                 raise self._too_large(queue, body_length, properties_length)
             total += body_length + properties_length
+        light_bytes = self._light_room(topic, messages)
+        total += light_bytes
         # Keys are written before the batch, never within it: a full disk must not end it half-way.
         if self.index_service is not None and len(self.index_service.pending) + len(messages) > PENDING_MAX:
             self.index_service.write_pending()
@@ -368,7 +417,13 @@ class MessageAppender:
         if self.log.written + total > self.log.limit:
             self.log.make_room(total)
         limit = self.log.written + total
-        if host_bits or queue.rare or queue.delay_ms is not None or sys_flag & sysflags.TRANSACTION_PREPARED:
+        if (
+            host_bits
+            or queue.rare
+            or queue.delay_ms is not None
+            or light_bytes
+            or sys_flag & sysflags.TRANSACTION_PREPARED
+        ):
             return [
                 self._append_rare(queue, m, now_ms, sys_flag, born_time_ms, born_host, reconsume_times, 0, limit)
                 for m in messages

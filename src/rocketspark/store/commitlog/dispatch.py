@@ -53,6 +53,11 @@ def enters_queue(sys_flag: int) -> bool:
     return not sys_flag & sysflags.TRANSACTION_PREPARED
 
 
+def enters_light(sys_flag: int) -> bool:
+    """Tell whether a record may go into light queues: those that enter a queue, but for several messages in one."""
+    return not sys_flag & (sysflags.TRANSACTION_PREPARED | sysflags.INNER_BATCH)
+
+
 def enters_index(sys_flag: int) -> bool:
     """Tell whether a record's keys go into the index: those of a rolled back message do not."""
     return sys_flag & sysflags.TRANSACTION_MASK != sysflags.TRANSACTION_ROLLBACK

@@ -13,7 +13,7 @@ from itertools import pairwise
 from rocketspark.errors import ConfigError, MessageIllegal, StoreError, StoreFull, StoreUnwritable
 from rocketspark.model.text import shown
 from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue
-from rocketspark.store.consumequeue.consume_queue import UNIT_BYTES, ConsumeQueue, RecordAt
+from rocketspark.store.consumequeue.consume_queue import SHARED, UNIT_BYTES, ConsumeQueue, RecordAt
 from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
 from rocketspark.store.consumequeue.queue_files import ActiveQueues, NotedEnd, QueueFileInventory
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue, MappedFiles, SizeEvidence
@@ -23,6 +23,7 @@ from rocketspark.store.settings import StoreSettings
 
 _log = logging.getLogger("rocketspark.store")
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+_SHARED = SHARED.decode()
 # Half messages, timers: what is parked there keeps the flags it came with.
 _SYSTEM_PREFIX = "RMQ_SYS_"
 # Between two flushes.
@@ -74,6 +75,9 @@ class ConsumeQueueStore:
         self._size_shown = False
         self._name_bytes_max = 255
         self._has_ext = False
+        # Whether records name light queues, and how many of these there are.
+        self.light = settings.light_queues
+        self.light_count = 0
         # Where the folders of deleted topics lie until `remove_deleted`; a start finds what is left there.
         self._removed_directory = f"{settings.root}/removed"
         self._removal_due = True
@@ -105,6 +109,9 @@ class ConsumeQueueStore:
             for queue_id in ids if not evidence.found else ():
                 self._make(topic, queue_id).mapped_files.look(evidence)
             self._known[topic] = ids
+        self.light_count = sum(topic.startswith(_SHARED) for topic in self._known)
+        # Those that are there are kept in line with the log, even if no message enters them now.
+        self.light = self.light or self.light_count > 0
         evidence.judge()
         self._size_shown = evidence.found
 
@@ -221,6 +228,8 @@ class ConsumeQueueStore:
             if found.ext is not None:
                 found.ext.load(None)
             self._enter(found)
+            if name.startswith(_SHARED) and name not in self._known:
+                self.light_count += 1
             self._known.setdefault(name, set()).add(queue_id)
         return found
 
@@ -248,6 +257,7 @@ class ConsumeQueueStore:
         self.generation += 1
         # A thread that makes a queue's first file holds the lock: none comes back after its folder went.
         with self._active.lock:
+            self.light_count -= topic.startswith(_SHARED) and topic in self._known
             for queue_id in self._known.pop(topic, ()):
                 queue = self._by_name.pop((topic, queue_id), None)
                 if queue is not None:
@@ -298,6 +308,24 @@ class ConsumeQueueStore:
                 self.maps.files.remove_tree(path)
         except OSError as e:
             _log.error("files of deleted topics are left in %s: %s", self._removed_directory, e)
+
+    def takes_light(self, name: bytes, queue_offset: int, below: int | None) -> bool:
+        """Tell whether a record may go into a light queue; while the broker has none, only at the end of one that is
+        there, as a sender may have written anything.
+        """
+        if self._settings.light_queues:
+            return True
+        queue = self.find(name.decode(), 0, below)
+        return queue is not None and queue.next == queue_offset
+
+    def expired_light(self) -> list[str]:
+        """Return the light queues that had messages and have none left, once files of the log were removed."""
+        found = []
+        for name in [name for name in self._known if name.startswith(_SHARED)] if self.min_position else ():
+            queue = self._find_if_whole(name, 0)
+            if queue is not None and queue.min == queue.next > 0:
+                found.append(name)
+        return found
 
     def finish_deletions(self, deleted: Mapping[str, int]) -> list[str]:
         """Remove the queues of topics that still have a message from before the topic's deletion, which a kill

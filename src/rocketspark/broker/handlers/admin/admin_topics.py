@@ -136,7 +136,8 @@ class TopicHandler:
     async def delete(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
         """DELETE_TOPIC_IN_BROKER (215): its settings, queues and consumer offsets; the log keeps its records."""
         topic = request.ext.topic
-        topic_names.check_topic(topic)
+        if topic not in self._store.queues():
+            topic_names.check_topic(topic)
         if topic_names.is_system_topic(topic):
             raise ServerError(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] is conflict with system topic.")
         self._topics.statics.delete(topic)
@@ -147,7 +148,7 @@ class TopicHandler:
         await self._topics.unsaved.saved()
         broadcasting = self._clients.broadcasting()
         for name in gone:
-            if self._topics.get(name) is None:
+            if name not in self._topics.table:
                 self._pops.delete_topic(name)
                 self._offsets.delete_topic(name, broadcasting)
                 self._store.delete_topic(name)
@@ -220,6 +221,11 @@ def check_new(topic: str, read_queue_count: int, write_queue_count: int, filter_
     topic_names.check_topic(topic)
     if topic_names.is_system_topic(topic):
         raise ServerError(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] is conflict with system topic.")
+    if topic.startswith(topic_names.LIGHT_PREFIX):
+        raise ServerError(
+            ResponseCode.INVALID_PARAMETER,
+            f"topic[{topic}]: {topic_names.LIGHT_PREFIX} is for light queues, which messages make",
+        )
     if not (0 <= read_queue_count <= QUEUES_MAX and 0 <= write_queue_count <= QUEUES_MAX):
         raise ServerError(
             ResponseCode.INVALID_PARAMETER,
