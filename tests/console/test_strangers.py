@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -186,6 +187,41 @@ def test_silent_connections_end_and_keep_nobody_out(cluster: Cluster, monkeypatc
             return b""
 
     assert asyncio.run(run()) == ([b""] * 4, b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("proxies", [(), ("127.0.0.1",)])
+def test_who_asks_at_once_gets_in_beside_silent_connections(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, proxies: tuple[str, ...]
+) -> None:
+    """Of one address, and of many, which those of a proxy count as: the oldest silent one gives way."""
+    monkeypatch.setattr(server, "CONNECTIONS_OF_HOST_MAX", 6)
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 6)
+    monkeypatch.setattr(server, "REQUEST_S", 600.0)
+
+    async def run() -> tuple[list[bytes], int]:
+        settings = ConsoleSettings(namesrv=cluster.namesrv, port=0, sample_interval_s=60, trusted_proxies=proxies)
+        running = server.ConsoleServer(settings)
+        await running.start()
+        host, port = running.address.split(":")
+        silent = [await asyncio.open_connection(host, port) for _ in range(40)]
+        answers = []
+        try:
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection(host, port)
+                writer.write(f"GET /login HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                answers.append((await reader.read())[:12])
+                writer.close()
+            # The newest ones of those that say nothing are there still.
+            for reader, _ in silent[:34]:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            return answers, sum(1 for reader, _ in silent[-2:] if not reader.at_eof())
+        finally:
+            for _, writer in silent:
+                writer.close()
+            await running.close()
+
+    assert asyncio.run(run()) == ([b"HTTP/1.1 200"] * 3, 2)
 
 
 PUBLIC = "https://console.example"

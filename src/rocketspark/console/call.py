@@ -155,6 +155,10 @@ class Call:
 
     def _drawn(self, template: str, **values: Any) -> str:
         navigation = navigation_of(lambda name: getattr(self.console.settings, name))
+        # Whoever has still to log in is told nothing.
+        may_know = self.session is not None or not self.console.settings.needs_login
+        silent = self.console.pace.silence.told() if may_know and self.request.url.path != "/login" else {}
+        values = {"silent_brokers": silent, **values}
         return draw(template, call=self, path=self.request.url.path, navigation=navigation, **values)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -27,14 +27,20 @@ class _Connection(H11Protocol):
 
     proxies: Collection[str] = ()
     _waiting: asyncio.TimerHandle | None = None
+    _since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         host = self.client[0] if self.client else ""
-        of_host = sum(1 for each in self.connections if isinstance(each, _Connection) and each.is_of(host))
-        if of_host > CONNECTIONS_OF_HOST_MAX and host not in self.proxies:
+        self._since = self.loop.time()
+        others = [each for each in self.connections if isinstance(each, _Connection) and each is not self]
+        of_host = [each for each in others if each.is_of(host)]
+        # One that has asked nothing yet gives way, so that whoever asks at once gets in.
+        if len(of_host) >= CONNECTIONS_OF_HOST_MAX and host not in self.proxies and not _give_way(of_host):
             transport.abort()
             return
+        if len(others) >= CONNECTIONS_MAX - 1:
+            _give_way(others)
         self._waiting = self.loop.call_later(REQUEST_S, self._close_silent)
 
     def data_received(self, data: bytes) -> None:
@@ -55,6 +61,16 @@ class _Connection(H11Protocol):
         """Tell whether the connection comes from an address."""
         return self.client is not None and self.client[0] == host
 
+    @property
+    def silent_since(self) -> float | None:
+        """When it was opened, if no request has come of it yet and it is open still; else None."""
+        is_silent = self._waiting is not None and self.cycle is None and not self.transport.is_closing()
+        return self._since if is_silent else None
+
+    def give_way(self) -> None:
+        """Close it for another one."""
+        self._close_silent()
+
     def _is_between(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
@@ -62,6 +78,15 @@ class _Connection(H11Protocol):
         self._waiting = None
         if not self.transport.is_closing():
             self.transport.abort()
+
+
+def _give_way(connections: Iterable[_Connection]) -> bool:
+    """Close the connection that has been silent for the longest time; tells whether there is one."""
+    silent = [(since, each) for each in connections if (since := each.silent_since) is not None]
+    if not silent:
+        return False
+    min(silent, key=lambda pair: pair[0])[1].give_way()
+    return True
 
 
 class _Server(uvicorn.Server):

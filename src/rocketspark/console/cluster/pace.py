@@ -1,4 +1,6 @@
-"""How often a console asks each broker. Rule: in no second more than so many requests, whoever looks at pages."""
+"""How often a console asks each broker, and whom it does not ask for a moment. Rule: in no second more than so many
+requests, whoever looks at pages; a broker that is silent keeps a page waiting once, and not for each of its questions.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,19 @@ from typing import Any, cast
 
 from rocketspark import machine
 from rocketspark.admin.operations import AsyncAdmin
-from rocketspark.errors import RocketSparkError
+from rocketspark.errors import NoReply, NotSent, RocketSparkError
+from rocketspark.protocol.codes import RequestCode
 from rocketspark.transport.peer import Peer
 
 # Who would wait longer is told to come again.
 WAIT_S_MAX = 8.0
 # A little more, as a task may leave its sleep late.
 _SECOND = 1.05
+# A broker that did not answer is not asked again for so long; pages name it until somebody may have heard of it again.
+SILENT_S, TOLD_S = 4.0, 15.0
+# Reads that operations wait for longer than a page should.
+READ_MS_MAX = 4000.0
+READS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID, RequestCode.QUERY_MESSAGE))
 
 
 class TooBusy(RocketSparkError):
@@ -29,6 +37,7 @@ class Pace:
     def __init__(self, per_second: int) -> None:
         self.per_second = per_second
         self.sent = 0
+        self.silence = Silence()
         # Of each broker, when the last requests left or are to leave, in seconds.
         self._times: dict[str, deque[float]] = {}
 
@@ -48,16 +57,66 @@ class Pace:
             await asyncio.sleep(at - now)
 
 
+class Silence:
+    """Brokers that have not answered, by address: a request got no reply, and none of another came meanwhile."""
+
+    def __init__(self) -> None:
+        self._heard_s: dict[str, float] = {}
+        # Since when, and when that was noted last.
+        self._silent: dict[str, tuple[float, float]] = {}
+
+    def heard(self, address: str) -> None:
+        """Note that a broker answered, with whatever."""
+        self._heard_s[address] = machine.monotonic()
+        self._silent.pop(address, None)
+
+    def unheard(self, address: str, asked_s: float) -> None:
+        """Note that a request of that time got no reply."""
+        if self._heard_s.get(address, -1.0) < asked_s:
+            since_s = self._silent.get(address, (asked_s, 0.0))[0]
+            self._silent[address] = since_s, machine.monotonic()
+
+    def check(self, address: str) -> None:
+        """Raise NotSent for a broker that was silent a moment ago."""
+        since_s, noted_s = self._silent.get(address, (0.0, -SILENT_S))
+        now_s = machine.monotonic()
+        if now_s - noted_s < SILENT_S:
+            raise NotSent(
+                f"the broker at {address} has not answered for {now_s - since_s:.0f} s, and is asked again in some"
+                " seconds",
+                address=address,
+            )
+
+    def told(self) -> dict[str, float]:
+        """Return for how many seconds each broker has been silent, by address."""
+        now_s = machine.monotonic()
+        found = sorted(self._silent.items())
+        return {address: now_s - since_s for address, (since_s, noted_s) in found if now_s - noted_s < TOLD_S}
+
+
 class PacedPeer:
-    """A connection whose requests wait for their turn; all else is the connection's own."""
+    """A connection whose requests wait for their turn, unless its broker is silent; all else is the connection's
+    own.
+    """
 
     def __init__(self, peer: Peer, address: str, pace: Pace) -> None:
         self._peer, self._address, self._pace = peer, address, pace
 
-    async def request(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask as `Peer.request` does, once it is this request's turn."""
+    async def request(self, code: int, *args: Any, **kwargs: Any) -> Any:
+        """Ask as `Peer.request` does, once it is this request's turn. Raises NotSent if the broker is silent."""
+        silence = self._pace.silence
+        silence.check(self._address)
         await self._pace.turn(self._address)
-        return await self._peer.request(*args, **kwargs)
+        if code in READS:
+            kwargs["timeout_ms"] = min(kwargs.get("timeout_ms", READ_MS_MAX), READ_MS_MAX)
+        asked_s = machine.monotonic()
+        try:
+            answer = await self._peer.request(code, *args, **kwargs)
+        except NoReply:
+            silence.unheard(self._address, asked_s)
+            raise
+        silence.heard(self._address)
+        return answer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._peer, name)

@@ -18,8 +18,8 @@ MASTERS_MAX = 8
 
 async def overview(call: Call) -> Response:
     """The brokers of the cluster."""
-    brokers = await figures(call.view)
-    groups, sets = await together(
+    brokers, groups, sets = await together(
+        figures(call.view),
         call.attempt(lags(call.view)),
         call.attempt(call.read("replica_sets", lambda admin: admin.replica_sets(), 5.0)),
     )
