@@ -6,10 +6,10 @@ whole.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +20,8 @@ from tests.support.processor_time import Costs
 
 from rocketspark.model.limited_log import LimitedLog
 
-HERE = Path(__file__).resolve().parent
 MARKED_FOLDERS = ("java", "spark")
-UNITS_OF_SPARK = (HERE / "unit" / "spark", HERE / "unit" / "tables")
+UNITS_OF_SPARK = ("tests/unit/spark/", "tests/unit/tables/")
 
 _logs: weakref.WeakSet[LimitedLog] = weakref.WeakSet()
 _make_log = LimitedLog.__init__
@@ -37,6 +36,8 @@ LimitedLog.__init__ = _noted_log  # type: ignore[method-assign]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # What is imported and collected stays: nobody need look through it for what may go.
+    gc.disable()
     config.pluginmanager.register(Costs())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Begun in the background of a shell: what tests start would never hear a Ctrl-C.
@@ -66,14 +67,20 @@ def own_log_lines() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        folder = item.path.relative_to(HERE).parts[0]
+        folder = item.nodeid.split("/", 2)[1]
         if folder in MARKED_FOLDERS:
             item.add_marker(folder)
-        if any(map(item.path.is_relative_to, UNITS_OF_SPARK)):
+        if item.nodeid.startswith(UNITS_OF_SPARK):
             item.add_marker("every_spark")
         if drives_official_software(item, folder) and item.nodeid not in SMOKE:
             item.add_marker("official")
     items.sort(key=lambda item: rank_of(group_of(item.nodeid)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich.box import SIMPLE
 from rich.table import Table
 
 from examples.flights.check import Check
 from examples.flights.summaries import Summary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 
@@ -71,6 +74,8 @@ def stage_table(seconds: Mapping[str, float]) -> Table:
 
 def plot(summaries: Sequence[Summary], delays_path: str, path: Path) -> None:
     """Write a PNG: a map of carriers and months, and the mean delay of each day per airport."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(11, 9), layout="constrained")
     top, bottom = figure.subplots(2, 1, height_ratios=[3, 2])
     _plot_months(figure, top, summaries)

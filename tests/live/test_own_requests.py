@@ -19,7 +19,8 @@ from rocketspark.access.audit import Decision
 from rocketspark.admin.operations import Admin
 from rocketspark.broker.access.gate import BrokerGate
 from rocketspark.broker.access.settings import CLASSES, AccessSettings
-from rocketspark.cli import main, tree
+from rocketspark.cli import main
+from rocketspark.cli.tree import tree
 from rocketspark.client import Producer, PullConsumer, PushConsumer, TransactionProducer, TransactionState
 from rocketspark.errors import NoNameServer, RocketSparkError
 from rocketspark.protocol.codes import RequestCode
@@ -63,7 +64,7 @@ def refused() -> Iterator[list[Decision]]:
         yield seen
 
 
-ROOT = tree.tree()
+ROOT = tree()
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +184,6 @@ def test_a_slave_copies_and_takes_over(locked: Cluster, refused: list[Decision])
 
 
 def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch, stdin: bytes = b"") -> int:
-    # Making the tree is most of what a run costs here.
-    monkeypatch.setattr(tree, "tree", lambda: ROOT)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
     return main.run(arguments)
 

@@ -48,22 +48,36 @@ class Pages:
             self.pages[(at + begin) // PAGE] = page
         self.size = max(self.size, at + len(data))
 
+    def empty(self, at: int, end: int) -> None:
+        """Be zeros from a page on, up to another."""
+        for number in [number for number in self.pages if at <= number * PAGE < end]:
+            del self.pages[number]
+        self.size = max(self.size, end)
+
+    def read(self, fd: int, at: int, end: int) -> None:
+        """Take what a file holds from a page on; of a sparse one what it has, as holes that are read are none any
+        more, and a wheel of 38 MB is nearly all holes.
+        """
+        while at < end:
+            try:
+                begin = min(os.lseek(fd, at, os.SEEK_DATA), end)
+            except OSError:
+                begin = end  # Nothing but a hole.
+            if begin > at:
+                self.empty(at, begin)
+            if begin < end:
+                stop = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
+                self.put(begin, os.pread(fd, stop - begin, begin))
+                begin = stop
+            at = begin
+
     @classmethod
     def of(cls, path: str) -> Pages:
-        """Read a file; of a sparse one what it has."""
+        """Read a file."""
         found = cls()
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            found.size, at = os.fstat(fd).st_size, 0
-            while at < found.size:
-                try:
-                    at = os.lseek(fd, at, os.SEEK_DATA)
-                except OSError:
-                    break  # Nothing but a hole.
-                at -= at % PAGE
-                end = os.lseek(fd, at, os.SEEK_HOLE)
-                found.put(at, os.pread(fd, end - at, at))
-                at = end
+            found.read(fd, 0, os.fstat(fd).st_size)
         finally:
             os.close(fd)
         return found
@@ -91,7 +105,7 @@ class SimDisk:
         self.random = node.world.random(f"disk {node.name}")
         self._files: dict[int, Pages] = {}
         self._names: dict[int, dict[str, int]] = {}
-        self._maps: dict[int, tuple[mmap.mmap, int]] = {}
+        self._maps: dict[int, tuple[mmap.mmap, int, str]] = {}
 
     # -- calls of the product ------------------------------------------------------------------------------------
 
@@ -111,11 +125,23 @@ class SimDisk:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def mapped(self, path: str, found: mmap.mmap) -> None:
-        self._maps[id(found)] = found, os.stat(path).st_ino
+        self._maps[id(found)] = found, os.stat(path).st_ino, path
 
     def sync_map(self, mapped: mmap.mmap, at: int, end: int) -> None:
         at -= at % mmap.PAGESIZE
-        self._synced(self._maps[id(mapped)][1]).put(at, mapped[at:end])
+        _, number, path = self._maps[id(mapped)]
+        synced = self._synced(number)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return synced.put(at, mapped[at:end])
+        try:
+            if os.fstat(fd).st_ino == number:
+                synced.read(fd, at, end)
+            else:
+                synced.put(at, mapped[at:end])
+        finally:
+            os.close(fd)
 
     def sync_descriptor(self, fd: int) -> None:
         found = os.fstat(fd)

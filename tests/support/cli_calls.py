@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 from dataclasses import dataclass
-from typing import Any
 
 from rocketspark.cli.tree import tree
 
@@ -26,19 +24,13 @@ class Called:
         return f"{self.stdout}{self.stderr}{self.exception or ''}"
 
 
-@functools.cache
-def _tree() -> Any:
-    """The tree is the same each time; making it is most of what a call costs."""
-    return tree()
-
-
 def call(*arguments: str) -> Called:
     """Run one command of `rocketspark`."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     code, raised = 0, None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            _tree().main(args=list(arguments), prog_name="rocketspark")
+            tree().main(args=list(arguments), prog_name="rocketspark")
         except SystemExit as e:
             code = e.code if isinstance(e.code, int) else int(e.code is not None)
         except Exception as e:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -60,6 +61,7 @@ MAKERS = ("cli", "spark", "recipes", "testing")
 NAMED = re.compile(r"\b(" + "|".join((*OPENERS, *TAKE_CONNECTIONS, *CLIENTS)) + r")\(")
 
 
+@functools.cache
 def calls() -> list[tuple[str, str, ast.Call]]:
     """(file, name, call) of each call in the sources."""
     found = []
@@ -72,18 +74,15 @@ def calls() -> list[tuple[str, str, ast.Call]]:
     return found
 
 
-CALLS = calls()
-
-
 @pytest.mark.parametrize("opener", OPENERS)
 def test_connections_are_opened_in_few_places(opener: str) -> None:
     allowed = OPENERS[opener].keys() | {file for file, name in DEFAULTS.items() if name == opener}
-    assert {file for file, name, _ in CALLS if name == opener} == allowed
+    assert {file for file, name, _ in calls() if name == opener} == allowed
 
 
 def test_each_hands_on_keys_and_tls() -> None:
     makers = {"dial", "Connections", "RouteCache"}
-    for file, name, call in CALLS:
+    for file, name, call in calls():
         if name in makers and file not in DEFAULTS:
             given = {keyword.arg for keyword in call.keywords}
             wanted = {"tls"} if file == "proxy/remoting.py" else {"hooks", "tls"}
@@ -91,14 +90,14 @@ def test_each_hands_on_keys_and_tls() -> None:
 
 
 def test_parts_of_a_broker_get_its_connections() -> None:
-    for file, name, call in CALLS:
+    for file, name, call in calls():
         if name in TAKE_CONNECTIONS:
             assert "connections" in {keyword.arg for keyword in call.keywords}, (file, call.lineno)
 
 
 def test_clients_get_the_keys_of_their_makers() -> None:
     checked = 0
-    for file, name, call in CALLS:
+    for file, name, call in calls():
         if name in CLIENTS and file.split("/")[0] in MAKERS:
             spread = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg is None]
             assert any(word in text for text in spread for word in HANDED_ON), (file, call.lineno)

@@ -54,8 +54,6 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def stopped(*arguments: Any, **more: Any) -> Any:
         raise UsageError("stopped: the command would begin now")
 
-    # The tree is the same each time; making it is most of what a run costs here.
-    monkeypatch.setattr("rocketspark.cli.tree.tree", lambda: ROOT)
     monkeypatch.setattr("rocketspark.cli.serving.serve.serve", stopped)
     monkeypatch.setattr("rocketspark.cli.commands.pipelines.shared.SharedOptions.start", stopped)
     if importlib.util.find_spec("pyspark"):
