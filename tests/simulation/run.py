@@ -31,6 +31,9 @@ from tests.simulation.seeds import run_many
 from tests.simulation.world import World
 
 LONG = ("history", "logs", "packets")
+# Whose scenarios tests ask for: read before children are made, so that none reads them.
+OF_TESTS = ("failover", "flips", "group", "group_mutants", "mixed", "mutants", "parts.alone", "rack", "regressions")
+OF_TESTS += ("world_checks",)
 Scenario = Callable[[World], Coroutine[Any, Any, Any]]
 
 
@@ -184,6 +187,17 @@ def run_named(name: str, seed: Any, **more: Any) -> dict[str, Any]:
     return run_seed(scenario_named(name), seed, brief=True, **more)
 
 
+def serve() -> int:
+    """Run what each line asks for, [[scenario, seed], ...], and answer each seed with a line, until the input ends."""
+    for module in OF_TESTS:
+        importlib.import_module(f"tests.simulation.{module}")
+    prepare()
+    for line in sys.stdin:
+        for name, seed in json.loads(line):
+            show(run_seed(scenario_named(name), seed), 0, as_json=True)
+    return 0
+
+
 def _seed(text: str) -> int | str:
     return int(text) if text.isdigit() else text
 
@@ -204,10 +218,13 @@ def main() -> int:
     parser.add_argument("--log", default="WARNING", help="the level of the log that is shown")
     parser.add_argument("--history", action="store_true", help="show log and history")
     parser.add_argument("--json", action="store_true", help="one line of JSON a seed")
+    parser.add_argument("--serve", action="store_true", help="run what standard input asks for")
     wanted = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         # Sets are gone through in the same order everywhere.
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
+    if wanted.serve:
+        return serve()
     pairs = [(wanted.scenario, seed) for seed in wanted.seed or [1]]
     if wanted.each:
         pairs = [(name, int(seed)) for name, _, seed in (each.rpartition("@") for each in wanted.each)]
@@ -232,19 +249,19 @@ def main() -> int:
     for number, (name, seed) in enumerate(pairs):
         outcome = run_seed(scenarios[name], seed, level=getattr(logging, wanted.log), only=only)
         failed += bool(outcome["error"])
-        show(outcome, number, wanted)
+        show(outcome, number, as_json=wanted.json, with_history=wanted.history)
     return 1 if failed else 0
 
 
-def show(outcome: dict[str, Any], number: int, wanted: argparse.Namespace) -> None:
+def show(outcome: dict[str, Any], number: int, *, as_json: bool, with_history: bool = False) -> None:
     """Print what came of a seed."""
     if packets := outcome.pop("packets", None):
         Path(os.environ["SIMULATION_PACKETS"]).with_suffix(f".{number}").write_text("\n".join(packets))
-    if wanted.json:
-        print(json.dumps({name: value for name, value in outcome.items() if name not in LONG}))
+    if as_json:
+        print(json.dumps({name: value for name, value in outcome.items() if name not in LONG}), flush=True)
         return
     lines = []
-    if wanted.history:
+    if with_history:
         told = [(line["t"], " ".join(f"{k}={v}" for k, v in line.items() if k != "t")) for line in outcome["history"]]
         lines = [f"{at:10.4f} {'-':12} - {text}" for at, text in told]
         # Log and history by time; of the same time the log first.

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 # Of one core; on a busy machine fewer seeds are run, not longer.
-SECONDS, SECONDS_BUSY, SEEDS = 12, 150, 300
+SECONDS, SECONDS_BUSY, SEEDS = 10, 125, 300
 
 
 @pytest.mark.shows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -13,19 +14,42 @@ from tests.simulation.seeds import line_of, run_many, shrink
 from tests.simulation.world import mutated
 
 
-def outcomes(scenario: str, *seeds: int, hash_seed: str = "0") -> list[dict[str, Any]]:
-    """Run seeds in a process of their own, which shares nothing with this one."""
-    return outcomes_of([(scenario, seed) for seed in seeds], hash_seed=hash_seed)
-
-
-def outcomes_of(pairs: list[tuple[str, int]], *, hash_seed: str = "0") -> list[dict[str, Any]]:
-    """Run a seed of each scenario, all in one process."""
-    command = [sys.executable, "-m", "tests.simulation.run", "--json"]
-    for scenario, seed in pairs:
-        command += ["--each", f"{scenario}@{seed}"]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, env=os.environ | {"PYTHONHASHSEED": hash_seed}
+@functools.cache
+def server() -> subprocess.Popen[str]:
+    """The process whose children run seeds for all tests here; it ends as this one does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.simulation.run", "--serve"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONHASHSEED": "0"},
     )
+
+
+def outcomes(scenario: str, *seeds: int) -> list[dict[str, Any]]:
+    """Run seeds of a scenario, each in a process of its own."""
+    return outcomes_of([(scenario, seed) for seed in seeds])
+
+
+def outcomes_of(pairs: list[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Run a seed of each scenario, each in a process of its own."""
+    asked, answers = server().stdin, server().stdout
+    assert asked is not None
+    assert answers is not None
+    asked.write(f"{json.dumps(pairs)}\n")
+    asked.flush()
+    lines = [answers.readline() for _ in pairs]
+    assert all(lines), "the process whose children run seeds has ended"
+    return [json.loads(line) for line in lines]
+
+
+def outcomes_elsewhere(scenario: str, *seeds: int) -> list[dict[str, Any]]:
+    """Run seeds in a process that has run nothing before."""
+    command = [sys.executable, "-m", "tests.simulation.run", "--json"]
+    for seed in seeds:
+        command += ["--each", f"{scenario}@{seed}"]
+    environment = os.environ | {"PYTHONHASHSEED": "random"}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert ran.stdout, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
@@ -47,7 +71,7 @@ def outcomes_of(pairs: list[tuple[str, int]], *, hash_seed: str = "0") -> list[d
 )
 def test_a_seed_does_the_same_again_byte_for_byte(scenario: str) -> None:
     first = outcomes(scenario, 1, 2, 1)
-    again = outcomes(scenario, 2, 1, hash_seed="random")
+    again = outcomes_elsewhere(scenario, 2, 1)
     assert [outcome["error"] for outcome in first + again] == [""] * 5
     digests = {number: outcome["digest"] for number, outcome in enumerate(first + again)}
     assert digests[0] == digests[2] == digests[4]
