@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.java.apache import ask
+from tests.support.forked_commands import ForkedCommands
 from tests.support.ports import server_ports
 
 from rocketspark import Producer, PullConsumer, RocketSparkError
@@ -63,8 +65,22 @@ def ready_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
+FORKED: list[ForkedCommands] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    FORKED.append(ForkedCommands())
+    try:
+        yield
+    finally:
+        FORKED.pop().close()
+
+
 def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    with contextlib.chdir(tmp_path):
+        done = FORKED[0].run(*arguments, timeout_s=TIMEOUT_S)
+    return subprocess.CompletedProcess(arguments, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def assert_one_line_error(done: subprocess.CompletedProcess[str], says: str) -> None:
