@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.support.golden_stores import STORES, unpack
+from tests.support.memory_disk import tmp_path_factory  # noqa: F401
 
 from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import properties as props
