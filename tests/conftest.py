@@ -98,6 +98,10 @@ FIRST: tuple[str, ...] = (
     "mqadmin",
     "stores",
 )
+FIRST += tuple(
+    f"tests/spark/lakehouse/test_{name}.py"
+    for name in ("table_archives", "iceberg_writers", "commands_on_s3a", "s3a", "tables_over_connect")
+)
 FIRST += tuple(f"tests/java/test_{name}.py" for name in ("failover", "acting_master", "replication_mixed"))
 FIRST += ("tests/v5/test_clients.py", "tests/java/test_java_slave_of_ours.py")
 FIRST += ("jvm", "pipelines", "tests/spark/test_demo.py", "tests/spark/test_exactly_once.py", "cpp", "go")
