@@ -151,3 +151,18 @@ def test_a_place_that_is_none_is_told_before_spark_starts(
     assert told.count("\n") == 1
     assert error.replace("{}", str(tmp_path)) in told
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_waits_at_a_terminal_is_told_that_spark_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rocketspark.spark.pipelines.parts import session
+
+    def refuse(*_: object) -> None:
+        raise ConfigError("no Spark here")
+
+    monkeypatch.setattr(session, "open_session", refuse)
+    for terminal, told in ((True, "trace: starting Spark, which takes some seconds\n"), (False, "")):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda shown=terminal: shown)
+        assert main.run(["pipeline", "trace"]) == 1
+        assert capsys.readouterr().err == f"{told}error: no Spark here\n"

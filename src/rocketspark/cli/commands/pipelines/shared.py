@@ -158,6 +158,8 @@ class SharedOptions(NamedTuple):
             check_options(wanted)
         progress = stderr_progress(name)
         asked = _ended_at_once() if only_reads else progress.signals()
+        if sys.stderr.isatty():
+            print(f"{name}: starting Spark, which takes some seconds", file=sys.stderr)
         with open_session(name, wanted) as spark, asked, self._metrics(spark, progress):
             for place in dict.fromkeys((*reads, *writes, *(table.place for table in tables))):
                 check_place(spark, place, writes=place in writes)
