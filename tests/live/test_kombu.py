@@ -98,6 +98,20 @@ def test_a_bind_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> No
         assert bodies == ["news"]
 
 
+def test_a_send_that_fails_again_after_it_connected_anew_is_tried_as_often_as_asked() -> None:
+    """As results of tasks while a server starts: the NameServer answers, the broker is not there yet."""
+    with run_cluster() as cluster, Connection(f"rocketmq://{cluster.namesrv}") as connection:
+        producer, attempts = Producer(connection.channel()), []
+
+        def send() -> int:
+            attempts.append(connection.connected)
+            if len(attempts) < 3:
+                raise NotSent("no broker is up")
+            return len(attempts)
+
+        assert connection.ensure(producer, send, max_retries=3, interval_start=0)() == 3
+
+
 @pytest.mark.shows("a queue that another process deletes is made again for what is sent to it")
 def test_a_queue_that_another_process_deletes_is_made_again() -> None:
     with (

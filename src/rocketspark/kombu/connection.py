@@ -93,6 +93,9 @@ class Transport(virtual.Transport):
     )
     connection_errors: Any = (*virtual.Transport.connection_errors, TransportError, SendFailed, ServerError, OSError)
     channel_errors: Any = (*virtual.Transport.channel_errors, StateError)
+    # Without these names kombu gives a send up that fails once more after it has connected anew, as servers start.
+    recoverable_connection_errors: Any = connection_errors + channel_errors
+    recoverable_channel_errors: Any = ()
 
     def __init__(self, client: Any, **more: Any) -> None:
         self.settings = settings_of(client)
