@@ -91,11 +91,11 @@ IGNORED: dict[str, str] = dict(
     persistConsumerOffsetIncrementally=false
     popCkMaxBufferSize=200000 popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
     popConsumerFSServiceInit=true popConsumerKVServiceEnable=false popConsumerKVServiceInit=false
-    popConsumerKVServiceLog=false popFromRetryProbabilityForPriority=0
+    popConsumerKVServiceLog=false
     popLongPollingForceNotifyInterval=800 popPollingMapExpireTimeSeconds=600
     popPollingMapSize=100000   popReviveConcurrency=32
     popReviveMaxAttemptTimes=16 popReviveMaxReturnSizePerRead=16384 popReviveSkipIfGroupAbsent=true
-    printChannelGroups=false printChannelGroupsMinNum=5 priorityOrderAsc=true processReplyMessageThreadPoolNums=20
+    printChannelGroups=false printChannelGroupsMinNum=5 processReplyMessageThreadPoolNums=20
     pullBatchMaxMessageCount=160 pullMessageThreadPoolNums=20 pullThreadPoolQueueCapacity=100000
     putConsumeQueueDataByFileChannel=true putMessageFutureThreadPoolNums=2 putMessageTimeout=8000
     putMsgIndexHightWater=600000 putThreadPoolQueueCapacity=10000 queryMessageThreadPoolNums=10

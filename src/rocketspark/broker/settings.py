@@ -157,6 +157,9 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     retry_topics_v2: bool = setting("enableRetryTopicV2", False, live=AT_USE)
     retry_topics_v1_read: bool = setting("retrieveMessageFromPopRetryTopicV1", True, live=AT_USE)
     pop_retry_percent: Percent = setting("popFromRetryProbability", 20, live=AT_USE)
+    # The same of topics whose messages have priorities; and whether a higher number is more urgent.
+    pop_retry_percent_by_priority: Percent = setting("popFromRetryProbabilityForPriority", 0, live=AT_USE)
+    highest_priority_first: bool = setting("priorityOrderAsc", True, live=AT_USE)
     re_puts_end: bool = setting("skipWhenCKRePutReachMaxTimes", False, live=AT_USE)
     pop_init_by_memory: bool = setting("initPopOffsetByCheckMsgInMem", True, live=AT_USE)
     pop_actual_retry_topic: bool = setting("popResponseReturnActualRetryTopic", False, live=AT_USE)

@@ -32,6 +32,8 @@ DELAY_QUEUE_COUNT = 18
 # The attribute of a topic that says what its queues are. In a topic with batch queues a batch that is sent is one
 # record, its messages unread (rules: SendMessageProcessor, HookUtils and TopicAttributes, 5.x).
 QUEUE_TYPE = "queue.type"
+# What its messages are: PRIORITY has their queues popped by priority.
+MESSAGE_TYPE = "message.type"
 SIMPLE, BATCH = "SimpleCQ", "BatchCQ"
 
 
@@ -285,6 +287,11 @@ class Topics:
 def has_batch_queues(config: TopicConfig) -> bool:
     """Tell whether a topic's queues are batch queues."""
     return config.attributes.get(QUEUE_TYPE) == BATCH
+
+
+def has_priorities(config: TopicConfig) -> bool:
+    """Tell whether a topic is for messages with priorities."""
+    return config.attributes.get(MESSAGE_TYPE) == "PRIORITY"
 
 
 def batch_topics(configs: Iterable[TopicConfig]) -> list[str]:

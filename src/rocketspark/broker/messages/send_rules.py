@@ -17,7 +17,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.topics import Topics, check_inner_batch, has_batch_queues
 from rocketspark.errors import MessageIllegal, RecordError, ServerError, StoreError, StoreFull
 from rocketspark.model.route import PERM_WRITE
-from rocketspark.model.text import shown
+from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.protocol import light_queues
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import SendHeader
@@ -41,6 +41,10 @@ STRAY_QUEUES_MAX = 1000
 # 5.5.0) drops it from what is sent alone; in an item of a batch, or a reply, it would stay and acknowledge another.
 NOT_IN_BATCHES = frozenset((properties.POP_HANDLE.encode(),))
 _LIGHT = frozenset((light_queues.DISPATCH, light_queues.OFFSETS))
+# A message's priority, a number: the queue that it goes to.
+PRIORITY = b"_SYS_MSG_PRIORITY_"
+# Who has one of these is of another type (rule: TopicMessageType, 5.5.0).
+_OTHER_TYPES = frozenset(b"DELAY TIMER_DELIVER_MS TIMER_DELAY_SEC TIMER_DELAY_MS __SHARDINGKEY".split())
 _SYSTEM_NAMES = frozenset(name.encode() for name in properties.SYSTEM_NAMES)
 
 
@@ -233,6 +237,18 @@ class SendRules:
                 f"the broker has {queues.light_count} light queues, at most {most} are made: set maxLmqConsumeQueueNum",
             )
 
+    def by_priority(self, h: SendHeader, queue_id: int, stored: bytes, pairs: dict[bytes, bytes]) -> tuple[int, bytes]:
+        """Return the queue and the properties of a send with a priority: the queue of that number, or the last one.
+
+        A message of another type loses its priority; of one that is no number below 2^31 nothing is made.
+        """
+        config, number = self._topic_table.get(h.topic), whole_number(pairs[PRIORITY], high=INT_MAX)
+        if number is None or config is None or h.topic in self.static_topics:
+            return queue_id, stored
+        if not _OTHER_TYPES.isdisjoint(pairs) or pairs.get(b"TRAN_MSG", b"").lower() == b"true":
+            return queue_id, self.as_sent(stored, pairs, frozenset((PRIORITY,)))
+        return max(min(number, config.write_queue_nums - 1), 0), stored
+
     def admit_back(self, config: TopicConfig) -> None:
         """Raise ServerError 16 if a topic's permission lets no failed messages in, as it lets producers' in."""
         if not config.perm & PERM_WRITE:
@@ -266,6 +282,7 @@ class SendRules:
             or h.sys_flag & ~_PLAIN_FLAGS
             or not names & _SYSTEM_NAMES <= _PLAIN_NAMES
             or not self.alone_half.isdisjoint(names)
+            or PRIORITY in names
             or len(h.topic.encode()) > topic_names.TOPIC_LENGTH_MAX
             or stored_bytes > properties.BYTES_MAX
         ):

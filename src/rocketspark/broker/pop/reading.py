@@ -19,7 +19,9 @@ from rocketspark.broker.pop.ordered import BlockEnds, OrderedPops
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.log_memory import LogMemory
+from rocketspark.broker.topics import has_priorities
 from rocketspark.errors import ServerError, StoreError
+from rocketspark.model.text import whole_number
 from rocketspark.protocol import pop_answers
 from rocketspark.protocol.headers import PopHeader
 from rocketspark.protocol.headers.pop import INIT_MIN
@@ -37,6 +39,9 @@ _MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_TOO_BIG, GetStatus.REMOVE
 
 # Queues of a topic that are looked at in one turn: some ms.
 QUEUES_IN_TURN = 2048
+
+# The attribute of a group: of a hundred pops so many go by priority.
+PRIORITY_FACTOR = "priority.factor"
 
 
 class Round:
@@ -140,6 +145,7 @@ class PopReading:
         self._store = store
         self._batch_topics = store.consume_queues.batch_topics
         self._topics = tables.topics
+        self._groups = tables.groups
         self._offsets = tables.offsets
         self._pops = pops
         self._ordered = ordered
@@ -169,15 +175,18 @@ class PopReading:
             self._offsets.admit(h.group, h.topic, address)
         chance = machine.randrange(100)
         retries = [] if h.order else self._retry_topics(h.topic, h.group, chance)
-        retries_first = chance < s.pop_retry_percent
-        if retries_first and retries:
-            self._read_retries(found, h, wanted, retries[0])
         config = self._topics.get(h.topic)
         count = config.read_queue_nums if config is not None else 0
+        by_priority = config is not None and has_priorities(config) and not h.order and chance < self._factor(h.group)
+        retries_first = chance < (s.pop_retry_percent_by_priority if by_priority else s.pop_retry_percent)
+        if retries_first and retries:
+            self._read_retries(found, h, wanted, retries[0])
         if h.queue_id >= 0:
             self._read_queue(found, h, wanted, h.topic, h.queue_id)
         else:
-            queues = place.step(count, chance)
+            queues = place.step(count, 0 if by_priority else chance)
+            if by_priority and not s.highest_priority_first:
+                queues = [count - 1 - queue_id for queue_id in queues]
             for number, queue_id in enumerate(queues):
                 if found.count >= h.count_max and not h.order:
                     found.rest += self._left(h, queues[number:])
@@ -191,6 +200,12 @@ class PopReading:
             # RocketMQ leaves the other form of retry topics for a later pop: nobody may come for long.
             for topic in retries[1:]:
                 self._read_retries(found, h, wanted, topic)
+
+    def _factor(self, group: str) -> int:
+        """Return of how many pops in a hundred a group reads a topic with priorities by these (priority.factor)."""
+        known = self._groups.table.get(group)
+        factor = whole_number(known.attributes.get(PRIORITY_FACTOR)) if known is not None else None
+        return 100 if factor is None else factor
 
     @staticmethod
     def _cut(found: Found, place: Round) -> None:

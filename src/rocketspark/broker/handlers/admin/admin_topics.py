@@ -16,7 +16,7 @@ from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import sorted_json
 from rocketspark.broker.storage.table_pages import TablePages, page_wanted
 from rocketspark.broker.storage.table_saving import SavedTable
-from rocketspark.broker.topics import BATCH, QUEUE_TYPE, check_queue_type, has_batch_queues
+from rocketspark.broker.topics import BATCH, MESSAGE_TYPE, QUEUE_TYPE, check_queue_type, has_batch_queues
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.model.text import shown
@@ -35,7 +35,6 @@ from rocketspark.transport.request_frames import reply
 # Rule: TopicFilterType, 5.x.
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 # Rule: TopicMessageType, 5.x.
-MESSAGE_TYPE = "message.type"
 MESSAGE_TYPES = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED")
 ATTRIBUTES_MAX = 64
 ATTRIBUTE_LENGTH_MAX = 1024
