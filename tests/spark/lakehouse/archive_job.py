@@ -136,11 +136,16 @@ def run_archive(spark: SparkSession, step: dict[str, Any]) -> Any:
 
 
 def run_restore(spark: SparkSession, step: dict[str, Any]) -> Any:
+    """Restore; `meanwhile`: a statement that is run after the first chunk."""
+    statements = [step["meanwhile"]] if "meanwhile" in step else []
+    progress = Progress("restore")
+    progress.hear = lambda report: spark.sql(statements.pop()).collect() if statements else None  # type: ignore[method-assign,assignment]
     place = archive_at(step["place"], step.get("catalog", ""), step.get("table", ""))
     names = {name: step[name] for name in ("since_ms", "until_ms", "tags", "dry_run", "again") if name in step}
     return restore.restore(
         *(spark, place, step["namesrv"], step["topic"], step["to"]),
         options=RestoreOptions(state=step["state"], chunk_rows=step.get("chunk_rows", 100), **names),
+        progress=progress,
     )
 
 

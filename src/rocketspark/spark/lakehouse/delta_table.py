@@ -80,6 +80,11 @@ class DeltaTable(ArchiveTable):
         """Return the table's rows: COLUMNS, and those of decoded bodies."""
         return self.read_all()
 
+    def read_version(self) -> DataFrame:
+        """Return the rows that the table has now; whatever others do to it meanwhile, later jobs read the same ones."""
+        version = self._commits(1)[0][1].version
+        return self.spark.read.format("delta").option("versionAsOf", version).load(self.place.place)
+
     def _add_columns(self, new: list[tuple[Path, DataType]]) -> None:
         if any("timestamp_ntz" in kind.json() for _, kind in new):
             # A table that begins with the type has it by itself.

@@ -105,10 +105,12 @@ def open_table(spark: SparkSession, place: TablePlace) -> ArchiveTable:
     return DeltaTable(spark, place) if place.format == "delta" else IcebergTable(spark, place)
 
 
-def read_table(spark: SparkSession, place: TablePlace) -> DataFrame:
-    """Return the rows of an archive that is kept in a table. Raises ConfigError if the table does not exist."""
+def read_table(spark: SparkSession, place: TablePlace, *, as_it_is: bool = False) -> DataFrame:
+    """Return the rows of an archive that is kept in a table; `as_it_is`: those that it has now, also in later jobs.
+    Raises ConfigError if the table does not exist.
+    """
     table = open_table(spark, place)
     if not table.exists():
         raise ConfigError(f"{place} is no archive: there is no {place.format} table")
     table.check()
-    return table.read()
+    return table.read_version() if as_it_is else table.read()

@@ -122,6 +122,13 @@ class IcebergTable(ArchiveTable):
         """Return the table's rows: COLUMNS, and those of decoded bodies."""
         return self.spark.table(self._name)
 
+    def read_version(self) -> DataFrame:
+        """Return the rows that the table has now; whatever others do to it meanwhile, later jobs read the same ones."""
+        newest = self.spark.sql(f"SELECT snapshot_id FROM {self._name}.refs WHERE name = 'main'").collect()
+        if not newest:
+            return self.read()
+        return self.spark.sql(f"SELECT * FROM {self._name} VERSION AS OF {newest[0].snapshot_id}")
+
     def decoded(self) -> StructType:
         """Return the columns that the table has beside COLUMNS; none if it does not exist."""
         with self._asking():

@@ -284,6 +284,10 @@ class ArchiveTable(ABC):
         """Return the table's rows: COLUMNS, and those of decoded bodies."""
 
     @abstractmethod
+    def read_version(self) -> DataFrame:
+        """Return the rows that the table has now; whatever others do to it meanwhile, later jobs read the same ones."""
+
+    @abstractmethod
     def append(self, rows: DataFrame, state: ArchiveState, after: ArchiveState | None = None) -> int:
         """Add rows in one commit, and return how many they were; the table is made if it does not exist.
 

@@ -166,7 +166,7 @@ def restore(
     if isinstance(folder, TablePlace):
         topic = _chosen(topic, topics_of(folder, spark), folder)
         source: ArchiveSource | TableSource = TableSource(
-            _rows_of(read_table(spark, folder), topic, since_ms, until_ms)
+            _rows_of(read_table(spark, folder, as_it_is=True), topic, since_ms, until_ms)
         )
         state, place = RESTORES, str(folder)
     else:
