@@ -234,6 +234,9 @@ ROWS: list[Row] = [
         "RocketMQ computes it for files that we do not use",
     ),
     Row("*", "GET_MAX_OFFSET", "ext.logEnd", ours_alone, "what a stream knows a message of a topic made anew by"),
+    Row(
+        "*", "GET_MAX_OFFSET", "ext.storeNumber", ours_alone, "what a stream knows an empty store under an old name by"
+    ),
     *(
         Row("*", "GET_BROKER_CONFIG", f"body.{name}", ours_alone, "a setting of ours")
         for name in sorted(OURS_ALONE - {"brokerIP1", "brokerIP2", "brokerName", "storePathRootDir"})
