@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.forked_commands import ForkedCommands
+from tests.support.forked_commands import forked
 
 pytestmark = pytest.mark.shows("more cores: `server --brokers N`")
 
@@ -41,21 +41,9 @@ class Fleet:
 
     def run(self, *arguments: str, text: str | None = None) -> Any:
         """What a command prints as JSON."""
-        done = FORKED[0].run(*arguments, "--namesrv", self.namesrv, "--json", stdin=(text or "").encode())
+        done = forked().run(*arguments, "--namesrv", self.namesrv, "--json", stdin=(text or "").encode())
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-FORKED: list[ForkedCommands] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forked() -> Iterator[None]:
-    FORKED.append(ForkedCommands())
-    try:
-        yield
-    finally:
-        FORKED.pop().close()
 
 
 @contextmanager

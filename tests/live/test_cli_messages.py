@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.forked_commands import ForkedCommands
+from tests.support.forked_commands import forked
 
 from rocketspark import MessageQueue, Producer, PullConsumer
 from rocketspark.testing import Cluster, run_cluster
@@ -28,18 +28,6 @@ def cluster() -> Iterator[Cluster]:
         yield running
 
 
-FORKED: list[ForkedCommands] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forked() -> Iterator[None]:
-    FORKED.append(ForkedCommands())
-    try:
-        yield
-    finally:
-        FORKED.pop().close()
-
-
 def command(cluster: Cluster, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "rocketspark.cli.main", *arguments, "--namesrv", cluster.namesrv]
 
@@ -47,7 +35,7 @@ def command(cluster: Cluster, *arguments: str) -> list[str]:
 def run(cluster: Cluster, *arguments: str, stdin: str | bytes = "", code: int = 0) -> str:
     """What a command prints; it must end with the code, and without a traceback."""
     data = stdin.encode() if isinstance(stdin, str) else stdin
-    done = FORKED[0].run(*arguments, "--namesrv", cluster.namesrv, stdin=data, timeout_s=TIMEOUT_S)
+    done = forked().run(*arguments, "--namesrv", cluster.namesrv, stdin=data, timeout_s=TIMEOUT_S)
     assert done.returncode == code, done.stderr.decode()
     assert b"Traceback" not in done.stderr
     return (done.stderr if code else done.stdout).decode()

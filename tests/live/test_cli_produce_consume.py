@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-from tests.support.forked_commands import ForkedCommands
+from tests.support.forked_commands import forked
 
 from rocketspark import MessageQueue, Producer
 from rocketspark.cli.commands import consume
@@ -33,24 +33,14 @@ def cluster() -> Iterator[Cluster]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedCommands]:
-    commands = ForkedCommands()
-    try:
-        yield commands
-    finally:
-        commands.close()
-
-
 class Shell:
     """Runs commands against a cluster."""
 
-    def __init__(self, cluster: Cluster, forked: ForkedCommands) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._forked = forked
 
     def __call__(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> bytes:
-        done = self._forked.run(*arguments, "--namesrv", self.cluster.namesrv, stdin=stdin, timeout_s=TIMEOUT_S)
+        done = forked().run(*arguments, "--namesrv", self.cluster.namesrv, stdin=stdin, timeout_s=TIMEOUT_S)
         assert done.returncode == code, done.stderr.decode()
         assert b"Traceback" not in done.stderr
         return done.stderr if code else done.stdout
@@ -64,8 +54,8 @@ class Shell:
 
 
 @pytest.fixture
-def shell(cluster: Cluster, forked: ForkedCommands) -> Shell:
-    return Shell(cluster, forked)
+def shell(cluster: Cluster) -> Shell:
+    return Shell(cluster)
 
 
 def one_queue(shell: Shell, topic: str, count: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.java.apache import ask
-from tests.support.forked_commands import ForkedCommands
+from tests.support.forked_commands import forked
 from tests.support.ports import server_ports
 
 from rocketspark import Producer, PullConsumer, RocketSparkError
@@ -65,21 +65,9 @@ def ready_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-FORKED: list[ForkedCommands] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forked() -> Iterator[None]:
-    FORKED.append(ForkedCommands())
-    try:
-        yield
-    finally:
-        FORKED.pop().close()
-
-
 def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     with contextlib.chdir(tmp_path):
-        done = FORKED[0].run(*arguments, timeout_s=TIMEOUT_S)
+        done = forked().run(*arguments, timeout_s=TIMEOUT_S)
     return subprocess.CompletedProcess(arguments, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 

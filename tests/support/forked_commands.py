@@ -6,6 +6,7 @@ which Python starts and imports is spent once.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -62,6 +63,12 @@ class ForkedCommands:
         self._socket.close()
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+@functools.cache
+def forked() -> ForkedCommands:
+    """Return those that all tests of this process share: what they are forked off ends once this process does."""
+    return ForkedCommands()
 
 
 def serve(asked: socket.socket) -> list[str]:
