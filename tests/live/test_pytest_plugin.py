@@ -71,6 +71,26 @@ def test_killed(rocketmq):
     assert "kill_master() is for a cluster of the tests' own: run them without --rocketmq-namesrv" in said
 
 
+def test_a_broker_without_replicas_that_a_test_has_killed_runs_again_for_the_next(tmp_path: Path) -> None:
+    tests = """
+import pytest
+
+
+def test_killed(rocketmq, rocketmq_topic):
+    rocketmq.kill_master()
+    with pytest.raises(Exception):
+        rocketmq.messages(rocketmq_topic)
+
+
+def test_sent(rocketmq_topic, rocketmq_producer, wait_for_messages):
+    rocketmq_producer.send(rocketmq_topic, b"x")
+    assert [message.body for message in wait_for_messages(rocketmq_topic, 1)] == [b"x"]
+"""
+    project(tmp_path, tests)
+    code, said = run(tmp_path)
+    assert code == 0, said
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

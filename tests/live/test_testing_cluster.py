@@ -16,7 +16,7 @@ from tests.support.patience import LIMIT_S
 from rocketspark import Producer, PullConsumer
 from rocketspark.admin.operations import Admin
 from rocketspark.cli.serving.serve import loop_factory
-from rocketspark.errors import ConfigError, StateError
+from rocketspark.errors import ConfigError, RocketSparkError, StateError
 from rocketspark.testing import cluster as embedded
 from rocketspark.testing import run_cluster
 
@@ -152,6 +152,28 @@ def test_replicas_lose_nothing_when_the_master_is_killed() -> None:
         assert sorted(found) == list(range(60))
 
 
+@pytest.mark.shows("`run_cluster`: a broker without replicas that is killed and started again has its messages")
+def test_a_broker_without_replicas_is_killed_and_started_again() -> None:
+    with run_cluster(brokers=2) as cluster, Producer(cluster.namesrv) as producer:
+        producer.create_topic("orders", queue_count=1)
+        queues = producer.queues("orders")
+        producer.send("orders", b"before", queue=queues[1])
+        assert cluster.kill_master("broker-b") == cluster.brokers[1]
+        with pytest.raises(StateError, match=r"broker-b is killed: start_again\(\) starts it"):
+            cluster.kill_master("broker-b")
+        with pytest.raises(RocketSparkError):
+            producer.send("orders", b"lost", queue=queues[1], timeout_ms=200)
+        producer.send("orders", b"elsewhere", queue=queues[0])
+        cluster.start_again("broker-b")
+        assert cluster.master("broker-b") == cluster.brokers[1]
+        with PullConsumer(cluster.namesrv, "readers", consume_from="first") as consumer:
+            consumer.assign(consumer.queues("orders"))
+            bodies: list[bytes] = []
+            while len(bodies) < 2:
+                bodies += [message.body for message in consumer.poll(LIMIT_S * 1000)]
+        assert sorted(bodies) == [b"before", b"elsewhere"]
+
+
 def test_without_replicas_there_is_nothing_to_elect() -> None:
     with run_cluster() as cluster, pytest.raises(StateError, match="replicas=2"):
-        cluster.kill_master()
+        cluster.elect(cluster.brokers[0])

@@ -17,7 +17,6 @@ from typing import Any
 from rocketspark.broker.access import secure_folder
 from rocketspark.broker.access.secure_folder import SecureFolder
 from rocketspark.broker.inner_connections import signer_of, writers_beside
-from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.cli.serving.proxy_process import EXTRA, is_installed, proxy_process
 from rocketspark.cli.serving.serve import loop_factory, start_in
@@ -25,7 +24,7 @@ from rocketspark.client.validators import unknown_argument
 from rocketspark.errors import ConfigError, StateError
 from rocketspark.namesrv.server import SHARE_BESIDE_A_BROKER, NameServer
 from rocketspark.testing.controllers import Controllers
-from rocketspark.testing.replicas import Replicas
+from rocketspark.testing.replicas import Replicas, Single
 
 # A broker of a test holds little: small files keep it lean. A slow test machine is no load.
 SMALL_FILES: dict[str, Any] = {
@@ -65,7 +64,7 @@ class Cluster:
         self.controller = controller
         self.client_options = client_options or {}
         self.grpc_endpoint = ""
-        self._ask: Callable[[Callable[[Replicas], Awaitable[Any]], str], Any] | None = None
+        self._ask: Callable[[Callable[[Replicas | Single], Awaitable[Any]], str], Any] | None = None
         self._ask_controllers: Callable[[Callable[[Controllers], Awaitable[Any]]], Any] | None = None
 
     def master(self, name: str = "broker-a") -> str:
@@ -73,13 +72,13 @@ class Cluster:
         return str(self._of(name, lambda replicas: replicas.master()))
 
     def kill_master(self, name: str = "broker-a") -> str:
-        """End the name's master as SIGKILL would, and return its address. The controller elects another; `start_again`
-        starts the killed one.
+        """End the name's master as SIGKILL would, and return its address. The controller elects another; without
+        replicas the name's queues are away. `start_again` starts the killed one.
         """
         return str(self._of(name, lambda replicas: replicas.kill_master()))
 
     def start_again(self, name: str = "broker-a") -> None:
-        """Start the replicas of the name that were killed, on their stores and ports."""
+        """Start the brokers of the name that were killed, on their stores and ports."""
         self._of(name, lambda replicas: replicas.start_again())
 
     def elect(self, address: str, name: str = "broker-a") -> None:
@@ -112,9 +111,8 @@ class Cluster:
             raise StateError("this cluster has no controller: run_cluster(replicas=2) makes one")
         return self._ask_controllers(act)
 
-    def _of(self, name: str, act: Callable[[Replicas], Awaitable[Any]]) -> Any:
-        if self._ask is None:
-            raise StateError("this cluster has no replicas: run_cluster(replicas=2) makes them")
+    def _of(self, name: str, act: Callable[[Replicas | Single], Awaitable[Any]]) -> Any:
+        assert self._ask is not None
         return self._ask(act, name)
 
 
@@ -189,7 +187,7 @@ class _ServerThread:
         self._folder = folder
         self._broker_count = broker_count
         self._replica_count = replica_count
-        self._replicas: dict[str, Replicas] = {}
+        self._replicas: dict[str, Replicas | Single] = {}
         self._controller_count = controllers
         self._controllers: Controllers | None = None
         self._settings = {**SMALL_FILES, **settings}
@@ -255,13 +253,13 @@ class _ServerThread:
                 controller = ";".join(self._controllers.addresses)
             for number in range(self._broker_count):
                 settings = self._broker_settings(number, nameserver.address)
-                if controller:
-                    made = self._replicas[settings.broker_name] = Replicas(settings, controller)
-                    servers.push_async_callback(made.close)
+                made = Replicas(settings, controller) if controller else Single(settings)
+                self._replicas[settings.broker_name] = made
+                servers.push_async_callback(made.close)
+                if isinstance(made, Replicas):
                     addresses += await made.start(self._replica_count)
-                    continue
-                broker = await start_in(servers, BrokerServer(settings))
-                addresses.append(broker.address)
+                else:
+                    addresses.append(await made.start())
             options = self._door.client_options() if self._door else None
             self._cluster = Cluster(nameserver.address, tuple(addresses), self._folder, controller, options)
             if self._grpc:
@@ -270,13 +268,13 @@ class _ServerThread:
                 servers.push_async_callback(proxy.stop)
                 await proxy.start()
                 self._cluster.grpc_endpoint = proxy.address
+            self._cluster._ask = self._ask
             if controller:
-                self._cluster._ask = self._ask
                 self._cluster._ask_controllers = self._ask_controllers
             self._started.set()
             await self._stop.wait()
 
-    def _ask(self, act: Callable[[Replicas], Awaitable[Any]], name: str) -> Any:
+    def _ask(self, act: Callable[[Replicas | Single], Awaitable[Any]], name: str) -> Any:
         if name not in self._replicas:
             raise StateError(f"no broker is named {name}: {', '.join(self._replicas)} run here")
         assert self._loop is not None

@@ -26,6 +26,55 @@ QUICK = {
 }
 
 
+class Single:
+    """One broker that has no replicas: while it is killed its queues are away."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self._running: BrokerServer | None = None
+
+    async def start(self) -> str:
+        """Start it; returns its address, which stays the same."""
+        broker = BrokerServer(self._settings)
+        await broker.start()
+        self._running = broker
+        self._settings = msgspec.structs.replace(self._settings, listen_port=int(broker.address.rpartition(":")[2]))
+        return broker.address
+
+    async def close(self) -> None:
+        """Stop it, if it runs."""
+        if self._running is not None:
+            await self._running.close()
+
+    async def master(self) -> str:
+        """Return its address. Raises StateError while it is killed."""
+        return self._broker().address
+
+    async def kill_master(self) -> str:
+        """End it as SIGKILL would; returns its address."""
+        broker, self._running = self._broker(), None
+        await broker.kill()
+        return broker.address
+
+    async def start_again(self) -> None:
+        """Start it on its store and port, if it was killed."""
+        if self._running is None:
+            await self.start()
+
+    async def elect(self, address: str) -> None:
+        """Raise StateError: nobody can be elected."""
+        raise StateError("this cluster has no replicas: run_cluster(replicas=2) makes them")
+
+    async def wait_in_sync(self, count: int) -> str:
+        """Raise StateError: there is no set in sync."""
+        raise StateError("this cluster has no replicas: run_cluster(replicas=2) makes them")
+
+    def _broker(self) -> BrokerServer:
+        if self._running is None:
+            raise StateError(f"{self._settings.broker_name} is killed: start_again() starts it")
+        return self._running
+
+
 class Replicas:
     """The replicas of one broker name. `settings`: those of each replica, but for its folder and port; `controller`:
     "host:port", several with ; between.
