@@ -559,6 +559,8 @@ def result_of(out: PreparedMessage, queue: MessageQueue, reply: Reply, told: Sen
     """Make a send's result from its reply; `told`: the reply as `stored` read it. Raises ServerError if not stored."""
     if told is None:
         told = decode_ext(SendReply, reply.ext) if reply.code in STATUS else stored(reply)
+    if told.queue_id != queue.queue_id:  # A broker chooses another for a message with a priority.
+        queue = MessageQueue(queue.topic, queue.broker_name, told.queue_id)
     return SendResult(
         STATUS[reply.code],
         out.message_id,
