@@ -281,7 +281,8 @@ class World:
         instance.peer_of = instance.master_of = instance.broker = peer
         instance.open_broker = instance.peer_in_use = in_use
         instance.routes = SimpleNamespace(
-            get=get, known=lambda _: route, refresh=answer, find_readable=address, find_master=address, addresses=[],
+            get=get, known=lambda _: route, refresh=answer, look_again=answer, find_readable=address,
+            find_master=address, addresses=[],
             master=lambda _: "address", readable=lambda _: "address", find_write_queues=answer,
             master_of=lambda _: "address", leader=lambda queue: queue.broker_name, broker_addresses=lambda **_: [],
         )  # fmt: skip

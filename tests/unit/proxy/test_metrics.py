@@ -66,7 +66,7 @@ def test_metrics_are_sent_to_a_collector(cluster: Cluster, caplog: pytest.LogCap
     assert process == {"service.name": "rocketspark-proxy", "service.instance.id": running.address}
     with caplog.at_level("INFO"), running_proxy(cluster.namesrv, metrics_exporter="LOG", **own):
         pass
-    assert '{"metric":"rocketmq_proxy_up","kind":"gauge",' in caplog.text
+    assert any(text.startswith('{"metric":"rocketmq_proxy_up","kind":"gauge",') for text in caplog.messages)
 
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

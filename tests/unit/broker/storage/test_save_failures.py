@@ -95,13 +95,13 @@ def test_a_topic_is_not_acknowledged_before_it_is_saved_and_is_saved_later(
             assert b"Late" not in (tmp_path / "config/topics.json").read_bytes()
             assert server._metrics is not None
             found = {
-                (s.name, s.labels["file"]): s.value
-                for m in server._metrics.collect()
-                for s in m.samples
-                if "save" in m.name and "file" in s.labels
+                (family.name, labels["file"]): value
+                for family in server._metrics.collect().families
+                for labels, value in family.rows
+                if "save" in family.name and "file" in labels
             }
             assert found["rocketspark_save_failing", "topics.json"] == 1
-            assert found["rocketspark_save_failures_total", "topics.json"] >= 2
+            assert found["rocketspark_save_failures", "topics.json"] >= 2
             assert len(lines(caplog, "topics.json is not saved")) == 1
             disk.bad = ""
             server._save_again()
