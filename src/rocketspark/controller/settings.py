@@ -59,6 +59,8 @@ _KNOWN_UNSET = frozenset(
     """jRaftControllerRPCAddr jRaftElectionTimeoutMs jRaftGroupId jRaftInitConf jRaftScanWaitTimeoutMs jRaftServerId
     jRaftSnapshotIntervalSecs processReadEvent jraftConfig useTLS""".split()
 )
+# In a file that a controller shares with brokers.
+_SECRETS, _HIDDEN = frozenset({"metricsGrpcExporterHeader"}), "(hidden)"
 _BARRED = frozenset({"configBlackList", "configStorePath", "rocketmqHome"})
 _SWITCHES = {"true": True, "false": False}
 # Below, the scan itself would be the load; above, nobody would see that a master is gone.
@@ -151,8 +153,8 @@ class ControllerSettings:
         return told
 
     def properties(self) -> dict[str, str]:
-        """Return every key with its value, sorted."""
-        return dict(sorted(self._table.items()))
+        """Return every key with its value, sorted; of a secret whether there is one."""
+        return {key: _HIDDEN if value and key in _SECRETS else value for key, value in sorted(self._table.items())}
 
     def document(self) -> str:
         """Return all keys with their values as lines `key=value`."""
@@ -171,7 +173,9 @@ class ControllerSettings:
             if unknown := values.keys() - self._table.keys():
                 names = ", ".join(map(setting_name, sorted(unknown)))
                 log.warning("settings that RocketMQ does not know are passed over: %s", names)
-            changed = {k: v for k, v in values.items() if k in self._table and v != self._table[k]}
+            # What was shown and is sent back changes nothing.
+            now = self.properties()
+            changed = {k: v for k, v in values.items() if k in now and v not in (now[k], self._table[k])}
             if fixed := (KEYS | {INNER_KEY} | write_gate.KEYS) & values.keys():
                 raise ConfigError(f"{min(fixed)} cannot change while the controller runs")
             for key, value in changed.items():

@@ -100,6 +100,20 @@ def test_what_cannot_be_kept_refuses(values: dict[str, str], error: str) -> None
     assert "\n" not in str(caught.value)
 
 
+def test_a_secret_of_a_shared_file_is_not_shown_and_what_was_shown_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "controller.conf"
+    path.write_text("metricsGrpcExporterHeader=api-key:7f3a\n")
+    settings = ControllerSettings(read_controller_conf(path), conf_path=path)
+    assert "metricsGrpcExporterHeader=(hidden)" in settings.document().splitlines()
+    assert "7f3a" not in settings.document()
+    assert settings.update("metricsGrpcExporterHeader=(hidden)\nelectMasterMaxRetryCount=4\n") == [
+        "electMasterMaxRetryCount"
+    ]
+    assert "metricsGrpcExporterHeader=api-key:7f3a" in path.read_text()
+    assert settings.update("metricsGrpcExporterHeader=api-key:8a4b") == ["metricsGrpcExporterHeader"]
+    assert "8a4b" not in settings.document()
+
+
 def test_unknown_keys_are_named() -> None:
     assert ControllerSettings({"foo": "1", "jRaftGroupId": "g", "controllerThreadPoolNums": "2"}).unknown == ["foo"]
 
