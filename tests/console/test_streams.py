@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import socket
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -122,6 +125,65 @@ def test_who_may_not_look_at_a_topic_sees_no_stream_of_it() -> None:
             assert [row[0] for row in rows_of(client, "/streams")] == ["copy-orders"]
             hidden = client.get(f"/stream?at={at[0]}&run=pay")
             assert (hidden.status_code, "pay" in hidden.text) == (400, False)
+
+
+NONSENSE = (
+    {"offsets": {"orders": {"broker-a": {"x": 1}}}},
+    {"offsets": {"orders": {"broker-a": {"0": 10**4000}}}},
+    {"rows": 10**4000},
+    {"batch_at_s": -1e308},
+)
+
+
+def test_a_process_that_says_nonsense_or_never_ends_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heard, "LIFE_S", -1.0)
+    monkeypatch.setattr(heard, "WAIT_S", 0.1)
+    figures = QueryFigures(queries_max=5, topics_max=5, now_s=Clock())
+    figures.started("run-1", "query-1", "copy")
+    asked: list[socket.socket] = []
+    end = threading.Event()
+
+    def trickle(listening: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                asked.append(listening.accept()[0])
+                asked[-1].recv(4096)
+                # A head that never ends: each piece of it comes in time.
+                threading.Thread(target=drip, args=(asked[-1],), daemon=True).start()
+
+    def drip(connection: socket.socket) -> None:
+        with suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while not end.wait(0.01):
+                connection.sendall(b"x")
+
+    base = {"name": "bad", "query_id": "q", "run_id": "r", "state": "running", "started_s": 1, "seen_s": 1}
+    said = {"": base}
+    nonsense = ScrapeThread(
+        lambda: families(figures, None),
+        {stream_progress.PATH: lambda: json.dumps({"said_s": 1, "streams": [said[""]]}).encode()},
+    )
+    nonsense.start("127.0.0.1", 0)
+    with run_cluster() as cluster, publishing(figures) as good, socket.create_server(("127.0.0.1", 0)) as silent:
+        threading.Thread(target=trickle, args=(silent,), daemon=True).start()
+        at = tuple(f"127.0.0.1:{port}" for port in (good.port, nonsense.port, silent.getsockname()[1]))
+        try:
+            with opened(cluster.namesrv, spark_streams=at) as client:
+                for each in NONSENSE:
+                    said[""] = base | each
+                    page = client.get("/streams")
+                    assert page.status_code == 200
+                    assert f"{at[1]} does not answer: its answer is no progress of streams" in page.text
+                    assert f"{at[2]} does not answer: no answer within" in page.text
+                    assert [row[0] for row in rows_of(client, "/streams")] == ["copy"]
+                # One connection and one thread, however often somebody looked.
+                assert len(asked) == 1
+        finally:
+            end.set()
+            nonsense.stop()
+            silent.shutdown(socket.SHUT_RDWR)
+            for connection in asked:
+                connection.close()
 
 
 @pytest.mark.parametrize("address", ["", "ftp://a:1", "http://a", "http://a:1/else", "http://a:x", "a:0"])

@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from rocketspark import machine
+from rocketspark.console.threads import in_thread
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.recipes import Entry, OutboxStore, SeenStore, State
 from rocketspark.recipes.database import shown as shown_url
@@ -91,7 +92,7 @@ class Watched(Generic[T]):
     async def look(self) -> T:
         """Return what is there. Raises ConfigError and DatabaseFailed."""
         if self._running is None or (self._running.done() and machine.monotonic() - self._ended_s > LIFE_S):
-            self._running = asyncio.ensure_future(asyncio.to_thread(self._look))
+            self._running = in_thread(self._look, "rocketspark-database")
             self._running.add_done_callback(self._ended)
         done, _ = await asyncio.wait({self._running}, timeout=LOOK_S)
         if not done:
@@ -100,9 +101,6 @@ class Watched(Generic[T]):
 
     def _ended(self, task: asyncio.Future[T]) -> None:
         self._ended_s = machine.monotonic()
-        # It is told to who looks, if anybody does still.
-        if not task.cancelled():
-            task.exception()
 
 
 def outboxes(texts: Iterable[str]) -> list[Watched[OutboxSeen]]:

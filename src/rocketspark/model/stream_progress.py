@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 PATH = "/progress"
+# Who reads it adds them up and draws them: what lies beyond is nonsense.
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Count = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
+QueueId = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,10}$")]
 
 
 class StreamProgress(msgspec.Struct, kw_only=True):
@@ -22,21 +26,21 @@ class StreamProgress(msgspec.Struct, kw_only=True):
     query_id: str
     run_id: str
     state: Literal["running", "stopped", "failed"]
-    started_s: float
-    seen_s: float
+    started_s: Seconds
+    seen_s: Seconds
     error: str = ""
-    batch_id: int | None = None
-    batch_rows: int = 0
-    batch_s: float | None = None
-    batch_at_s: float | None = None
-    rows: int = 0
-    bad_rows: int = 0
+    batch_id: Count | None = None
+    batch_rows: Count = 0
+    batch_s: Seconds | None = None
+    batch_at_s: Seconds | None = None
+    rows: Count = 0
+    bad_rows: Count = 0
     rows_per_s: float = 0.0
-    offsets: dict[str, dict[str, dict[str, int]]] = {}
+    offsets: dict[str, dict[str, dict[QueueId, Count]]] = {}
 
 
 class StreamsProgress(msgspec.Struct, kw_only=True):
     """All streams of a process; `said_s`: when it says so."""
 
-    said_s: float
+    said_s: Seconds
     streams: list[StreamProgress]

@@ -13,13 +13,15 @@ import msgspec
 
 from rocketspark import machine
 from rocketspark.console.settings import stream_address
+from rocketspark.console.threads import in_thread
 from rocketspark.model import typed_json
 from rocketspark.model.stream_progress import PATH, StreamProgress, StreamsProgress
 from rocketspark.model.text import shown
 
-ASK_S = 3.0
+# For each piece of an answer and for all of them; and until nobody waits for it any more.
+ASK_S, WAIT_S = 3.0, 4.0
 LIFE_S = 2.0
-ANSWER_BYTES_MAX = 16 << 20
+ANSWER_BYTES_MAX, PIECE_BYTES = 16 << 20, 64 << 10
 
 
 class Source(NamedTuple):
@@ -70,6 +72,7 @@ class _Process:
         self._said: StreamsProgress | None = None
         self._said_s: float | None = None
         self._error = ""
+        self._fetching: asyncio.Future[bytes] | None = None
 
     def source(self) -> Source:
         age_s = None if self._said_s is None else machine.monotonic() - self._said_s
@@ -77,8 +80,11 @@ class _Process:
 
     async def ask(self) -> None:
         try:
-            async with asyncio.timeout(ASK_S + 1):
-                body = await asyncio.to_thread(self._fetch)
+            # One at a time: an answer may come so slowly that it never ends.
+            if self._fetching is None or self._fetching.done():
+                self._fetching = in_thread(self._fetch, "rocketspark-streams")
+            async with asyncio.timeout(WAIT_S):
+                body = await asyncio.shield(self._fetching)
             self._said = typed_json.decode(body, StreamsProgress)
             self._said_s, self._error = machine.monotonic(), ""
         except TimeoutError:
@@ -89,18 +95,23 @@ class _Process:
             self._error = shown(str(e) or type(e).__name__)
 
     def _fetch(self) -> bytes:
+        end_s, body = machine.monotonic() + ASK_S, bytearray()
         connection = http.client.HTTPConnection(self._host, self._port, timeout=ASK_S)
         try:
             connection.request("GET", PATH)
             answer = connection.getresponse()
-            body = answer.read(ANSWER_BYTES_MAX + 1)
+            if answer.status != 200:
+                raise ValueError(f"it answered {answer.status} {answer.reason}")
+            while piece := answer.read1(PIECE_BYTES):
+                body += piece
+                if len(body) > ANSWER_BYTES_MAX:
+                    raise ValueError(f"its answer has more than {ANSWER_BYTES_MAX >> 20} MiB")
+                # The connection's limit is that of each piece.
+                if machine.monotonic() > end_s:
+                    raise TimeoutError
         finally:
             connection.close()
-        if answer.status != 200:
-            raise ValueError(f"it answered {answer.status} {answer.reason}")
-        if len(body) > ANSWER_BYTES_MAX:
-            raise ValueError(f"its answer has more than {ANSWER_BYTES_MAX >> 20} MiB")
-        return body
+        return bytes(body)
 
 
 def find(sources: Iterable[Source], address: str, run_id: str) -> tuple[Source, StreamProgress] | None:
