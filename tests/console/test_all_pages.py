@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from tests.console import scene
 from tests.console.running import console
 from tests.java.apache import ApacheCluster
 from tests.support.browser import overflow_px, serious_faults
+from tests.support.patience import LIMIT_S
 
 from rocketspark.admin import Admin
 from rocketspark.console.navigation import MODULES, NAVIGATION
@@ -53,10 +55,17 @@ def home(apache: ApacheCluster, messages: dict[str, ReceivedMessage]) -> Iterato
 
 @pytest.mark.parametrize("path", PAGES)
 def test_each_page_opens_on_apaches_servers(page: Page, home: str, path: str) -> None:
-    page.goto(home + path)
-    for piece in page.locator("[hx-trigger^=load]").all():
-        expect(piece).not_to_contain_text("Asking …")
-    assert page.locator(".note.bad").all_inner_texts() == []
+    def notes() -> list[str]:
+        page.goto(home + path)
+        for piece in page.locator("[hx-trigger^=load]").all():
+            expect(piece).not_to_contain_text("Asking …")
+        return page.locator(".note.bad").all_inner_texts()
+
+    until_s = time.monotonic() + LIMIT_S
+    # A busy machine's broker may be late; a page says so, and the next one asks it again.
+    while (found := notes()) and all("has not answered" in note for note in found) and time.monotonic() < until_s:
+        pass
+    assert found == []
     assert serious_faults(page) == []
     assert overflow_px(page) == 0
 
