@@ -6,12 +6,13 @@ import re
 
 from rocketspark.errors import ServerError
 from rocketspark.model.text import whole_number
+from rocketspark.protocol import light_queues
 from rocketspark.protocol.codes import ResponseCode
 
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 # Of light queues, and of groups that RocketMQ keeps no settings of where it has them.
-LIGHT_PREFIX = "%LMQ%"
+LIGHT_PREFIX = light_queues.NAME_PREFIX
 DEFAULT_TOPIC = "TBW102"
 SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 BENCHMARK_TOPIC = "BenchmarkTest"

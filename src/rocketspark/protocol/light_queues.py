@@ -13,6 +13,7 @@ from rocketspark.model.text import LONG_MAX, whole_number
 from rocketspark.protocol.message import properties
 
 PREFIX = b"%LMQ%"
+NAME_PREFIX = PREFIX.decode()
 
 DISPATCH = b"INNER_MULTI_DISPATCH"
 OFFSETS = b"INNER_MULTI_QUEUE_OFFSET"

@@ -78,9 +78,6 @@ def _told(route: TopicRoute) -> str:
     )
 
 
-_LIGHT = light_queues.PREFIX.decode()
-
-
 class RouteCache:
     """The routes of the topics in use.
 
@@ -319,7 +316,7 @@ class RouteCache:
 
     async def look_again(self, topic: str) -> None:
         """Fetch the route of a topic anew; of a light queue, which has none, those of all topics in use."""
-        await (self.refresh_all() if topic.startswith(_LIGHT) else self.refresh(topic))
+        await (self.refresh_all() if topic.startswith(light_queues.NAME_PREFIX) else self.refresh(topic))
 
     async def _find(self, queue: MessageQueue, look: Callable[[str], str | None]) -> str:
         await self.look_again(queue.topic)

@@ -29,8 +29,6 @@ from rocketspark.protocol.headers import PullHeader
 from rocketspark.protocol.message import properties, record, sysflags
 from rocketspark.protocol.pop_answers import first_topic
 
-_LIGHT = light_queues.PREFIX.decode()
-
 
 class ProcessQueue:
     """The messages of one queue that were pulled and are not finished. The puller waits for room in it.
@@ -359,7 +357,7 @@ class Puller:
 
     async def _take(self, pulled: client_api.PullResult) -> None:
         """Hand on the messages of a pull; bodies are inflated piece by piece, as there is room for them."""
-        light = self.queue.topic.startswith(_LIGHT)
+        light = self.queue.topic.startswith(light_queues.NAME_PREFIX)
         if self._how.columns and not self._is_retry and not is_logical(self.queue) and not light:
             batch = MessageBatch.of_records(pulled.records, self.queue)
             if batch is not None:
