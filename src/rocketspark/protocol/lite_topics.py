@@ -1,0 +1,42 @@
+"""Lite topics: small topics below a parent topic, each one light queue named %LMQ%$parent$lite."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rocketspark.protocol import light_queues
+
+SEPARATOR = "$"
+NAME_PREFIX = light_queues.NAME_PREFIX + SEPARATOR
+# The type of a topic that has lite topics, and the property of a message that names its lite topic.
+MESSAGE_TYPE = "LITE"
+PROPERTY = "__LITE_TOPIC"
+
+
+class LiteTopic(NamedTuple):
+    """A lite topic and the topic that it belongs to."""
+
+    parent: str
+    name: str
+
+    def queue_name(self) -> str:
+        """Return the name of the light queue that holds its messages."""
+        return f"{NAME_PREFIX}{self.parent}{SEPARATOR}{self.name}"
+
+
+def queue_name(parent: str, name: str) -> str:
+    """Return the name of the light queue of a lite topic."""
+    return LiteTopic(parent, name).queue_name()
+
+
+def is_lite(queue: str) -> bool:
+    """Tell whether a queue has the prefix of lite topics."""
+    return queue.startswith(NAME_PREFIX)
+
+
+def of_queue(queue: str) -> LiteTopic | None:
+    """Return the lite topic of a light queue; None for any other name (rule: LiteUtil, 5.5.0: two parts, no more)."""
+    if not is_lite(queue):
+        return None
+    parent, _, name = queue[len(NAME_PREFIX) :].partition(SEPARATOR)
+    return LiteTopic(parent, name) if parent and name and SEPARATOR not in name else None
