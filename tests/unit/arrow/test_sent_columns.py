@@ -101,6 +101,22 @@ def test_a_table_that_was_read_is_sent_without_the_brokers_properties() -> None:
     assert body_of(checked(table)) == body_of(checked(BODIES, properties=[{"p": "1"}, {}, {}]))
 
 
+@pytest.mark.parametrize("frame", [pa.Table.to_pandas, pl.from_arrow, lambda table: table], ids=["pd", "pl", "pa"])
+def test_frames_of_a_table_that_was_read_are_sent_with_their_sharding_keys(frame: Callable[[pa.Table], Any]) -> None:
+    pairs = [[("UNIQ_KEY", "1"), ("p", "1"), ("__SHARDINGKEY", "s")], [("q", None)], None]
+    table = pa.table({"body": BODIES, "properties": pa.array(pairs, pa.map_(pa.string(), pa.string()))})
+    rows = checked(frame(table))
+    assert rows.sharding_keys == ["s", None, None]
+    assert body_of(rows) == body_of(checked(BODIES, properties=[{"p": "1"}, {}, {}], sharding_keys=["s", None, None]))
+    assert checked(frame(table), sharding_keys=["a", "b", None]).sharding_keys == ["a", "b", None]
+
+
+@pytest.mark.parametrize("column", [pa.array, pl.Series], ids=["pa", "pl"])
+def test_a_null_of_a_struct_is_no_property(column: Callable[[list[Any]], Any]) -> None:
+    rows = checked(X3, properties=column([{"p": "1", "q": None}, {"p": None, "q": "2"}, None]))
+    assert body_of(rows) == body_of(checked(X3, properties=[{"p": "1"}, {"q": "2"}, {}]))
+
+
 @pytest.mark.parametrize(
     ("columns", "text"),
     [

@@ -91,7 +91,7 @@ def check_rows(topic: str, given: Given, packing: PackingSettings) -> Rows:
     for an Arrow column of another library without pyarrow.
     """
     validators.check_batch_target(topic)
-    given = _of_table(given)
+    given = _of_read(_of_table(given))
     bodies, body_bytes = _bodies(topic, given.bodies, packing.body_bytes_max)
     column = _Column(topic, len(bodies))
     sharding, sharding_keys = column.sharding_keys(given.sharding_keys)
@@ -267,11 +267,6 @@ def _text(cells: Collection[Any]) -> str | None:
     return joined
 
 
-def _pairs(cell: list[tuple[str, str | None]]) -> dict[str, str]:
-    """Return the properties of a row of an Arrow map: RocketMQ's own, as a read gives them, and nulls are left out."""
-    return {name: value for name, value in cell if value is not None and name not in properties.SYSTEM_NAMES}
-
-
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:
     """Join neighbouring texts that all rows share."""
     found: list[Piece] = []
@@ -331,6 +326,45 @@ def _of_table(given: Given) -> Given:
             raise UsageError(f"give {TABLE[name]} or a column {name!r} of the table, not both")
         given = given._replace(**{TABLE[name]: table[name]})
     return given
+
+
+def _of_read(given: Given) -> Given:
+    """Return columns with properties as dicts that are a column of Arrow's maps or structs, or what pandas and Polars
+    make of these. Nulls are left out, and so are RocketMQ's own properties, which a read gives too: of these the
+    sharding key stays, as the column that it is, if none was given.
+    """
+    if given.properties is None or isinstance(given.properties, Mapping):
+        return given
+    found = _cells("properties", given.properties)
+    pairs = [_pairs(cell) for cell in found]
+    if _library(given.properties) in ("pyarrow", "polars"):
+        found = [_without_nulls(cell) for cell in found]
+    if not any(pairs):
+        return given._replace(properties=found)
+    keys = [None if of_row is None else of_row.get(properties.SHARDING_KEY) for of_row in pairs]
+    if given.sharding_keys is None and any(keys):
+        given = given._replace(sharding_keys=keys)
+    own = [cell if of_row is None else _own(of_row) for cell, of_row in zip(found, pairs, strict=True)]
+    return given._replace(properties=own)
+
+
+def _pairs(cell: Any) -> dict[Any, Any] | None:
+    """Return a map of Arrow as a dict, or what pandas (tuples) or Polars (structs) make of it; None: it is no map."""
+    if not isinstance(cell, list | np.ndarray):
+        return None
+    if all(isinstance(pair, tuple) and len(pair) == 2 for pair in cell):
+        return dict(cell)
+    if all(isinstance(pair, dict) and pair.keys() == {"key", "value"} for pair in cell):
+        return {pair["key"]: pair["value"] for pair in cell}
+    return None
+
+
+def _own(pairs: dict[Any, Any]) -> dict[Any, Any]:
+    return {name: value for name, value in pairs.items() if value is not None and name not in properties.SYSTEM_NAMES}
+
+
+def _without_nulls(cell: Any) -> Any:
+    return {name: value for name, value in cell.items() if value is not None} if isinstance(cell, dict) else cell
 
 
 def _cells(name: str, given: Any) -> list[Any]:
@@ -401,8 +435,6 @@ _PLACES = {
 def _arrow_cells(chunk: Any) -> list[Any]:
     """Return the values of an Arrow array; bytes, and texts of ASCII, by their places, which is six times as quick."""
     kind = str(chunk.type)
-    if kind.startswith("map"):
-        return [None if cell is None else _pairs(cell) for cell in chunk.to_pylist()]
     if kind in _PLACES and len(chunk) and not chunk.null_count:
         places, is_text = _PLACES[kind]
         _, offsets, data = chunk.buffers()
