@@ -38,9 +38,20 @@ def test_a_query_reads_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert first.filter(pl.col("storeTime").is_between(late, late - timedelta(hours=2))).collect().is_empty()
         grouped = first.group_by("tag").len().sort("tag").collect(engine="streaming")
         assert grouped.rows() == [("a", 20), ("b", 20)]
+        # A filter behind `head` has only the first rows, not as many as pass it.
+        odd = pl.col("queueOffset") % 2 == 1
+        ahead = first.select("tag", "queueOffset").collect().head(9)
+        for filtered in (pl.col("tag") == "b", odd & pl.col("tag").is_in(["a", "b"])):
+            assert first.head(9).filter(filtered).select("tag", "queueOffset").collect().equals(ahead.filter(filtered))
+            assert first.filter(filtered).head(9).select(pl.len()).collect().item() == 9
         # What comes later is there the next time.
         producer.send("orders", b"40", tag="a")
         assert first.filter(pl.col("tag").is_in(["a", "c"])).select(pl.len()).collect().item() == 21
+        # Brokers trim the tags that they are asked for.
+        for tag in ("\tx", "x\n", "\u2003x", "x\xa0"):
+            producer.send("blanks", b"x", tag=tag)
+            found = scan.scan_rocketmq(cluster.namesrv, "blanks").filter(pl.col("tag") == tag).collect()
+            assert found["tag"].to_list() == [tag]
         with pytest.raises(RouteNotFound):
             scan.scan_rocketmq(cluster.namesrv, "nowhere")
     assert [(how.get("columns"), how.get("tags"), "start" in how) for how in asked[2:5]] == [

@@ -40,6 +40,13 @@ def newer_version(last: int) -> int:
     return max(int(machine.time() * 1000), last + 1)
 
 
+def can_be_asked(tag: str) -> bool:
+    """Tell whether a tag can stand in an expression of tags, where `||` parts them and blanks around them are trimmed
+    (rule: FilterAPI, 5.x). U+FFFD stands for bytes that are no text.
+    """
+    return tag.strip() == tag not in ("", ALL) and "||" not in tag and "\ufffd" not in tag
+
+
 def subscribe(topic: str, expression: str | None = ALL, *, version: int = 0, kind: str = TAG) -> Subscription:
     """Parse `"*"`, `"TagA || TagB"` or an SQL92 text into a subscription.
 

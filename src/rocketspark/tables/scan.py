@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from rocketspark.errors import ConfigError
+from rocketspark.model.subscription import can_be_asked
 from rocketspark.tables.read_table import read_batches
 
 if TYPE_CHECKING:
@@ -43,19 +44,19 @@ def scan_rocketmq(namesrv: str | None = None, topic: str | Sequence[str] | None 
         tested = [] if predicate is None else predicate.meta.root_names()
         # One at least, as rows are counted by it.
         names = [name for name in schema.names() if name in asked or name in tested] or schema.names()[-1:]
-        given = how | narrowed(predicate, how) | {"columns": names}
+        # Polars counts the rows that it asks for before its filter, which then leaves none out of the read.
+        given = how | narrowed(predicate if count is None else None, how) | {"columns": names}
         if {"start", "end"} <= given.keys() - how.keys() and given["start"] >= given["end"]:
             return
         with read_batches(namesrv, topic, **given) as reader:
             for batch in reader:
                 frame = pl.DataFrame(batch)
-                if predicate is not None:
-                    frame = frame.filter(predicate)
-                frame = frame.select(asked or names)
                 if count is not None:
                     frame = frame.head(count)
                     count -= frame.height
-                yield frame
+                if predicate is not None:
+                    frame = frame.filter(predicate)
+                yield frame.select(asked or names)
                 if count == 0:
                     return
 
@@ -87,7 +88,7 @@ def narrowed(predicate: pl.Expr | None, how: dict[str, Any]) -> dict[str, Any]:
     except Exception:
         return {}  # Polars may write its filters in another way one day: then rows are filtered here alone.
     found: dict[str, Any] = {"start": span.first, "end": span.end}
-    if span.tags and all(tag and not set(tag) & set("| ,*") for tag in span.tags):
+    if span.tags and all(can_be_asked(tag) and not set(tag) & set("| ,*") for tag in span.tags):
         found["tags"] = " || ".join(sorted(span.tags))
     # Both of a pair: a time and an offset do not mix.
     taken = {name for name in found if how.get(name) is not None}

@@ -20,6 +20,7 @@ from rocketspark.client import validators
 from rocketspark.client.connection import client_api
 from rocketspark.errors import UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage
+from rocketspark.model.subscription import can_be_asked
 from rocketspark.transport.peer import Peer
 
 LIMIT, SCAN_MAX = 100, 100_000
@@ -200,7 +201,7 @@ class SearchOperations(StoredOperations):
 
 
 def _is_plain(tag: str) -> bool:
-    return not any(c in tag for c in "|* \t")
+    return can_be_asked(tag) and not any(c in tag for c in "|* \t")
 
 
 class _Reading(NamedTuple):

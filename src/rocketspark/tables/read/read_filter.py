@@ -12,7 +12,7 @@ from rocketspark.arrow.decode_request import INT64_MAX, INT64_MIN, RowFilter
 from rocketspark.errors import FilterIllegal
 from rocketspark.filters import sql92
 from rocketspark.model import Subscription, subscribe
-from rocketspark.model.subscription import SQL92
+from rocketspark.model.subscription import SQL92, can_be_asked
 from rocketspark.model.text import string_hash
 from rocketspark.tables.options import ReadOptions
 
@@ -81,7 +81,7 @@ class ReadFilter(NamedTuple):
         less.
         """
         tags = self.tags
-        if tags is not None and not (0 < len(tags) <= _TAGS_ASKED_MAX and all(map(_can_be_asked, tags))):
+        if tags is not None and not (0 < len(tags) <= _TAGS_ASKED_MAX and all(map(can_be_asked, tags))):
             tags = None
         if self.sql is None:
             return subscribe("", " || ".join(sorted(tags))) if tags else EVERY_MESSAGE
@@ -93,10 +93,3 @@ class ReadFilter(NamedTuple):
             except FilterIllegal:
                 pass  # Too long or too deep, or it ends in a comment.
         return subscribe("", self.sql, kind=SQL92)
-
-
-def _can_be_asked(tag: str) -> bool:
-    """Tell whether a tag can stand in a subscription, where `||` parts and blanks are trimmed (rule:
-    FilterAPI, 5.x).
-    """
-    return tag.strip() == tag != "*" and "||" not in tag and "\ufffd" not in tag
