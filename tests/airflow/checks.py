@@ -4,10 +4,13 @@ its own; `make test` collects no file of this name.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import pkgutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,7 +19,7 @@ from typing import Any
 import pytest
 
 from rocketspark import Producer
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, UsageError
 from rocketspark.testing import run_cluster
 from rocketspark.testing.cluster import Cluster
 
@@ -115,6 +118,34 @@ def test_what_fails_is_consumed_by_the_next_try(cluster: Cluster) -> None:
     assert len(seen) == 4
     assert seen.count(seen[1]) == 2
     assert set(seen) == {b"a", b"b", b"c"}
+
+
+async def is_second(message: Any) -> bool:
+    """The same, asynchronous."""
+    return bool(message.body == b"second")
+
+
+def test_a_wait_misses_nothing_that_comes_before_a_triggerer_reads(cluster: Cluster) -> None:
+    from airflow.sdk.exceptions import TaskDeferred
+
+    from rocketspark.airflow.operators import RocketMQProduceOperator, RocketMQWaitOperator
+
+    with Producer(cluster.namesrv) as producer:
+        producer.send("bills", b"before", tag="x")
+        time.sleep(0.01)
+        wait = RocketMQWaitOperator(task_id="w", topic="bills", group="late", function="tests.airflow.checks:is_second")
+        with pytest.raises(TaskDeferred) as deferred:
+            wait.execute({})
+        for body in (b"first", b"second"):
+            producer.send("bills", body)
+    path, arguments = deferred.value.trigger.serialize()
+
+    async def fired() -> Any:
+        return await anext(aiter(pkgutil.resolve_name(path)(**arguments).run()))
+
+    assert asyncio.run(asyncio.wait_for(fired(), 60)).payload["body"] == "second"
+    with pytest.raises(UsageError, match="messages is 'two': a list is needed"):
+        RocketMQProduceOperator(task_id="p", topic="bills", messages="two").execute({})
 
 
 def test_the_hook_says_whether_a_server_answers(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
+from rocketspark import machine
 from rocketspark.airflow.hook import DEFAULT, RocketMQHook
 from rocketspark.airflow.trigger import RocketMQMessageTrigger
 from rocketspark.client.consumer.offsets import ConsumeFrom
@@ -45,6 +46,9 @@ class RocketMQProduceOperator(BaseOperator):
     def execute(self, context: Any) -> list[str]:
         """Send. Raises UsageError for what is no message, else as `Producer.send`."""
         given = self.messages() if callable(self.messages) else self.messages
+        if isinstance(given, str | bytes | Mapping):
+            # A text that a template made of a list, for one: each of its characters would be a message.
+            raise UsageError(f"messages is {given!r:.80}: a list is needed, of one message too")
         messages = [self._message(one) for one in given]
         with RocketMQHook(self.rocketmq_conn_id).get_conn() as producer:
             return [producer.send(message).message_id for message in messages]
@@ -119,9 +123,9 @@ class RocketMQWaitOperator(BaseOperator):
 
     Args:
         topic, group, tags, sql: what is read, and by whom.
-        function: the import path of a function that gets a ReceivedMessage and tells whether it is the one; by default
-            the first one is. Those passed over are done.
-        consume_from: where a group begins that never read; by default the messages from now on.
+        function: the import path of a function, plain or async, that gets a ReceivedMessage and tells whether it is the
+            one; by default the first one is. Those passed over are done.
+        consume_from: where a group begins that never read; by default with what is stored from the task's start on.
         wait_timeout: after which the task fails.
     """
 
@@ -147,13 +151,15 @@ class RocketMQWaitOperator(BaseOperator):
 
     def execute(self, context: Any) -> None:
         """Hand the wait to the triggerer."""
+        # What comes until a triggerer reads, or another one after it, is waited for too.
+        began_ms = int(machine.time() * 1000)
         trigger = RocketMQMessageTrigger(
             topic=self.topic,
             group=self.group,
             tags=self.tags,
             sql=self.sql,
             function=self.function,
-            consume_from=self.consume_from,
+            consume_from=began_ms if self.consume_from == "last" else self.consume_from,
             rocketmq_conn_id=self.rocketmq_conn_id,
         )
         self.defer(trigger=trigger, method_name="execute_complete", timeout=self.wait_timeout)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import pkgutil
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -55,7 +57,10 @@ class RocketMQMessageTrigger(BaseTrigger):
             consumer.subscribe(given["topic"], given["tags"], sql=given["sql"])
             while True:
                 for message in await consumer.poll(1000, count_max=1):
-                    taken = takes(message)
+                    # In a thread, as the triggerer's loop is shared by all waits.
+                    taken = await asyncio.to_thread(takes, message)
+                    if inspect.isawaitable(taken):
+                        taken = await taken
                     await consumer.commit({message.queue: message.queue_offset + 1})
                     if taken:
                         yield TriggerEvent(told(message))
