@@ -270,6 +270,74 @@ def a_long_listener_keeps_its_message(play: Play) -> None:
     assert len(play.call("push_await", slow, count=2, wait_ms=10)) == 1
 
 
+def lite_topics_come_in_order_to_the_consumer_that_subscribed_last(play: Play) -> None:
+    topic = play.topic("LITE", queues=2)
+    attributes = {"+lite.bind.topic": topic, "+lite.sub.model": "Exclusive", "+lite.sub.client.quota": "3"}
+    group = play.group(attributes=attributes)
+    producer = play.start("producer", topics=[topic])
+    one = play.start("lite", group=group, topic=topic)
+    for name in "abc":
+        play.call("lite_subscribe", one, lite_topic=name)
+    with pytest.raises(CommandError) as over:
+        play.call("lite_subscribe", one, lite_topic="d")
+    assert over.value.code == 42902, over.value
+    for number in range(3):
+        for name in "ab":
+            play.send(producer, topic, f"{name}{number}", lite_topic=name)
+    first = play.call("push_await", one, count=6, wait_ms=LIMIT_MS)
+    assert {(m["lite_topic"], m["attempt"]) for m in first} == {("a", 1), ("b", 1)}
+    for name in "ab":
+        assert [m for m in bodies(first) if m.startswith(name.encode())] == [
+            b"%s%d" % (name.encode(), n) for n in range(3)
+        ]
+    two = play.start("lite", group=group, topic=topic)
+    play.call("lite_subscribe", two, lite_topic="a")
+    _await_lite_topics(play, one, ["b", "c"])
+    play.send(producer, topic, "a3", lite_topic="a")
+    assert bodies(play.call("push_await", two, count=1, wait_ms=LIMIT_MS)) == [b"a3"]
+    play.call("lite_unsubscribe", one, lite_topic="b")
+    play.send(producer, topic, "b3", lite_topic="b")
+    play.call("lite_subscribe", two, lite_topic="b")
+    assert bodies(play.call("push_await", two, count=2, wait_ms=LIMIT_MS)) == [b"a3", b"b3"]
+    assert len(play.call("push_await", one, count=7, wait_ms=10)) == 6
+    play.stop(one)
+    play.stop(two)
+
+
+def _await_lite_topics(play: Play, consumer: str, names: list[str]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while (found := play.call("lite_topics", consumer)) != names:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+def what_fails_of_a_lite_topic_comes_again(play: Play) -> None:
+    topic = play.topic("LITE")
+    group = play.group(
+        attributes={"+lite.bind.topic": topic},
+        groupRetryPolicy={"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [1000] * 3}},
+    )
+    producer = play.start("producer", topics=[topic])
+    play.send(producer, topic, "once", lite_topic="x")
+    consumer = play.start("lite", group=group, topic=topic, fail_first=1)
+    play.call("lite_subscribe", consumer, lite_topic="x", from_first=True)
+    found = play.call("push_await", consumer, count=2, wait_ms=LIMIT_MS)
+    shown = [(body_of(m), m["attempt"], m["accepted"]) for m in found]
+    assert shown == [(b"once", 1, False), (b"once", 2, True)], shown
+    play.stop(consumer)
+
+
+def a_message_has_its_priority(play: Play) -> None:
+    topic, group = play.topic("PRIORITY"), play.group()
+    producer = play.start("producer", topics=[topic])
+    consumer = play.start("simple", group=group, subscriptions={topic: "*"})
+    for priority in (0, 3, 7):
+        play.send(producer, topic, f"p{priority}", priority=priority)
+    found = play.receive(consumer, 3)
+    assert sorted((body_of(m), m["priority"]) for m in found) == [(b"p0", 0), (b"p3", 3), (b"p7", 7)]
+    play.ack(consumer, *found)
+
+
 Scenario = Callable[[Play], None]
 MAIN: tuple[Scenario, ...] = (
     everything_of_a_message_comes_back,
@@ -288,5 +356,11 @@ ALL: tuple[Scenario, ...] = (
     a_handle_that_expired_is_refused,
     what_always_fails_ends_among_the_dead,
     a_long_listener_keeps_its_message,
+)
+# With Java's client alone.
+NEW: tuple[Scenario, ...] = (
+    lite_topics_come_in_order_to_the_consumer_that_subscribed_last,
+    what_fails_of_a_lite_topic_comes_again,
+    a_message_has_its_priority,
 )
 PLAYED = {"python": ALL, "java": ALL, "go": MAIN, "node": MAIN}

@@ -45,6 +45,9 @@ OURS_QUICK = {
 BROKER = {key: value for key, value in QUICK.items() if key != "messageDelayLevel"} | {
     "brokerName": "broker-a",
     "recallMessageEnable": "true",
+    # Lite topics are light queues.
+    "enableLmq": "true",
+    "enableMultiDispatch": "true",
 }
 
 
@@ -58,7 +61,7 @@ class Servers:
         self.broker = broker
 
     def make_topic(self, topic: str, kind: str = "NORMAL", queues: int = 4) -> None:
-        """Make a topic whose messages are NORMAL, FIFO, DELAY, TRANSACTION or MIXED."""
+        """Make a topic whose messages are NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY, LITE or MIXED."""
         fields = {
             "topic": topic,
             "defaultTopic": "TBW102",

@@ -184,9 +184,6 @@ def test_routes_assignments_and_settings(proxies: Proxies, topic: str, perm: int
                 client.call("QueryRoute", route(topic)),
                 *(client.call("QueryAssignment", assignment(topic, group)) for group in ("TheGroup", "in-order")),
             ]
-        # Lite topics are not supported here.
-        told.settings.subscription.ClearField("lite_subscription_quota")
-        told.settings.subscription.ClearField("max_lite_topic_size")
         found = [json_format.MessageToDict(one) for one in (told, *asked)]
         queues = [
             *found[1]["messageQueues"],

@@ -22,7 +22,8 @@ from rocketspark.errors import FrameError, ProtocolError
 from rocketspark.model import ReceivedMessage
 from rocketspark.model.namespace import RETRY_PREFIX
 from rocketspark.model.text import INT_MAX, LONG_MAX, shown, whole_number
-from rocketspark.protocol.headers import PopReply
+from rocketspark.protocol.headers import PopLiteReply, PopReply
+from rocketspark.protocol.light_queues import QUEUE_ID as LIGHT_QUEUE_ID
 from rocketspark.protocol.message import properties
 
 Source = tuple[str, int]
@@ -280,6 +281,30 @@ class TimesAndOffsets:
         flag, queue_id = handle.retry_flag, handle.queue_id
         whole = self._counts.get((flag, str(queue_id)), 0)
         return self._counts.get((flag, f"qo{queue_id}%{handle.queue_offset}"), whole)
+
+
+def lite_order_counts(text: str | None, count: int) -> list[int]:
+    """Return how often each of `count` messages of lite topics was given out before; 0 if the answer does not say.
+
+    An item is a number, or as for other ordered pops: flag, offset and number.
+    """
+    found = [whole_number(item.rpartition(" ")[2], high=INT_MAX) or 0 for item in (text or "").split(";")]
+    return found if len(found) == count else [0] * count
+
+
+def lite_handle(told: PopLiteReply, broker_name: str, queue_offset: int, physical_offset: int = -1) -> ReceiptHandle:
+    """Return the receipt handle of a message of a lite topic; `queue_offset`: its offset in the lite topic's queue."""
+    return ReceiptHandle(
+        start_offset=0,
+        pop_time_ms=told.pop_time_ms,
+        invisible_time_ms=told.invisible_time_ms,
+        revive_queue_id=told.revive_queue_id,
+        retry_flag=NORMAL,
+        broker_name=broker_name,
+        queue_id=LIGHT_QUEUE_ID,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+    )
 
 
 def give_handles(messages: Sequence[ReceivedMessage], popped: Popped) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from rocketspark.model.text import shown
+from rocketspark.model.text import shown, whole_number
+from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.proxy.message_form import RESERVED_NAMES
 from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.proxy.wire.statuses import Refused
@@ -131,6 +132,56 @@ def _check(what: str, name: str, characters_max: int, code: Code) -> None:
         raise Refused(code, f"{what} {shown(name)} holds other characters than letters, digits, %, |, - and _")
 
 
+# Attributes of groups that read lite topics: of which topic, and how many one client may subscribe to.
+LITE_BIND_TOPIC, LITE_QUOTA = "lite.bind.topic", "lite.sub.client.quota"
+LITE_QUOTA_DEFAULT = 2000
+_LITE_TOPIC = re.compile(r"[a-zA-Z0-9_-]+\Z")
+
+
+def bound_topic(group: GroupConfig | None) -> str:
+    """Return the topic whose lite topics a group reads; "" for a group that reads topics as a whole."""
+    return "" if group is None else group.attributes.get(LITE_BIND_TOPIC, "")
+
+
+def lite_quota(group: GroupConfig | None) -> int:
+    """Return how many lite topics one client of a group may subscribe to."""
+    given = None if group is None else whole_number(group.attributes.get(LITE_QUOTA), high=(1 << 31) - 1)
+    return LITE_QUOTA_DEFAULT if given is None else given
+
+
+def check_lite_group(name: str, group: GroupConfig | None, *, lite: bool) -> None:
+    """Raise Refused 40003 if a group reads lite topics and its client does not (`lite` is False), or the reverse."""
+    bound = bound_topic(group)
+    if lite and group is None:
+        raise Refused(Code.ILLEGAL_CONSUMER_GROUP, f"group not found: {name}")
+    if lite and not bound:
+        raise Refused(Code.ILLEGAL_CONSUMER_GROUP, f"regular group cannot use LITE mode: {name}")
+    if bound and not lite:
+        raise Refused(Code.ILLEGAL_CONSUMER_GROUP, f"lite group must use LITE mode: {name}")
+
+
+def check_bound_topic(name: str, group: GroupConfig | None, topic: str) -> None:
+    """Raise Refused if a group does not read the lite topics of `topic`: 40003 without the group, 40002 for another."""
+    if group is None:
+        raise Refused(Code.ILLEGAL_CONSUMER_GROUP, f"group not found: {name}")
+    if (bound := bound_topic(group)) != topic:
+        text = f"lite group {name} is expected to bind topic {bound or 'null'}, but actual is {topic}"
+        raise Refused(Code.ILLEGAL_TOPIC, text)
+
+
+def check_lite_topic(name: str, bytes_max: int) -> None:
+    """Raise Refused 40020 for a lite topic's name that is blank, has more than `bytes_max` bytes, or holds others than
+    letters, digits, - and _.
+    """
+    code = Code.ILLEGAL_LITE_TOPIC
+    if is_blank(name):
+        raise Refused(code, "lite topic: it has only spaces")
+    if len(name.encode()) > bytes_max:
+        raise Refused(code, f"lite topic {_shown(name)}: it has more than {bytes_max} bytes")
+    if not _LITE_TOPIC.match(name):
+        raise Refused(code, f"lite topic {_shown(name)}: it holds other characters than letters, digits, - and _")
+
+
 # What Java's Character.isWhitespace takes; Python's isspace also takes blanks that do not break a line.
 _BLANKS = (
     "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f "
@@ -150,6 +201,7 @@ class SendLimits(NamedTuple):
     user_properties_max: int = 128
     user_properties_bytes_max: int = 16 << 10
     message_group_bytes_max: int = 64
+    lite_topic_bytes_max: int = 64
     delay_ms_max: int = 86_400_000
     recovery_s_max: int = 3600
     use_delay_level: bool = False

@@ -23,7 +23,15 @@ from rocketspark.model.subscription import newer_version
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.proxy.brokers import Brokers, attempts_max, exponential, waits_ms
 from rocketspark.proxy.call import WRITE_S, Call
-from rocketspark.proxy.checks import TOPICS_MAX, Shares, checked_group, checked_topic
+from rocketspark.proxy.checks import (
+    TOPICS_MAX,
+    Shares,
+    check_bound_topic,
+    check_lite_group,
+    checked_group,
+    checked_topic,
+    lite_quota,
+)
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import AddressScheme, ClientType, Code
@@ -32,7 +40,8 @@ from rocketspark.proxy.wire.statuses import Refused, status
 log = LimitedLog("rocketspark.proxy")
 
 PUSH_CONSUMERS = frozenset((ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER))
-CONSUMERS = PUSH_CONSUMERS | {ClientType.SIMPLE_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER}
+LITE_CONSUMERS = frozenset((ClientType.LITE_PUSH_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER))
+CONSUMERS = PUSH_CONSUMERS | LITE_CONSUMERS | {ClientType.SIMPLE_CONSUMER}
 # A client that lost its stream and connections may open them anew this long before it counts as gone: the official ones
 # of Java, Python and Node are back 1.0 to 1.4 s after a connection that broke, and their listeners work on meanwhile.
 GRACE_S = 5.0
@@ -113,7 +122,8 @@ class ProxyClient:
     `identity`: its user and client id; `settings`: the used part of the settings that it told; until it `has_told` any,
     they are made of what its calls say. `kept_bytes`: how much memory is counted for it; `topics`: those that it
     publishes to; `group`: the group that it consumes in; `connections`: the addresses that its calls came from;
-    `began_ms`: when it was first seen; `told_ms`: when its settings last changed.
+    `began_ms`: when it was first seen; `told_ms`: when its settings last changed; `lite_parent`: the topic whose lite
+    topics it subscribed to, "" for none.
     """
 
     def __init__(self, call: Call) -> None:
@@ -126,7 +136,7 @@ class ProxyClient:
         self.least_bytes = CLIENT_BYTES + 3 * len(call.identity)
         self.kept_bytes, self.host = 0, call.remote_host
         self.topics: set[str] = set()
-        self.group = ""
+        self.group = self.lite_parent = ""
         self.streams: list[TelemetryStream] = []
         self.connections: set[str] = set()
         # Receives at work.
@@ -145,6 +155,11 @@ class ProxyClient:
     def is_consumer(self) -> bool:
         """True if the client said that it is a consumer."""
         return self.settings.client_type in CONSUMERS
+
+    @property
+    def is_lite_consumer(self) -> bool:
+        """True if the client said that it reads lite topics, or subscribed to some."""
+        return bool(self.lite_parent) or self.settings.client_type in LITE_CONSUMERS
 
     @property
     def is_push_consumer(self) -> bool:
@@ -463,7 +478,13 @@ class Telemetry:
         if told.HasField("publishing"):
             self._merge_producer(merged)
         elif told.HasField("subscription"):
-            self._merge_consumer(merged, await self._brokers.group(told.subscription.group.name))
+            name = told.subscription.group.name
+            group = await self._brokers.group(name)
+            lite = told.client_type in LITE_CONSUMERS
+            check_lite_group(name, group, lite=lite)
+            for entry in told.subscription.subscriptions[:1] if lite else ():
+                check_bound_topic(name, group, entry.topic.name)
+            self._merge_consumer(merged, group)
         else:
             raise Refused(Code.BAD_REQUEST, "settings hold neither publishing nor subscription")
         if not told.client_type and told.HasField("publishing"):
@@ -491,6 +512,8 @@ class Telemetry:
     def _merge_consumer(self, merged: Any, group: GroupConfig | None) -> None:
         group = group or GroupConfig(group_name="")
         merged.subscription.fifo = group.consume_message_orderly
+        merged.subscription.lite_subscription_quota = lite_quota(group)
+        merged.subscription.max_lite_topic_size = self._settings.lite_topic_bytes_max
         merged.subscription.receive_batch_size = self._settings.receive_batch_size
         merged.subscription.long_polling_timeout.FromMilliseconds(self._settings.long_polling_ms_max)
         merged.backoff_policy.Clear()

@@ -14,7 +14,7 @@ from rocketspark.access.audit import Audit
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers import CheckTransactionHeader
+from rocketspark.protocol.headers import CheckTransactionHeader, NotifyUnsubscribeLiteHeader
 from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.proxy.brokers import Brokers, retry_wait_ms
 from rocketspark.proxy.call import CallTimes
@@ -22,6 +22,7 @@ from rocketspark.proxy.checks import SendLimits
 from rocketspark.proxy.clients import GRACE_S, Clients, ProxyClient, Telemetry
 from rocketspark.proxy.consuming.group_members import GroupMembers, Questions
 from rocketspark.proxy.consuming.handle_calls import HandleCalls, Held, changed, now_ms
+from rocketspark.proxy.consuming.lite_subscriptions import LiteSubscriptions
 from rocketspark.proxy.consuming.outcomes import Outcomes
 from rocketspark.proxy.consuming.receive import Receives
 from rocketspark.proxy.consuming.renewals import Renewals, RenewSettings
@@ -34,7 +35,7 @@ from rocketspark.proxy.producing.send import Recalls, Sends
 from rocketspark.proxy.producing.transactions import TransactionData, Transactions, monotonic_ms
 from rocketspark.proxy.remoting import Behind, RemotingRelay
 from rocketspark.proxy.routes import QueryRoutes
-from rocketspark.proxy.service import Service, not_supported
+from rocketspark.proxy.service import Service
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.transport.metrics.settings import DISABLE
 from rocketspark.transport.peer import Peer
@@ -67,6 +68,10 @@ class Consuming:
         service.serve("AckMessage", outcomes.ack_message)
         service.serve("ChangeInvisibleDuration", outcomes.change_invisible_duration)
         service.serve("ForwardMessageToDeadLetterQueue", outcomes.forward)
+        lite = LiteSubscriptions(settings, brokers, clients)
+        service.serve("SyncLiteSubscription", lite.sync)
+        brokers.requests.add(RequestCode.NOTIFY_UNSUBSCRIBE_LITE, lite.unsubscribed, NotifyUnsubscribeLiteHeader)
+        clients.when_gone(lite.gone)
         questions = Questions(clients, self.renewals, settings.namesrv, settings.relay_timeout_ms)
         self.members = GroupMembers(
             brokers,
@@ -127,6 +132,7 @@ class Producing:
             user_properties_max=settings.user_properties_max,
             user_properties_bytes_max=settings.user_properties_bytes_max,
             message_group_bytes_max=settings.message_group_bytes_max,
+            lite_topic_bytes_max=settings.lite_topic_bytes_max,
             delay_ms_max=settings.delay_ms_max,
             recovery_s_max=settings.transaction_recovery_s_max,
             use_delay_level=settings.use_delay_level,
@@ -231,7 +237,6 @@ class ProxyServer:
         serve("Telemetry", self._telemetry.telemetry)
         serve("Heartbeat", self._telemetry.heartbeat)
         serve("NotifyClientTermination", self._telemetry.notify_client_termination)
-        serve("SyncLiteSubscription", not_supported("SyncLiteSubscription"))
 
     @property
     def address(self) -> str:

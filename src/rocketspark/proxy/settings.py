@@ -43,6 +43,9 @@ class ProxySettings(msgspec.Struct, kw_only=True):
     user_properties_bytes_max: int = 16384
     user_properties_max: int = 128
     message_group_bytes_max: int = 64
+    lite_topic_bytes_max: int = 64
+    lite_unacknowledged_max: int = 100
+    lite_subscriptions_per_s_max: int = 5000
     body_must_not_be_empty: bool = True
     default_invisible_ms: int = 60_000
     receive_invisible_ms_min: int = 10_000
@@ -104,6 +107,9 @@ FIELDS = {
     "maxUserPropertySize": "user_properties_bytes_max",
     "userPropertyMaxNum": "user_properties_max",
     "maxMessageGroupSize": "message_group_bytes_max",
+    "maxLiteTopicSize": "lite_topic_bytes_max",
+    "maxLiteRenewNumPerChannel": "lite_unacknowledged_max",
+    "maxSyncLiteSubscriptionRate": "lite_subscriptions_per_s_max",
     "enableMessageBodyEmptyCheck": "body_must_not_be_empty",
     "defaultInvisibleTimeMills": "default_invisible_ms",
     "minInvisibleTimeMillsForRecv": "receive_invisible_ms_min",

@@ -16,6 +16,7 @@ from rocketspark.protocol.json.lite_bodies import (
     OffsetOptionType,
 )
 from rocketspark.protocol.lite_topics import LiteTopic
+from rocketspark.protocol.pop_answers import lite_order_counts
 
 pytestmark = pytest.mark.shows("lite topics' names and bodies are RocketMQ's")
 
@@ -56,6 +57,20 @@ def test_what_is_unknown_is_left_out_of_bodies() -> None:
     assert java_json.decode(text, LiteSubscriptions) == body
     info = LiteTopicInfo(parent_topic="t", subscriber=[])
     assert lite_bodies.encode(info) == b'{"parentTopic":"t","shardingToBroker":false,"subscriber":[]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("0;2;1", [0, 2, 1]),
+        ("0 qo0%5 1;0 qo0%6 0;0", [1, 0, 0]),
+        ("1;2", [0] * 3),
+        (None, [0] * 3),
+        ("a;-1; ", [0] * 3),
+    ],
+)
+def test_attempts_are_told_by_message_in_two_forms(text: str | None, counts: list[int]) -> None:
+    assert lite_order_counts(text, 3) == counts
 
 
 @pytest.mark.parametrize("text", [b'{"subscriptionSet":[{"action":"ADD"}]}', b'{"subscriptionSet":3}', b"[]", b"{"])

@@ -22,6 +22,8 @@ import org.apache.rocketmq.client.apis.StaticSessionCredentialsProvider;
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.FilterExpression;
 import org.apache.rocketmq.client.apis.consumer.FilterExpressionType;
+import org.apache.rocketmq.client.apis.consumer.LitePushConsumer;
+import org.apache.rocketmq.client.apis.consumer.OffsetOption;
 import org.apache.rocketmq.client.apis.consumer.PushConsumer;
 import org.apache.rocketmq.client.apis.consumer.SimpleConsumer;
 import org.apache.rocketmq.client.apis.message.Message;
@@ -145,6 +147,8 @@ public final class Program {
         shape.put("keys", new ArrayList<>(new TreeSet<>(view.getKeys())));
         shape.put("properties", view.getProperties());
         shape.put("group", view.getMessageGroup().orElse(null));
+        shape.put("lite_topic", view.getLiteTopic().orElse(null));
+        shape.put("priority", view.getPriority().orElse(null));
         shape.put("attempt", view.getDeliveryAttempt());
         shape.put("born_host", view.getBornHost());
         shape.put("born_timestamp_ms", view.getBornTimestamp());
@@ -165,6 +169,12 @@ public final class Program {
         }
         if (fields.has("group")) {
             made.setMessageGroup(text(fields, "group", ""));
+        }
+        if (fields.has("lite_topic")) {
+            made.setLiteTopic(text(fields, "lite_topic", ""));
+        }
+        if (fields.has("priority")) {
+            made.setPriority((int) number(fields, "priority", 0));
         }
         if (fields.has("delivery_timestamp_ms")) {
             made.setDeliveryTimestamp(number(fields, "delivery_timestamp_ms", 0));
@@ -267,6 +277,29 @@ public final class Program {
         return null;
     }
 
+    static Object startLite(JsonObject args) throws Exception {
+        Collector collector = new Collector(args);
+        BESIDE.put(text(args, "name", ""), collector);
+        THINGS.put(text(args, "name", ""), PROVIDER.newLitePushConsumerBuilder()
+            .setClientConfiguration(configuration(args))
+            .setConsumerGroup(text(args, "group", ""))
+            .bindTopic(text(args, "topic", ""))
+            .setConsumptionThreadCount((int) number(args, "threads", 4))
+            .setMessageListener(collector::consume)
+            .build());
+        return null;
+    }
+
+    static Object subscribeLite(JsonObject args) throws Exception {
+        LitePushConsumer consumer = named(args);
+        if (args.has("from_first")) {
+            consumer.subscribeLite(text(args, "lite_topic", ""), OffsetOption.MIN_OFFSET);
+        } else {
+            consumer.subscribeLite(text(args, "lite_topic", ""));
+        }
+        return null;
+    }
+
     static Object stop(JsonObject args) throws Exception {
         AutoCloseable thing = (AutoCloseable) THINGS.remove(text(args, "name", ""));
         if (thing != null) {
@@ -306,7 +339,14 @@ public final class Program {
         });
         COMMANDS.put("push_start", Program::startPush);
         COMMANDS.put("push_await", args -> await(((Collector) BESIDE.get(text(args, "name", ""))).deliveries, args));
-        for (String kind : new String[] {"producer", "simple", "push"}) {
+        COMMANDS.put("lite_start", Program::startLite);
+        COMMANDS.put("lite_subscribe", Program::subscribeLite);
+        COMMANDS.put("lite_unsubscribe", args -> {
+            Program.<LitePushConsumer>named(args).unsubscribeLite(text(args, "lite_topic", ""));
+            return null;
+        });
+        COMMANDS.put("lite_topics", args -> new TreeSet<>(Program.<LitePushConsumer>named(args).getLiteTopicSet()));
+        for (String kind : new String[] {"producer", "simple", "push", "lite"}) {
             COMMANDS.put(kind + "_stop", Program::stop);
         }
     }

@@ -43,20 +43,29 @@ async def pop(broker: Peer, header: PopHeader, *, timeout_ms: float) -> PopResul
     return PopResult(reply.code, reply.header(PopReply), reply.body)
 
 
-def ack_header(group: str, topic: str, handle: ReceiptHandle) -> AckHeader:
-    """Return the request header that acknowledges one popped message; `topic`: the topic that it was first sent to."""
+def ack_header(group: str, topic: str, handle: ReceiptHandle, *, lite_topic: str | None = None) -> AckHeader:
+    """Return the request header that acknowledges one popped message; `topic`: the topic that it was first sent to,
+    the parent of its `lite_topic` if it has one.
+    """
     return AckHeader(
         group=group,
         topic=real_topic(topic, group, handle.retry_flag),
         queue_id=handle.queue_id,
         handle=handle.encode(),
         offset=handle.queue_offset,
+        lite_topic=lite_topic,
         broker_name=handle.broker_name,
     )
 
 
 def change_header(
-    group: str, topic: str, handle: ReceiptHandle, invisible_time_ms: int, *, suspend: bool | None = None
+    group: str,
+    topic: str,
+    handle: ReceiptHandle,
+    invisible_time_ms: int,
+    *,
+    suspend: bool | None = None,
+    lite_topic: str | None = None,
 ) -> ChangeInvisibleTimeHeader:
     """Return the request header that makes a popped message invisible for `invisible_time_ms` from now on.
 
@@ -69,6 +78,7 @@ def change_header(
         handle=handle.encode(),
         offset=handle.queue_offset,
         invisible_time_ms=invisible_time_ms,
+        lite_topic=lite_topic,
         suspend=suspend,
         broker_name=handle.broker_name,
     )

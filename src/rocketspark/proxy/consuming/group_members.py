@@ -88,6 +88,7 @@ class Member:
         data = ConsumerData(
             group_name=self.group,
             consume_type="CONSUME_PASSIVELY" if self.client.is_push_consumer else "CONSUME_ACTIVELY",
+            message_model="LITE_SELECTIVE" if self.client.is_lite_consumer else "CLUSTERING",
             subscription_data_set=subscriptions(self.client),
         )
         return Heartbeat(client_id=self.client.client_id, consumer_data_set=[data])

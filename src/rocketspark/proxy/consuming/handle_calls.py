@@ -37,11 +37,14 @@ EXPIRED = "receipt handle is expired"
 
 
 class Held(NamedTuple):
-    """A message that a client was given: the group and the topic that it was received for, and its receipt handle."""
+    """A message that a client was given: the group and the topic that it was received for, its receipt handle, and the
+    lite topic of one that was received by it.
+    """
 
     group: str
     topic: str
     handle: ReceiptHandle
+    lite_topic: str = ""
 
 
 def now_ms() -> int:
@@ -84,7 +87,7 @@ class HandleCalls:
         """
         handle = held.handle
         check_valid(handle, now_ms())
-        header = ack_header(held.group, held.topic, handle)
+        header = ack_header(held.group, held.topic, handle, lite_topic=held.lite_topic or None)
         return self._ask(handle.broker_name, RequestCode.ACK_MESSAGE, header)
 
     def change(self, held: Held, invisible_ms: int, *, suspend: bool = False) -> Awaitable[Reply]:
@@ -95,7 +98,8 @@ class HandleCalls:
         """
         handle = held.handle
         check_valid(handle, now_ms())
-        header = change_header(held.group, held.topic, handle, invisible_ms, suspend=suspend)
+        lite_topic = held.lite_topic or None
+        header = change_header(held.group, held.topic, handle, invisible_ms, suspend=suspend, lite_topic=lite_topic)
         return self._ask(handle.broker_name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
 
     def _ask(self, broker_name: str, code: int, header: Header) -> Awaitable[Reply]:

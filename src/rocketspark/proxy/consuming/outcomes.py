@@ -59,7 +59,9 @@ class Outcomes:
         entries = request.entries
         if not entries:
             return messages.AckMessageResponse(status=status(Code.INTERNAL_SERVER_ERROR, "ack message result is empty"))
-        ack = self._ack_together if self._settings.batch_ack else self._ack_each
+        # Brokers take no batch of them for lite topics.
+        together = self._settings.batch_ack and not any(entry.lite_topic for entry in entries)
+        ack = self._ack_together if together else self._ack_each
         answer = messages.AckMessageResponse()
         codes = set()
         for at in range(0, len(entries), TURN):
@@ -73,12 +75,11 @@ class Outcomes:
         answer.status.CopyFrom(status(Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS))
         return answer
 
-    async def _held(self, client: str, group: str, topic: str, text: str) -> tuple[Held, Renewal | None]:
+    async def _held(self, client: str, group: str, topic: str, named: Any) -> tuple[Held, Renewal | None]:
         """Return the message that a handle names, with the handle that holds now, and its renewal, which ends.
-
-        Raises Refused 40013.
+        `named`: what has the handle and perhaps a lite topic. Raises Refused 40013.
         """
-        given = Held(group, topic, read_handle(text))
+        given = Held(group, topic, read_handle(named.receipt_handle), named.lite_topic)
         renewal = await self._renewals.take_renewal(client, given)
         return (given if renewal is None else renewal.held), renewal
 
@@ -96,7 +97,7 @@ class Outcomes:
             for entry in entries:
                 renewal = None
                 try:
-                    held, renewal = await self._held(client, group, topic, entry.receipt_handle)
+                    held, renewal = await self._held(client, group, topic, entry)
                     begun.append((self._calls.ack(held), renewal))
                 except Exception as e:
                     begun.append((e, renewal))
@@ -123,7 +124,7 @@ class Outcomes:
         try:
             for at, entry in enumerate(entries):
                 try:
-                    held, renewal = await self._held(client, group, topic, entry.receipt_handle)
+                    held, renewal = await self._held(client, group, topic, entry)
                     check_valid(held.handle, at_ms)
                     brokers.setdefault(held.handle.broker_name, []).append((at, held, renewal))
                 except Exception as e:
@@ -157,7 +158,7 @@ class Outcomes:
         if invisible_ms > most_ms > 0:
             text = f"the invisibleTime is too large: {invisible_ms} ms, at most {most_ms} are allowed"
             raise Refused(Code.ILLEGAL_INVISIBLE_TIME, text)
-        held, renewal = await self._held(call.identity, group, topic, request.receipt_handle)
+        held, renewal = await self._held(call.identity, group, topic, request)
         try:
             reply = await self._calls.change(held, invisible_ms, suspend=request.suspend)
         except BaseException as e:
@@ -175,7 +176,7 @@ class Outcomes:
     async def forward(self, call: Call, request: Any) -> Any:
         """Serve ForwardMessageToDeadLetterQueue. Raises Refused, RocketSparkError."""
         topic, group = checked_topic(request.topic.name), checked_group(request.group.name)
-        held, renewal = await self._held(call.identity, group, topic, request.receipt_handle)
+        held, renewal = await self._held(call.identity, group, topic, request)
         try:
             reply = await self._calls.forward(held, request.message_id)
         except BaseException as e:

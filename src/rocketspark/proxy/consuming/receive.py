@@ -23,25 +23,34 @@ from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import PERM_READ
 from rocketspark.model.subscription import ALL, SQL92, TAG
 from rocketspark.model.text import shown, whole_number
+from rocketspark.protocol import light_queues, lite_topics
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import PopHeader, PopReply
+from rocketspark.protocol.headers import PopHeader, PopLiteHeader, PopLiteReply, PopReply
 from rocketspark.protocol.headers.pop import INIT_MAX
+from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.protocol.message import batch, properties, sysflags
 from rocketspark.protocol.message.compression import inflate
 from rocketspark.protocol.message.message_ids import offset_message_id
 from rocketspark.protocol.message.record import Record, decode
-from rocketspark.protocol.pop_answers import ReceiptHandle, TimesAndOffsets
+from rocketspark.protocol.pop_answers import ReceiptHandle, TimesAndOffsets, lite_handle, lite_order_counts
 from rocketspark.proxy.brokers import DEFAULT_GROUP, Brokers, attempts_max
 from rocketspark.proxy.call import Call
-from rocketspark.proxy.checks import Shares, checked_group, checked_topic
-from rocketspark.proxy.clients import Clients, ProxyClient
+from rocketspark.proxy.checks import (
+    Shares,
+    bound_topic,
+    check_bound_topic,
+    check_lite_group,
+    checked_group,
+    checked_topic,
+)
+from rocketspark.proxy.clients import LITE_CONSUMERS, Clients, ProxyClient
 from rocketspark.proxy.consuming.handle_calls import HandleCalls, Held, now_ms
 from rocketspark.proxy.consuming.outcomes import duration_ms
 from rocketspark.proxy.consuming.renewals import Renewals
-from rocketspark.proxy.message_form import MESSAGE_ID, RECEIPT_HANDLE, TAGS, fill, pairs_of
+from rocketspark.proxy.message_form import LITE_TOPIC, MESSAGE_ID, RECEIPT_HANDLE, TAGS, fill, pairs_of
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.enumerations import ClientType, Code, FilterType
+from rocketspark.proxy.wire.enumerations import Code, FilterType
 from rocketspark.proxy.wire.statuses import Refused, status, status_of
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import Reply
@@ -53,12 +62,13 @@ _INNER = sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
 
 class Popped(NamedTuple):
     """One message of a reply to a pop. `pairs`: its properties, among them its receipt handle; `record`: as stored,
-    with the number of its attempts.
+    with the number of its attempts; `lite_topic`: the lite topic that it was popped from.
     """
 
     record: Record
     pairs: dict[str, str]
     handle: ReceiptHandle
+    lite_topic: str = ""
 
 
 def popped(answer: PopReply, body: bytes, broker_name: str) -> list[Popped]:
@@ -83,6 +93,25 @@ def popped(answer: PopReply, body: bytes, broker_name: str) -> list[Popped]:
             record = record._replace(reconsume_times=count)
         pairs[RECEIPT_HANDLE] = handle.encode()
         found.append(Popped(record, pairs, handle))
+    return found
+
+
+def popped_lite(answer: PopLiteReply, body: bytes, broker_name: str) -> list[Popped]:
+    """Return the messages of a broker's reply to a pop of lite topics."""
+    records = list(_records(body))
+    found = []
+    for record, count in zip(records, lite_order_counts(answer.order_counts, len(records)), strict=True):
+        pairs = pairs_of(record)
+        lite_topic = pairs.get(LITE_TOPIC, "")
+        topic = record.topic.decode("utf-8", "replace")
+        queue_offset = light_queues.offset_in(lite_topics.queue_name(topic, lite_topic), pairs)
+        if queue_offset is None:
+            log.warning("broker %s popped a message that tells no offset in its lite topic: left out", broker_name)
+            continue
+        handle = lite_handle(answer, broker_name, queue_offset, record.position)
+        pairs[RECEIPT_HANDLE] = handle.encode()
+        record = record._replace(queue_offset=queue_offset, reconsume_times=count)
+        found.append(Popped(record, pairs, handle, lite_topic))
     return found
 
 
@@ -152,12 +181,11 @@ DELIVERY_S = 60.0
 REPLY_MS = 10_000.0
 # Clients before it know another code for a deadline that is too near.
 ILLEGAL_POLLING_TIME_SINCE = "5.0.3"
-_LITE = (ClientType.LITE_PUSH_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER)
-_POP = int(RequestCode.POP_MESSAGE)
+_POP, _POP_LITE = int(RequestCode.POP_MESSAGE), int(RequestCode.POP_LITE_MESSAGE)
 
 
 class Wanted(NamedTuple):
-    """What one ReceiveMessage asks for."""
+    """What one ReceiveMessage asks for. `lite`: messages of the lite topics that the client subscribed to."""
 
     client: ProxyClient
     in_order: bool
@@ -171,6 +199,7 @@ class Wanted(NamedTuple):
     renews: bool
     filter: Subscription
     attempt_id: str | None
+    lite: bool = False
 
     @property
     def host(self) -> str:
@@ -237,8 +266,6 @@ class Receives:
             text = f"the attempt's id has {len(request.attempt_id)} characters: {ATTEMPT_ID_MAX} at most"
             raise Refused(Code.BAD_REQUEST, text)
         client = self._clients.receives(call, request)
-        if client.settings.client_type in _LITE:
-            raise Refused(Code.NOT_IMPLEMENTED, "lite topics are not supported")
         polling_ms = self._polling_ms(call, request, client)
         renews = s.auto_renew and request.auto_renew
         invisible_ms = s.default_invisible_ms
@@ -251,7 +278,9 @@ class Receives:
             if invisible_ms > s.invisible_ms_max > 0:
                 text = f"the invisibleTime is too large: {invisible_ms} ms, at most {s.invisible_ms_max} are allowed"
                 raise Refused(Code.ILLEGAL_INVISIBLE_TIME, text)
-        config = await self._brokers.group(group) or DEFAULT_GROUP
+        known = await self._brokers.group(group)
+        lite = self._checked_lite(client, group, known, topic)
+        config = known or DEFAULT_GROUP
         return Wanted(
             client=client,
             in_order=config.consume_message_orderly,
@@ -265,7 +294,21 @@ class Receives:
             renews=renews,
             filter=found,
             attempt_id=request.attempt_id if request.HasField("attempt_id") else None,
+            lite=lite,
         )
+
+    def _checked_lite(self, client: ProxyClient, name: str, group: GroupConfig | None, topic: str) -> bool:
+        """Tell whether a client receives from lite topics, which its group decides. Raises Refused."""
+        lite = bool(bound_topic(group))
+        if client.has_told:
+            check_lite_group(name, group, lite=client.settings.client_type in LITE_CONSUMERS)
+        if lite:
+            check_bound_topic(name, group, topic)
+            client.lite_parent = topic
+            if (count := self._renewals.count_of(client.identity)) > self._settings.lite_unacknowledged_max:
+                text = f"client {shown(client.client_id)} has too many unacked messages: {count}"
+                raise Refused(Code.FORBIDDEN, text)
+        return lite
 
     def _polling_ms(self, call: Call, request: Any, client: ProxyClient) -> int:
         """Return for how long to wait for messages."""
@@ -313,25 +356,10 @@ class Receives:
         self.unread.check(wanted.host)
         broker_name = await self._broker_name(wanted)
         peer = await self._peer(broker_name)
-        header = PopHeader(
-            group=wanted.group,
-            topic=wanted.topic,
-            queue_id=ANY_QUEUE,
-            count_max=wanted.count_max,
-            invisible_time_ms=wanted.invisible_ms,
-            poll_time_ms=wanted.polling_ms,
-            # By the broker's own clock.
-            born_time_ms=0,
-            init_mode=INIT_MAX,
-            expression_type=wanted.filter.expression_type,
-            expression=wanted.filter.expression,
-            order=wanted.in_order,
-            attempt_id=wanted.attempt_id,
-            broker_name=broker_name,
-        )
         held = self._held_by(broker_name)
         held.take(wanted.host, wanted.weight)
-        asked = peer.ask(_POP, header, timeout_ms=wanted.polling_ms + REPLY_MS)
+        code = _POP_LITE if wanted.lite else _POP
+        asked = peer.ask(code, _header(wanted, broker_name), timeout_ms=wanted.polling_ms + REPLY_MS)
         try:
             reply = await asyncio.shield(asked)
         except asyncio.CancelledError:
@@ -345,7 +373,7 @@ class Receives:
         held.give(wanted.host, wanted.weight)
         if reply.code:
             raise _refusal(wanted, reply)
-        return self._sifted(wanted, popped(reply.header(PopReply), reply.body, broker_name))
+        return self._sifted(wanted, _popped(wanted, reply, broker_name))
 
     def _held_by(self, broker_name: str) -> Shares:
         held = self.held.get(broker_name)
@@ -374,14 +402,14 @@ class Receives:
         if asked.cancelled() or asked.exception() is not None or (reply := asked.result()).code:
             return
         try:
-            found = popped(reply.header(PopReply), reply.body, broker_name)
+            found = _popped(wanted, reply, broker_name)
         except RocketSparkError as e:
             log.warning("an answer to a pop cannot be read: %s", e)
             return
         self._give_back(wanted, found, at_once=True)
 
     def _give_back(self, wanted: Wanted, found: Sequence[Popped], *, at_once: bool = False) -> None:
-        held = [Held(wanted.group, wanted.topic, one.handle) for one in found]
+        held = [_held(wanted, one) for one in found]
         self._calls.give_back(held, had=False, at_once=at_once)
 
     # -- the messages --------------------------------------------------------------------------------------------
@@ -393,12 +421,12 @@ class Receives:
         # messages: it is acknowledged with those of them that are wanted.
         right = [one for one in found if not tags or one.pairs.get(TAGS) in tags]
         kept = {one.pairs[RECEIPT_HANDLE] for one in right}
-        wrong = [Held(wanted.group, wanted.topic, one.handle) for one in found if one.pairs[RECEIPT_HANDLE] not in kept]
+        wrong = [_held(wanted, one) for one in found if one.pairs[RECEIPT_HANDLE] not in kept]
         good: list[Popped] = []
         dead: list[tuple[Held, str]] = []
         for one in right:
             if one.record.reconsume_times >= wanted.attempts_max:
-                dead.append((Held(wanted.group, wanted.topic, one.handle), _message_id(one)))
+                dead.append((_held(wanted, one), _message_id(one)))
             else:
                 good.append(one)
         self._calls.put_aside(wrong, dead)
@@ -429,8 +457,7 @@ class Receives:
                     fill(answer.message, one.record, wanted.topic, one.pairs, int(machine.time() * 1000))
                     if wanted.renews:
                         # Before the client can acknowledge it.
-                        held = Held(wanted.group, wanted.topic, one.handle)
-                        self._renewals.add(client.identity, held, one.record.reconsume_times, wanted.host)
+                        self._renewals.add(client.identity, _held(wanted, one), one.record.reconsume_times, wanted.host)
                     await write(answer)
                     delivered += 1
                 await write(_end())
@@ -443,15 +470,54 @@ class Receives:
             rest = found[delivered:]
             if wanted.renews:
                 for one in rest:
-                    self._renewals.forget(client.identity, Held(wanted.group, wanted.topic, one.handle))
+                    self._renewals.forget(client.identity, _held(wanted, one))
                 # Most clients drop what came of a receive that failed, and go on.
                 for one in found[:delivered]:
-                    self._renewals.doubt(client.identity, Held(wanted.group, wanted.topic, one.handle))
+                    self._renewals.doubt(client.identity, _held(wanted, one))
             self._give_back(wanted, rest)
             raise
         finally:
             if size:
                 self.unread.give(wanted.host, size)
+
+
+def _header(wanted: Wanted, broker_name: str) -> PopHeader | PopLiteHeader:
+    """Return the header of a pop; it is born, by the broker's own clock, when the broker gets it."""
+    if wanted.lite:
+        return PopLiteHeader(
+            client_id=wanted.client.client_id,
+            group=wanted.group,
+            topic=wanted.topic,
+            count_max=wanted.count_max,
+            invisible_time_ms=wanted.invisible_ms,
+            poll_time_ms=wanted.polling_ms,
+            attempt_id=wanted.attempt_id,
+            broker_name=broker_name,
+        )
+    return PopHeader(
+        group=wanted.group,
+        topic=wanted.topic,
+        queue_id=ANY_QUEUE,
+        count_max=wanted.count_max,
+        invisible_time_ms=wanted.invisible_ms,
+        poll_time_ms=wanted.polling_ms,
+        init_mode=INIT_MAX,
+        expression_type=wanted.filter.expression_type,
+        expression=wanted.filter.expression,
+        order=wanted.in_order,
+        attempt_id=wanted.attempt_id,
+        broker_name=broker_name,
+    )
+
+
+def _held(wanted: Wanted, one: Popped) -> Held:
+    return Held(wanted.group, wanted.topic, one.handle, one.lite_topic)
+
+
+def _popped(wanted: Wanted, reply: Reply, broker_name: str) -> list[Popped]:
+    if wanted.lite:
+        return popped_lite(reply.header(PopLiteReply), reply.body, broker_name)
+    return popped(reply.header(PopReply), reply.body, broker_name)
 
 
 async def _refuse(call: Call, error: Exception) -> None:

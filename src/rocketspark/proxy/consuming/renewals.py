@@ -76,7 +76,8 @@ class Renewal:
         self.failures = 0
 
 
-Key = tuple[str, str, str, str, int, int]
+# The place in the log tells messages of lite topics apart, of which not every client names the lite topic.
+Key = tuple[str, str, str, str, int, int, int]
 # Changes a message's time, and returns its new handle; None if the broker does not take it. Raises RocketSparkError.
 Change = Callable[[Held, int], Awaitable[ReceiptHandle | None]]
 # The wait before the next attempt, by group and attempts so far; None for a group that is not known.
@@ -85,7 +86,7 @@ RetryWait = Callable[[str, int], Awaitable[int | None]]
 
 def _key(held: Held) -> Key:
     h = held.handle
-    return held.group, held.topic, h.retry_flag, h.broker_name, h.queue_id, h.queue_offset
+    return held.group, held.topic, h.retry_flag, h.broker_name, h.queue_id, h.queue_offset, h.physical_offset
 
 
 class Renewals:
@@ -199,6 +200,10 @@ class Renewals:
         if waiting:
             await asyncio.wait(waiting, timeout=CHANGE_S)
         return [renewal.held for renewal in listed]
+
+    def count_of(self, client: str) -> int:
+        """Return how many handles of a client are renewed."""
+        return len(self._clients.get(client, ()))
 
     def of_client(self, client: str) -> list[Held]:
         """Return the messages that a client has and whose handles are renewed."""

@@ -2,9 +2,9 @@
 
 Rule: a message is sent once; one that certainly never left goes to another broker within the same time, all else is
 told to the client, who sends again (SendMessageActivity, 5.5.0). A normal message takes no task and no second look. All
-messages of a group go to one queue, whichever proxy takes them: Guava's consistentHash of Java's hash of the group,
-over the queues ordered by broker and id (MessageQueueSelector, 5.5.0). A message is recalled at the broker that its
-handle names (RecallMessageActivity, 5.5.0).
+messages of a group, and of a lite topic, go to one queue, whichever proxy takes them: Guava's consistentHash of Java's
+hash of the name, over the queues ordered by broker and id (MessageQueueSelector, 5.5.0). A message is recalled at the
+broker that its handle names (RecallMessageActivity, 5.5.0).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rocketspark.protocol.timers import decode_handle
 from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.call import ASK_TIMEOUT_MS, Call
 from rocketspark.proxy.checks import TURN, SendLimits, check_body, checked_topic
-from rocketspark.proxy.message_form import DELAY, MIXED, TRANSACTIONAL
+from rocketspark.proxy.message_form import DELAY, LITE, MIXED, TRANSACTIONAL
 from rocketspark.proxy.producing.stored_form import StoredForm, stored_form
 from rocketspark.proxy.producing.transactions import HalfPlace, TransactionData, monotonic_ms
 from rocketspark.proxy.wire import messages
@@ -139,7 +139,7 @@ class Sends:
         form = stored_form(message, topic, call.remote_address, int(machine.time() * 1000), self._limits)
         if self._check_types and self._brokers.known_topic_type(topic) != form.type:
             await check_type(self._brokers, topic, form.type)
-        reply, broker_name = await self._send(call, topic, form.message_group, form)
+        reply, broker_name = await self._send(call, topic, form.queue_key, form)
         return _response([self._entry(topic, form, reply, broker_name)])
 
     # -- batches -------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Sends:
     # -- one send ------------------------------------------------------------------------------------------------
 
     async def _send(
-        self, call: Call, topic: str, message_group: str, form: StoredForm, *, code: int = _SEND
+        self, call: Call, topic: str, queue_key: str, form: StoredForm, *, code: int = _SEND
     ) -> tuple[Reply, str]:
         """Send it to one queue, to another if it did not leave. Raises Refused, RocketSparkError."""
         timeout_ms = call.ask_timeout_ms
@@ -184,8 +184,8 @@ class Sends:
         queues = self._brokers.write_queues(topic) or await self._find_queues(topic)
         tried: set[str] = set()
         while True:
-            if message_group:
-                queue = self._choice.of_group(message_group, _in_order(queues))
+            if queue_key:
+                queue = self._choice.of_group(queue_key, _in_order(queues))
             else:
                 avoided = self._avoided_now()
                 queue = self._choice.next(topic, queues, {*tried, *avoided} if tried else avoided)
@@ -201,7 +201,7 @@ class Sends:
                 tried.add(queue.broker_name)
                 if (
                     isinstance(e, NotSent)
-                    and not message_group
+                    and not queue_key
                     and machine.monotonic() < end_s
                     and any(q.broker_name not in tried for q in queues)
                 ):
@@ -331,7 +331,7 @@ def _batch_form(forms: Sequence[StoredForm], topic: str, body: bytes) -> StoredF
             raise Refused(Code.MESSAGE_CORRUPTED, "messages: their body encodings are not the same")
         if form.message_group != first.message_group:
             raise Refused(Code.MESSAGE_CORRUPTED, "messages: their message groups are not the same")
-        if form.type in (TRANSACTIONAL, DELAY):
+        if form.type in (TRANSACTIONAL, DELAY, LITE):
             text = f"messages: one of type {form.type} goes alone, not with others"
             raise Refused(Code.MESSAGE_CORRUPTED, text)
     if topic.startswith("%RETRY%"):

@@ -19,6 +19,8 @@ from rocketspark.proxy.message_form import (
     DELIVERY_MS,
     FIFO,
     KEY_SEPARATOR,
+    LITE,
+    LITE_TOPIC,
     MESSAGE_GROUP,
     NORMAL,
     PRIORITIZED,
@@ -58,6 +60,12 @@ class StoredForm(NamedTuple):
     message_id: str
     message_group: str
     delivery_attempt: int
+    lite_topic: str = ""
+
+    @property
+    def queue_key(self) -> str:
+        """What decides its queue: messages with the same one go to one queue; "" for any queue."""
+        return self.message_group or self.lite_topic
 
 
 def stored_form(message: Any, topic: str, client: str, now_ms: int, limits: SendLimits) -> StoredForm:
@@ -94,7 +102,7 @@ def stored_form(message: Any, topic: str, client: str, now_ms: int, limits: Send
             Code.MESSAGE_PROPERTIES_TOO_LARGE,
             f"properties: all of them have {length} bytes, at most {properties.BYTES_MAX} are allowed",
         )
-    return StoredForm(body, text, sys_flag, born_ms, kind, message_id, system.message_group, attempt)
+    return StoredForm(body, text, sys_flag, born_ms, kind, message_id, system.message_group, attempt, system.lite_topic)
 
 
 def _given_text(message: Any, system: Any, limits: SendLimits) -> str:
@@ -140,8 +148,10 @@ def _typed_text(system: Any, now_ms: int, limits: SendLimits) -> tuple[str, str]
         checks.check_message_group(message_group, limits.message_group_bytes_max)
         text += f"{MESSAGE_GROUP}\x01{message_group}\x02"
         kind = FIFO
-    if system.lite_topic:
-        raise Refused(Code.NOT_IMPLEMENTED, "lite topic: lite topics are not supported")
+    if lite_topic := system.lite_topic:
+        checks.check_lite_topic(lite_topic, limits.lite_topic_bytes_max)
+        text += f"{LITE_TOPIC}\x01{lite_topic}\x02"
+        kind = LITE if kind == NORMAL else kind
     return TRANSACTIONAL if is_transaction else DELAY if delayed else kind, text
 
 

@@ -224,7 +224,7 @@ class Telling:
 
 
 def entries_of(one: Held) -> list[Any]:
-    return [SimpleNamespace(receipt_handle=one.handle.encode())]
+    return [SimpleNamespace(receipt_handle=one.handle.encode(), lite_topic="")]
 
 
 @pytest.mark.shows("late redelivery after SIGKILL, renewals after a failed acknowledgement")

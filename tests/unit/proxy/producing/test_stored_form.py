@@ -23,7 +23,6 @@ from rocketspark.proxy.wire.statuses import Refused
 pytestmark = pytest.mark.shows(
     "SendMessage: 72 messages are stored, or refused with a code, as Apache's proxy 5.5.0 stored and refused "
     "them; types of topics (40014)",
-    "sends of lite topics to the proxy are refused (50100)",
 )
 
 VECTORS: dict[str, Any] = json.loads(Path(__file__).with_name("vectors.json").read_text())
@@ -101,7 +100,9 @@ BEYOND_APACHE = [
     ({"born_host": "a\x01"}, Code.BAD_REQUEST),
     ({"priority": -1}, Code.BAD_REQUEST),
     ({"body_encoding": 7}, Code.BAD_REQUEST),
-    ({"lite_topic": "x"}, Code.NOT_IMPLEMENTED),
+    ({"lite_topic": " "}, Code.ILLEGAL_LITE_TOPIC),
+    ({"lite_topic": "a/b"}, Code.ILLEGAL_LITE_TOPIC),
+    ({"lite_topic": "x" * 65}, Code.ILLEGAL_LITE_TOPIC),
     ({"message_id": "x" * 40_000}, Code.MESSAGE_PROPERTIES_TOO_LARGE),
     ({"delivery_timestamp__seconds": 10**15}, Code.ILLEGAL_DELIVERY_TIME),
     ({"delivery_timestamp__nanos": -1}, Code.ILLEGAL_DELIVERY_TIME),
@@ -114,6 +115,14 @@ def test_refused_beyond_apache(system: dict[str, Any], code: Code) -> None:
     with pytest.raises(Refused) as refused:
         form_of(broken(**system))
     assert refused.value.code == code
+
+
+def test_a_lite_topic_decides_the_type_and_the_queue_unless_a_message_group_does() -> None:
+    form = form_of(broken(lite_topic="chat-7_b", message_type=1))
+    assert properties.decode(form.properties)["__LITE_TOPIC"] == "chat-7_b"
+    assert (form.type, form.queue_key) == ("LITE", "chat-7_b")
+    both = form_of(broken(lite_topic="x" * 64, message_group="g", message_type=1))
+    assert (both.type, both.queue_key) == ("FIFO", "g")
 
 
 def test_a_born_time_that_is_none_is_now() -> None:
