@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rocketspark import errors
+from rocketspark.broker.storage.tiering import ColdMiss
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue
 from rocketspark.proxy.call import Code
@@ -62,6 +63,7 @@ OTHERS: dict[type[RocketSparkError], Callable[[], RocketSparkError]] = {
     QueueGone: lambda: QueueGone(MessageQueue("T", "broker-a", 1), 7, "deleted"),
     DataLost: lambda: DataLost(OffsetRange(MessageQueue("T", "broker-a", 1), 3, 9), 3, 8, "deleted"),
     Refused: lambda: Refused(Code.FORBIDDEN, TEXT),
+    ColdMiss: lambda: ColdMiss(2, "busy"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from rocketspark.broker import tiered_settings
 from rocketspark.broker.access import settings as access_settings
 from rocketspark.broker.ignored_settings import IGNORED, IGNORED_UNSET, UNKEPT_PROMISES
 from rocketspark.broker.settings import FIELDS, BrokerSettings
@@ -42,7 +43,9 @@ def settings_from(values: dict[str, str]) -> tuple[BrokerSettings, list[str]]:
     taken, ignored, unknown = convert(values)
     tls = from_values({key: value for key, value in values.items() if is_key(key) and key not in FIELDS})
     access = access_settings.from_values({k: value for k, value in values.items() if access_settings.is_key(k)})
-    settings = BrokerSettings(**taken, ignored=ignored, tls=tls, access=access)
+    settings = BrokerSettings(
+        **taken, ignored=ignored, tls=tls, access=access, tier=tiered_settings.from_values(values)
+    )
     settings.check()
     return settings, unknown
 
@@ -57,7 +60,7 @@ def convert(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str], lis
         name = key if key in FIELDS or key in IGNORED else key.replace("mapedFile", "mappedFile")
         declared = FIELDS.get(name)
         if declared is None:
-            if is_key(key) or access_settings.is_key(key):
+            if is_key(key) or access_settings.is_key(key) or key in tiered_settings.KEYS:
                 continue
             if name in IGNORED or name in UNKEPT_PROMISES:
                 ignored[name] = value

@@ -87,7 +87,7 @@ IGNORED: dict[str, str] = dict(
     maxReconnectIntervalTimeSeconds=60 maxRecoveryCommitlogFiles=30 maxRocksDBIndexQueryDays=7
     maxSlaveResendLength=268435456 maxStatsIdleTimeInMinutes=-1 maxTopicLength=127
     memTableFlushIntervalMs=3600000
-    messageIndexSafe=false messageStorePlugIn= metricsOtelCardinalityLimit=50000 minLiteTTl=900000
+    messageIndexSafe=false metricsOtelCardinalityLimit=50000 minLiteTTl=900000
     persistConsumerOffsetIncrementally=false
     popCkMaxBufferSize=200000 popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
     popConsumerFSServiceInit=true popConsumerKVServiceEnable=false popConsumerKVServiceInit=false

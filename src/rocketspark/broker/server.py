@@ -66,6 +66,7 @@ from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.flush import FlushService
 from rocketspark.broker.storage.json_tables import ConfigFolder, SaveFailures, now_ms, steady_ms
 from rocketspark.broker.storage.retention import FileCleaning, disk_used_percent
+from rocketspark.broker.storage.tiering import tiering_of
 from rocketspark.broker.topics import batch_topics
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
@@ -193,6 +194,8 @@ class BrokerServer:
             self._send.time_puts(TIMED_PUTS)
             self._pop_state.block_ends.look_at_all()
             self._started = True
+            if self._tiering is not None:
+                self._tiering.start()
             if self._metrics is not None:
                 await self._tell_metrics(self._metrics)
                 self._repeated.every("message sizes", SIZES_S, self._metrics.sizes.collect)
@@ -251,6 +254,7 @@ class BrokerServer:
         self._waits = ReplicaWaits(s)
         self._durability = Durability(s, self._flush_service, self._waits, self.role)
         self._file_cleaning = FileCleaning(s, self.store, disk_used=self._disk_used)
+        self._tiering = tiering_of(s, self.store, self._file_cleaning, lambda: self.role.is_master)
         self._stats = Stats(s.cluster_name, self.store.take_stored, now_ms())
         self._stats.put_was_timed = self._fast_failure.put_took
         self._filters, self._tables_thread = BackgroundThread("filters"), BackgroundThread("tables")
@@ -327,11 +331,11 @@ class BrokerServer:
     def _handlers(self, tables: Tables, messages: Messages) -> Iterator[HasRoutes]:
         s, store, durability, stats = self.settings, self.store, self._durability, self._stats
         put_message, long_scans, beside = messages.put_message, LongScans(), self._tables_thread
-        standing_of = self.access.standing_of
+        standing_of, held, tiering = self.access.standing_of, self._long_polling, self._tiering
         self._send = SendHandler(s, store, tables, messages, durability, stats, self._settled, standing_of)
         yield self._send
         yield PullHandler(
-            s, store, tables, self._long_polling, stats, long_scans, self._filters, self.role, self._cold_reads
+            s, store, tables, held, stats, long_scans, self._filters, self.role, self._cold_reads, tiering
         )
         self._locks = RebalanceLocks(s.lock_expiry_ms)
         waiting = self._pop_state.waiting
@@ -341,8 +345,10 @@ class BrokerServer:
         yield self._client_handler
         self._topic_queues = TopicQueues(s, tables.topics.get)
         yield AssignmentHandler(s, tables, self._topic_queues, self._client_handler.notify)
-        yield ConsumerManageHandler(store, tables.offsets, tables.topics, tables.groups)
-        yield from pop_handlers(s, store, tables, self._pop_state, self._filters, durability, stats, long_scans)
+        yield ConsumerManageHandler(store, tables.offsets, tables.topics, tables.groups, tiering)
+        yield from pop_handlers(
+            s, store, tables, self._pop_state, self._filters, durability, stats, long_scans, tiering
+        )
         yield TopicHandler(
             s.broker_name,
             store,
@@ -354,7 +360,7 @@ class BrokerServer:
             beside=beside,
             page_rows=s.page_rows,
         )
-        yield QueryHandler(store, long_scans)
+        yield QueryHandler(store, long_scans, tiering)
         yield TransactionHandler(messages.transactions, durability)
         yield TimerHandler(s, messages.timer_rules, put_message, tables.topics, durability)
         yield GroupHandler(
@@ -500,6 +506,8 @@ class BrokerServer:
         self._fast_failure.close()
 
     async def _stop_threads(self) -> None:
+        if self._tiering is not None:
+            await self._tiering.stop()
         loop = asyncio.get_running_loop()
         for stop in (self._filters.close, self._tables_thread.close, self._flush_service.stop_threads):
             await loop.run_in_executor(None, stop)

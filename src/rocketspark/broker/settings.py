@@ -43,6 +43,7 @@ from rocketspark.broker.declared_settings import (
     setting,
 )
 from rocketspark.broker.ignored_settings import IGNORED, UNKEPT_PROMISES
+from rocketspark.broker.tiered_settings import PLUG_IN, TieredSettings
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import INT_MAX, shown, whole_number
 from rocketspark.store.settings import StoreSettings
@@ -305,6 +306,9 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     audit_file_count: FileCount = setting("auditLogFileCount", 10)
     transient_pool: bool = setting("transientStorePoolEnable", False)
     store_type: str = setting("storeType", "default")
+    # The class of the second tier turns it on.
+    store_plug_in: str = setting("messageStorePlugIn", "")
+    tier: TieredSettings = TieredSettings()
 
     # The broker's own connections: TLS or not. What its ports take: the keys of tls.properties.
     use_tls: bool = setting("useTLS", False)
@@ -388,6 +392,11 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         return list(dict.fromkeys(parse_addresses(self.namesrv_addresses))) if self.namesrv_addresses.strip() else []
 
     @property
+    def tiered(self) -> bool:
+        """Whether messages are copied to a second tier."""
+        return self.store_plug_in == PLUG_IN
+
+    @property
     def light_queues(self) -> bool:
         """Whether messages go into the light queues that they name (rule: with one of both keys none does, 5.5.0)."""
         return self.lmq and self.multi_dispatch
@@ -429,6 +438,11 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
             raise ConfigError(f"defaultMessageRequestMode {shown(self.default_request_mode)!r}: PULL or POP is needed")
         if self.store_type != "default":
             raise ConfigError(f"storeType {self.store_type!r} is not supported; use default")
+        if self.store_plug_in not in ("", PLUG_IN):
+            raise ConfigError(f"messageStorePlugIn={shown(self.store_plug_in)!r}: {PLUG_IN} is known, or nothing")
+        self.tier.check()
+        if self.tiered and not self.tier.tiered_store_file_path:
+            raise ConfigError(f"messageStorePlugIn={PLUG_IN} needs tieredStoreFilePath, the tier's folder")
         for field in ("dledger",):
             if getattr(self, field):
                 key = next(declared.key for declared in FIELDS.values() if declared.name == field)
@@ -504,4 +518,5 @@ _MAY_BE_EMPTY = frozenset(key for key, default in IGNORED.items() if not default
     "metricsLabel",
     "controllerAddr",
     "rocketmqHome",
+    "messageStorePlugIn",
 }

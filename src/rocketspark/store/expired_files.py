@@ -42,16 +42,19 @@ def steps(
     count_max: int,
     *,
     forced: bool,
+    below: int | None = None,
 ) -> Iterator[Callable[[], None] | None]:
     """Remove expired log files, then the queue and index files that only point into them, a little at each step.
 
     A step that removes a log file yields a function with the slow part of it, which any thread may call, before the
-    next step; other steps yield None. Appends and reads may go on between steps. Raises StoreUnwritable if a file
-    cannot be removed.
+    next step; other steps yield None. `below`: only files that end at or before this position go. Appends and reads may
+    go on between steps. Raises StoreUnwritable if a file cannot be removed.
     """
     # Files not wholly on the disk stay, so the file being written does; one whose first record is not whole tells no
     # time.
     starts = [start for start in log.mapped_files.starts if start + log.file_bytes <= log.flushed]
+    if below is not None:
+        starts = [start for start in starts if start + log.file_bytes <= below]
     following = [*starts, *(s for s in log.mapped_files.starts if s < log.written and s not in starts)]
     times = [log.first_store_time(start) for start in following]
     going = expired(starts, times, before_ms, count_max, forced=forced)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,6 +29,9 @@ from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.deleted_topics import DeletedTopics
 from rocketspark.store.index.index_file import PAUSE
 from rocketspark.store.index.index_service import IndexService
+
+if TYPE_CHECKING:
+    from rocketspark.store.tiered.tier import Tier
 
 # Up to so many tags codes numpy is quicker than a loop.
 TAGS_CODES_MAX = 16
@@ -142,6 +145,7 @@ class MessageReader:
     _deletions: DeletedTopics
     # Set while not all is confirmed: see `ReplicaReceiver.show_up_to`.
     _visible_end: int | None
+    cold: Tier | None
 
     def visible_next(self, queue: ConsumeQueue) -> int:
         """Return the next offset of a queue as its readers see it."""
@@ -481,10 +485,12 @@ class MessageReader:
         return max(low - 1, queue.min) if upper else low
 
     def store_time_at(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Return the store time in ms of one message; -1 if it is not there."""
+        """Return the store time in ms of one message, that of its segment's first if only the second tier has it; -1 if
+        it is not there.
+        """
         queue = self.consume_queues.find(topic, queue_id)
         if queue is None or not queue.min <= queue_offset < queue.next:
-            return -1
+            return -1 if self.cold is None else self.cold.time_ms(topic, queue_id, queue_offset)
         if isinstance(queue, BatchConsumeQueue):
             places = [unit[0] for unit in self.batch_mender.units(queue, queue_offset, 1)]
             return self.log.store_time_at(places[0]) if places else -1

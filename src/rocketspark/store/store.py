@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rocketspark import machine
 from rocketspark.errors import ConfigError, RecordError, StoreFull, StoreUnwritable
@@ -39,6 +40,9 @@ from rocketspark.store.get_message import MessageReader
 from rocketspark.store.index.index_service import IndexService
 from rocketspark.store.replica import ReplicaReceiver
 from rocketspark.store.settings import Clock, StoreSettings, SystemClock
+
+if TYPE_CHECKING:
+    from rocketspark.store.tiered.tier import Tier
 
 
 class Store(ReplicaReceiver, MessageAppender, MessageReader):
@@ -82,6 +86,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         # Of replication, as the checkpoint keeps them.
         self.master_flushed_position = 0
         self.confirmed_position = 0
+        # The second tier, once it is known what it has.
+        self.cold: Tier | None = None
         # One flush of queues, index or checkpoint at a time: each may take seconds, so no reply waits for it.
         self._rest_lock = threading.RLock()
 
@@ -290,9 +296,14 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         return (0, 0) if queue is None else (queue.min, queue.next)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Return (oldest offset, next offset) of a queue as its readers see it; (0, 0) if there is none."""
+        """Return (oldest offset, next offset) of a queue as its readers see it, with what only the second tier has;
+        (0, 0) if there is none.
+        """
         queue = self.consume_queues.find(topic, queue_id)
-        return (0, 0) if queue is None else (queue.min, self.visible_next(queue))
+        if queue is None:
+            return 0, 0
+        low = queue.min if self.cold is None else self.cold.low(topic, queue_id, queue.min)
+        return low, self.visible_next(queue)
 
     def read_ahead(self, on: bool) -> None:
         """Set whether the kernel reads the log ahead. Off is better for readers that jump about in a log larger than
@@ -480,15 +491,16 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             self.index_service.populate_ahead()
 
     def expire_steps(
-        self, before_ms: int, count_max: int = 10, *, forced: bool = False
+        self, before_ms: int, count_max: int = 10, *, forced: bool = False, below: int | None = None
     ) -> Iterator[Callable[[], None] | None]:
         """Remove up to `count_max` log files whose records were all stored before a time; see `expired_files.steps`.
 
-        `forced`: the oldest files, even if they are younger. The file being written always stays. It goes in small
+        `forced`: the oldest files, even if they are younger. The file being written always stays. `below`:
+        only files that end at or before this position. It goes in small
         steps, in the thread that calls `append`, for a caller that serves others in between.
         """
         return expired_files.steps(
-            self.log, self.consume_queues, self.index_service, before_ms, count_max, forced=forced
+            self.log, self.consume_queues, self.index_service, before_ms, count_max, forced=forced, below=below
         )
 
     def refuse_writes(self, reason: StoreFull | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, is_of_before
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
+from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -20,7 +21,7 @@ from rocketspark.protocol.headers import (
 from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
-from rocketspark.transport.processor_table import Routes
+from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
 
 # Offsets of queues that a topic has not are kept below this number.
@@ -35,7 +36,15 @@ def may_have_offset(topic: TopicConfig, queue_id: int) -> bool:
 class ConsumerManageHandler:
     """Serves the requests about committed offsets and the bounds of queues."""
 
-    def __init__(self, store: Store, offsets: ConsumerOffsets, topics: Topics, groups: SubscriptionGroups) -> None:
+    def __init__(
+        self,
+        store: Store,
+        offsets: ConsumerOffsets,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        tiering: Tiering | None = None,
+    ) -> None:
+        self._tiering = tiering
         self._store = store
         self._offsets = offsets
         self._topics = topics
@@ -115,10 +124,18 @@ class ConsumerManageHandler:
             header=OffsetReply(offset=self._store.queue_range(request.ext.topic, request.ext.queue_id)[0]),
         )
 
-    def search(self, peer: Peer, request: Request[SearchOffsetHeader], body: bytes) -> bytes:
+    def search(self, peer: Peer, request: Request[SearchOffsetHeader], body: bytes) -> Answer:
         """SEARCH_OFFSET_BY_TIMESTAMP (29): the offset in a queue of the message stored at a time."""
         h = request.ext
-        offset = self._store.offset_at_time(h.topic, h.queue_id, h.time_ms, h.boundary.upper() == "UPPER")
+        upper = h.boundary.upper() == "UPPER"
+        if self._tiering is not None and self._tiering.is_before_store(h.topic, h.queue_id, h.time_ms):
+            return self._search_tier(self._tiering, request, upper)
+        offset = self._store.offset_at_time(h.topic, h.queue_id, h.time_ms, upper)
+        return reply(request.opaque, header=OffsetReply(offset=offset))
+
+    async def _search_tier(self, tiering: Tiering, request: Request[SearchOffsetHeader], upper: bool) -> bytes:
+        h = request.ext
+        offset = await tiering.offset_at_time(h.topic, h.queue_id, h.time_ms, upper)
         return reply(request.opaque, header=OffsetReply(offset=offset))
 
     def earliest(self, peer: Peer, request: Request[QueueHeader], body: bytes) -> bytes:

@@ -198,5 +198,7 @@ class NotificationHandler:
         # Among many there will be one (rule: maxMessageFilterNumForNotification).
         if rest <= 0 or wanted.codes is None or rest >= self._settings.notification_filter_max:
             return max(rest, 0)
+        if offset < self._store.stored_range(topic, queue_id)[0]:
+            return rest  # They are in the second tier, which is not looked into for this.
         units = self._store.queue_units(topic, queue_id, max(offset, low), min(rest, LOOKED_AT_MAX))
         return sum(code in wanted.codes for _, _, code in units)

@@ -7,6 +7,7 @@ these of each. Requests about lite topics, which this broker does not have, are 
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -29,6 +30,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.storage.log_memory import LogMemory
+from rocketspark.broker.storage.tiering import Tiering, is_brought
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
 from rocketspark.protocol import frames, pop_answers
@@ -127,7 +129,7 @@ class PopHandler:
         weight = request_weight(request, wanted.codes, h.expression if wanted.codes is None else None)
         if not self._waiting.has_room(h.topic, h.group, h.queue_id, peer, weight):
             return self._nothing(request, found, ResponseCode.POLLING_FULL)
-        self._hold(peer, request, wanted, left_ms, weight, place, go_on=found.cut)
+        self._hold(peer, request, wanted, left_ms, weight, place, go_on=found if found.cut else None)
         return None
 
     async def _look_at_all(
@@ -166,7 +168,7 @@ class PopHandler:
         weight: int,
         place: Round,
         *,
-        go_on: bool,
+        go_on: Found | None,
     ) -> WaitingPop:
         """Hold a pop; answer it once there is a message, or when its time is over."""
         h = request.ext
@@ -189,7 +191,7 @@ class PopHandler:
                 found = self._read(peer, h, wanted, now_ms(), place) if peer.is_writable else Found(now_ms())
                 if not found.count and not final:
                     if found.cut:
-                        self._look_on(waiter, wanted)
+                        self._look_on(waiter, wanted, found)
                     return None
                 answer = self._found if found.count else self._timed_out
                 peer.send(answer(request, found))
@@ -211,13 +213,17 @@ class PopHandler:
             kind=(h.order, h.expression_type, h.expression),
             weight=weight,
         )
-        if go_on:
-            self._look_on(waiter, wanted)
+        if go_on is not None:
+            self._look_on(waiter, wanted, go_on)
         return waiter
 
-    def _look_on(self, waiter: WaitingPop, wanted: PopFilter) -> None:
-        """Let a pop whose filter ended before the queues did go on in a later turn."""
-        awaited = wanted.accepts.awaited if wanted.accepts is not None else None
+    def _look_on(self, waiter: WaitingPop, wanted: PopFilter, found: Found) -> None:
+        """Let a pop whose filter ended before the queues did, or whose messages are brought, go on in a later turn."""
+        awaited: asyncio.Future[Any] | None = wanted.accepts.awaited if wanted.accepts is not None else None
+        if found.loading is not None:
+            # After a failure it waits until its time is over; the next pop tries again.
+            found.loading.add_done_callback(lambda done: self._waiting.again(waiter) if is_brought(done) else None)
+            return
         if awaited is None or awaited.done():
             self._waiting.again(waiter)
         else:
@@ -363,12 +369,14 @@ def pop_handlers(
     durability: Durability,
     stats: Stats,
     scans: LongScans,
+    tiering: Tiering | None = None,
 ) -> Iterator[HasRoutes]:
     """Make the handlers. `filtering`: the thread that costly filters run in."""
     topics, offsets = tables.topics, tables.offsets
     in_flight, ordered, block_ends = pops.in_flight, pops.ordered, pops.block_ends
     checks, filters = PopChecks(settings, tables, in_flight), PopFilters(filtering)
-    reading = PopReading(settings, store, tables, in_flight, ordered, block_ends, stats, LogMemory(settings, store))
+    memory = LogMemory(settings, store)
+    reading = PopReading(settings, store, tables, in_flight, ordered, block_ends, stats, memory, tiering)
     yield PopHandler(settings, checks, filters, reading, pops.waiting, in_flight, scans)
     yield PeekHandler(settings, checks, store, topics, reading, scans)
     yield NotificationHandler(settings, checks, filters, store, topics, reading, pops, scans)

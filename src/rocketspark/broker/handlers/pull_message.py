@@ -21,6 +21,7 @@ from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.log_memory import LogMemory
+from rocketspark.broker.storage.tiering import ColdMiss, Tiering
 from rocketspark.errors import ServerError
 from rocketspark.model.route import MASTER_ID, PERM_READ
 from rocketspark.protocol import frames
@@ -79,7 +80,9 @@ class PullHandler:
         beside: BackgroundThread,
         role: BrokerRole,
         cold_reads: ColdReads,
+        tiering: Tiering | None = None,
     ) -> None:
+        self._tiering = tiering
         self._settings = settings
         self._store = store
         self._role = role
@@ -128,7 +131,10 @@ class PullHandler:
             self._hold(peer, request, codes, accepts, topic_sys_flag, until_s=self._cold_reads.left_s)
             return None
         in_own_turn = accepts is None or not self._filter_turn.is_over()
-        read = self._read(h, h.queue_offset, codes, accepts, in_own_turn=in_own_turn)
+        try:
+            read = self._read(h, h.queue_offset, codes, accepts, in_own_turn=in_own_turn)
+        except ColdMiss as e:
+            return self._load_first(peer, request, body, e)
         if accepts is not None:
             # Some ms where hundreds of records were looked at.
             peer.rest()
@@ -163,6 +169,16 @@ class PullHandler:
                 continue
             return answer if answer is None or isinstance(answer, bytes | Parts) else await answer
 
+    async def _load_first(
+        self, peer: Peer, request: Request[PullHeader], body: bytes, miss: ColdMiss
+    ) -> bytes | Parts | None:
+        assert self._tiering is not None
+        await self._tiering.loaded(miss)
+        if not peer.is_open:
+            return None
+        answer = self.pull(peer, request, body)
+        return answer if answer is None or isinstance(answer, bytes | Parts) else await answer
+
     async def _sift_on(
         self,
         peer: Peer,
@@ -183,7 +199,10 @@ class PullHandler:
             await self._long_scans.next()
             if not peer.is_open:
                 return None
-            read = self._read(h, at, codes, sieve, SoFar(at - h.queue_offset, count, size))
+            try:
+                read = self._read(h, at, codes, sieve, SoFar(at - h.queue_offset, count, size))
+            except ColdMiss:
+                break
             if read.status not in (GetStatus.FOUND, GetStatus.NO_MATCHED):
                 # The next pull's answer tells the state of the queue.
                 break
@@ -326,6 +345,12 @@ class PullHandler:
         if accepts is not None:
             accepts.begin(in_own_turn=in_own_turn)
         read = self._store.read(h.topic, h.queue_id, offset, count, size, codes, accepts, so_far)
+        if read.status is GetStatus.OFFSET_TOO_SMALL and self._tiering is not None:
+            if self._tiering.has(h.topic, h.queue_id, offset):
+                read = self._tiering.read(h.topic, h.queue_id, offset, count, size, codes, accepts, so_far)
+            else:
+                low = self._store.queue_range(h.topic, h.queue_id)[0]
+                read = msgspec.structs.replace(read, next_offset=low, min_offset=low)
         if read.status is GetStatus.OFFSET_TOO_BIG and self._is_of_another_store(h):
             read = msgspec.structs.replace(read, next_offset=read.min_offset)
         if read.count:
@@ -336,6 +361,10 @@ class PullHandler:
         else:
             self._stats.missed()
         return read
+
+    def _low(self, h: PullHeader, low: int) -> int:
+        """Return the oldest offset that a reply tells: that of the second tier if there is one."""
+        return low if self._tiering is None else self._store.queue_range(h.topic, h.queue_id)[0]
 
     def _is_of_another_store(self, h: PullHeader) -> bool:
         """Tell whether a consumer that reads on counts messages of a store that was here before: it is sent to the
@@ -473,7 +502,7 @@ class PullHandler:
             suggested,
             next_offset,
             read.max_offset,
-            read.min_offset,
+            self._low(request.ext, read.min_offset),
             topic_sys_flag,
             request.opaque,
             remark,

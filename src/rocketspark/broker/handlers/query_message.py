@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 from rocketspark.broker.operations.long_scans import LongScans
+from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import QueryMessageHeader, QueryMessageReply, Request, ViewMessageHeader
+from rocketspark.protocol.message import record_layout
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
 
+# Queue and offset of a record, by which its copy in the tier is known.
+_PLACE = record_layout.only("queue_id", "queue_offset").unpack_from
 QUERY_COUNT_MAX = 64
 UNIQUE_COUNT_MAX = 32
 
@@ -20,7 +24,8 @@ UNIQUE_COUNT_MAX = 32
 class QueryHandler:
     """Finds messages in the key index and the log."""
 
-    def __init__(self, store: Store, long_scans: LongScans) -> None:
+    def __init__(self, store: Store, long_scans: LongScans, tiering: Tiering | None = None) -> None:
+        self._tiering = tiering
         self._store = store
         self._long_scans = long_scans
 
@@ -31,13 +36,29 @@ class QueryHandler:
 
     def query(self, peer: Peer, request: Request[QueryMessageHeader], body: bytes) -> Answer:
         """QUERY_MESSAGE (12): the newest messages of a key (64 at most) or unique id (32), oldest first; or code 22."""
+        if self._tiering is not None:
+            return self._query_both(self._tiering, request)
         return self._long_scans.answer(peer, self._query(request))
+
+    async def _query_both(self, tiering: Tiering, request: Request[QueryMessageHeader]) -> bytes:
+        """Look in the store, then in the second tier for what may be older."""
+        h = request.ext
+        kind, limit = _kind_and_limit(h)
+        steps = self._store.query_steps(h.topic, h.key, limit, h.begin_ms, h.end_ms, kind)
+        found = [bytes(view) for view in await self._long_scans.whole(steps)]
+        here = {_PLACE(stored) for stored in found}
+        if len(found) < limit:
+            cold = await tiering.query(h.topic, h.key, limit, h.begin_ms, h.end_ms, kind)
+            found += [stored for stored in cold if _PLACE(stored) not in here]
+        return self._reply(request, found[:limit])
 
     def _query(self, request: Request[QueryMessageHeader]) -> Generator[None, None, bytes]:
         h = request.ext
-        kind = h.kind or ("U" if h.unique else "K")
-        limit = UNIQUE_COUNT_MAX if h.unique else min(max(h.count_max, 1), QUERY_COUNT_MAX)
+        kind, limit = _kind_and_limit(h)
         found = yield from self._store.query_steps(h.topic, h.key, limit, h.begin_ms, h.end_ms, kind)
+        return self._reply(request, found)
+
+    def _reply(self, request: Request[QueryMessageHeader], found: Sequence[bytes | memoryview]) -> bytes:
         if not found:
             nothing = QueryMessageReply(updated_ms=0, updated_position=0)
             remark = "can not find message, maybe time range not correct"
@@ -58,3 +79,8 @@ class QueryHandler:
                 ResponseCode.SYSTEM_ERROR, f"can not find message by the offset: {request.ext.physical_offset}"
             )
         return reply(request.opaque, body=bytes(found))
+
+
+def _kind_and_limit(h: QueryMessageHeader) -> tuple[str, int]:
+    kind = h.kind or ("U" if h.unique else "K")
+    return kind, UNIQUE_COUNT_MAX if h.unique else min(max(h.count_max, 1), QUERY_COUNT_MAX)

@@ -9,7 +9,11 @@ of thousands of queues some are read in one turn, and the request goes on with t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import msgspec
 
 from rocketspark import machine
 from rocketspark.broker.consumers.message_filters import PopFilter
@@ -19,6 +23,7 @@ from rocketspark.broker.pop.ordered import BlockEnds, OrderedPops
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.log_memory import LogMemory
+from rocketspark.broker.storage.tiering import ColdMiss, Tiering
 from rocketspark.broker.topics import has_priorities
 from rocketspark.errors import ServerError, StoreError
 from rocketspark.model.text import whole_number
@@ -82,13 +87,14 @@ class Found:
     """What one pop found, and the texts of its reply.
 
     `rest`: how many messages are left in the queues it looked at; `cut`: a filter has not looked at all messages yet,
-    or not all queues were looked at.
+    or not all queues were looked at, or messages are brought from the second tier (`loading`).
     """
 
     __slots__ = (
         "bytes",
         "count",
         "cut",
+        "loading",
         "orders",
         "pop_time_ms",
         "records",
@@ -104,6 +110,7 @@ class Found:
         self.records: list[bytes | memoryview] = []
         self.count = self.bytes = self.rest = 0
         self.cut = False
+        self.loading: asyncio.Future[None] | None = None
         self.starts: list[str] = []
         self.texts: list[str] = []
         self.orders: list[str] = []
@@ -140,7 +147,9 @@ class PopReading:
         block_ends: BlockEnds,
         stats: Stats,
         memory: LogMemory,
+        tiering: Tiering | None = None,
     ) -> None:
+        self._tiering = tiering
         self._settings = settings
         self._store = store
         self._batch_topics = store.consume_queues.batch_topics
@@ -291,6 +300,9 @@ class PopReading:
         # Batches that come again have no tags of their own; their consumer takes the messages that it wants.
         codes = None if topic != h.topic and h.topic.encode() in self._batch_topics else wanted.codes
         read = self._store.read(topic, queue_id, offset, count_max, bytes_max, codes, accepts)
+        if read.status is GetStatus.OFFSET_TOO_SMALL and self._tiering is not None:
+            cold = partial(self._tiering.read, topic, queue_id, offset, count_max, bytes_max, codes, accepts)
+            read = self._read_cold(self._tiering, found, read, (topic, queue_id), offset, cold)
         if read.status in _MOVED:
             self._pops.forget(topic, h.group, queue_id)
             self._offsets.commit(h.group, topic, queue_id, read.next_offset)
@@ -302,6 +314,26 @@ class PopReading:
         else:
             self._stats.missed()
         return offset, read
+
+    def _read_cold(
+        self,
+        tiering: Tiering,
+        found: Found,
+        read: GetMessageResult,
+        queue: tuple[str, int],
+        offset: int,
+        cold: Callable[[], GetMessageResult],
+    ) -> GetMessageResult:
+        """Read what only the second tier has; if that is not in memory yet, bring it there and find nothing so far."""
+        low, high = self._store.queue_range(*queue)
+        if not tiering.has(*queue, offset):
+            return msgspec.structs.replace(read, next_offset=low, min_offset=low)
+        try:
+            return cold()
+        except ColdMiss as e:
+            found.loading = tiering.load(e.queue, e.offset)
+            found.cut = True
+            return GetMessageResult(GetStatus.NO_MATCHED, [], 0, 0, offset, low, high)
 
     def _note(
         self,

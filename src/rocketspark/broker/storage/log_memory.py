@@ -29,7 +29,7 @@ class LogMemory:
         limit = self._memory_bytes * percent // 100
         if store.written_position - store.min_position <= limit:
             return False
-        low, high = store.queue_range(topic, queue_id)
+        low, high = store.stored_range(topic, queue_id)
         if not low <= offset < high:
             return False
         ((position, _, _),) = store.queue_units(topic, queue_id, offset, 1)

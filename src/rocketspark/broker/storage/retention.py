@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -87,6 +87,8 @@ class FileCleaning:
         self._task: asyncio.Task[None] | None = None
         # Called with light queues that have no message left; it removes them.
         self.drop_light: Callable[[list[str]], None] = lambda names: None
+        # Of a second tier: returns the position before which all messages are in it.
+        self.kept_from: Callable[[], Awaitable[int]] | None = None
 
     def start(self) -> None:
         """Look at the disk now, then clean from time to time."""
@@ -141,7 +143,11 @@ class FileCleaning:
     async def _expire(self, before_ms: int, count_max: int, *, forced: bool = False) -> int:
         removed = 0
         loop = asyncio.get_running_loop()
-        for remove in self._store.expire_steps(before_ms, count_max, forced=forced):
+        below = None if self.kept_from is None else await self.kept_from()
+        if forced and below is not None and below < self._store.min_position + self._store.settings.log_file_bytes:
+            log.warning("the disk is nearly full: a log file goes before all its messages are in the second tier")
+            below = None
+        for remove in self._store.expire_steps(before_ms, count_max, forced=forced, below=below):
             if remove is None:
                 await asyncio.sleep(0)
                 continue

@@ -14,6 +14,7 @@ import os
 import resource
 import shutil
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -196,12 +197,17 @@ class OsFiles:
 
     def write_at(self, path: str, at: int, content: bytes | bytearray | memoryview) -> None:
         """Write into a file that is there; every map of it shows that at once."""
+        self.write_pieces(path, [(at, content)])
+
+    def write_pieces(self, path: str, pieces: Iterable[tuple[int, bytes | bytearray | memoryview]]) -> None:
+        """Write pieces, each at its place, into a file that is there, one after the other."""
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            left = memoryview(content)
-            while left:
-                count = os.pwrite(fd, left, at)
-                at, left = at + count, left[count:]
+            for at, content in pieces:
+                left = memoryview(content)
+                while left:
+                    count = os.pwrite(fd, left, at)
+                    at, left = at + count, left[count:]
         finally:
             os.close(fd)
 

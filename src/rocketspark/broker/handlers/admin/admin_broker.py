@@ -344,7 +344,8 @@ class AdminHandler:
             answer["filterData"] = "null" if subscription else f"{h.group}@{h.topic} is not online!"
         if subscription is not None:
             answer["subscriptionData"] = SubscriptionBody.of(subscription)
-        first = max(h.queue_offset, low)
+        # Units of messages that only the second tier has are not shown.
+        first = max(h.queue_offset, self._store.stored_range(h.topic, h.queue_id)[0])
         if first >= high:
             raise ServerError(
                 ResponseCode.SYSTEM_ERROR, f"Index {h.queue_offset} of {h.queue_id}@{h.topic} is not exist!"

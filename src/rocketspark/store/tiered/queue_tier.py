@@ -1,0 +1,233 @@
+"""One queue in the tier: its records and its units. Rule: a record is durable before its unit is; units are the truth.
+
+After a kill the queue ends with the last unit whose record is whole; what lies behind is written over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rocketspark.errors import RecordError, StoreUnwritable
+from rocketspark.protocol.message import record, record_layout
+from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
+from rocketspark.store.tiered.flat_file import FlatFile
+from rocketspark.store.tiered.layout import UNIT, at_position, first_offset, record_size
+
+_log = logging.getLogger("rocketspark.store")
+_HEAD_BYTES = record_layout.RECORD_BYTES_MIN
+
+
+class ColdUnits(NamedTuple):
+    """A stretch of a queue in memory. `units`: (position, size, tags code) from offset `first` on; `content`: the
+    queue's records from byte `base` on.
+    """
+
+    first: int
+    units: list[tuple[int, int, int]]
+    content: memoryview
+    base: int
+
+    @property
+    def next(self) -> int:
+        """The offset behind it."""
+        return self.first + len(self.units)
+
+    def record(self, offset: int) -> memoryview | None:
+        """Return a message's record; None if it is missing or damaged."""
+        position, size, _ = self.units[offset - self.first]
+        at = position - self.base
+        if size == GAP_SIZE or at < 0:
+            return None
+        found = self.content[at : at + size]
+        if len(found) != size or record_size(found) != size or first_offset(found) != offset:
+            return None
+        return found
+
+
+class NewUnit(NamedTuple):
+    """A message to be appended: its record (None: it is missing), tags code and store time."""
+
+    record: memoryview | None
+    code: int
+    time_ms: int
+
+
+class QueueTier:
+    """The messages [low, next) of a queue."""
+
+    def __init__(self, topic: str, queue_id: int, log: FlatFile, units: FlatFile) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.log = log
+        self.units = units
+        self.low = 0
+        # Whether its last message was compared with the store's; `made_at`: see `Store.made_at`.
+        self.compared = False
+        self.made_at: int | None = None
+        # Whether it is another store's: neither read nor added to.
+        self.left = False
+
+    @property
+    def next(self) -> int:
+        """The offset of the first message that is not in the tier yet."""
+        return self.units.end // UNIT.size
+
+    @property
+    def begun(self) -> bool:
+        """Tell whether it has a place in the tier."""
+        return bool(self.units.entries)
+
+    def begin_at(self, offset: int, now_ms: int) -> None:
+        """Begin with the message at an offset."""
+        self.log.begin_at(0, now_ms)
+        self.units.begin_at(offset * UNIT.size, now_ms)
+        self.low = offset
+
+    def leave(self) -> None:
+        """Leave it as it is in the tier: nothing is read from it or added to it."""
+        self.left = self.compared = True
+        self.low = self.next
+
+    def recover(self) -> None:
+        """Find where it ends and begins. Raises StoreUnwritable if the tier cannot be read now."""
+        end = self.units.end - self.units.end % UNIT.size
+        log_end = self.log.start
+        while end > self.units.start:
+            position, size, _ = UNIT.unpack(self.units.read(end - UNIT.size, UNIT.size))
+            if size == GAP_SIZE and position <= self.log.end:
+                log_end = position
+                break
+            if self._is_whole(position, size, end // UNIT.size - 1):
+                log_end = position + size
+                break
+            end -= UNIT.size
+        if end != self.units.end:
+            _log.warning("tier: %s: its last upload was not finished, it is made again", self.units.path)
+            self.units.cut(end)
+        if not self.log.entries:
+            self.log.begin_at(0, 0)
+        self.log.cut(log_end)
+        self.find_low()
+
+    def _is_whole(self, position: int, size: int, offset: int) -> bool:
+        if not (self.log.start <= position and size >= _HEAD_BYTES and position + size <= self.log.end):
+            return False
+        found = self.log.read(position, size)
+        if record_size(found) != size or first_offset(found) != offset:
+            return False
+        try:
+            record.decode(memoryview(found))
+        except RecordError:
+            return False
+        return True
+
+    def find_low(self) -> None:
+        """Find the oldest message that has both its unit and its record: neither's segments end with the other's."""
+        low, high = self.units.start // UNIT.size, self.next
+        while low < high:
+            middle = (low + high) // 2
+            if self.unit(middle)[0] < self.log.start:
+                low = middle + 1
+            else:
+                high = middle
+        self.low = low
+
+    # -- writing
+
+    def append(self, messages: Sequence[NewUnit], now_ms: int) -> list[tuple[int, int]]:
+        """Append the records of the messages after the last; return (position, size) for `append_units`. Raises
+        StoreFull, StoreUnwritable.
+        """
+        position, places, pieces = self.log.end, [], []
+        for stored, _, time_ms in messages:
+            if stored is None:
+                places.append((position, GAP_SIZE))
+                continue
+            pieces.append((at_position(stored, position), time_ms))
+            places.append((position, len(stored)))
+            position += len(stored)
+        before = self.log.end
+        try:
+            self.log.append(pieces, now_ms)
+        except BaseException:
+            # Those that were written have no units, so the same places are used again.
+            self.log.cut(before)
+            raise
+        return places
+
+    def append_units(self, messages: Sequence[NewUnit], places: list[tuple[int, int]], now_ms: int) -> None:
+        """Append the units of messages whose records were appended. Raises StoreFull, StoreUnwritable."""
+        before, log_end = self.units.end, places[0][0]
+        rows = zip(messages, places, strict=True)
+        try:
+            self.units.append(((UNIT.pack(*place, m.code), m.time_ms) for m, place in rows), now_ms)
+        except BaseException:
+            self.units.cut(before)
+            self.log.cut(log_end)
+            raise
+
+    def expire(self, before_ms: int) -> bool:
+        """Remove the oldest segments whose messages are all older; tell whether any went. Raises StoreUnwritable."""
+        gone = self.log.expire(before_ms)
+        if gone:
+            self.find_low()
+            self.units.expire_below(self.low * UNIT.size)
+        return gone
+
+    def destroy(self) -> None:
+        """Remove it from the tier. Raises StoreUnwritable."""
+        self.low = self.next
+        self.units.destroy()
+        self.log.destroy()
+
+    # -- reading
+
+    def unit(self, offset: int) -> tuple[int, int, int]:
+        """Return (position, size, tags code) of a message. Raises StoreUnwritable."""
+        position, size, code = UNIT.unpack(self.units.read(offset * UNIT.size, UNIT.size))
+        return position, size, code
+
+    def stretch(self, offset: int, count_max: int, bytes_max: int) -> ColdUnits:
+        """Read messages from an offset on, at least one. Raises StoreUnwritable."""
+        count = min(count_max, self.next - offset)
+        if not self.low <= offset < self.next:
+            raise StoreUnwritable(f"{self.units.path}: offset {offset} is not in the tier any more")
+        found = list(UNIT.iter_unpack(self.units.read(offset * UNIT.size, count * UNIT.size)))
+        base = found[0][0]
+        for at, (position, size, _) in enumerate(found):
+            if at and size != GAP_SIZE and position + size - base > bytes_max:
+                del found[at:]
+                break
+        end = max((p + s for p, s, _ in found if s != GAP_SIZE), default=base)
+        content = self.log.read(base, end - base) if end > base else b""
+        return ColdUnits(offset, found, memoryview(content), base)
+
+    def time_at(self, offset: int) -> int:
+        """Return the store time in ms of a message; that of the next one if it is missing. Raises StoreUnwritable."""
+        while offset < self.next:
+            position, size, _ = self.unit(offset)
+            if size != GAP_SIZE:
+                return record_layout.store_time_of(self.log.read(position, min(size, _HEAD_BYTES + 24)))
+            offset += 1
+        return -1
+
+    def first_time_ms(self) -> int:
+        """Return about when the oldest message was stored, as the table says, in ms; -1 if it has none."""
+        begin = self.log.entries[0].begin_ms if self.log.entries and self.next > self.low else -1
+        return begin if begin < 1 << 62 else -1
+
+    def offset_at_time(self, time_ms: int, upper: bool) -> int:
+        """Return the offset of the first message stored at or after a time, `next` if none is; with `upper` of the last
+        stored at or before it, `low` if none is. Raises StoreUnwritable.
+        """
+        low, high = self.low, self.next
+        while low < high:
+            middle = (low + high) // 2
+            stored = self.time_at(middle)
+            if stored < 0 or stored > time_ms or (stored == time_ms and not upper):
+                high = middle
+            else:
+                low = middle + 1
+        return max(low - 1, self.low) if upper else low

@@ -1,0 +1,94 @@
+"""Where segments lie: what the tier asks of a store of files or objects, and the folder.
+
+Rule: `append` returns once the bytes are durable; whatever a failure left behind the end is written over later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Protocol
+
+from rocketspark.errors import StoreUnwritable
+from rocketspark.store.files.system_calls import OsFiles, failure, make_folder, remove_file
+
+
+class SegmentStore(Protocol):
+    """A store of segments, by name. Every call may take seconds, and is made in a thread beside the event loop."""
+
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Yield name and size of every segment below a prefix. Raises StoreUnwritable."""
+
+    def append(self, key: str, at: int, content: bytes) -> None:
+        """Make a segment end with `content`, from byte `at` on. Raises StoreFull, StoreUnwritable."""
+
+    def read(self, key: str, at: int, count: int) -> bytes:
+        """Return up to `count` bytes of a segment; fewer only at its end. Raises StoreUnwritable."""
+
+    def remove(self, key: str) -> None:
+        """Remove a segment; nothing happens if it is not there. Raises StoreUnwritable."""
+
+
+class FolderSegments:
+    """Segments as files of a folder."""
+
+    def __init__(self, root: str, files: OsFiles | None = None) -> None:
+        self.root = root
+        self._files = files or OsFiles()
+        self._made: set[str] = set()
+
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Yield name and size of every segment below a prefix. Raises StoreUnwritable."""
+        top = f"{self.root}/{prefix}"
+        if not os.path.isdir(top):
+            return
+        for folder, _, names in os.walk(top, onerror=_unreadable):
+            for name in names:
+                path = f"{folder}/{name}"
+                try:
+                    size = os.stat(path).st_size
+                except OSError as e:
+                    raise failure(e, "read", path) from e
+                yield os.path.relpath(path, self.root), size
+
+    def append(self, key: str, at: int, content: bytes) -> None:
+        """Make a segment end with `content`, from byte `at` on. Raises StoreFull, StoreUnwritable."""
+        path = f"{self.root}/{key}"
+        folder = os.path.dirname(path)
+        try:
+            is_new = folder not in self._made or at == 0
+            if is_new:
+                make_folder(self._files, folder)
+                self._made.add(folder)
+            if at and os.stat(path).st_size < at:
+                raise StoreUnwritable(f"{path} is shorter than the {at} bytes that were written: check the disk")
+            # Cut first: what lies behind is of an upload that was not finished.
+            self._files.create(path, at, keep=True)
+            self._files.write_at(path, at, content)
+            self._files.sync_file(path)
+            if is_new:
+                self._files.sync_directory(folder)
+        except OSError as e:
+            self._made.discard(folder)
+            raise failure(e, "write", path, len(content)) from e
+
+    def read(self, key: str, at: int, count: int) -> bytes:
+        """Return up to `count` bytes of a segment; fewer only at its end. Raises StoreUnwritable."""
+        path = f"{self.root}/{key}"
+        try:
+            with open(path, "rb", buffering=0) as file:
+                file.seek(at)
+                found = bytearray()
+                while len(found) < count and (part := file.read(count - len(found))):
+                    found += part
+                return bytes(found)
+        except OSError as e:
+            raise failure(e, "read", path) from e
+
+    def remove(self, key: str) -> None:
+        """Remove a segment; nothing happens if it is not there. Raises StoreUnwritable."""
+        remove_file(f"{self.root}/{key}")
+
+
+def _unreadable(error: OSError) -> None:
+    raise StoreUnwritable(f"the tier's folder cannot be read: {error}; check its permissions")

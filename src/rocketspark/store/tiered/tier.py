@@ -1,0 +1,309 @@
+"""A broker's second tier: which queues it has, what is appended, what is too old.
+
+Rule: one thread writes, any thread reads; each call may last as long as the store of segments takes. The event loop
+calls only `low`, `next` and `first_time_ms`, which look at memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from rocketspark.errors import StoreError
+from rocketspark.model.text import shown
+from rocketspark.protocol.message import properties, record_layout, sysflags
+from rocketspark.store.commitlog.dispatch import enters_index
+from rocketspark.store.files import config_files
+from rocketspark.store.files.system_calls import OsFiles
+from rocketspark.store.index.key_hashes import key_hash
+from rocketspark.store.tiered.flat_file import FlatFile
+from rocketspark.store.tiered.key_files import KeyFiles, NewKey
+from rocketspark.store.tiered.layout import (
+    INDEX_TOPIC,
+    METADATA_FILE,
+    NO_TIME,
+    Metadata,
+    QueueEntry,
+    QueueName,
+    SegmentEntry,
+    SegmentKind,
+    TopicEntry,
+    base_of,
+    decode_metadata,
+    encode_metadata,
+    queue_path,
+    record_size,
+    short_hash,
+)
+from rocketspark.store.tiered.queue_tier import NewUnit, QueueTier
+from rocketspark.store.tiered.segments import SegmentStore
+
+_log = logging.getLogger("rocketspark.store")
+HOUR_MS = 3_600_000
+_UNIQUE_ID, _KEYS = properties.UNIQUE_ID.encode(), properties.KEYS.encode()
+_KINDS = {kind.name: kind for kind in SegmentKind}
+Queue = tuple[str, int]
+
+
+class TierSettings(NamedTuple):
+    """How a tier is laid out. `root`: the store's folder; `*_bytes`: of one segment; `roll_ms`: how old a segment of
+    records of at least `roll_bytes` may be when it is closed.
+    """
+
+    root: str
+    cluster: str
+    broker: str
+    log_bytes: int = 1 << 30
+    queue_bytes: int = 100 << 20
+    roll_ms: int = 24 * HOUR_MS
+    roll_bytes: int = 16 << 20
+    index_slots: int = 5_000_000
+    index_entries: int = 20_000_000
+    index_enabled: bool = True
+
+
+class Tier:
+    """The second tier of one broker's store."""
+
+    def __init__(self, settings: TierSettings, segments: SegmentStore, files: OsFiles | None = None) -> None:
+        self._settings = settings
+        self._segments = segments
+        self._files = files or OsFiles()
+        self._path = f"{settings.root}/config/{METADATA_FILE}"
+        self._table = Metadata()
+        self.queues: dict[Queue, QueueTier] = {}
+        index = self._flat(queue_path(settings.broker, INDEX_TOPIC, 0), SegmentKind.INDEX, NO_TIME)
+        self.keys = KeyFiles(settings.root, index, settings.index_slots, settings.index_entries, self._files)
+        # Messages and bytes that were appended, and failures, since the start.
+        self.appended = self.appended_bytes = self.failures = 0
+
+    def _flat(self, path: str, kind: SegmentKind, bytes_max: int) -> FlatFile:
+        return FlatFile(self._segments, self._settings.cluster, path, kind, bytes_max)
+
+    def _queue(self, topic: str, queue_id: int) -> QueueTier:
+        s = self._settings
+        path = queue_path(s.broker, topic, queue_id)
+        log = self._flat(path, SegmentKind.COMMIT_LOG, s.log_bytes)
+        return QueueTier(topic, queue_id, log, self._flat(path, SegmentKind.CONSUME_QUEUE, s.queue_bytes))
+
+    # -- opening and closing
+
+    def open(self) -> None:
+        """Find what the tier has: its segments, and what the table says of them.
+
+        Raises StoreUnwritable if the tier cannot be read, ConfigError if the table cannot.
+        """
+        s = self._settings
+        text = config_files.read(self._path)
+        self._table = decode_metadata(text, self._path) if text else Metadata()
+        found: dict[Queue, dict[SegmentKind, dict[int, int]]] = {}
+        prefix = f"{short_hash(s.cluster)}_{s.cluster}/{s.broker}/"
+        for key, size in self._segments.sizes(prefix):
+            parts = key[len(prefix) :].split("/")
+            base = base_of(parts[-1])
+            if len(parts) != 4 or base is None or parts[2] not in _KINDS or not parts[1].isdecimal():
+                continue
+            kinds = found.setdefault((parts[0], int(parts[1])), {})
+            kinds.setdefault(_KINDS[parts[2]], {})[base] = size
+        for (topic, queue_id), kinds in found.items():
+            if topic == INDEX_TOPIC:
+                self._take_over(self.keys.segments, kinds)
+                self.keys.check_segments()
+                continue
+            queue = self._queue(topic, queue_id)
+            self._take_over(queue.log, kinds)
+            self._take_over(queue.units, kinds)
+            if queue.begun:
+                queue.recover()
+                self._mend_times(queue)
+                self.queues[topic, queue_id] = queue
+        if s.index_enabled:
+            self.keys.open()
+
+    def _take_over(self, flat: FlatFile, kinds: dict[SegmentKind, dict[int, int]]) -> None:
+        flat.take_over(kinds.get(flat.kind, {}), self._table.segments(flat.kind).get(flat.path, {}))
+
+    def _mend_times(self, queue: QueueTier) -> None:
+        """Find the times of segments that the table did not have: those of the first message of each and the next."""
+        if all(e.begin_ms != NO_TIME for e in (*queue.log.entries, *queue.units.entries) if e.size):
+            return
+        begins = {e.base_offset: self._time_in_log(queue, e.base_offset) for e in queue.log.entries if e.size}
+        last_ms = queue.time_at(queue.next - 1) if queue.next > queue.low else 0
+        ends = [*list(begins.values())[1:], last_ms]
+        spans = {base: (begin, end) for (base, begin), end in zip(begins.items(), ends, strict=True)}
+        queue.log.entries = tuple(_timed(e, spans.get(e.base_offset)) for e in queue.log.entries)
+        queue.units.entries = tuple(
+            _timed(e, (queue.time_at(max(e.base_offset // 20, queue.low)), last_ms) if e.size else None)
+            for e in queue.units.entries
+        )
+
+    @staticmethod
+    def _time_in_log(queue: QueueTier, base: int) -> int:
+        return record_layout.store_time_of(queue.log.read(base, record_layout.RECORD_BYTES_MIN + 24))
+
+    def save(self, now_ms: int) -> None:
+        """Write the table, and put the key index on the disk. Raises StoreFull, StoreUnwritable."""
+        self.keys.sync()
+        s, before = self._settings, self._table
+        table = Metadata(topic_serial_number=before.topic_serial_number)
+        table.topic_metadata_table = dict(before.topic_metadata_table)
+        for (topic, queue_id), queue in self.queues.items():
+            self._topic_id(topic, now_ms)
+            table.commit_log_file_segment_table[queue.log.path] = dict(queue.log.table())
+            table.consume_queue_file_segment_table[queue.units.path] = dict(queue.units.table())
+            name = QueueName(s.broker, queue_id, topic)
+            entry = QueueEntry(queue=name, min_offset=queue.low, max_offset=queue.next, updated_ms=now_ms)
+            table.queue_metadata_table.setdefault(topic, {})[queue_id] = entry
+        if self.keys.segments.entries:
+            table.index_file_segment_table[self.keys.segments.path] = dict(self.keys.segments.table())
+        table.topic_metadata_table |= before.topic_metadata_table
+        table.topic_serial_number = before.topic_serial_number
+        config_files.write(self._path, encode_metadata(table), self._files)
+        self._table = table
+
+    def close(self) -> None:
+        """Give back what it has open."""
+        self.keys.close()
+
+    # -- what the event loop asks
+
+    def find(self, topic: str, queue_id: int) -> QueueTier | None:
+        """Return a queue; None if the tier has nothing of it."""
+        return self.queues.get((topic, queue_id))
+
+    def low(self, topic: str, queue_id: int, low: int) -> int:
+        """Return the oldest offset of a queue: the tier's, or `low`, the store's, if the tier does not reach it."""
+        queue = self.queues.get((topic, queue_id))
+        return queue.low if queue is not None and queue.low < low <= queue.next else low
+
+    def has(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Tell whether it has a message."""
+        queue = self.queues.get((topic, queue_id))
+        return queue is not None and queue.low <= offset < queue.next
+
+    def time_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        """Return about when a message was stored: when the first of its segment was; -1 if the tier does not have
+        it.
+        """
+        queue = self.queues.get((topic, queue_id))
+        if queue is None or not queue.low <= offset < queue.next:
+            return -1
+        times = [e.begin_ms for e in queue.units.entries if e.base_offset <= offset * 20 and e.begin_ms != NO_TIME]
+        return max(times[-1], queue.first_time_ms()) if times else queue.first_time_ms()
+
+    # -- writing
+
+    def begin(self, topic: str, queue_id: int, offset: int, made_at: int | None, now_ms: int) -> QueueTier:
+        """Begin a queue with the message at an offset. Raises StoreUnwritable, after which it is tried again."""
+        queue = self._queue(topic, queue_id)
+        queue.begin_at(offset, now_ms)
+        queue.compared, queue.made_at = True, made_at
+        self.queues[topic, queue_id] = queue
+        return queue
+
+    def append(self, queue: QueueTier, messages: Sequence[NewUnit], now_ms: int) -> None:
+        """Append messages of a queue. Raises StoreFull, StoreUnwritable; nothing is appended then."""
+        s = self._settings
+        first = queue.log.entries[-1]
+        if first.size >= s.roll_bytes and first.begin_ms + s.roll_ms < now_ms:
+            queue.log.roll(now_ms)
+        try:
+            places = queue.append(messages, now_ms)
+            if s.index_enabled:
+                self.keys.put(self._keys_of(queue, messages, places, now_ms))
+            queue.append_units(messages, places, now_ms)
+        except StoreError:
+            self.failures += 1
+            raise
+        self.appended += len(messages)
+        self.appended_bytes += sum(len(m.record) for m in messages if m.record is not None)
+
+    def _keys_of(
+        self, queue: QueueTier, messages: Sequence[NewUnit], places: list[tuple[int, int]], now_ms: int
+    ) -> list[NewKey]:
+        topic_id, prefix, found = self._topic_id(queue.topic, now_ms), f"{queue.topic}#", []
+        for message, (position, size) in zip(messages, places, strict=True):
+            stored = message.record
+            if stored is None or not enters_index(record_layout.sys_flag_of(stored)):
+                continue
+            pairs = record_layout.properties_of(stored)
+            words = {properties.find(pairs, _UNIQUE_ID) or b"", *(properties.find(pairs, _KEYS) or b"").split(b" ")}
+            for word in words - {b""}:
+                hashed = key_hash(prefix + word.decode("utf-8", "replace"))
+                found.append(NewKey(hashed, topic_id, queue.queue_id, position, size, message.time_ms))
+        return found
+
+    def _topic_id(self, topic: str, now_ms: int) -> int:
+        entry = self._table.topic_metadata_table.get(topic)
+        if entry is None:
+            self._table.topic_serial_number += 1
+            entry = TopicEntry(topic_id=self._table.topic_serial_number, topic=topic, updated_ms=now_ms)
+            self._table.topic_metadata_table[topic] = entry
+        return entry.topic_id
+
+    def upload_keys(self, now_ms: int) -> bool:
+        """Put full files of the key index into the tier; tell whether there was one. Raises StoreUnwritable."""
+        return self._settings.index_enabled and self.keys.upload(now_ms)
+
+    def expire(self, now_ms: int, reserved_hours: int) -> bool:
+        """Remove segments that are too old; tell whether any went. A topic's own time in the table comes before
+        `reserved_hours`. Raises StoreUnwritable.
+        """
+        gone = False
+        for (topic, _), queue in list(self.queues.items()):
+            entry = self._table.topic_metadata_table.get(topic)
+            hours = entry.reserved_hours if entry is not None and entry.reserved_hours > 0 else reserved_hours
+            gone |= queue.expire(now_ms - hours * HOUR_MS)
+        return self.keys.segments.expire(now_ms - reserved_hours * HOUR_MS) or gone
+
+    def drop(self, topic: str, queue_id: int) -> None:
+        """Remove a queue from the tier. Raises StoreUnwritable; a later call goes on."""
+        queue = self.queues[topic, queue_id]
+        queue.destroy()
+        del self.queues[topic, queue_id]
+        if not any(name == topic for name, _ in self.queues):
+            self._table.topic_metadata_table.pop(topic, None)
+        _log.info("tier: queue %d of %s is removed", queue_id, shown(topic))
+
+    # -- reading by key
+
+    def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K") -> list[bytes]:
+        """Return records with a key, newest first, stored in [begin_ms, end_ms]. `kind`: "K" a word of KEYS or the
+        unique id, "U" the unique id. Raises StoreUnwritable.
+        """
+        if kind == "T" or not self._settings.index_enabled:
+            return []
+        found: dict[tuple[int, int], bytes] = {}
+        wanted = key.encode()
+        for place in self.keys.find(key_hash(f"{topic}#{key}"), begin_ms, end_ms):
+            at = place.queue_id, place.position
+            queue = self.queues.get((topic, place.queue_id))
+            if queue is None or at in found or len(found) >= count_max:
+                continue
+            if not queue.log.start <= place.position <= queue.log.end - place.size:
+                continue
+            stored = queue.log.read(place.position, place.size)
+            # An entry of another topic may have this hash.
+            if record_size(stored) != place.size:
+                continue
+            if _has_key(stored, wanted, kind) and begin_ms <= record_layout.store_time_of(stored) <= end_ms:
+                found[at] = stored
+        return sorted(found.values(), key=record_layout.store_time_of, reverse=True)
+
+
+def _has_key(stored: bytes, wanted: bytes, kind: str) -> bool:
+    if record_layout.sys_flag_of(stored) & sysflags.TRANSACTION_PREPARED:
+        return False
+    pairs = record_layout.properties_of(memoryview(stored))
+    if properties.find(pairs, _UNIQUE_ID) == wanted:
+        return True
+    return kind != "U" and wanted in (properties.find(pairs, _KEYS) or b"").split(b" ")
+
+
+def _timed(entry: SegmentEntry, span: tuple[int, int] | None) -> SegmentEntry:
+    if span is None or entry.begin_ms != NO_TIME:
+        return entry
+    return msgspec.structs.replace(entry, begin_ms=span[0], end_ms=span[1])

@@ -1,0 +1,98 @@
+"""A store with a second tier handed from our broker to the official one and back: it serves what only the tier has."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.java.apache import ApacheNamesrv, ask, await_queues, max_offset
+from tests.java.one_store import Server, starting, stored_records
+from tests.support.patience import LIMIT_S, PATIENT
+
+from rocketspark.protocol.message import record
+
+pytestmark = pytest.mark.shows("second tier: a store with its tier goes from our broker to the Java broker and back")
+
+COUNT = 90
+
+
+def send(server: Server, number: int) -> None:
+    pairs = {"UNIQ_KEY": f"{number:032X}", "KEYS": f"key{number}", "TAGS": "AB"[number % 2]}
+    ext = {
+        "producerGroup": "P",
+        "topic": "base",
+        "defaultTopic": "TBW102",
+        "defaultTopicQueueNums": "1",
+        "queueId": "0",
+        "sysFlag": "0",
+        "bornTimestamp": str(int(time.time() * 1000)),
+        "flag": "0",
+        "properties": "".join(f"{name}\x01{value}\x02" for name, value in pairs.items()),
+        "reconsumeTimes": "0",
+        "unitMode": "false",
+    }
+    assert ask(server.broker, 10, b"%4d" % number * 500, ext).code == 0
+
+
+def fill(server: Server, first: int) -> None:
+    for number in range(first, first + COUNT):
+        send(server, number)
+    await_queues(server.broker, "base", first + COUNT)
+
+
+def check(server: Server, count: int) -> None:
+    found = stored_records(server.broker, "base", 0, "readers")
+    assert [int(each.body[:4]) for each in found] == list(range(count))
+    ext = {"topic": "base", "key": "key7", "maxNum": "9", "beginTimestamp": "0", "endTimestamp": str(1 << 50)}
+    answer = ask(server.broker, 12, ext_fields=ext)
+    assert [int(m.body[:4]) for m in record.decode_all(answer.body)] == [7]
+
+
+def clean(server: Server, store: Path) -> None:
+    """Have the closed log files removed, and wait until some are."""
+    before = len(list((store / "commitlog").iterdir()))
+    deadline = time.monotonic() + LIMIT_S
+    while len(list((store / "commitlog").iterdir())) >= before:
+        assert ask(server.broker, 329).code == 0  # Delete expired files now.
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_store_with_a_tier_goes_to_the_java_broker_and_back(namesrv: ApacheNamesrv, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "brokerName": "broker-a",
+        "mappedFileSizeCommitLog": 64 * 1024,
+        "mappedFileSizeConsumeQueue": 100 * 20,
+        "maxHashSlotNum": 100,
+        "maxIndexNum": 400,
+        "messageStorePlugIn": "org.apache.rocketmq.tieredstore.TieredMessageStore",
+        "tieredBackendServiceProvider": "org.apache.rocketmq.tieredstore.provider.PosixFileSegment",
+        "tieredStoreFilePath": tmp_path / "tier",
+        "tieredStoreCommitLogMaxSize": 48 * 1024,
+        "tieredStoreConsumeQueueMaxSize": 20 * 32,
+        "tieredStoreIndexFileMaxHashSlotNum": 50,
+        "tieredStoreIndexFileMaxIndexNum": 100,
+        "tieredStoreGroupCommitTimeout": 0,
+    } | PATIENT
+    ours = settings | {"fileReservedTime": "0", "cleanResourceInterval": "100"}
+    store = tmp_path / "store"
+    with starting(namesrv, tmp_path, ours, settings | {"tieredStoreGroupCommit": "false"}) as start:
+        server = start("ours", store)
+        ask(server.broker, 200, b'{"groupName":"readers"}')
+        fill(server, 0)
+        clean(server, store)
+        check(server, COUNT)
+        server.stop()
+        server = start("theirs", store)
+        check(server, COUNT)
+        fill(server, COUNT)
+        check(server, 2 * COUNT)
+        server.stop()
+        server = start("ours", store)
+        check(server, 2 * COUNT)
+        clean(server, store)
+        check(server, 2 * COUNT)
+        assert max_offset(server.broker, "base", 0) == 2 * COUNT
+        server.stop()

@@ -1,0 +1,127 @@
+"""A tier whose store fails or whose broker is killed at any step: what was appended is read again, once."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from rocketspark.errors import StoreUnwritable
+from rocketspark.protocol.message import record
+from rocketspark.store.tiered.queue_tier import NewUnit
+from rocketspark.store.tiered.tier import Tier, TierSettings
+
+pytestmark = pytest.mark.shows("second tier: kills and failed or torn uploads at any step lose and double nothing")
+
+
+class Objects:
+    """A store of segments in memory. The `fails_in`-th call from now on fails, an append after part of its bytes."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, bytes] = {}
+        self.fails_in = -1
+        self.part = 0
+
+    def _call(self) -> bool:
+        self.fails_in -= 1
+        return self.fails_in == 0
+
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        yield from [(key, len(found)) for key, found in self.content.items() if key.startswith(prefix)]
+
+    def append(self, key: str, at: int, content: bytes) -> None:
+        before = self.content.get(key, b"")
+        assert len(before) >= at, "a hole"
+        failed = self._call()
+        self.content[key] = before[:at] + (content[: self.part] if failed else content)
+        if failed:
+            raise StoreUnwritable("no route")
+
+    def read(self, key: str, at: int, count: int) -> bytes:
+        if self._call():
+            raise StoreUnwritable("no route")
+        return self.content[key][at : at + count]
+
+    def remove(self, key: str) -> None:
+        if self._call():
+            raise StoreUnwritable("no route")
+        self.content.pop(key, None)
+
+
+def message(number: int) -> NewUnit:
+    made = record.encode(
+        topic=b"t",
+        queue_id=0,
+        queue_offset=number,
+        position=number * 1000,
+        body=b"%d" % number * (number % 7 + 1),
+        properties=b"KEYS\x01key%d\x02UNIQ_KEY\x01U%d\x02" % (number, number),
+        born_host=b"\x7f\0\0\x01\0\0\0\x01",
+        store_host=b"\x7f\0\0\x01\0\0\0\x01",
+        store_time_ms=1000 + number,
+        born_time_ms=1000,
+    )
+    return NewUnit(memoryview(made), number, 1000 + number)
+
+
+MESSAGES = [message(number) for number in range(400)]
+STEPS = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(0, 9), st.integers(0, 3000), st.booleans(), st.booleans()), max_size=12
+)
+
+
+def opened(root: Path, objects: Objects) -> Tier:
+    sizes = {"log_bytes": 2000, "queue_bytes": 20 * 13, "index_slots": 5, "index_entries": 30}
+    tier = Tier(TierSettings(str(root), "c", "b", **sizes), objects)
+    tier.open()
+    return tier
+
+
+@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(STEPS)
+def test_nothing_is_lost_or_doubled(steps: list[tuple[int, int, int, bool, bool]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        objects, done = Objects(), 0
+        tier = opened(Path(folder), objects)
+        for count, fails_in, part, killed, saved in steps:
+            queue = tier.find("t", 0) or tier.begin("t", 0, 0, None, 0)
+            assert queue.next == done
+            objects.fails_in, objects.part = fails_in, part
+            try:
+                tier.append(queue, MESSAGES[done : done + count], 5)
+                done = min(done + count, len(MESSAGES))
+                tier.upload_keys(6)
+                if saved:
+                    tier.save(7)
+            except StoreUnwritable:
+                pass
+            objects.fails_in = -1
+            if killed:
+                tier.close()
+                tier = opened(Path(folder), objects)
+                found = tier.find("t", 0)
+                # What an upload had finished before it failed counts, too.
+                assert done <= (found.next if found is not None else 0) <= done + count
+                done = found.next if found is not None else 0
+            check(tier, done)
+        tier.close()
+
+
+def check(tier: Tier, done: int) -> None:
+    queue, offset = tier.find("t", 0), 0
+    while queue is not None and offset < done:
+        stretch = queue.stretch(offset, 50, 3000)
+        for at in range(offset, min(stretch.next, done)):
+            stored, source = stretch.record(at), MESSAGES[at].record
+            assert stored is not None
+            assert source is not None
+            assert record.decode(stored).body == record.decode(source).body
+            assert stretch.units[at - offset][2] == at
+        offset = stretch.next
+    for number in range(0, done, 17):
+        (found,) = tier.query("t", f"key{number}", 5, 0, 1 << 60)
+        assert record.decode(memoryview(found)).queue_offset == number
