@@ -211,13 +211,18 @@ class RouteNotFound(ServerError):
     def __init__(self, topic: str, *, remark: str | None = None, address: str = "") -> None:
         super().__init__(
             17,
-            remark
-            or f"no route for topic {topic!r}; create it, or check the NameServer address and that a broker is up",
+            remark or _no_route(topic),
             address=address,
             doing=f"route of topic {topic!r}",
             retriable=True,
         )
         self.topic = topic
+
+
+def _no_route(topic: str) -> str:
+    if topic.startswith("%LMQ%"):
+        return f"{topic!r} is a light queue, which has no route: a consumer reads it by `assign`, no command does"
+    return f"no route for topic {topic!r}; create it, or check the NameServer address and that a broker is up"
 
 
 class BrokerNotFound(RouteNotFound):

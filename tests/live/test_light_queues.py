@@ -22,9 +22,10 @@ from tests.live.support import (
 )
 from tests.live.test_replication import Pair
 
-from rocketspark import Message, MessageQueue, Producer, PullConsumer
+from rocketspark import Message, MessageQueue, Producer, PullConsumer, read_table
+from rocketspark.admin import Admin
 from rocketspark.client import AsyncProducer
-from rocketspark.errors import SendFailed
+from rocketspark.errors import RouteNotFound, SendFailed, UsageError
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.light_queues import offset_of
@@ -130,6 +131,16 @@ def test_a_held_pull_is_answered_and_what_is_asked_of_a_light_queue(tmp_path: Pa
             assert popped.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
     run(main())
+
+
+def test_what_commands_say_of_a_light_queue() -> None:
+    with run_cluster(**LIGHT) as cluster, Admin(cluster.namesrv) as admin:
+        with pytest.raises(UsageError, match="'%LMQ%a' is a light queue: the first message that names it makes it"):
+            admin.create_topic("%LMQ%a")
+        calls = [admin.delete_topic, admin.show_topic, lambda topic: read_table(cluster.namesrv, topic)]
+        for call in calls:
+            with pytest.raises(RouteNotFound, match="'%LMQ%a' is a light queue, which has no route"):
+                call("%LMQ%a")
 
 
 def test_offsets_are_in_rocketmqs_file_and_in_ours(tmp_path: Path) -> None:

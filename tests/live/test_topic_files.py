@@ -474,6 +474,7 @@ def test_a_query(
     assert len(ask('PIVOT "orders-1" ON tag USING count(*)')) == len(messages)
     odd = "SELECT 1 AS x, 2 AS x, [3] AS body, map([[4]], [5]) AS m, timestamp_ns '2026-01-01 00:00:00' AS t"
     assert ask(odd) == [{"x": 1, "x_1": 2, "body": [3], "m": [[[4], 5]], "t": "2026-01-01T00:00:00.000000000"}]
+    assert ask("SELECT 1 AS x, 2 AS x, 3 AS x_1") == [{"x": 1, "x_1_1": 2, "x_1": 3}]
     stores = ("--store", f"{cluster.store}/broker-a", "--store", f"{cluster.store}/broker-b")
     assert ask('SELECT max(value.id) AS m FROM "orders-1"', *stores, "-o", "decode=json") == [{"m": 118}]
     table = run(capsys, "query", 'SELECT tag, count(*) AS n FROM "orders-1" GROUP BY tag ORDER BY n DESC', *at)

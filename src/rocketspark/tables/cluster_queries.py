@@ -23,6 +23,7 @@ from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound, Ser
 from rocketspark.model import MessageQueue
 from rocketspark.model.route import MASTER_ID, BrokerData
 from rocketspark.model.subscription import ALL, TAG
+from rocketspark.protocol import light_queues
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import plain_pull
 from rocketspark.protocol.json import bodies
@@ -160,7 +161,8 @@ class ClusterQueries:
             names = ", ".join(self._routes.addresses)
             space = f" in namespace {self._access.namespace!r}" if self._access.namespace else ""
             text = f"no topic {topic!r}{space} at {names}: check the name, or create it (rocketspark topic create)"
-            raise RouteNotFound(topic, remark=text) from None
+            is_light = topic.startswith(light_queues.NAME_PREFIX)
+            raise RouteNotFound(topic, remark=None if is_light else text) from None
         if route.leaders:
             raise ConfigError(
                 f"topic {topic!r} is a static topic: its offsets have gaps where queues were moved, which this"

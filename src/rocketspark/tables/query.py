@@ -55,12 +55,19 @@ def query(sql: str, given: Mapping[str, Any]) -> pa.RecordBatchReader:
         if found is None:  # It has no rows: COPY … TO 'file'.
             return pa.RecordBatchReader.from_batches(pa.schema([]), iter(()))
         reader = found.to_arrow_reader(_ROWS)
-    # Each by a name of its own: the columns of a join are alike, and lines of JSON would lose one.
-    names = [
-        name if name not in reader.schema.names[:i] else f"{name}_{i}" for i, name in enumerate(reader.schema.names)
-    ]
-    schema = pa.schema([field.with_name(name) for field, name in zip(reader.schema, names, strict=True)])
+    schema = pa.schema([field.with_name(name) for field, name in zip(reader.schema, _apart(reader), strict=True)])
     return pa.RecordBatchReader.from_batches(schema, _rows(reader, schema, _in_one_line(duckdb, failed), database))
+
+
+def _apart(reader: pa.RecordBatchReader) -> list[str]:
+    """Return a name of its own for each column: those of a join are alike, and lines of JSON would lose one."""
+    names: list[str] = []
+    for number, name in enumerate(reader.schema.names):
+        free = name
+        while free in names or (free != name and free in reader.schema.names):
+            free = f"{free}_{number}"
+        names.append(free)
+    return names
 
 
 def _telling(reader: pa.RecordBatchReader, failed: list[RocketSparkError]) -> pa.RecordBatchReader:

@@ -15,6 +15,7 @@ from rocketspark.client.connection.topic_routes import RouteCache
 from rocketspark.errors import RouteNotFound, ServerError, TransportError, UsageError
 from rocketspark.model import MessageQueue
 from rocketspark.model.route import DEFAULT_QUEUE_COUNT
+from rocketspark.protocol import light_queues
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.transport.peer import Peer
@@ -80,9 +81,11 @@ async def put_topic(
 ) -> dict[str, TopicPut | TransportError]:
     """Create the topic on `masters` (addresses by name), or change it there: what came of it, by name.
 
-    All are looked at before the first is changed. Raises UsageError where queues that hold messages would go and
-    `force` is not given, ServerError.
+    All are looked at before the first is changed. Raises UsageError for a light queue, and where queues that hold
+    messages would go and `force` is not given, ServerError.
     """
+    if topic.startswith(light_queues.NAME_PREFIX):
+        raise UsageError(f"{topic!r} is a light queue: the first message that names it makes it")
 
     async def look(name: str, address: str) -> tuple[Peer, TopicConfig | None] | TransportError:
         try:
