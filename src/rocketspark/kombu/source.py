@@ -138,7 +138,8 @@ class Source:
                 await asyncio.sleep(TROUBLE_S)
 
     def _count(self) -> int:
-        return min(self._room(), COUNT_MAX)
+        # Nobody shares the room any more: the channel is being closed.
+        return min(self._room(), COUNT_MAX) if self._shares() else 0
 
     async def _fill(self) -> None:
         """Receive what there is room for: what is there now, else what comes, in which each who waits has a share."""

@@ -147,3 +147,17 @@ def test_a_consumer_that_raises_holds_up_no_later_message() -> None:
     transport.on_readable(None)
     assert Raises.got == [1, 2, 3]
     transport.inbox.close()
+
+
+def test_a_source_of_a_channel_that_is_closing_receives_nothing(
+    with_source: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def closing(made: Source, brokers: Brokers, arrived: list[Popped]) -> None:
+        made._shares = lambda: 0
+        made.run()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (brokers.waiting, arrived) == (["a"], [])
+
+    with_source(closing, "a")
+    assert not caplog.messages
