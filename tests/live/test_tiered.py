@@ -62,6 +62,8 @@ async def tiered(root: Path, disk: Disk | None = None, **tier: Any) -> AsyncIter
             clean_interval_ms=3_600_000,
             flush_interval_ms=20,
             reserved_hours=0,
+            metrics_exporter="PROM",
+            metrics_port=0,
             store_plug_in=PLUG_IN,
             tier=TieredSettings(**values | tier),
         ),
@@ -106,6 +108,13 @@ async def numbers(peer: Peer, offset: int = 0, **changes: Any) -> list[int]:
         offset = reply.header(PullReply).next_offset
 
 
+def figures(server: BrokerServer) -> dict[str, dict[Any, Any]]:
+    """The metrics of the tier: values by labels, by name."""
+    assert server._metrics is not None
+    families = [family for family in server._metrics.collect().families if "tiered" in family.name]
+    return {family.name: {tuple(sorted(labels.items())): n for labels, n in family.rows} for family in families}
+
+
 async def asked(peer: Peer, code: int, header: Any, answer: Any) -> Any:
     return (await peer.request(code, header)).raise_for_code("asked").header(answer)
 
@@ -133,8 +142,15 @@ def test_old_messages_are_read_from_the_tier(tmp_path: Path) -> None:
             low = server.store.stored_range(TOPIC, 0)[0]
             assert 200 < low < COUNT
             await check(peer, began, middle)
-            assert server._tiering is not None
-            assert server._tiering.read_count >= low
+            told = figures(server)
+            own = (("file_type", "commit_log"), ("topic", TOPIC))
+            assert told["rocketmq_tiered_store_messages_dispatch"] == {own: COUNT}
+            assert told["rocketmq_tiered_store_messages_out"][own[1:]] >= low
+            asked_for, hit = (told[f"rocketmq_tiered_store_read_ahead_cache_{n}"][()] for n in ("access", "hit"))
+            assert asked_for > hit > 0
+            assert told["rocketmq_tiered_store_read_ahead_cache_bytes"][()] > 200_000
+            assert told["rocketspark_tiered_store_failures"] == {(): 0}
+            assert "rocketmq_tiered_store_dispatch_behind" not in told
         # After a start, too; the table of the tier may be gone.
         for lost in (False, True):
             if lost:

@@ -413,6 +413,7 @@ class BrokerServer:
             replication=lambda: self.replication.standing.figures(),
             refused=lambda: {"connection": self._server.refused, "pull": self._long_polling.refused},
             access=AccessFigures(self._audit, self.access.passed),
+            tiering=self._tiering,
         )
         metrics.times.watch(routes)
         return metrics

@@ -5,12 +5,14 @@ Rule: a provider or a path that RocketSpark does not have refuses to start.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import LONG_MAX, shown, whole_number
+from rocketspark.store.tiered.segments import FolderSegments, SegmentStore
 from rocketspark.store.tiered.tier import HOUR_MS, TierSettings
 
 PLUG_IN = "org.apache.rocketmq.tieredstore.TieredMessageStore"
@@ -43,6 +45,12 @@ class TieredSettings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     tiered_store_group_commit_size: int = 4 << 20
     tiered_store_keep_until_uploaded: bool = True
     tiered_store_read_cache_size: int = 64 << 20
+    object_store_endpoint: str = ""
+    object_store_access_key: str = ""
+    object_store_secret_key: str = ""
+
+    def __repr__(self) -> str:
+        return "TieredSettings(…)"
 
     def check(self) -> None:
         """Raise ConfigError for what RocketSpark's tier cannot do."""
@@ -53,10 +61,22 @@ class TieredSettings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         )
         if provider != FOLDER_PROVIDER:
             raise ConfigError(f"tieredBackendServiceProvider={shown(provider)!r}: {FOLDER_PROVIDER} is known")
-        if "://" in path:
-            raise ConfigError(f"tieredStoreFilePath={shown(path)!r}: a folder is needed")
+        if "://" in path and not re.match("s3a?://[^/]", path):
+            raise ConfigError(f"tieredStoreFilePath={shown(path)!r}: a folder or s3://BUCKET/FOLDER is needed")
+        if bool(self.object_store_access_key) != bool(self.object_store_secret_key):
+            raise ConfigError("objectStoreAccessKey and objectStoreSecretKey go together: set both, or none")
         if level not in LEVELS:
             raise ConfigError(f"tieredStorageLevel={shown(level)!r}: {' or '.join(LEVELS)} is needed")
+
+    def segments(self) -> SegmentStore:
+        """Open the place where the tier lies. Raises ConfigError."""
+        path = self.tiered_store_file_path
+        if "://" not in path:
+            return FolderSegments(path)
+        from rocketspark.store.tiered.object_segments import object_segments
+
+        endpoint = self.object_store_endpoint
+        return object_segments(path, endpoint, self.object_store_access_key, self.object_store_secret_key)
 
     def tier(self, root: str, cluster: str, broker: str, *, index_enabled: bool) -> TierSettings:
         """Return how the tier of a broker is laid out. `root`: its store's folder."""

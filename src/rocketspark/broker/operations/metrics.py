@@ -17,6 +17,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.histograms import MessageSizes, RequestTimes
 from rocketspark.broker.statistics.stats import Stats, TrafficStats
 from rocketspark.broker.storage.json_tables import SaveFailures, now_ms
+from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.model.histogram import Histogram
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.namespace import SYSTEM_GROUPS
@@ -64,7 +65,9 @@ class Metrics:
         refused: Callable[[], dict[str, int]],
         replication: Callable[[], ReplicationFigures],
         access: AccessFigures,
+        tiering: Tiering | None = None,
     ) -> None:
+        self._tiering = tiering
         self._settings = settings
         self._store = store
         self._topics = tables.topics
@@ -100,6 +103,7 @@ class Metrics:
             *self._popped(),
             *self._replicas(),
             *self._access(),
+            *self._tier(),
         )
         found = [Family(kind, name, text, _as_far_as_known(name, rows)) for kind, name, text, rows in told]
         for name, text, rows in _as_far_as_known("histograms", self._histograms()):
@@ -118,6 +122,28 @@ class Metrics:
         rolled_back = {topic: TrafficStats(count, 0) for topic, count in self._stats.rolled_back.items()}
         yield COUNTER, "rocketmq_rollback_messages", "Half messages rolled back.", self._ended(rolled_back)
         yield GAUGE, "rocketmq_half_messages", "Half messages that are open.", [({}, self._transactions.open_count)]
+
+    def _tier(self) -> Iterator[Told]:
+        """Yield what is told of the second tier; nothing without one."""
+        tiering = self._tiering
+        if tiering is None:
+            return
+        kind, name = {"file_type": "commit_log"}, "rocketmq_tiered_store"
+        behind: list[Row] = [({"topic": t, "queue_id": str(q), **kind}, n) for (t, q), n in tiering.behind.items()]
+        yield GAUGE, f"{name}_dispatch_behind", "Messages that are not in the second tier yet.", behind
+        copied = tiering.tier.appended if tiering.tier is not None else {}
+        sent: list[Row] = [({"topic": topic, **kind}, count) for topic, count in list(copied.items())]
+        yield COUNTER, f"{name}_messages_dispatch", "Messages copied to the second tier.", sent
+        read: list[Row] = [({"topic": topic}, count) for topic, count in tiering.read_counts.items()]
+        yield COUNTER, f"{name}_messages_out", "Messages read from the second tier.", read
+        failed = "Rounds of copying, or removing, that failed."
+        yield COUNTER, "rocketspark_tiered_store_failures", failed, [({}, tiering.failures)]
+        cache = tiering.cache
+        if cache is not None:
+            yield GAUGE, f"{name}_read_ahead_cache_count", "Messages of the tier in memory.", [({}, cache.count)]
+            yield GAUGE, f"{name}_read_ahead_cache_bytes", "Their bytes.", [({}, cache.size)]
+            yield COUNTER, f"{name}_read_ahead_cache_access", "Reads of the tier.", [({}, cache.asked)]
+            yield COUNTER, f"{name}_read_ahead_cache_hit", "Reads found in memory.", [({}, cache.hits)]
 
     def _replicas(self) -> Iterator[Told]:
         """Yield role, epoch, and of a master how far its slaves are behind."""

@@ -29,7 +29,7 @@ from rocketspark.store.get_message import NOTHING_SO_FAR, Accepts, GetMessageRes
 from rocketspark.store.store import Store
 from rocketspark.store.tiered.cold_cache import ColdCache
 from rocketspark.store.tiered.queue_tier import NewUnit, QueueTier
-from rocketspark.store.tiered.segments import FolderSegments, SegmentStore
+from rocketspark.store.tiered.segments import SegmentStore
 from rocketspark.store.tiered.tier import Queue, Tier
 
 log = logging.getLogger("rocketspark.broker")
@@ -73,8 +73,10 @@ class Tiering:
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
         self._expired_ms = 0
-        # For metrics: messages that are not in the tier yet, and those that were read from it.
-        self.behind = self.read_count = 0
+        # For metrics: by queue, the messages that are not in the tier yet; by topic, those that were read from it.
+        self.behind: dict[Queue, int] = {}
+        self.read_counts: dict[str, int] = {}
+        self.failures = 0
 
     # -- life
 
@@ -110,9 +112,11 @@ class Tiering:
                 if not self._failures:
                     log.error("the second tier: %s; nothing is lost, it is tried again", e)
                 self._failures += 1
+                self.failures += 1
             except Exception:
                 log.exception("the second tier")
                 self._failures += 1
+                self.failures += 1
             await pause(self._pause_ms, self._wanted)
 
     # -- uploads
@@ -130,11 +134,12 @@ class Tiering:
             self.cache = ColdCache(tier, self._settings.tier.tiered_store_read_cache_size)
         tier = self.tier
         changed = await self._drop_deleted(tier)
-        behind = 0
+        behind: dict[Queue, int] = {}
         async for topic, queue_id, queue in self._queues():
             done, left = await self._upload(tier, topic, queue_id, queue)
             changed |= done
-            behind += left
+            if left:
+                behind[topic, queue_id] = left
         self.behind = behind
         now = now_ms()
         changed |= await self._writer.run(partial(tier.upload_keys, now))
@@ -304,7 +309,7 @@ class Tiering:
             miss = ColdMiss(ResponseCode.SYSTEM_BUSY, "the messages are read from the second tier: ask again")
             miss.queue, miss.offset = queue, offset
             raise miss
-        self.read_count += found.count
+        self.read_counts[topic] = self.read_counts.get(topic, 0) + found.count
         following = cache.next_stretch(queue, found.next_offset)
         if following is not None:
             self.load(queue, following)
@@ -383,6 +388,6 @@ def tiering_of(
     """Return the second tier that a broker's settings ask for, None if they ask for none. `cleaning` waits for it."""
     if not settings.tiered or settings.tier.tiered_storage_level == "DISABLE":
         return None
-    tiering = Tiering(settings, store, FolderSegments(settings.tier.tiered_store_file_path), is_master)
+    tiering = Tiering(settings, store, settings.tier.segments(), is_master)
     cleaning.kept_from = tiering.kept_from
     return tiering

@@ -55,6 +55,12 @@ class ColdCache:
                     return stretch
         return None
 
+    @property
+    def count(self) -> int:
+        """How many messages it keeps."""
+        with self._lock:
+            return sum(len(stretch.units) for stretch in self._kept.values())
+
     def forget(self, queue: Queue) -> None:
         """Forget what was kept of a queue."""
         with self._lock:

@@ -19,6 +19,11 @@ class SegmentStore(Protocol):
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield name and size of every segment below a prefix. Raises StoreUnwritable."""
 
+    def probe(self, key: str, size: int) -> int:
+        """Return the size of a segment of which `size` bytes were found, where a listing may be behind. Raises
+        StoreUnwritable.
+        """
+
     def append(self, key: str, at: int, content: bytes) -> None:
         """Make a segment end with `content`, from byte `at` on. Raises StoreFull, StoreUnwritable."""
 
@@ -50,6 +55,10 @@ class FolderSegments:
                 except OSError as e:
                     raise failure(e, "read", path) from e
                 yield os.path.relpath(path, self.root), size
+
+    def probe(self, key: str, size: int) -> int:
+        """Return the size that was found: a folder's listing is never behind."""
+        return size
 
     def append(self, key: str, at: int, content: bytes) -> None:
         """Make a segment end with `content`, from byte `at` on. Raises StoreFull, StoreUnwritable."""

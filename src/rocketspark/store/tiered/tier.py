@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from rocketspark.errors import StoreError
 from rocketspark.model.text import shown
 from rocketspark.protocol.message import properties, record_layout, sysflags
 from rocketspark.store.commitlog.dispatch import enters_index
@@ -77,8 +76,9 @@ class Tier:
         self.queues: dict[Queue, QueueTier] = {}
         index = self._flat(queue_path(settings.broker, INDEX_TOPIC, 0), SegmentKind.INDEX, NO_TIME)
         self.keys = KeyFiles(settings.root, index, settings.index_slots, settings.index_entries, self._files)
-        # Messages and bytes that were appended, and failures, since the start.
-        self.appended = self.appended_bytes = self.failures = 0
+        # Since the start: by topic the messages that were appended, and the bytes of all.
+        self.appended: dict[str, int] = {}
+        self.appended_bytes = 0
 
     def _flat(self, path: str, kind: SegmentKind, bytes_max: int) -> FlatFile:
         return FlatFile(self._segments, self._settings.cluster, path, kind, bytes_max)
@@ -124,7 +124,11 @@ class Tier:
             self.keys.open()
 
     def _take_over(self, flat: FlatFile, kinds: dict[SegmentKind, dict[int, int]]) -> None:
-        flat.take_over(kinds.get(flat.kind, {}), self._table.segments(flat.kind).get(flat.path, {}))
+        found, known = dict(kinds.get(flat.kind, {})), self._table.segments(flat.kind).get(flat.path, {})
+        for base, entry in known.items():
+            if found.get(base, 0) < entry.size and (size := self._segments.probe(flat.key(base), found.get(base, 0))):
+                found[base] = size
+        flat.take_over(found, known)
 
     def _mend_times(self, queue: QueueTier) -> None:
         """Find the times of segments that the table did not have: those of the first message of each and the next."""
@@ -210,15 +214,11 @@ class Tier:
         first = queue.log.entries[-1]
         if first.size >= s.roll_bytes and first.begin_ms + s.roll_ms < now_ms:
             queue.log.roll(now_ms)
-        try:
-            places = queue.append(messages, now_ms)
-            if s.index_enabled:
-                self.keys.put(self._keys_of(queue, messages, places, now_ms))
-            queue.append_units(messages, places, now_ms)
-        except StoreError:
-            self.failures += 1
-            raise
-        self.appended += len(messages)
+        places = queue.append(messages, now_ms)
+        if s.index_enabled:
+            self.keys.put(self._keys_of(queue, messages, places, now_ms))
+        queue.append_units(messages, places, now_ms)
+        self.appended[queue.topic] = self.appended.get(queue.topic, 0) + len(messages)
         self.appended_bytes += sum(len(m.record) for m in messages if m.record is not None)
 
     def _keys_of(
