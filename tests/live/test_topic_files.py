@@ -20,12 +20,14 @@ from rocketspark import Message, Producer, PullConsumer, ReceivedMessage, read_b
 from rocketspark.arrow.columns import COLUMNS  # noqa: E402
 from rocketspark.arrow.row_by_row import VALUES  # noqa: E402
 from rocketspark.cli import main  # noqa: E402
+from rocketspark.client import validators  # noqa: E402
 from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound, UsageError  # noqa: E402
 from rocketspark.tables import export_topic as export_module  # noqa: E402
 from rocketspark.tables import import_file  # noqa: E402
 from rocketspark.tables.export_topic import export_topic  # noqa: E402
 from rocketspark.tables.read import batch  # noqa: E402
 from rocketspark.tables.read.data_loss import DataLost  # noqa: E402
+from rocketspark.tables.scan import scan_rocketmq  # noqa: E402
 from rocketspark.testing import Cluster, run_cluster  # noqa: E402
 
 COUNT = 120
@@ -495,3 +497,41 @@ def test_a_query(
         ("SELECT * FROM nope", "no topic 'nope'"),
     ):
         assert said in run(capsys, "query", sql, *at, code=1)
+
+
+@pytest.mark.shows("option compacted: from brokers and stores, with filters of Polars, and in exports that go on")
+def test_the_last_value_of_each_key(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = "latest"
+    create(cluster, topic)
+    # Clients send no empty bodies, but brokers store them.
+    monkeypatch.setattr(validators, "check_body", lambda *args: None)
+    model: dict[str, bytes] = {}
+    with Producer(cluster.namesrv) as producer:
+        queue = producer.queues(topic)[0]
+        for i in range(90):
+            key, body = f"k{i * 7 % 13}", b"" if i % 11 == 3 else b'{"n": %d}' % i
+            model[key] = body
+            producer.send(topic, body, keys=[key], tag="AB"[i % 2], queue=queue)
+        producer.send(topic, b"no key", queue=queue)
+    wanted = {key: body for key, body in model.items() if body}
+    assert 0 < len(wanted) < len(model)
+    ends = {topic: {queue.broker_name: {str(queue.queue_id): 91}}}
+    stores = [f"{cluster.store}/broker-a", f"{cluster.store}/broker-b"]
+    for how in ({"namesrv": cluster.namesrv}, {"store": stores}, {"namesrv": cluster.namesrv, "end": ends}):
+        rows = read_table(topic=topic, compacted=True, **how).to_pylist()
+        assert {row["keys"][0]: row["body"] for row in rows} == wanted
+        assert [row["queueOffset"] for row in rows] == sorted(row["queueOffset"] for row in rows)
+    # Of messages without a body none is decoded.
+    decoded = {"decode": "json", "decode_schema": "n INT", "decode_mode": "failfast", "columns": ["value"]}
+    found = read_table(cluster.namesrv, topic, compacted=True, **decoded)
+    assert sorted(row["value"]["n"] for row in found.to_pylist()) == sorted(json.loads(b)["n"] for b in wanted.values())
+    # A filter of the query is no filter of the read: an older value does not come back.
+    pl = pytest.importorskip("polars")
+    scanned = scan_rocketmq(cluster.namesrv, topic, compacted=True).filter(pl.col("tag") == "A").collect()
+    table = read_table(cluster.namesrv, topic, compacted=True, columns=["tag", "body"]).to_pylist()
+    assert sorted(scanned["body"].to_list()) == sorted(row["body"] for row in table if row["tag"] == "A")
+    given = {"namesrv": cluster.namesrv, "topic": topic, "compacted": "true", "columns": "keys,body"}
+    end_after_a_partition(monkeypatch, given, tmp_path / "latest.jsonl")
+    with pytest.raises(UsageError, match="another export"):
+        export_topic({**given, "compacted": "false"}, tmp_path / "latest.jsonl")
+    assert export_topic(given, tmp_path / "latest.jsonl").rows == len(wanted)

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from tests.spark.conftest import Place
 
-from rocketspark.client import Producer
+from rocketspark.client import Producer, validators
 from rocketspark.model import Message
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.testing import Cluster
@@ -298,3 +299,25 @@ def test_a_table_of_the_catalog_gets_its_options_with_the_query(
         assert spark.read.options(namesrv=cluster.namesrv, topic=topic).table("bare").count() == len(placed)
     finally:
         spark.sql("DROP TABLE bare")
+
+
+@pytest.mark.shows("Spark's option compacted: a topic as the table of the last value of each key")
+def test_the_last_value_of_each_key(
+    spark: SparkSession,
+    read: Callable[..., DataFrame],
+    make_topic: Callable[..., str],
+    producer: Producer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = make_topic(queues=2, brokers=1)
+    monkeypatch.setattr(validators, "check_body", lambda *args: None)  # Of clients that send empty bodies.
+    for i in range(30):
+        producer.send(topic, b"" if i % 10 == 9 else b"%d" % i, keys=[f"k{i % 6}"], sharding_key=f"k{i % 6}")
+    latest = read(topic, compacted="true")
+    rows = latest.where("body < '27'").selectExpr("keys[0] AS key", "cast(body AS string) AS body").collect()
+    assert sorted((row["key"], row["body"]) for row in rows) == [("k0", "24"), ("k1", "25"), ("k2", "26")]
+    assert sorted(bytes(row["body"]) for row in latest.select("body").collect()) == [b"24", b"25", b"26", b"27", b"28"]
+    stream = spark.readStream.format("rocketmq").options(namesrv="127.0.0.1:1", topic=topic, compacted="true").load()
+    query = stream.writeStream.format("noop").start()
+    with pytest.raises(StreamingQueryException, match="option compacted is for batch reads"):
+        query.awaitTermination()

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rocketspark.arrow.columns import COLUMNS, schema_of
 from rocketspark.errors import ConfigError
+from rocketspark.protocol.message.record_layout import Ints
 from rocketspark.tables.decode.options import CONFLUENT, JSON, DecodeOptions
 from rocketspark.tables.options import ReadOptions
 
@@ -45,7 +47,7 @@ class ReadColumns:
     def __init__(self, names: Sequence[str], schema: pa.Schema | None = None) -> None:
         check_names(names)
         columns = [REPEATED.get(name, name) for name in names]
-        self.decoded = list(dict.fromkeys(columns))
+        self.decoded: list[str] = list(dict.fromkeys(columns))
         self._places = [self.decoded.index(column) for column in columns]
         self._as_decoded = columns == list(names)
         own = pa.schema([field.with_name(name) for field, name in zip(schema_of(tuple(columns)), names, strict=True)])
@@ -78,7 +80,7 @@ class DecodingColumns:
         added = [name for name in ("body", *PLACE) if name not in own]
         fields = None if schema is None else [schema.field(name) for name in own] + list(schema_of(tuple(added)))
         self._columns = ReadColumns([*own, *added], fields and pa.schema(fields))
-        self.decoded = self._columns.decoded
+        self.decoded: list[str] = self._columns.decoded
         if schema is None:
             kinds = {into: value_type(self._decode).arrow(), error: pa.string()}
             kinds |= dict(zip(self._columns.schema.names, self._columns.schema.types, strict=True))
@@ -105,8 +107,24 @@ class DecodingColumns:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
+class ChosenColumns:
+    """The columns of a read that gives only the rows at some offsets; it is used like those that it is made of."""
+
+    def __init__(self, columns: Columns, offsets: Ints) -> None:
+        self._columns, self._offsets = columns, pa.array(offsets)
+        self.decoded: list[str] = list(dict.fromkeys([*columns.decoded, "queueOffset"]))
+        self.schema: pa.Schema = columns.schema
+
+    def given(self, decoded: pa.RecordBatch) -> pa.RecordBatch:
+        """Turn a batch of decoded columns into the rows that are chosen, as the read gives them. Raises as they do."""
+        chosen = decoded.filter(pc.is_in(decoded.column("queueOffset"), value_set=self._offsets))
+        if not chosen.num_rows:
+            return pa.RecordBatch.from_pylist([], schema=self.schema)
+        return self._columns.given(chosen.select(self._columns.decoded))
+
+
 # What makes the rows of a read from decoded records.
-Columns = ReadColumns | DecodingColumns
+Columns = ReadColumns | DecodingColumns | ChosenColumns
 
 
 def columns_of(names: Sequence[str], options: ReadOptions, schema: pa.Schema | None = None) -> Columns:

@@ -168,7 +168,7 @@ class _Export:
         places = [None if self._times and isinstance(at, AtTime) else at for at in (options.starting, options.ending)]
         what = (options.topics, options.topic_pattern, options.assigned, places, self._times)
         # What is done about messages that are gone, and bad bodies, a later run may say otherwise.
-        how = (options.tags, options.sql, options.key, options.store, options.access.namespace)
+        how = (options.tags, options.sql, options.key, options.store, options.access.namespace, options.compacted)
         group = options.committed_group if COMMITTED in places else None
         decoded = options.decode and (options.decode.format, options.decode.mode)
         return repr((self._kind, what, how, group, decoded, options.namesrv, str(self._schema)))

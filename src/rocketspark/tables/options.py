@@ -75,6 +75,8 @@ class ReadOptions(NamedTuple):
     columns: tuple[str, ...] = ()
     # How bodies become a column.
     decode: DecodeOptions | None = None
+    # Whether only the last message of each key of a queue is given, and none whose body is empty.
+    compacted: bool = False
 
 
 class WriteOptions(NamedTuple):
@@ -109,7 +111,7 @@ _READ_NAMES = (
     *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "pollTimeoutMs", "maxMessagesPerPull"),
     *("maxBytesPerPull", "checkCrc", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestampStrategy"),
     *("store", "brokerName", "storePathCommitLog"),
-    *("sql", "key", "pushDownPredicate", "clockSetBackMs", "badBodies", "columns"),
+    *("sql", "key", "pushDownPredicate", "clockSetBackMs", "badBodies", "columns", "compacted"),
     *DECODE_NAMES,
 )
 _WRITE_NAMES = (
@@ -157,6 +159,7 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         bad_bodies=_bad_bodies(given),
         columns=given.several("columns"),
         decode=parse_decode(given, topics),
+        compacted=given.truth("compacted", False),
     )
     _check_error_topic(parsed)
     _check_together(parsed, streaming=streaming)
@@ -204,6 +207,20 @@ def _check_together(parsed: ReadOptions, *, streaming: bool) -> None:
             streaming and parsed.push_down,
             "option pushDownPredicate is for batch reads: no Spark tells a stream its filters; leave it out, and give"
             " tags, sql or startingTimestamp, which the broker applies",
+        ),
+        (
+            streaming and parsed.compacted,
+            "option compacted is for batch reads: the last value of a key is known only where a read ends; leave it"
+            " out, and keep the last row of each key where the stream is written",
+        ),
+        (
+            parsed.compacted and (parsed.partitions_min > 1 or parsed.rows_per_partition_max),
+            "option compacted reads each queue as one partition: leave out minPartitions and maxRecordsPerPartition",
+        ),
+        (
+            parsed.compacted and parsed.push_down,
+            "option pushDownPredicate does not go with compacted: a filter that was applied before would let older"
+            " values of a key through; leave it out",
         ),
         (
             not streaming and starting == LATEST,

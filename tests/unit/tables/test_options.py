@@ -102,6 +102,10 @@ def test_defaults_are_those_of_spark_s_kafka_source() -> None:
         ({"startingTimestamp": "2", "endingTimestamp": "1"}, "startingTimestamp is after endingTimestamp"),
         ({"startingTimestamp": "1", "startingOffsetsByTimestampStrategy": "x"}, "is 'x': latest or error is needed"),
         ({"topics": "a"}, "did you mean 'topic'"),
+        ({"compacted": "yes"}, "option compacted is 'yes': true or false"),
+        ({"compacted": "true", "minPartitions": "2"}, "leave out minPartitions and maxRecordsPerPartition"),
+        ({"compacted": "true", "maxRecordsPerPartition": "9"}, "leave out minPartitions and maxRecordsPerPartition"),
+        ({"compacted": "true", "pushDownPredicate": "true"}, "pushDownPredicate does not go with compacted"),
     ],
 )
 def test_wrong_read_options_are_named(change: dict[str, str], says: str) -> None:
@@ -113,6 +117,8 @@ def test_a_stream_has_no_end() -> None:
     for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
         with pytest.raises(ConfigError, match=f"{name} is for batch reads"):
             parse_read({**BASE, name: "latest"}, streaming=True)
+    with pytest.raises(ConfigError, match="option compacted is for batch reads"):
+        parse_read({**BASE, "compacted": "true"}, streaming=True)
 
 
 @pytest.mark.shows(

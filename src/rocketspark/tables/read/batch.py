@@ -14,7 +14,7 @@ from rocketspark.tables.cluster_queries import ClusterQueries
 from rocketspark.tables.columns import Columns, ReadColumns
 from rocketspark.tables.offset_ranges import OffsetRange, Offsets
 from rocketspark.tables.option_values import AtTime, AtTimes
-from rocketspark.tables.options import BAD_IS_NULL, ReadOptions
+from rocketspark.tables.options import BAD_AS_STORED, BAD_IS_NULL, ReadOptions
 from rocketspark.tables.read import partitions
 from rocketspark.tables.read.partitions import QueuePartition, ends, open_cluster, queues_of, starts
 from rocketspark.tables.read.read_filter import ReadFilter
@@ -69,7 +69,25 @@ def _bounded(source: Source, options: ReadOptions) -> tuple[Offsets, Offsets]:
 def read(
     partition: Partition, columns: Columns, options: ReadOptions, rows: ReadFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Return the rows of a partition, as Arrow batches of some 16,000 rows; `rows` as in `plan`."""
+    """Return the rows of a partition, as Arrow batches of some 16,000 rows; `rows` as in `plan`. With option compacted
+    those that hold the last value of their key.
+    """
+    if not options.compacted:
+        return _every_row(partition, columns, options, rows)
+    from rocketspark.tables.read.latest_values import latest
+
+    # Bad bodies are treated by the second look, which gives the rows.
+    looked_at = options._replace(bad_bodies=BAD_AS_STORED, check_crc=False)
+    return latest(
+        lambda keys: _every_row(partition, keys, looked_at, rows),
+        lambda chosen: _every_row(partition, chosen, options, rows),
+        columns,
+    )
+
+
+def _every_row(
+    partition: Partition, columns: Columns, options: ReadOptions, rows: ReadFilter | None
+) -> Iterator[pa.RecordBatch]:
     if isinstance(partition, QueuePartition):
         return partitions.read_partition(partition, columns, options, rows)
     from rocketspark.tables.read import store_read
@@ -81,7 +99,7 @@ def sampled_bodies(options: ReadOptions) -> Iterator[bytes]:
     """Yield bodies of the topics from the oldest on, queue by queue; no more is read than is taken. Raises as
     `plan`.
     """
-    options = options._replace(decode=None, bad_bodies=BAD_IS_NULL, fail_on_data_loss=False)
+    options = options._replace(decode=None, bad_bodies=BAD_IS_NULL, fail_on_data_loss=False, compacted=False)
     for partition in plan(options):
         for batch in read(partition, ReadColumns(["body"]), options):
             yield from (one for one in batch.column("body").to_pylist() if one is not None)

@@ -140,7 +140,8 @@ class Stores:
 def plan(
     stores: Stores, first: Offsets, end: Offsets, options: ReadOptions, narrow: Narrow = list
 ) -> list[StorePartition]:
-    """Plan the partitions of a read of the offsets from `first` up to `end`; none of them reads much more than 128 MiB.
+    """Plan the partitions of a read of the offsets from `first` up to `end`; none of them reads much more than 128 MiB,
+    unless option compacted needs a queue in one.
 
     `narrow`: removes ranges that hold no message that is wanted. Raises DataLost if offsets are not in the store and
     `fail_on_data_loss` is set; else those are left out.
@@ -152,7 +153,7 @@ def plan(
         options.rows_per_partition_max,
     ):
         rows_max = None
-        if options.rows_per_partition_max is None:
+        if options.rows_per_partition_max is None and not options.compacted:
             rows_max = max(1, int(PARTITION_BYTES_MAX / stores.bytes_per_message(part.queue)))
         parts += split([part], 1, rows_max)
     return [stores.partition(part) for part in parts]
