@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from tests.spark.conftest import Place
 from tests.spark.test_batch_read import error_of
+from tests.unit.store.tiered.test_java_tier import VECTOR
 
 from rocketspark.client import Producer
 from rocketspark.model import Message
@@ -159,6 +161,18 @@ def test_a_backup_is_read_without_its_broker(spark: SparkSession, tmp_path: Path
         assert {r.broker for r in rows} == {folder}
     named = frame.option("brokerName", "broker-a").schema("broker string").load()
     assert {r.broker for r in named.collect()} == {"broker-a"}
+
+
+@pytest.mark.shows("second tier: Spark reads a broker's folder in it")
+def test_a_second_tier_is_read_without_its_broker(spark: SparkSession, tmp_path: Path) -> None:
+    with tarfile.open(VECTOR) as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = f"{tmp_path}/running/tier/212d6b50_DefaultCluster/broker-a"
+    frame = spark.read.format("rocketmq").option("store", folder).option("topic", "base")
+    rows = frame.schema("body binary, broker string, queueId int, queueOffset bigint").load().collect()
+    bodies = {(r.queueId, r.queueOffset): bytes(r.body) for r in rows}
+    assert bodies == {(n % 2, n // 2): b"%d" % n * 50 for n in range(120)}
+    assert {r.broker for r in rows} == {"broker-a"}
 
 
 ERRORS: list[tuple[dict[str, str], str]] = [

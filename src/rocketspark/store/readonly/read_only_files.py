@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from rocketspark.errors import StoreError
+from rocketspark.store.tiered.layout import base_of
 
 _OPEN_MAX = 8
 
@@ -22,7 +23,8 @@ def unreadable(error: OSError, path: str) -> StoreError:
 
 
 class ReadOnlyFiles:
-    """Files named by the offset of their first byte, in one or several directories. Close it when done.
+    """Files named by the offset of their first byte, in one or several directories: a store's, or those of a second
+    tier, whose names begin with a hash. Close it when done.
 
     A directory that is not there holds none; files may be shorter than the space up to the next.
     """
@@ -32,8 +34,9 @@ class ReadOnlyFiles:
         found: dict[int, str] = {}
         for directory in directories:
             for name in listed(directory):
-                if len(name) == 20 and name.isascii() and name.isdigit():
-                    found[int(name)] = f"{directory}/{name}"
+                start = int(name) if len(name) == 20 and name.isascii() and name.isdigit() else base_of(name)
+                if start is not None:
+                    found[start] = f"{directory}/{name}"
         self.starts = sorted(found)
         self.paths = [found[start] for start in self.starts]
         self._open: OrderedDict[int, int] = OrderedDict()

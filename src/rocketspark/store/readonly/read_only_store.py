@@ -101,6 +101,14 @@ class ReadOnlyStore:
             row.close()
         return found
 
+    def log_of(self, queue: QueueFiles) -> LogScan:
+        """Return the log that has a queue's records."""
+        return self.log
+
+    def directories_of(self, queue: QueueFiles) -> tuple[str, ...]:
+        """Return the directories of that log."""
+        return self.log_directories
+
     def _begin(self, at: int, rows: Iterable[QueueUnitFiles], wanted: Callable[[str], bool]) -> int:
         """Return the physical offset from which on the queues are not relied on; `at`: the checkpoint's position."""
         log = self.log

@@ -18,6 +18,7 @@ from rocketspark.model import MessageQueue
 from rocketspark.store.readonly.log_scan import LogScan
 from rocketspark.store.readonly.queue_units import QueueFiles
 from rocketspark.store.readonly.read_only_store import ReadOnlyStore
+from rocketspark.store.readonly.read_only_tier import ReadOnlyTier, is_tier
 from rocketspark.store.readonly.record_reader import RecordReader
 from rocketspark.tables.cluster_queries import OffsetBounds
 from rocketspark.tables.columns import Columns
@@ -63,10 +64,11 @@ class Stores:
     def __init__(self, paths: StorePaths, options: ReadOptions) -> None:
         self._options = options
         self._access = options.access
-        self._stores: dict[str, ReadOnlyStore] = {}
+        self._stores: dict[str, ReadOnlyStore | ReadOnlyTier] = {}
         self._queues: dict[MessageQueue, QueueFiles] = {}
         for root, name in zip(paths.roots, paths.broker_names, strict=True):
-            self._stores[name] = ReadOnlyStore(root, paths.commit_logs)
+            tiered = not paths.commit_logs and is_tier(root)
+            self._stores[name] = ReadOnlyTier(root) if tiered else ReadOnlyStore(root, paths.commit_logs)
 
     def topics(self, pattern: str) -> list[str]:
         """Return the topics whose whole name matches a pattern, by the rule of `option_values.matching`. Raises
@@ -118,14 +120,17 @@ class Stores:
         there is none.
         """
         return {
-            queue: self._queues[queue].offset_at_time(time_ms, self._stores[queue.broker_name].log) for queue in queues
+            queue: self._queues[queue].offset_at_time(
+                time_ms, self._stores[queue.broker_name].log_of(self._queues[queue])
+            )
+            for queue in queues
         }
 
     def partition(self, part: OffsetRange) -> StorePartition:
         """Return the partition with which an executor reads a range."""
         store = self._stores[part.queue.broker_name]
         queue = self._queues[part.queue].part(part.first, part.end)
-        return StorePartition(part.queue, queue, store.log_directories)
+        return StorePartition(part.queue, queue, store.directories_of(queue))
 
     def bytes_per_message(self, queue: MessageQueue) -> float:
         """Return about how much of the log a message of a queue takes."""

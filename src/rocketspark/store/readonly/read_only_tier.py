@@ -1,0 +1,84 @@
+"""A broker's folder in a second tier, read beside the broker or without one. Rule: nothing is written.
+
+Each queue is a store of its own there: units, and a log of its records, which state their places in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
+from rocketspark.store.readonly.log_scan import LogScan
+from rocketspark.store.readonly.queue_units import NO_TAIL, QueueFiles, QueueUnitFiles
+from rocketspark.store.readonly.read_only_files import listed
+from rocketspark.store.readonly.read_only_store import DamagedRange, QueueKey
+from rocketspark.store.tiered.layout import INDEX_TOPIC, SegmentKind
+
+_LOG, _UNITS = SegmentKind.COMMIT_LOG.name, SegmentKind.CONSUME_QUEUE.name
+
+
+class ReadOnlyTier:
+    """A broker's folder in a tier. `root`: `tieredStoreFilePath/hash_cluster/broker`. Close it when done."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.log_directories = (root,)
+        self.damages: list[DamagedRange] = []
+        self._logs: dict[str, LogScan] = {}
+
+    def topics(self) -> set[str]:
+        """Return the topics that have queues."""
+        return {topic for topic, _ in _queues(self.root)}
+
+    def load(self, wanted: Callable[[str], bool]) -> dict[QueueKey, QueueFiles]:
+        """Return every queue of the wanted topics. Raises StoreError."""
+        self.close()
+        found = {}
+        for topic, queue_id in _queues(self.root):
+            if wanted(topic):
+                folder = f"{self.root}/{topic}/{queue_id}/{_UNITS}"
+                log, units = LogScan((f"{self.root}/{topic}/{queue_id}/{_LOG}",)), QueueUnitFiles(folder, False)
+                first, end, _ = units.bounds(log.end(), log.min_position)
+                while end > first and not _is_whole(units, end - 1, log.end()):
+                    end -= 1
+                units.close()
+                log.close()
+                found[topic, queue_id] = QueueFiles(topic, queue_id, folder, False, first, end, end, NO_TAIL)
+        return found
+
+    def directories_of(self, queue: QueueFiles) -> tuple[str, ...]:
+        """Return the directories of the log that has a queue's records."""
+        return (f"{self.root}/{queue.topic}/{queue.queue_id}/{_LOG}",)
+
+    def log_of(self, queue: QueueFiles) -> LogScan:
+        """Return the log that has a queue's records."""
+        (directory,) = self.directories_of(queue)
+        return self._logs.setdefault(directory, LogScan((directory,)))
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for log in self._logs.values():
+            log.close()
+        self._logs.clear()
+
+
+def is_tier(root: str) -> bool:
+    """Tell whether a folder is a broker's in a tier, and no store."""
+    return not os.path.isdir(f"{root}/commitlog") and bool(_queues(root))
+
+
+def _queues(root: str) -> list[QueueKey]:
+    return [
+        (topic, int(queue_id))
+        for topic in listed(root)
+        if topic != INDEX_TOPIC
+        for queue_id in listed(f"{root}/{topic}")
+        if queue_id.isascii() and queue_id.isdigit() and os.path.isdir(f"{root}/{topic}/{queue_id}/{_UNITS}")
+    ]
+
+
+def _is_whole(units: QueueUnitFiles, index: int, log_end: int) -> bool:
+    """Tell whether the log has all of the record that a unit leads to."""
+    (unit,) = units.units(index, 1)
+    return bool(unit["size"] == GAP_SIZE or int(unit["position"]) + int(unit["size"]) <= log_end)
