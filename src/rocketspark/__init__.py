@@ -13,11 +13,15 @@ from rocketspark.lazy import attributes
 
 if TYPE_CHECKING:
     from rocketspark.client import (
+        AsyncLitePushConsumer,
+        AsyncLiteSimpleConsumer,
         AsyncProducer,
         AsyncPullConsumer,
         AsyncPushConsumer,
         AsyncSimpleConsumer,
         AsyncTransactionProducer,
+        LitePushConsumer,
+        LiteSimpleConsumer,
         MessageBatch,
         Producer,
         PullConsumer,
@@ -42,6 +46,10 @@ _HOME = {
     "AsyncPullConsumer": "client.consumer.pull_consumer",
     "AsyncPushConsumer": "client.consumer.push_consumer",
     "AsyncSimpleConsumer": "client.consumer.pop.simple_consumer",
+    "AsyncLitePushConsumer": "client.consumer.lite.lite_push_consumer",
+    "AsyncLiteSimpleConsumer": "client.consumer.lite.lite_simple_consumer",
+    "LitePushConsumer": "client.sync",
+    "LiteSimpleConsumer": "client.sync",
     "PullConsumer": "client.sync",
     "PushConsumer": "client.sync",
     "SimpleConsumer": "client.sync",
@@ -66,11 +74,15 @@ _HOME = {
 }
 
 __all__ = [
+    "AsyncLitePushConsumer",
+    "AsyncLiteSimpleConsumer",
     "AsyncProducer",
     "AsyncPullConsumer",
     "AsyncPushConsumer",
     "AsyncSimpleConsumer",
     "AsyncTransactionProducer",
+    "LitePushConsumer",
+    "LiteSimpleConsumer",
     "Message",
     "MessageBatch",
     "MessageQueue",

@@ -15,7 +15,8 @@ from rocketspark.testing.process import run_server_process
 
 __all__ = ["java_driver", "java_tools"]
 
-CONFIG = {"recallMessageEnable": "true"} | QUICK
+# Lite topics are light queues.
+CONFIG = {"recallMessageEnable": "true", "enableLmq": "true", "enableMultiDispatch": "true"} | QUICK
 
 
 @pytest.fixture(

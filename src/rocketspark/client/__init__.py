@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from rocketspark.lazy import attributes
 
 if TYPE_CHECKING:
+    from rocketspark.client.consumer.lite.lite_push_consumer import AsyncLitePushConsumer
+    from rocketspark.client.consumer.lite.lite_simple_consumer import AsyncLiteSimpleConsumer
     from rocketspark.client.consumer.pop.simple_consumer import AsyncSimpleConsumer
     from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
     from rocketspark.client.consumer.push_consumer import AsyncPushConsumer
@@ -24,12 +26,23 @@ if TYPE_CHECKING:
         TransactionState,
     )
     from rocketspark.client.results import SendManyResult, SendResult, SendStatus
-    from rocketspark.client.sync import Producer, PullConsumer, PushConsumer, SimpleConsumer
+    from rocketspark.client.sync import (
+        LitePushConsumer,
+        LiteSimpleConsumer,
+        Producer,
+        PullConsumer,
+        PushConsumer,
+        SimpleConsumer,
+    )
 
 _HOME = {
     "AsyncPullConsumer": "consumer.pull_consumer",
     "AsyncPushConsumer": "consumer.push_consumer",
     "AsyncSimpleConsumer": "consumer.pop.simple_consumer",
+    "AsyncLitePushConsumer": "consumer.lite.lite_push_consumer",
+    "AsyncLiteSimpleConsumer": "consumer.lite.lite_simple_consumer",
+    "LitePushConsumer": "sync",
+    "LiteSimpleConsumer": "sync",
     "PullConsumer": "sync",
     "SimpleConsumer": "sync",
     "PushConsumer": "sync",
@@ -48,11 +61,15 @@ _HOME = {
 }
 
 __all__ = [
+    "AsyncLitePushConsumer",
+    "AsyncLiteSimpleConsumer",
     "AsyncProducer",
     "AsyncPullConsumer",
     "AsyncPushConsumer",
     "AsyncSimpleConsumer",
     "AsyncTransactionProducer",
+    "LitePushConsumer",
+    "LiteSimpleConsumer",
     "MessageBatch",
     "Producer",
     "PullConsumer",

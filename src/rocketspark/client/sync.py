@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 
 from rocketspark import machine
 from rocketspark.client.connection.loop_thread import LoopThread, ThreadWaiter
+from rocketspark.client.consumer.lite.lite_push_consumer import AsyncLitePushConsumer, LiteListenerT
+from rocketspark.client.consumer.lite.lite_simple_consumer import AsyncLiteSimpleConsumer
 from rocketspark.client.consumer.pop.pop_calls import COUNT_MAX
 from rocketspark.client.consumer.pop.simple_consumer import AsyncSimpleConsumer
 from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
@@ -20,7 +22,7 @@ from rocketspark.client.consumer.push_consumer import AsyncPushConsumer, Columns
 from rocketspark.client.facade import Facade, arguments_of, at_any_time, blocking
 from rocketspark.client.message_batch import MessageBatch
 from rocketspark.client.producer.given_columns import Given, check_rows
-from rocketspark.client.producer.prepared_message import make_message, pack
+from rocketspark.client.producer.prepared_message import key_of, make_message, pack
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.client.producer.program_end import open_producers
 from rocketspark.client.producer.thread_sends import (
@@ -44,6 +46,7 @@ CALLBACKS_S = 30.0
 
 T = TypeVar("T")
 Q = TypeVar("Q", bound=Queries)
+S = TypeVar("S", bound=AsyncSimpleConsumer)
 P = TypeVar("P", bound=AsyncProducer)
 
 
@@ -129,7 +132,7 @@ class ProducerFacade(QueriesFacade[P]):
         message = make_message(message, body, fields)
         choose = None if selector is None else core._chooser(message, queue, selector, argument)
         out = pack(message, core.packing)
-        key = message.sharding_key
+        key = key_of(message)
         return loop.ask(
             WaitingSend(core.send_path, out, key, queue, timeout_ms, core.attempts, message, choose, wakes=loop.wakes)
         )
@@ -188,7 +191,7 @@ class ProducerFacade(QueriesFacade[P]):
         send = FutureSend(
             core.send_path,
             out,
-            message.sharding_key,
+            key_of(message),
             queue,
             timeout_ms,
             core.future_attempts,
@@ -335,22 +338,9 @@ class PullConsumer(QueriesFacade[AsyncPullConsumer]):
                 message_iterator.finished = True
 
 
-class SimpleConsumer(QueriesFacade[AsyncSimpleConsumer]):
-    """Receives messages and acknowledges each. Arguments and rules: those of AsyncSimpleConsumer.
+class SimpleConsumerFacade(QueriesFacade[S]):
+    """The base of synchronous consumers that receive."""
 
-    >>> with SimpleConsumer("127.0.0.1:9876", "audit", consume_from="first") as consumer:
-    ...     consumer.subscribe("orders")
-    ...     for message in consumer.receive():
-    ...         print(message.body)
-    ...         consumer.ack(message)
-    """
-
-    @arguments_of(AsyncSimpleConsumer.__init__)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(AsyncSimpleConsumer(*args, **kwargs))
-
-    subscribe = at_any_time(AsyncSimpleConsumer.subscribe)
-    unsubscribe = at_any_time(AsyncSimpleConsumer.unsubscribe)
     give_back = at_any_time(AsyncSimpleConsumer.give_back)
     ack = blocking(AsyncSimpleConsumer.ack)
     change_invisible_time = blocking(AsyncSimpleConsumer.change_invisible_time)
@@ -372,6 +362,67 @@ class SimpleConsumer(QueriesFacade[AsyncSimpleConsumer]):
     ) -> MessageBatch:
         """Return what `receive` does, as columns. `ack` takes the batch, or a part: `batch[mask]`."""
         return MessageBatch(self.receive(count_max, timeout_ms=timeout_ms, invisible_ms=invisible_ms))
+
+
+class SimpleConsumer(SimpleConsumerFacade[AsyncSimpleConsumer]):
+    """Receives messages and acknowledges each. Arguments and rules: those of AsyncSimpleConsumer.
+
+    >>> with SimpleConsumer("127.0.0.1:9876", "audit", consume_from="first") as consumer:
+    ...     consumer.subscribe("orders")
+    ...     for message in consumer.receive():
+    ...         print(message.body)
+    ...         consumer.ack(message)
+    """
+
+    @arguments_of(AsyncSimpleConsumer.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(AsyncSimpleConsumer(*args, **kwargs))
+
+    subscribe = at_any_time(AsyncSimpleConsumer.subscribe)
+    unsubscribe = at_any_time(AsyncSimpleConsumer.unsubscribe)
+
+
+class LiteSimpleConsumer(SimpleConsumerFacade[AsyncLiteSimpleConsumer]):
+    """Receives messages of lite topics and acknowledges each. Arguments and rules: those of AsyncLiteSimpleConsumer.
+
+    >>> with LiteSimpleConsumer("127.0.0.1:9876", "agents", "chats") as consumer:
+    ...     consumer.subscribe_lite("session-42", position="first")
+    ...     for message in consumer.receive():
+    ...         print(message.lite_topic, message.body)
+    ...         consumer.ack(message)
+    """
+
+    @arguments_of(AsyncLiteSimpleConsumer.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(AsyncLiteSimpleConsumer(*args, **kwargs))
+
+    subscribe_lite = blocking(AsyncLiteSimpleConsumer.subscribe_lite)
+    unsubscribe_lite = blocking(AsyncLiteSimpleConsumer.unsubscribe_lite)
+    lite_topics = at_any_time(AsyncLiteSimpleConsumer.lite_topics)
+
+
+class LitePushConsumer(QueriesFacade[AsyncLitePushConsumer]):
+    """Hands messages of lite topics to a listener, in background threads. Arguments and rules: those of
+    AsyncLitePushConsumer.
+
+    >>> consumer = LitePushConsumer("127.0.0.1:9876", "agents", "chats")
+    >>> consumer.listen(lambda message: print(message.lite_topic, message.body))
+    >>> with consumer:
+    ...     consumer.subscribe_lite("session-42")
+    ...     input("Enter ends it")
+    """
+
+    @arguments_of(AsyncLitePushConsumer.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(AsyncLitePushConsumer(*args, **kwargs))
+
+    subscribe_lite = blocking(AsyncLitePushConsumer.subscribe_lite)
+    unsubscribe_lite = blocking(AsyncLitePushConsumer.unsubscribe_lite)
+    lite_topics = at_any_time(AsyncLitePushConsumer.lite_topics)
+
+    def listen(self, listener: LiteListenerT) -> LiteListenerT:
+        """Set the function that gets each message. As AsyncLitePushConsumer.listen."""
+        return self._core.listen(listener)
 
 
 def _handed(loop: LoopThread, coroutine: Coroutine[Any, Any, T], take_back: Callable[[T], None]) -> T:

@@ -27,6 +27,8 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 REPLY_SUFFIX = "_REPLY_TOPIC"
 
+LITE_TOPIC_CHARACTERS_MAX = 64
+_LITE = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
 # Brokers write these themselves; a client's send to them is refused.
 SYSTEM_TOPICS = frozenset(
@@ -77,6 +79,16 @@ def check_group(group: str) -> str:
     if group in DEFAULT_GROUPS:
         raise MessageIllegal(f"group {group!r} is RocketMQ's placeholder; choose a name of your own")
     return group
+
+
+@lru_cache(maxsize=4096)
+def check_lite_topic(name: str) -> str:
+    """Return the name of a lite topic. Raises MessageIllegal if it is empty, too long or has other characters."""
+    if not isinstance(name, str) or not _LITE.fullmatch(name):
+        given = repr(name[:80]) if isinstance(name, str) else repr(name)
+        text = f"lite topic {given}: 1 to {LITE_TOPIC_CHARACTERS_MAX} letters, digits, _ and - are needed"
+        raise MessageIllegal(text)
+    return name
 
 
 def check_body(topic: str, body: bytes, bytes_max: int = BODY_BYTES_MAX) -> None:

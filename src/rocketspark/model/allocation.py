@@ -1,4 +1,4 @@
-"""How a topic's queues are shared out among a group's members. Pure: clients and brokers compute the same.
+"""How queues are shared out among a group's members, and names among queues. Pure: clients and brokers compute alike.
 
 Rule: results of RocketMQ's AllocateMessageQueue… strategies and of QueryAssignmentProcessor, 5.x. All take sorted
 lists.
@@ -7,8 +7,10 @@ lists.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from rocketspark.model.route import MessageQueue
+from rocketspark.model.text import string_hash
 
 # (client id, the topic's queues, client ids of all members) -> the client's share.
 Strategy = Callable[[str, Sequence[MessageQueue], Sequence[str]], list[MessageQueue]]
@@ -56,3 +58,29 @@ def pop_share(
         return [queues[place % len(queues)]]
     sharers = [members[(place + step) % len(members)] for step in range(share_count + 1)]
     return list(dict.fromkeys(queue for member in sharers for queue in strategy(member, queues, members)))
+
+
+# Steps of the generator (rule: com.google.common.hash.Hashing.LinearCongruentialGenerator).
+_MULTIPLIER = 2862933555777941757
+_MASK = (1 << 64) - 1
+_RANGE = float(0x80000000)
+
+
+@lru_cache(maxsize=65536)
+def consistent_hash(value: int, buckets: int) -> int:
+    """Return the bucket, from 0 to `buckets` - 1, that Guava's `Hashing.consistentHash` puts a 64-bit number into."""
+    state = value & _MASK
+    candidate = 0
+    while True:
+        state = (state * _MULTIPLIER + 1) & _MASK
+        # The upper 31 bits, as a number above 0 and up to 1; Java's cast to int ends at its largest.
+        step = (candidate + 1) / (((state >> 33) + 1) / _RANGE)
+        following = int(step) if step < _RANGE else 0x7FFFFFFF
+        if not 0 <= following < buckets:
+            return candidate
+        candidate = following
+
+
+def bucket_of(name: str, buckets: int) -> int:
+    """Return the bucket of a text by its Java hash: that of all messages of a message group, or of a lite topic."""
+    return consistent_hash(string_hash(name), buckets)

@@ -42,7 +42,8 @@ class Message(_Placed, kw_only=True):
     `delay_level` 1..18 (0 = at once); `delay_ms` or `deliver_at_ms` (since 1970) ask for a time of one's own (a timer
     message, RocketMQ 5); messages of one `sharding_key` keep their order; `flag` is the application's
     own 32-bit number; `wait_store_ok` false lets a SYNC_FLUSH broker answer before the flush; `transaction_id` is told
-    to the listener of a transaction, and not sent.
+    to the listener of a transaction, and not sent. `priority` from 0 on, higher ones first, for topics of the type
+    PRIORITY; `lite_topic`: the lite topic that it belongs to, for topics of the type LITE (RocketMQ 5.5).
     `properties` are the application's own; names of RocketMQ's system properties are refused when sending.
     """
 
@@ -55,6 +56,8 @@ class Message(_Placed, kw_only=True):
     deliver_at_ms: int = 0
     flag: int = 0
     wait_store_ok: bool = True
+    priority: int | None = None
+    lite_topic: str | None = None
     transaction_id: str | None = None
 
 
@@ -70,6 +73,8 @@ class MessageFields(TypedDict, total=False):
     deliver_at_ms: int
     flag: int
     wait_store_ok: bool
+    priority: int | None
+    lite_topic: str | None
 
 
 class ReceivedMessage:
@@ -210,6 +215,11 @@ class ReceivedMessage:
 
     def __repr__(self) -> str:
         return f"ReceivedMessage({', '.join(f'{k}={v!r}' for k, v in self._values().items())})"
+
+    @property
+    def lite_topic(self) -> str | None:
+        """The lite topic that the message belongs to; None for a message of a topic as a whole."""
+        return self.properties.get("__LITE_TOPIC")
 
     @property
     def queue(self) -> MessageQueue:

@@ -17,6 +17,7 @@ from rocketspark.protocol.headers import (
     ConsumeDirectlyHeader,
     ConsumerListHeader,
     ConsumerStatusHeader,
+    NotifyUnsubscribeLiteHeader,
     PushReplyHeader,
     Request,
     ResetOffsetHeader,
@@ -56,7 +57,8 @@ class BrokerRequests:
     """The answers of one client id to brokers' requests.
 
     `watchers`: by group, the call for a change of its members; `checks`: by producer group, the call that knows how its
-    transactions ended; `replies`: by correlation id, the requests that wait for a reply; `consumers`: by group.
+    transactions ended; `replies`: by correlation id, the requests that wait for a reply; `consumers`: by group;
+    `lite_losses`: by group, the call for a lite topic that this client no longer reads.
     """
 
     def __init__(self) -> None:
@@ -65,13 +67,21 @@ class BrokerRequests:
         self.checks: dict[str, Check] = {}
         self.replies: dict[str, asyncio.Future[ReceivedMessage]] = {}
         self.consumers: dict[str, Consumer] = {}
+        self.lite_losses: dict[str, Callable[[str], None]] = {}
         self.routes.add(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._group_changed, ConsumerListHeader)
         self.routes.add(RequestCode.CHECK_TRANSACTION_STATE, self._check, CheckTransactionHeader)
         self.routes.add(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._reply, PushReplyHeader)
         self.routes.add(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._reset, ResetOffsetHeader)
         self.routes.add(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, self._status, ConsumerStatusHeader)
         self.routes.add(RequestCode.GET_CONSUMER_RUNNING_INFO, self._running_info, RunningInfoHeader)
+        self.routes.add(RequestCode.NOTIFY_UNSUBSCRIBE_LITE, self._lite_topic_lost, NotifyUnsubscribeLiteHeader)
         self.routes.add(RequestCode.CONSUME_MESSAGE_DIRECTLY, self._consume, ConsumeDirectlyHeader)
+
+    def _lite_topic_lost(self, peer: Peer, request: Request[NotifyUnsubscribeLiteHeader], body: bytes) -> bytes | None:
+        lost = self.lite_losses.get(request.ext.group)
+        if lost is not None:
+            lost(request.ext.lite_topic)
+        return None
 
     def _group_changed(self, peer: Peer, request: Request[ConsumerListHeader], body: bytes) -> bytes | None:
         watcher = self.watchers.get(request.ext.group)

@@ -84,9 +84,17 @@ def change_header(
     )
 
 
-async def ack(broker: Peer, group: str, topic: str, handle: ReceiptHandle, *, timeout_ms: float = TIMEOUT_MS) -> None:
-    """Acknowledge one message; `topic`: the one it was first sent to."""
-    header = ack_header(group, topic, handle)
+async def ack(
+    broker: Peer,
+    group: str,
+    topic: str,
+    handle: ReceiptHandle,
+    *,
+    lite_topic: str | None = None,
+    timeout_ms: float = TIMEOUT_MS,
+) -> None:
+    """Acknowledge one message; `topic`: the one it was first sent to, the parent of its `lite_topic` if it has one."""
+    header = ack_header(group, topic, handle, lite_topic=lite_topic)
     reply = await broker.request(RequestCode.ACK_MESSAGE, header, timeout_ms=timeout_ms)
     reply.raise_for_code(f"acknowledgement of a message of topic {topic!r}")
 
@@ -138,12 +146,13 @@ async def change_invisible_time(
     handle: ReceiptHandle,
     invisible_time_ms: int,
     *,
+    lite_topic: str | None = None,
     timeout_ms: float = TIMEOUT_MS,
 ) -> ReceiptHandle:
     """Make a popped message invisible for `invisible_time_ms` from now on; returns its new handle, the old one is
     void.
     """
-    header = change_header(group, topic, handle, invisible_time_ms)
+    header = change_header(group, topic, handle, invisible_time_ms, lite_topic=lite_topic)
     reply = await broker.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header, timeout_ms=timeout_ms)
     new = reply.raise_for_code(f"change of the invisible time of a message of topic {topic!r}").header(
         ChangeInvisibleTimeReply

@@ -60,6 +60,8 @@ def encode(message: Message, packing: PackingSettings) -> EncodedMessage | None:
         or message.delay_level
         or message.delay_ms
         or message.deliver_at_ms
+        or message.priority is not None
+        or message.lite_topic is not None
         or type(body) is not bytes
         or not 0 < len(body) <= packing.body_bytes_max
         or len(body) >= packing.over_bytes

@@ -11,6 +11,7 @@ from rocketspark.client import validators
 from rocketspark.client.validators import unknown_argument
 from rocketspark.errors import MessageIllegal, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, namespace
+from rocketspark.model.allocation import bucket_of
 from rocketspark.model.message import make
 from rocketspark.model.text import string_hash
 from rocketspark.protocol.codes import RequestCode
@@ -125,6 +126,9 @@ def pack_batch(messages: Sequence[Message], packing: PackingSettings) -> Prepare
             raise MessageIllegal("all messages of a batch have the same sharding key: it names one queue")
         if message.delay_level or message.delay_ms or message.deliver_at_ms:
             raise MessageIllegal("a message of a batch cannot be delayed; send it alone", topic=first.topic)
+        if message.priority is not None or message.lite_topic is not None:
+            text = "a message of a batch has no priority and no lite topic; send it alone"
+            raise MessageIllegal(text, topic=first.topic)
         validators.check_body(message.topic, message.body, packing.body_bytes_max)
         ids.append(unique_ids.next())
         items.append(batch.BatchItem(message.flag, message.body, properties_text(message, ids[-1]).encode()))
@@ -224,6 +228,10 @@ def properties_text(message: Message, unique_id: str) -> str:
         text = f"{text}DELAY\x01{message.delay_level}\x02"
     if message.delay_ms or message.deliver_at_ms:
         text += _timer(message)
+    if message.priority is not None:
+        text = f"{text}{properties.PRIORITY}\x01{_priority(message)}\x02"
+    if message.lite_topic is not None:
+        text = f"{text}{properties.LITE_TOPIC}\x01{validators.check_lite_topic(message.lite_topic)}\x02"
     if message.properties:
         text += properties.encode(_checked_properties(message))
     if not text.isascii():
@@ -292,6 +300,13 @@ def _timer(message: Message) -> str:
     return f"{properties.TIMER_DELIVER_MS}\x01{message.deliver_at_ms:d}\x02"
 
 
+def _priority(message: Message) -> int:
+    priority = message.priority
+    if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority < 1 << 31:
+        raise MessageIllegal(f"priority {priority!r}: a whole number from 0 on is needed", topic=message.topic)
+    return priority
+
+
 def _keys(message: Message) -> str:
     keys = message.keys.split() if isinstance(message.keys, str) else message.keys
     if not isinstance(keys, Iterable):
@@ -308,6 +323,25 @@ def _clean(value: str, what: str, message: Message) -> str:
     return value if type(value) is str else _plain(value)
 
 
+class LiteKey(str):
+    """A lite topic, in the place of a sharding key: its messages go to one queue, in order."""
+
+    __slots__ = ()
+
+
+def key_of(message: Message) -> str | None:
+    """Return what decides a message's queue, and keeps its order: its sharding key, or its lite topic; None if nothing
+    does.
+    """
+    if message.sharding_key or not message.lite_topic:
+        return message.sharding_key
+    return LiteKey(message.lite_topic)
+
+
 def queue_of_key(sharding_key: str, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the queue of a sharding key: its Java hash over the queue count (rule: SelectMessageQueueByHash, 5.x)."""
+    """Return the queue of a sharding key: its Java hash over the queue count (rule: SelectMessageQueueByHash, 5.x); of
+    a lite topic the one whose broker has it (rule: LiteShardingImpl, 5.5.0).
+    """
+    if type(sharding_key) is LiteKey:
+        return sorted(queues)[bucket_of(sharding_key, len(queues))]
     return queues[abs(string_hash(sharding_key)) % len(queues)]

@@ -22,6 +22,7 @@ from rocketspark.client.producer.latency_faults import FaultDetector, LatencyFau
 from rocketspark.client.producer.prepared_message import (
     PackingSettings,
     PreparedMessage,
+    key_of,
     make_message,
     pack,
     pack_batch,
@@ -216,7 +217,7 @@ class AsyncProducer(Queries):
         message = make_message(message, body, fields)
         choose = None if selector is None else self._chooser(message, queue, selector, argument)
         out = pack(message, self.packing)
-        send = AwaitedSend(self.send_path, out, message.sharding_key, queue, timeout_ms, self.attempts, message, choose)
+        send = AwaitedSend(self.send_path, out, key_of(message), queue, timeout_ms, self.attempts, message, choose)
         return await send.outcome()
 
     async def resend(self, message: Message, message_id: str, *, timeout_ms: float | None = None) -> SendResult:
@@ -224,7 +225,7 @@ class AsyncProducer(Queries):
 
         Raises as `send` does.
         """
-        return await self._send(pack(message, self.packing, message_id), message.sharding_key, None, timeout_ms)
+        return await self._send(pack(message, self.packing, message_id), key_of(message), None, timeout_ms)
 
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: float | None = None
@@ -293,7 +294,7 @@ class AsyncProducer(Queries):
         choose = None if selector is None else self._chooser(message, queue, selector, argument)
         out = pack(message, self.packing)
         send = AwaitedSend(
-            self.send_path, out, message.sharding_key, queue, timeout_ms, 1, in_order=False, choose=choose, oneway=True
+            self.send_path, out, key_of(message), queue, timeout_ms, 1, in_order=False, choose=choose, oneway=True
         )
         await send.outcome()
 
@@ -316,7 +317,7 @@ class AsyncProducer(Queries):
         self._check_started()
         choose = None if selector is None else self._chooser(message, queue, selector, argument)
         out = pack(message, self.packing)
-        send = AwaitedSend(self.send_path, out, message.sharding_key, queue, timeout_ms, self.attempts, choose=choose)
+        send = AwaitedSend(self.send_path, out, key_of(message), queue, timeout_ms, self.attempts, choose=choose)
         send.accumulator = self.send_path.accumulator
         end_s = send.end_s
         ttl_ms = (end_s - send.began_s) * 1000

@@ -21,7 +21,7 @@ from rocketspark.client.connection.real_threads import DaemonThreads
 from rocketspark.client.facade import arguments_of, blocking
 from rocketspark.client.hooks import Ending, guarded, is_coroutine_function
 from rocketspark.client.options import ProducerOptions
-from rocketspark.client.producer.prepared_message import make_message, pack
+from rocketspark.client.producer.prepared_message import key_of, make_message, pack
 from rocketspark.client.producer.producer import GROUP, AsyncProducer
 from rocketspark.client.results import SendResult, SendStatus
 from rocketspark.client.sync import ProducerFacade
@@ -190,7 +190,7 @@ class AsyncTransactionProducer(AsyncProducer):
             properties=out.properties + text,
             sys_flag=out.sys_flag | sysflags.TRANSACTION_PREPARED,
         )
-        sent = await self.send_packed(out, message.sharding_key, None, timeout_ms)
+        sent = await self.send_packed(out, key_of(message), None, timeout_ms)
         # A copy: the application's stays as it is.
         message = msgspec.structs.replace(message, transaction_id=out.message_id)
         return Half(message, out.topic, Transaction(out.message_id, argument, sent))

@@ -58,7 +58,9 @@ SYSTEM_NAMES = frozenset(
     BORN_TIMESTAMP DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID __CRC32# __SHARDINGKEY""".split()
 )
 
-# The argument or field that sets one of them.
+# Applications may set these by hand too.
+PRIORITY, LITE_TOPIC = "_SYS_MSG_PRIORITY_", "__LITE_TOPIC"
+# The argument or field that sets one of the above.
 ARGUMENTS = {
     TAGS: "tag",
     KEYS: "keys",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from typing import Any
 
 from rocketspark import machine
@@ -19,8 +18,8 @@ from rocketspark.client.connection import client_api
 from rocketspark.client.connection.client_api import SendFrames
 from rocketspark.errors import NotSent, ProtocolError, TransportError, UsageError
 from rocketspark.model import MessageQueue
+from rocketspark.model.allocation import bucket_of
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.model.text import string_hash
 from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
 from rocketspark.protocol.headers import SendHeader, SendReply
 from rocketspark.protocol.message import batch, sysflags
@@ -41,27 +40,8 @@ from rocketspark.transport.request_frames import Reply
 log = LimitedLog("rocketspark.proxy")
 
 
-# Steps of the generator (rule: com.google.common.hash.Hashing.LinearCongruentialGenerator).
-_MULTIPLIER = 2862933555777941757
-_MASK = (1 << 64) - 1
-_RANGE = float(0x80000000)
 # Beyond it round robin begins with any queue again.
 TOPICS_KEPT = 10_000
-
-
-@lru_cache(maxsize=65536)
-def consistent_hash(value: int, buckets: int) -> int:
-    """Return the bucket, from 0 to `buckets` - 1, that Guava's `Hashing.consistentHash` puts a 64-bit number into."""
-    state = value & _MASK
-    candidate = 0
-    while True:
-        state = (state * _MULTIPLIER + 1) & _MASK
-        # The upper 31 bits, as a number above 0 and up to 1; Java's cast to int ends at its largest.
-        step = (candidate + 1) / (((state >> 33) + 1) / _RANGE)
-        following = int(step) if step < _RANGE else 0x7FFFFFFF
-        if not 0 <= following < buckets:
-            return candidate
-        candidate = following
 
 
 class QueueChoice:
@@ -72,7 +52,7 @@ class QueueChoice:
 
     def of_group(self, message_group: str, queues: Sequence[MessageQueue]) -> MessageQueue:
         """Return the queue that all messages of a message group go to."""
-        return queues[consistent_hash(string_hash(message_group), len(queues))]
+        return queues[bucket_of(message_group, len(queues))]
 
     def next(self, topic: str, queues: Sequence[MessageQueue], avoid: Collection[str] = ()) -> MessageQueue:
         """Return the next of a topic's queues in turn. A queue of a broker in `avoid`, which lately did not answer, is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import random
 import zlib
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from rocketspark.client import validators
 from rocketspark.client.producer.given_columns import Given, check_rows
 from rocketspark.client.producer.prepared_message import (
     PackingSettings,
+    key_of,
     make_message,
     pack,
     pack_batch,
@@ -20,6 +22,7 @@ from rocketspark.client.producer.prepared_message import (
 )
 from rocketspark.errors import MessageIllegal, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue
+from rocketspark.model.allocation import bucket_of
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch, properties
 
@@ -201,6 +204,24 @@ def test_queue_of_a_key_is_javas() -> None:
         0,
         1207111310 % 4,
     ]
+
+
+def test_priority_and_lite_topic_are_properties_and_a_lite_topic_decides_the_queue() -> None:
+    message = Message("t", b"b", priority=3, lite_topic="chat-7")
+    pairs = properties.decode(pack(message, PackingSettings()).properties)
+    assert (pairs["_SYS_MSG_PRIORITY_"], pairs["__LITE_TOPIC"]) == ("3", "chat-7")
+    queues = [MessageQueue("t", "b", i) for i in (2, 0, 1)]
+    key = key_of(message)
+    assert key is not None
+    # As Guava's consistentHash of Java's hash of the name, over queues in order.
+    assert queue_of_key(key, queues).queue_id == bucket_of("chat-7", 3)
+    assert key_of(Message("t", b"b", sharding_key="k", lite_topic="chat-7")) == "k"
+    assert key_of(Message("t", b"b")) is None
+    names = ("", "a b", "x" * 65)
+    for wrong in ({"priority": -1}, {"priority": True}, *({"lite_topic": name} for name in names)):
+        given: Any = wrong
+        with pytest.raises(MessageIllegal):
+            pack(Message("t", b"b", **given), PackingSettings())
 
 
 def test_the_fields_of_a_send_call_are_a_messages() -> None:

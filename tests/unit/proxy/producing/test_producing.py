@@ -28,7 +28,7 @@ from tests.unit.proxy.producing.support import (
 
 from rocketspark.admin.operations import Admin
 from rocketspark.model import MessageQueue
-from rocketspark.proxy.producing.send import consistent_hash
+from rocketspark.model.allocation import consistent_hash
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.testing.cluster import Cluster, run_cluster

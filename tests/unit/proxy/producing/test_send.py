@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.model import MessageQueue
+from rocketspark.model.allocation import consistent_hash
 from rocketspark.model.text import string_hash
-from rocketspark.proxy.producing.send import QueueChoice, consistent_hash
+from rocketspark.proxy.producing.send import QueueChoice
 
 pytestmark = pytest.mark.shows(
     "message groups: the queue that Guava's consistentHash gives over queues by broker and id",
