@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import Protocol
 
 from rocketspark.broker import topic_names
@@ -97,16 +98,22 @@ class PoppedMessages:
         return not self._names.is_own(key.broker_name)
 
     def are_here(self, key: CheckPointKey, offsets: Iterable[int]) -> bool:
-        """Tell whether `get` can answer at once; if not, the other broker is asked for these messages."""
-        if not self.is_foreign(key) or self.others is None:
+        """Tell whether `get` can answer at once; if not, the other broker, or the second tier, is asked for these
+        messages.
+        """
+        others = self.others
+        if not self.is_foreign(key):
+            offsets = self._cold(key, offsets)
+            if not offsets:
+                return True
+        elif others is None:
             return True
         asked = self._asked.get(key)
         if asked is None:
             if len(self._asked) >= ASKED_MAX:
                 return False
             asked = self._asked[key] = {
-                offset: asyncio.get_running_loop().create_task(self._fetch(self.others, key, offset))
-                for offset in offsets
+                offset: asyncio.get_running_loop().create_task(self._fetch(others, key, offset)) for offset in offsets
             }
         return all(task.done() for task in asked.values())
 
@@ -115,9 +122,9 @@ class PoppedMessages:
 
         Raises RecordError, and ServerError 2 if the broker that has it cannot be asked now.
         """
-        if not self.is_foreign(key):
-            return self._here(key, offset)
         task = self._asked.get(key, {}).get(offset)
+        if not self.is_foreign(key) and task is None and not self._cold(key, (offset,)):
+            return self._here(key, offset)
         why: object = "it cannot be asked"
         if task is not None and task.done() and not task.cancelled():
             error = task.exception()
@@ -150,7 +157,22 @@ class PoppedMessages:
             raise RecordError(f"the record at physical offset {position} is another: of topic {found.topic[:200]!r}")
         return found
 
-    async def _fetch(self, others: Asks, key: CheckPointKey, offset: int) -> Record | None:
+    def _cold(self, key: CheckPointKey, offsets: Iterable[int]) -> list[int]:
+        """Return those of a check point's messages that only the second tier has."""
+        tier = self._store.cold
+        if tier is None:
+            return []
+        low, _ = self._store.stored_range(key.topic, key.queue_id)
+        return [offset for offset in offsets if offset < low and tier.has(key.topic, key.queue_id, offset)]
+
+    async def _fetch(self, others: Asks | None, key: CheckPointKey, offset: int) -> Record | None:
+        if others is None or not self.is_foreign(key):
+            tiered = self._store.cold.find(key.topic, key.queue_id) if self._store.cold is not None else None
+            if tiered is None:
+                return None
+            read = partial(tiered.stretch, offset, 1, 1)
+            stored = (await asyncio.get_running_loop().run_in_executor(None, read)).record(offset)
+            return None if stored is None else decode_mended(stored)
         group = f"InnerConsumerGroup_{self._settings.broker_name}_{self._settings.broker_id}"
         header = plain_pull(group, key.topic, key.queue_id, offset, 1)
         reply = await others.ask(key.broker_name, RequestCode.PULL_MESSAGE, header)
