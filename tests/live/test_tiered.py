@@ -173,6 +173,11 @@ def test_old_messages_are_read_from_the_tier(tmp_path: Path) -> None:
         for time_ms, expected in ((0, 0), (middle + 1, 100), (1 << 60, COUNT)):
             header = headers.SearchOffsetHeader(topic=TOPIC, queue_id=0, time_ms=time_ms)
             assert (await asked(peer, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, OffsetReply)).offset == expected
+        await create_group(peer, "resets")
+        for time_ms, expected in ((0, 0), (middle + 1, 100)):
+            wanted = headers.ResetOffsetHeader(group="resets", topic=TOPIC, queue_id=-1, time_ms=time_ms, force=True)
+            reset = await peer.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, wanted)
+            assert reset.raise_for_code("reset").body.endswith(b":%d}}" % expected)
         for key, expected_numbers in (("k3", [3]), ("k299", [299]), ("k", None), ("all", list(range(236, 300)))):
             found = headers.QueryMessageHeader(topic=TOPIC, key=key, count_max=64, begin_ms=0, end_ms=1 << 60)
             reply = await peer.request(RequestCode.QUERY_MESSAGE, found)

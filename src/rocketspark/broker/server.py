@@ -373,6 +373,7 @@ class BrokerServer:
             self._pop_state,
             long_scans=long_scans,
             beside=beside,
+            tiering=tiering,
         )
         yield BrokerToClientHandler(s.broker_name, store, tables.clients)
         yield AdminHandler(

@@ -52,7 +52,7 @@ class MessageSizes:
     def collect(self) -> None:
         """Count the messages stored since the last call."""
         for queue in self._queues():
-            low, high = self._store.queue_range(*queue)
+            low, high = self._store.stored_range(*queue)[0], self._store.queue_range(*queue)[1]
             counted = max(low, self._counted.get(queue, 0))
             if counted >= high:
                 continue

@@ -23,6 +23,7 @@ from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import now_ms, sorted_json, steady_ms
 from rocketspark.broker.storage.table_pages import TablePages, page_wanted
 from rocketspark.broker.storage.table_saving import SavedTable
+from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.model.limited_log import LimitedLog
@@ -79,8 +80,10 @@ class GroupHandler:
         *,
         long_scans: LongScans,
         beside: BackgroundThread,
+        tiering: Tiering | None = None,
     ) -> None:
         self._settings = settings
+        self._tiering = tiering
         topics, groups, offsets = tables.topics, tables.groups, tables.offsets
         self._address = address
         self._store = store
@@ -408,7 +411,7 @@ class GroupHandler:
         h = request.ext
         config = self._topics.get(h.topic)
         if not self._settings.reset_offsets_here:
-            return self._reset_by_clients(request, config)
+            return await self._reset_by_clients(request, config)
         if config is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {h.topic} does not exist")
         if self._groups.table.get(h.group) is None:
@@ -419,14 +422,20 @@ class GroupHandler:
         ids = [h.queue_id] if h.queue_id >= 0 else range(config.read_queue_nums)
         async for part in self._long_scans.pieces(ids):
             for queue_id in part:
-                target = self._reset_queue(h, queue_id)
+                target = await self._reset_queue(h, queue_id)
                 queue = QueueBody.of(MessageQueue(h.topic, self._settings.broker_name, queue_id))
                 rows.append(java_json.encode_object_key(queue, target))
         self._pops.ordered.save()
         await self._offsets.saved()
         return reply(request.opaque, body=b'{"offsetTable":{%b}}' % b",".join(rows))
 
-    def _reset_queue(self, h: ResetOffsetHeader, queue_id: int) -> int:
+    async def _at_time(self, topic: str, queue_id: int, time_ms: int) -> int:
+        tiering = self._tiering
+        if tiering is not None and tiering.is_before_store(topic, queue_id, time_ms):
+            return await tiering.offset_at_time(topic, queue_id, time_ms, False)
+        return self._store.offset_at_time(topic, queue_id, time_ms)
+
+    async def _reset_queue(self, h: ResetOffsetHeader, queue_id: int) -> int:
         """Set the group's offset in one queue to what the request asks for; return that offset."""
         low, high = self._store.queue_range(h.topic, queue_id)
         by_hand = h.queue_id >= 0 and h.offset is not None and h.offset >= 0
@@ -440,7 +449,7 @@ class GroupHandler:
         elif h.time_ms < 0:
             target = high
         else:
-            target = self._store.offset_at_time(h.topic, queue_id, h.time_ms)
+            target = await self._at_time(h.topic, queue_id, h.time_ms)
             current = self._offsets.get(h.group, h.topic, queue_id)
             if not h.force and current is not None and current <= target:
                 target = current
@@ -450,7 +459,7 @@ class GroupHandler:
         self._pops.reset(h.topic, h.group, queue_id)
         return target
 
-    def _reset_by_clients(self, request: Request[ResetOffsetHeader], config: TopicConfig | None) -> bytes:
+    async def _reset_by_clients(self, request: Request[ResetOffsetHeader], config: TopicConfig | None) -> bytes:
         """Make the group's live consumers reset their offsets, as before 5.x (rule: Broker2Client, 5.x).
 
         The broker's own offsets stay until the consumers commit theirs.
@@ -467,7 +476,7 @@ class GroupHandler:
             if h.time_ms == -1:
                 target = self._store.queue_range(h.topic, queue_id)[1]
             else:
-                target = max(0, self._store.offset_at_time(h.topic, queue_id, h.time_ms))
+                target = max(0, await self._at_time(h.topic, queue_id, h.time_ms))
             rows.append((queue_id, target if h.force or target < current else current))
         members = self._clients.consumers.get(h.group)
         if members is None or not members.clients:
