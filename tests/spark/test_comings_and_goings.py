@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.read.partition_discovery import QueueGone
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable
+from rocketspark.tables.export_topic import export_topic
 from rocketspark.tables.offset_ranges import from_json
 from rocketspark.tables.options import parse_read
-from rocketspark.tables.read import pull_records
+from rocketspark.tables.read import batch, pull_records
 from rocketspark.tables.read.data_loss import DataLost
 from rocketspark.transport.connections import dial
 
@@ -360,6 +362,39 @@ def test_a_broker_that_lost_its_store(stage: Stage, send: Sender, fail: bool, is
     stage.create("t", 1, "broker-a")
     assert other.run() == []
     assert send("t", "broker-a", count=2) == other.run()
+
+
+@pytest.mark.shows("mended: an export that goes on beside an empty store takes that store's messages for its own")
+def test_an_export_whose_broker_lost_its_store(
+    stage: Stage, send: Sender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"namesrv": stage.namesrv, "topic": "t", "columns": "queueOffset,body"}
+    to, whole = tmp_path / "f.jsonl", batch.read
+    stage.create("t", 2, "broker-a")
+    send("t", "broker-a", 0, 4), send("t", "broker-a", 1, 4)
+    with monkeypatch.context() as patched:
+        patched.setattr(batch, "read", lambda *how: chain(whole(*how), ended()))
+        with pytest.raises(Ended):
+            export_topic(given, to)
+    noted = to.with_name("f.jsonl.part").read_bytes()
+    assert noted
+    stage.lose_store("broker-a")
+    stage.create("t", 2, "broker-a")
+    send("t", "broker-a", 1, 9), send("t", "broker-a", 0, 9)
+    with pytest.raises(DataLost, match="its broker has another store now"):
+        export_topic(given, to)
+    export_topic(given | {"failOnDataLoss": "false"}, to)
+    assert to.read_bytes() == noted
+
+
+class Ended(Exception):
+    """Raised in the midst of an export."""
+
+
+def ended() -> Iterator[Any]:
+    """Rows that cannot be read."""
+    raise Ended
+    yield
 
 
 @pytest.mark.shows("mended: a broker at another address: a topic made anew there later is passed over in part, untold")

@@ -29,6 +29,7 @@ from rocketspark.tables.offset_ranges import OffsetRange, to_json
 from rocketspark.tables.option_values import COMMITTED, AtTime
 from rocketspark.tables.options import ReadOptions
 from rocketspark.tables.read import batch
+from rocketspark.tables.read.data_loss import lost
 from rocketspark.tables.read.partitions import QueuePartition
 from rocketspark.tables.read_table import Prepared, prepared
 
@@ -53,12 +54,13 @@ class Reached(msgspec.Struct, frozen=True):
 
 class Note(msgspec.Struct):
     """What is noted beside a part: which export it is of, its queues with their first and last offsets and the end of
-    their log, and how far it goes.
+    their log, how far it goes, and the numbers of the brokers' stores.
     """
 
     asked: str
     queues: list[tuple[str, str, int, int, int, int | None]]
     reached: Reached
+    stores: dict[str, int] = {}
 
     @property
     def ranges(self) -> list[OffsetRange]:
@@ -139,7 +141,7 @@ class _Export:
         note = self._found()
         if note is None:
             partitions = batch.plan(options)
-            note = Note(self._asked(), _queues(partitions), Reached(0, 0, 0, 0))
+            note = Note(self._asked(), _queues(partitions), Reached(0, 0, 0, 0), _stores(partitions))
         else:
             left = _remaining(note)
             partitions = batch.plan(_only(options, left)) if left else []
@@ -215,6 +217,10 @@ class _Export:
         for partition in partitions:
             source = partition.source
             index = index_of[source.queue]
+            if self._is_of_other_store(partition):
+                lost(source, "its broker has another store now", self._made.options)
+                self._write(b"", 0, index, source.end)
+                continue
             if isinstance(partition, QueuePartition) and None not in (partition.log_end, self._note.queues[index][-1]):
                 # What lies behind it in the log is of a topic that was made anew since the first run.
                 partition.log_end = self._note.queues[index][-1]
@@ -226,6 +232,12 @@ class _Export:
                     self._keep()
             self._write(b"", 0, index, source.end)
         self._tell(before[-1], before[-1])
+
+    def _is_of_other_store(self, partition: batch.Partition) -> bool:
+        """Tell whether the broker of a partition has another store than when the export began."""
+        if not isinstance(partition, QueuePartition) or not partition.store_number:
+            return False
+        return self._note.stores.get(partition.broker_name, partition.store_number) != partition.store_number
 
     def _write(self, data: bytes | memoryview, rows: int, index: int, after: int) -> None:
         written, view = 0, memoryview(data)
@@ -286,6 +298,12 @@ def _queues(partitions: list[batch.Partition]) -> list[tuple[str, str, int, int,
         log_end = partition.log_end if isinstance(partition, QueuePartition) else None
         found[queue] = (found.get(queue, (first,))[0], end, log_end)
     return [(q.topic, q.broker_name, q.queue_id, *how) for q, how in found.items()]
+
+
+def _stores(partitions: list[batch.Partition]) -> dict[str, int]:
+    """Return the numbers of the stores that partitions are read from, by broker; without those that tell none."""
+    live = (one for one in partitions if isinstance(one, QueuePartition))
+    return {one.broker_name: one.store_number for one in live if one.store_number}
 
 
 def _remaining(note: Note) -> list[OffsetRange]:

@@ -53,11 +53,17 @@ class QueuePartition:
     """A partition: the offsets [first, end) of one queue, with the addresses of its broker.
 
     `filters`: the broker's filter looks at each message by itself, so it may be used. `log_end`: the end of the log
-    when the partition was planned; messages behind it are of a topic that was made anew since.
+    when the partition was planned; messages behind it are of a topic that was made anew since. `store_number`: of the
+    broker's store, as in OffsetBounds.
     """
 
     def __init__(
-        self, source: OffsetRange, addresses: tuple[str, ...], filters: bool = True, log_end: int | None = None
+        self,
+        source: OffsetRange,
+        addresses: tuple[str, ...],
+        filters: bool = True,
+        log_end: int | None = None,
+        store_number: int = 0,
     ) -> None:
         queue = source.queue
         self.topic, self.broker_name, self.queue_id = queue.topic, queue.broker_name, queue.queue_id
@@ -65,6 +71,7 @@ class QueuePartition:
         self.addresses = addresses
         self.filters = filters
         self.log_end = log_end
+        self.store_number = store_number
 
     @property
     def source(self) -> OffsetRange:
@@ -202,13 +209,15 @@ def plan(
         if not addresses and made is None:
             raise broker_away(part.queue)
         filters = asked.is_all or (part.queue in bounds and cluster.filters_each_message(part.queue))
-        found.append(QueuePartition(part, addresses, filters, _log_end(bounds.get(part.queue))))
+        found.append(QueuePartition(part, addresses, filters, *_log_of(bounds.get(part.queue))))
     return found
 
 
-def _log_end(now: OffsetBounds | None) -> int | None:
-    """Return the position in the log before which a queue's messages lie; None with replicas, whose logs may differ."""
-    return now.log_end if now is not None and now.of_master and not now.replicated else None
+def _log_of(now: OffsetBounds | None) -> tuple[int | None, int]:
+    """Return the position in the log before which a queue's messages lie, and the number of the store; None and 0 with
+    replicas, whose logs may differ.
+    """
+    return (now.log_end, now.store_number) if now is not None and now.of_master and not now.replicated else (None, 0)
 
 
 def _not_read(
